@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +25,7 @@ from storage.records import PlanRecord
 from storage.retention import sweep as sweep_run
 from storage.run import connect_to_run, count_committed, read_config, read_plan
 from storage.store import StorageError
+from tasks.admitting.commands import fleet
 from tasks.adopting.init_command import init
 from tasks.configuration.in_force import in_force
 from tasks.configuration.run_config import RunConfig, dump, load, parse
@@ -38,29 +39,22 @@ from tasks.preparing.checks import check_files, check_settings
 from tasks.preparing.local_training import TrainingFailed, train
 from tasks.prompts.prompt import PromptError
 from tasks.reporting.crew_view import RunView
-from tasks.reporting.export import export_rollouts
-from tasks.reporting.export_adapter import export_adapter
-from tasks.reporting.export_model import DTYPES, STORED, export_model
+from tasks.reporting.export_command import export
 from tasks.reporting.metrics_outlets import Pushgateway, push, read_address, serve
+from tasks.reporting.progress import progress
 from tasks.reporting.run_metrics import RunMetrics
+from tasks.reporting.visible_text import visible
 from tasks.reporting.watch import Watcher
 from tasks.reporting.watch_screen import screen
 from tasks.sampling.engines.engine import EngineError
 from tasks.sampling.session.join import JoinLimits, join_run
 from tasks.sampling.session.session_outcome import SessionOutcome
-from tasks.sharing.commands import fleet
 from tasks.viewing.opened_run import Run
 from tasks.viewing.opened_run import open_run_at as open  # noqa: A004 - read as gleaner.open
 from tasks.viewing.reading_commands import show, status, view
 
 __all__ = ["Run", "TrainingFailed", "main", "open", "train"]
 
-# What can be exported, and how the options of each are shown.
-EXPORTS = {
-    "--rollouts": {"--iterations": "--iterations a:b", "--overwrite": "--overwrite"},
-    "--model": {"--version": "--version N", "--dtype": "--dtype D"},
-    "--adapter": {"--version": "--version N"},
-}
 # What a user, a file or a store can cause: one line on stderr, and the exit code 1.
 EXPECTED = (StorageError, EngineError, PromptError, GradingError, LookupError, ValueError, OSError)
 
@@ -113,12 +107,13 @@ def check(config: Path | None, resolved: bool, files: bool, store_url: str | Non
 def _check_config(config: Path, *, resolved: bool, files: bool, as_json: bool) -> None:
     settings = load(config)
     check_settings(settings)
+    with progress(is_wanted=not as_json) as shown:
+        looked_at = check_files(settings, shown.tell) if files else []
     if as_json:
-        looked_at = list(check_files(settings)) if files else []
         click.echo(json.dumps({"config": str(config), "settings": dump(settings), "looked_at": looked_at}))
         return
     prices = [pool.price_usd_per_h for pool in (settings.pools.rollout, settings.pools.train)]
-    for line in check_files(settings) if files else ():
+    for line in looked_at:
         # With --resolved, standard output holds the configuration and nothing else.
         click.echo(f"looked at {line}", err=resolved)
     if resolved:
@@ -133,11 +128,12 @@ def _check_config(config: Path, *, resolved: bool, files: bool, as_json: bool) -
 
 def _check_store(url: str, keys: int, *, as_json: bool) -> None:
     findings = []
-    with closing(prove(connect(url), keys=keys)) as proof:
+    with closing(prove(connect(url), keys=keys)) as proof, progress(is_wanted=not as_json) as shown:
+        shown.tell(f"testing {url}")
         for finding in proof:
             findings.append(finding)
             if not as_json:
-                click.echo(_finding_line(finding))
+                shown.say(_finding_line(finding))
     lacking = [finding.name for finding in findings if finding.lack]
     if as_json:
         click.echo(json.dumps({"store": url, "fit": not lacking, "findings": [asdict(each) for each in findings]}))
@@ -157,7 +153,9 @@ def forecast(config: Path | None, save: bool, no_probe: bool, run_url: str | Non
     if config is not None and run_url is None:
         _forecast_run(load(config), save=save, no_probe=no_probe, as_json=as_json)
     elif run_url is not None and config is None and not save and not no_probe:
-        comparison = compare(connect_to_run(run_url))
+        with progress(is_wanted=not as_json) as shown:
+            shown.tell("reading reports")
+            comparison = compare(connect_to_run(run_url))
         width = Console().width if sys.stdout.isatty() else 120
         click.echo(json.dumps(asdict(comparison)) if as_json else comparison_text(comparison, width), nl=as_json)
     else:
@@ -165,8 +163,10 @@ def forecast(config: Path | None, save: bool, no_probe: bool, run_url: str | Non
 
 
 def _forecast_run(settings: RunConfig, *, save: bool, no_probe: bool, as_json: bool) -> None:
-    probe = NoProbe(reason="--no-probe") if no_probe else probe_run(settings.run.url)
-    record = forecast_run(settings, probe, SystemClock().wall(), lambda line: click.echo(line, err=True))
+    with progress(is_wanted=not as_json) as shown:
+        shown.tell("reading what the run has measured")
+        probe = NoProbe(reason="--no-probe") if no_probe else probe_run(settings.run.url)
+        record = forecast_run(settings, probe, SystemClock().wall(), shown.tell)
     width = Console().width if sys.stdout.isatty() else 150
     click.echo(canonical.encode(record).decode() if as_json else forecast_text(record, width), nl=as_json)
     if save:
@@ -233,12 +233,16 @@ def join(
     limits = JoinLimits(iterations=iterations, time_limit_s=time_limit_s, patience_s=patience_s)
     with PreemptionNotice() as notice:
         signal.signal(signal.SIGINT, lambda *_: _interrupted(notice))
-        try:
-            helped = join_run(
-                run_url, limits, lambda: notice.given, SystemClock(), usd_per_hour=usd_per_hour, report=_tell_outcome
-            )
-        except KeyboardInterrupt:
-            sys.exit(130)
+        with progress() as shown:
+            shown.tell(f"helping {run_url}; Ctrl-C to leave")
+            try:
+                helped = join_run(
+                    *(run_url, limits, lambda: notice.given, SystemClock()),
+                    usd_per_hour=usd_per_hour,
+                    report=lambda plan, outcome: shown.say(_outcome_line(plan, outcome)),
+                )
+            except KeyboardInterrupt:
+                sys.exit(130)
     click.echo(f"left after helping with {helped} iteration{'s' * (helped != 1)}")
 
 
@@ -248,65 +252,11 @@ def _interrupted(notice: PreemptionNotice) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _tell_outcome(plan: PlanRecord, outcome: SessionOutcome) -> None:
-    click.echo(
+def _outcome_line(plan: PlanRecord, outcome: SessionOutcome) -> str:
+    return (
         f"iteration {plan.iteration}: {outcome.tokens_generated} tokens, {outcome.responses_finished} responses ended, "
         f"{outcome.tokens_recovered} tokens taken over"
     )
-
-
-@main.command(short_help="Export the model or the responses of a run.")
-@click.argument("run_url")
-@click.option("--rollouts", is_flag=True, help="Export responses, with tokens, log-probs and rewards, as Parquet.")
-@click.option("--model", is_flag=True, help="Export the model as a Hugging Face directory.")
-@click.option("--adapter", is_flag=True, help="Export the LoRA adapter as a PEFT folder.")
-@click.option("--to", "folder", type=click.Path(path_type=Path), required=True, help="The folder to write to.")
-@click.option("--iterations", help="With --rollouts: a:b (without b), a:, :b or a. Default: all.")
-@click.option("--overwrite", is_flag=True, help="With --rollouts: replace existing files.")
-@click.option(
-    "--version", type=click.IntRange(min=0), help="With --model or --adapter: weight version. Default: newest."
-)
-@click.option(
-    "--dtype", type=click.Choice([STORED, *DTYPES]), help="With --model: convert to this dtype. Default: stored."
-)
-def export(
-    run_url: str,
-    rollouts: bool,
-    model: bool,
-    adapter: bool,
-    folder: Path,
-    iterations: str | None,
-    overwrite: bool,
-    version: int | None,
-    dtype: str | None,
-) -> None:
-    """Export the model (--model), its LoRA adapter (--adapter) or the responses (--rollouts) of a run."""
-    _check_export(
-        {"--rollouts": rollouts, "--model": model, "--adapter": adapter},
-        {"--iterations": iterations, "--overwrite": overwrite or None, "--version": version, "--dtype": dtype},
-    )
-    if rollouts:
-        chosen = ":" if iterations is None else iterations
-        for file in export_rollouts(connect_to_run(run_url), chosen, folder, overwrite=overwrite):
-            click.echo(f"{file.path}: {file.responses} of {file.planned} responses of iteration {file.iteration}")
-    elif model:
-        done = export_model(connect_to_run(run_url), folder, SystemClock(), version=version, dtype=dtype or STORED)
-        size = f"{done.num_bytes} bytes of {done.dtype} in {done.files} file{'s' * (done.files > 1)}"
-        click.echo(f"{done.path}: weight version {done.version}, {done.tensors} tensors, {size}")
-    else:
-        made = export_adapter(connect_to_run(run_url), folder, SystemClock(), version=version)
-        layers = f"{made.layers} layer{'s' * (made.layers > 1)}"
-        size = f"rank {made.rank}, {layers}, {made.num_bytes} bytes of float32"
-        click.echo(f"{made.path}: adapter of weight version {made.version}, {size}")
-
-
-def _check_export(kinds: Mapping[str, bool], options: Mapping[str, object]) -> None:
-    """Raise ValueError unless one kind is chosen, with no options but its own; None in `options` means not given."""
-    chosen = [kind for kind, is_chosen in kinds.items() if is_chosen]
-    given = {name for name, value in options.items() if value is not None}
-    if len(chosen) != 1 or not given <= EXPORTS[chosen[0]].keys():
-        forms = [" ".join([kind, *(f"[{shown}]" for shown in of_it.values())]) for kind, of_it in EXPORTS.items()]
-        raise ValueError(f"export: allowed: {', '.join(forms[:-1])}, or {forms[-1]}")
 
 
 @main.command(short_help="Delete what a run no longer needs.")
@@ -320,7 +270,8 @@ def sweep(run_url: str, dry_run: bool) -> None:
         click.echo(f"{run_url} holds no committed iteration; nothing to do")
         return
     config = parse(read_config(store, read_plan(store, current - 1))).retention
-    swept = sweep_run(store, config, dry_run=dry_run)
+    with progress() as shown:
+        swept = sweep_run(store, config, dry_run=dry_run, tell=shown.tell)
     would = "would have " if dry_run else ""
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(swept.counts().items()))
     click.echo(f"{would}compacted {len(swept.compacted)} iterations")
@@ -353,7 +304,7 @@ def _display(views: Iterable[RunView], *, as_json: bool) -> None:
 def _refuse(error: BaseException) -> NoReturn:
     # The reader of a pipe that is closed early has what it wanted, and needs no line about that.
     if not isinstance(error, BrokenPipeError):
-        click.echo(f"gleaner: {error}", err=True)
+        click.echo(f"gleaner: {visible(str(error))}", err=True)
     sys.exit(1)
 
 
@@ -374,7 +325,7 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-for command in (doctor, fleet, init, status, show, view):
+for command in (doctor, export, fleet, init, status, show, view):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ from storage.shard import Finish
 from storage.store import ObjectStore
 from tasks.configuration.run_config import dump, parse
 from tasks.planning.division import assign_groups
+from tasks.reporting.metrics_lines import write_metrics
 
 RESPONSES, GENERATIONS, SLOTS, BATCH_RESPONSES = 100_000, 8, 16, 1024
 LENGTHS = (50, 451)
@@ -123,6 +124,7 @@ def write_run(store: ObjectStore, responses: int = RESPONSES) -> int:
         created_at_s=time.time(),
     )
     records.commit(store, layout.report(0), report)
+    write_metrics(store)
     return int(lengths.sum())
 
 

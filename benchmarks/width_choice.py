@@ -1,21 +1,29 @@
 """`width: cost` against the best static crew in hindsight, in simulated runs of settings that a seed draws.
 
-    python -m benchmarks.width_choice [--json] [--settings N] [--first N] [--processes N]
+    python -m benchmarks.width_choice [--json] [--settings N] [--first N] [--elsewhere N] [--processes N]
+    python -m benchmarks.width_choice [--json] --merge FILE...
 
 A setting draws the model, lengths, machines, prices, starts of machines and processes, losses, and how dollars are
 weighed; every parameter and its values stand in `drawn`. Its run is simulated with `width: cost`, and again with each
 fixed number of members, with and without seeding. The best of these static crews is known in hindsight only, and their
 machines come and go by the same trace. All have the same lengths. Compared is seconds^(1 - w) x dollars^w of the whole
 run, its first iterations included, in which nothing is known yet.
+
+Hindsight is also lucky: the crew is chosen by the run in which it is judged. With --elsewhere the static crews run with
+other seeds, too, and the one that is best there is judged beside the planner. The settings can be run in parts: each
+part's output, with --json, is a file for --merge, which sums up all of them.
 """
 
 import argparse
+import json
 import math
 import multiprocessing
 import random
 import statistics
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from benchmarks.reporting import Target, finish
@@ -37,6 +45,8 @@ from tasks.forecasting.scenario import (
 from tasks.forecasting.simulate import simulate
 
 ITERATIONS = 16
+# The distance between two seeds of a setting, more than the number of settings that anyone runs.
+SEEDS_APART = 10_000
 WITHIN = 1.03
 # Parameters, and bytes of cache per token: Qwen3-1.7B, Qwen2.5-7B, Qwen3-14B.
 MODELS = ((1.72e9, 114_688.0), (7.62e9, 57_344.0), (14.77e9, 163_840.0))
@@ -51,13 +61,15 @@ BANDWIDTH_EFFICIENCY, MFU = 0.6, 0.35
 class Outcome:
     """A setting's run. ratio: its seconds^(1 - w) x dollars^w over that of the best static crew.
 
-    best: that crew, as (members, seeding). widths: the members that each iteration asked for.
+    best: that crew, as (members, seeding). widths: the members that each iteration asked for. lucky: what the static
+    crew that is best with other seeds has over the best one here, at least 1; None: not run.
     """
 
     setting: int
     ratio: float
     best: tuple[int, str]
     widths: tuple[int, ...]
+    lucky: float | None = None
 
 
 def drawn(setting: int) -> Scenario:
@@ -138,23 +150,31 @@ def weighed(run: SimulatedRun, cost_weight: float) -> float:
     return float(run.duration_s ** (1 - cost_weight) * run.usd**cost_weight)
 
 
-def outcome(setting: int) -> Outcome:
-    """The setting's run with `width: cost` beside all static crews."""
-    given = drawn(setting)
-    weight = given.policy.planning.cost_weight
-    chosen = simulate(given, seed=setting)
+def static_scores(given: Scenario, seed: int) -> dict[tuple[int, str], float]:
+    """What each static crew takes, weighed; infinite if it never ends."""
     static = {}
     for crew, scenario in static_crews(given).items():
         try:
-            static[crew] = weighed(simulate(scenario, seed=setting), weight)
+            static[crew] = weighed(simulate(scenario, seed=seed), given.policy.planning.cost_weight)
         except Stalled:
             static[crew] = math.inf
+    return static
+
+
+def outcome(setting: int, elsewhere: int = 0) -> Outcome:
+    """The setting's run with `width: cost` beside all static crews. elsewhere: other seeds for these."""
+    given = drawn(setting)
+    chosen = simulate(given, seed=setting)
+    static = static_scores(given, setting)
     best = min(static, key=lambda crew: static[crew])
+    others = [static_scores(given, setting + SEEDS_APART * (number + 1)) for number in range(elsewhere)]
+    known = min(static, key=lambda crew: math.prod(other[crew] for other in others))
     return Outcome(
         setting=setting,
-        ratio=weighed(chosen, weight) / static[best],
+        ratio=weighed(chosen, given.policy.planning.cost_weight) / static[best],
         best=best,
         widths=tuple(each.planned.get("rollout", 0) for each in chosen.iterations),
+        lucky=static[known] / static[best] if others else None,
     )
 
 
@@ -164,10 +184,38 @@ def targets(outcomes: list[Outcome]) -> list[Target]:
     within = sum(ratio <= WITHIN for ratio in ratios) / len(ratios)
     return [
         Target("ratio_median", statistics.median(ratios), f"<= {WITHIN}"),
+        Target("ratio_mean", statistics.mean(ratios), f"<= {WITHIN}"),
         Target("ratio_p95", ratios[math.ceil(0.95 * len(ratios)) - 1], f"<= {WITHIN}"),
         Target("ratio_worst", ratios[-1], f"<= {WITHIN}"),
         Target("share_within_3_percent", within, ">= 1"),
     ]
+
+
+def luck(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """How much of the gap is the luck of hindsight; empty if no other seeds were run."""
+    lucky = [found.lucky for found in outcomes if found.lucky is not None]
+    if not lucky:
+        return {}
+    honest = [found.ratio / found.lucky for found in outcomes if found.lucky is not None]
+    return {
+        "best_elsewhere_over_best_mean": statistics.mean(lucky),
+        "best_elsewhere_within_3_percent": sum(each <= WITHIN for each in lucky) / len(lucky),
+        "planner_over_best_elsewhere_mean": statistics.mean(honest),
+        "planner_over_best_elsewhere_within_3_percent": sum(each <= WITHIN for each in honest) / len(honest),
+    }
+
+
+def merged(files: Sequence[Path]) -> list[Outcome]:
+    """The outcomes of several parts; raises ValueError if a setting is in two of them."""
+    found: dict[int, Outcome] = {}
+    for file in files:
+        for one in json.loads(file.read_text().splitlines()[-1])["outcomes"]:
+            if one["setting"] in found:
+                raise ValueError(f"--merge: setting {one['setting']} in {file} and before; allowed: each once")
+            members, seeding = one["best"]
+            lists = {"best": (members, seeding), "widths": tuple(one["widths"])}
+            found[one["setting"]] = Outcome(**one | lists)
+    return [found[setting] for setting in sorted(found)]
 
 
 def main() -> None:
@@ -175,11 +223,16 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--settings", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="number of the first setting")
+    parser.add_argument("--elsewhere", type=int, default=0, help="other seeds with which static crews run, too")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="sum up parts that ended with --json")
     options = parser.parse_args()
-    numbers = range(options.first, options.first + options.settings)
-    with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        outcomes = list(pool.map(outcome, numbers))
+    if options.merge:
+        outcomes = merged(options.merge)
+    else:
+        numbers = range(options.first, options.first + options.settings)
+        with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+            outcomes = list(pool.map(outcome, numbers, [options.elsewhere] * len(numbers)))
     worst = sorted(outcomes, key=lambda found: -found.ratio)[:20]
     rows = [
         {
@@ -190,8 +243,12 @@ def main() -> None:
         }
         for found in worst
     ]
-    notes = {"settings": str(numbers), "iterations": ITERATIONS, "shown": "the 20 worst settings"}
-    finish("width_choice", rows, targets(outcomes), as_json=options.json, notes=notes)
+    notes = {"settings": len(outcomes), "iterations": ITERATIONS, "shown": "the 20 worst settings"}
+    lucky = luck(outcomes)
+    for name, value in lucky.items():
+        print(f"{name}: {value:.4f}")
+    results = {"outcomes": [asdict(found) for found in outcomes], "luck": lucky}
+    finish("width_choice", rows, targets(outcomes), as_json=options.json, notes=notes, results=results)
 
 
 if __name__ == "__main__":

@@ -124,6 +124,10 @@ class Starter:
         )
         return StartedProcess(self, number, ended)
 
+    def import_ahead(self, names: Sequence[str]) -> None:
+        """Have the starter import modules now, for what it is to start later."""
+        self.tell({"imports": list(names)})
+
     def tell(self, request: Mapping[str, Any]) -> None:
         """Send one request; a starter that has ended ignores it."""
         with self._sending, suppress(OSError):
@@ -209,8 +213,8 @@ def _serve(connection: socket.socket) -> dict[str, Any] | None:
             _import_once(request.get("imports", ()), tried)
             # A process is known before its end is looked at, and no process is signalled that has been waited for.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-            if "signal" in request:
-                for running in (running for running, number in numbers.items() if number == request["number"]):
+            if "command" not in request:
+                for running in (running for running, number in numbers.items() if number == request.get("number")):
                     os.kill(running, request["signal"])
             elif (process := _forked()) is None:
                 report(request["number"], os.EX_OSERR)

@@ -1,8 +1,8 @@
 """The size of a dense decoder, from its config.json: what its weights and each token of its cache take."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 # Caches are bfloat16, unless a caller says otherwise.
@@ -15,6 +15,7 @@ class ModelSize:
 
     weight_bytes: per parameter. kv_bytes_per_token: keys and values of all layers.
     windowed_layers: those of `layers` that attend to the last `window` tokens alone, and cache no more.
+    linears: (name, inputs, outputs) of the linear maps of a layer; empty if only the size is known.
     """
 
     parameters: float
@@ -24,6 +25,18 @@ class ModelSize:
     layers: int
     windowed_layers: int = 0
     window: int = 0
+    linears: tuple[tuple[str, int, int], ...] = field(default=(), compare=False, repr=False)
+
+    def adapter_values(self, rank: int, targets: Collection[str] = ()) -> float:
+        """The values in both factors of LoRA adapters of this rank on the linear maps that end as `targets` do.
+
+        Without targets, or with names of another family, of all. If no map is known, a layer has those of `width`.
+        """
+        ends = {target.rpartition(".")[2] for target in targets}
+        sizes = [inputs + outputs for name, inputs, outputs in self.linears if not ends or name in ends]
+        sizes = sizes or [inputs + outputs for _, inputs, outputs in self.linears]
+        # Four maps from width to width, and two between width and four times as much.
+        return self.layers * rank * (sum(sizes) if sizes else 18 * self.width)
 
     def cache_bytes(self, tokens: float) -> float:
         """The keys and values of a response with so many tokens, in an engine that keeps no more than a window."""
@@ -77,6 +90,15 @@ def size_from_config(document: Mapping[str, Any], weight_bytes: int) -> ModelSiz
         layers=layers,
         windowed_layers=windowed,
         window=window,
+        linears=(
+            ("q_proj", hidden, heads * head),
+            ("k_proj", hidden, kv_heads * head),
+            ("v_proj", hidden, kv_heads * head),
+            ("o_proj", heads * head, hidden),
+            ("gate_proj", hidden, inner),
+            ("up_proj", hidden, inner),
+            ("down_proj", inner, hidden),
+        ),
     )
 
 
@@ -87,8 +109,8 @@ _WINDOWS = (("sliding_attention", "sliding_window"), ("chunked_attention", "atte
 def _windows(document: Mapping[str, Any], layers: int) -> tuple[int, int]:
     """How many layers attend to a window, and its width; (0, 0) for none."""
     types = document.get("layer_types")
-    for kind, field in _WINDOWS:
-        width = document.get(field)
+    for kind, name in _WINDOWS:
+        width = document.get(name)
         if not isinstance(width, int) or width < 1:
             continue
         if isinstance(types, list):

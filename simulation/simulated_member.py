@@ -87,7 +87,8 @@ class Members:
             # As in `run_session`: retention may be deleting what it reads.
             if not exists(store, layout.closed(history.plan.iteration)):
                 raise
-        self._check_leaving(process, member)
+        self._check_threads(process.threads, process.name)
+        self._check_unit(process, member)
 
     def help_out(self, process: Machine, trainers_store: ObjectStore, rng: random.Random) -> SessionOutcome:
         """Generate in the trainer's process, like `seed_again` in tasks/sampling/session/seeding_member.py."""
@@ -129,18 +130,21 @@ class Members:
         engine: HangingEngine,
         rng: random.Random,
         notice: Callable[[], bool],
-        enough: Callable[[], bool],
+        enough: Callable[[], bool] | None,
         *,
         health: EngineHealth,
     ) -> SessionOutcome:
-        """One session of a standing member, which is `number` among the iteration's processes, in a slot."""
+        """One session of a standing member, which is `number` among the iteration's processes, in a slot.
+
+        enough: None in its last iteration, which it leaves as any member of the slot does.
+        """
         name = f"{slot:05d}-{rng.getrandbits(64):016x}"
         self._counts["sessions of standing members"] += 1
         self._ledger.tell(process.name, f"works as {name}")
         store = self._store(process, name)
         engine.enter(self._history, slot, self._dying(name), self._ledger, name)
         self.engines[number] = engine
-        config = self._session_config(process, slot, stands=True)
+        config = self._session_config(process, slot, stands=enough is not None, in_standing_crew=True)
         session = self._session(process, name, store, engine, config, rng, notice, enough, health=health)
         others = len(process.threads)
         try:
@@ -153,6 +157,8 @@ class Members:
             raise
         self._ledger.ends[name] = self._now_s(), "done"
         self._check_threads(process.threads[others:], name)
+        if enough is None:
+            self._check_unit(process, slot)
         return session.outcome()
 
     def _session(
@@ -220,11 +226,20 @@ class Members:
         return dies
 
     def _session_config(
-        self, process: Machine, slot: int, *, helps_out: bool = False, stands: bool = False
+        self,
+        process: Machine,
+        slot: int,
+        *,
+        helps_out: bool = False,
+        in_standing_crew: bool = False,
+        stands: bool = False,
     ) -> SessionConfig:
-        """helps_out: it is the trainer's machine, whose slot number another member may have too. stands: it stands."""
+        """helps_out: it is the trainer's machine, whose slot number another member may have too.
+
+        in_standing_crew: its number may be beyond the plan's. stands: further iterations follow.
+        """
         history = self._history
-        if helps_out or stands:
+        if helps_out or in_standing_crew:
             pool, in_crew, time_limit_s = TRAIN_POOL if helps_out else "rollout", False, 0.0 if helps_out else None
         else:
             pool, in_crew, time_limit_s = history.pool(slot), history.is_crew(slot), history.stays_s[slot]
@@ -250,13 +265,12 @@ class Members:
         if any(not thread.dead for thread in threads):
             self._ledger.breaks(f"error: {name} ended and left a thread running")
 
-    def _check_leaving(self, process: Machine, member: int) -> None:
-        """Check that a member that left by itself has no thread and, if planned, no unfinished response of its unit.
+    def _check_unit(self, process: Machine, member: int) -> None:
+        """Check that a member that left by itself has, if planned, no unfinished response of its unit.
 
         Where members cut, it may leave responses that another slot of the crew has had since: that one is responsible.
         """
         history = self._history
-        self._check_threads(process.threads, process.name)
         joins = member >= len(history.plan.slots)
         if joins or self._ledger.is_closed or history.stays_s[member] is not None:
             return

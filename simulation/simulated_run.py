@@ -87,6 +87,8 @@ class SimulatedRun:
         crew.begin()
         if self._standing is not None and len(self._crews) == 1:
             self._standing.begin()
+        elif self._standing is not None and len(self._crews) == self._history.iterations:
+            self._standing.begin_last()
 
     # The path.
 

@@ -1,7 +1,8 @@
 """A simulated crew that stands: processes that work on all iterations of a history by production's loop and route.
 
 Each iteration's strikes strike them, wherever they are at that time. This module plays Flyte: it starts lost ones
-again, some a few times only, and it starts successors of frozen ones, which wake up beside them.
+again, some a few times only, and it starts successors of frozen ones, which wake up beside them. In the last iteration
+all come again, because members leave that one before it is closed, and the simulated trainer does not generate.
 """
 
 import math
@@ -32,7 +33,7 @@ from tasks.sampling.session.standing import Standing, slot_in
 FIRST_NUMBER = 1000
 COMES_LATE_S = 300.0
 POLL_S = 0.5
-# How many lives Flyte gives a member; the first member has any number, so that an iteration can end.
+# How many lives Flyte gives a member before the last iteration; the first has any number, so that an iteration can end.
 LIVES = (math.inf, math.inf, 1, 4)
 
 
@@ -71,6 +72,7 @@ class StandingCrew:
         self._rng = random.Random(f"standing {history.seed}")
         self._lives_left = [math.inf, *(self._rng.choice(LIVES) for _ in range(size - 1))]
         self._starts: Counter[int] = Counter()
+        self._gone: set[int] = set()
         self._routes: dict[str, WatchedRoute] = {}
         self._calm = replace(history, weather=history.calm)
 
@@ -79,6 +81,11 @@ class StandingCrew:
         for member in range(len(self._lives_left)):
             late_s = COMES_LATE_S if self._rng.random() < 0.1 else 15.0
             self._timeline.after(self._rng.uniform(0, late_s), partial(self._start, member))
+
+    def begin_last(self) -> None:
+        """Start those that are gone for good; the others are there, or are being started."""
+        for member in sorted(self._gone):
+            self._timeline.after(self._rng.uniform(*self._history.cold_start_s), partial(self._start, member))
 
     def note_stop(self, process: Machine, duration_s: float) -> None:
         """Note in every iteration that a process stands still; sometimes Flyte takes it for lost and starts another."""
@@ -90,7 +97,10 @@ class StandingCrew:
             self._timeline.after(0.5 * duration_s, partial(self._start, member - FIRST_NUMBER))
 
     def _start(self, member: int) -> None:
-        if self._lives_left[member] <= 0 or exists(self._ledger.store, layout.closed(self._history.iterations - 1)):
+        if self._lives_left[member] <= 0 and not self._is_last:
+            self._gone.add(member)
+            return
+        if self._is_over():
             return
         self._lives_left[member] -= 1
         self._starts[member] += 1
@@ -122,7 +132,7 @@ class StandingCrew:
 
         health = EngineHealth()
 
-        def work(plan: PlanRecord, enough: Callable[[], bool]) -> SessionOutcome:
+        def work(plan: PlanRecord, enough: Callable[[], bool] | None) -> SessionOutcome:
             while len(self._crews) <= plan.iteration:
                 process.clock.sleep(POLL_S)
             crew, slot = self._crews[plan.iteration], slot_in(store, plan, member)
@@ -154,9 +164,12 @@ class StandingCrew:
         refuses = any(crew.refuses for crew in self._crews)
         if isinstance(error, Exception) and not isinstance(error, EXPECTED) and not refuses:
             common.breaks(f"error: {process.name} ended with {error!r}")
-        if error is None and not self._is_over():
+        if error is None and self._is_last:
+            # That it may leave the last iteration was checked when its session ended. Flyte starts it no more.
+            return
+        if error is None:
             if self._held_since_s() < self._routes[process.name].looked_at_s:
-                common.breaks(f"livelock: {process.name} left before the last iteration was closed")
+                common.breaks(f"livelock: {process.name} left before the last iteration was planned")
             self._lives_left[member] += 1
         self._timeline.after(self._rng.uniform(*self._history.cold_start_s), partial(self._start, member))
 
@@ -167,6 +180,11 @@ class StandingCrew:
             return math.inf
         newest = max(key for key in store.list(layout.LEASE) if key != layout.LEASE_BEAT)
         return self._ledger.common.created_at_s[newest]
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether the last iteration is planned."""
+        return len(self._crews) == self._history.iterations
 
     def _is_over(self) -> bool:
         return exists(self._ledger.store, layout.closed(self._history.iterations - 1))

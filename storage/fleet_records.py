@@ -82,7 +82,8 @@ class AdmittedRun:
     cycle_s: the expected seconds from one phase to the next if the run had a trainer of its own. rollouts_ahead: how
     many iterations its rollout runs ahead of training. state_bytes: the size of its resident state in host memory.
     rollout_gpus, trainer_gpus: of all its pools for rollout, and of the trainer that it would have; 0: none. ranks: how
-    many processes train it together, one on each device of a host. predicted: None before admission has simulated it.
+    many processes train it together, one on each device of a host. rollout_cv, phase_cv: coefficients of variation of
+    the seconds of its rollouts and phases; None: unknown. predicted: None before admission has simulated it.
     """
 
     KIND: ClassVar[str] = "admitted run"
@@ -98,6 +99,8 @@ class AdmittedRun:
     rollout_gpus: int = 0
     trainer_gpus: int = 0
     ranks: int = 1
+    rollout_cv: float | None = None
+    phase_cv: float | None = None
     predicted: Prediction | None = None
     nonce: str = field(default_factory=nonce)
 
@@ -105,9 +108,9 @@ class AdmittedRun:
         _check_above("phase_s", self.phase_s, 0)
         _check_above("cycle_s", self.cycle_s, 0)
         _check_above("share", self.share, 0)
-        for name in ("state_bytes", "rollouts_ahead", "rollout_gpus", "trainer_gpus"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: value {getattr(self, name)}; allowed: 0 or more")
+        for name in ("state_bytes", "rollouts_ahead", "rollout_gpus", "trainer_gpus", "rollout_cv", "phase_cv"):
+            if (value := getattr(self, name)) is not None and not value >= 0:
+                raise ValueError(f"{name}: value {value}; allowed: 0 or more")
         _check_above("ranks", self.ranks, 0)
 
     @property

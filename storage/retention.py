@@ -7,7 +7,7 @@ interrupted one, and also deletes what a frozen member writes after it.
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -50,10 +50,18 @@ class Swept:
         return Counter(names[2] if f"{names[0]}/" == layout.ITERATIONS else names[0] for names in parts)
 
 
-def sweep(store: ObjectStore, config: RetentionConfig, *, newest: int | None = None, dry_run: bool = False) -> Swept:
+def sweep(
+    store: ObjectStore,
+    config: RetentionConfig,
+    *,
+    newest: int | None = None,
+    dry_run: bool = False,
+    tell: Callable[[str, int, int], None] = lambda *_: None,
+) -> Swept:
     """Compact and delete as `config` says; may be repeated, or run beside another sweep, at any time.
 
-    newest: look at this many committed iterations only; None: at all of them.
+    newest: look at this many committed iterations only; None: at all of them. tell: called with the iteration that is
+    looked at now, and how many of how many were.
     Objects that may not be deleted, or are damaged, are among the problems. Raises StoreUnavailable if the store does
     not answer, and StoreDenied if it shows nothing; the next sweep continues from there.
     """
@@ -66,10 +74,12 @@ def sweep(store: ObjectStore, config: RetentionConfig, *, newest: int | None = N
     # Once an iteration's weights are published it is trained again only by a replay, which reads its parts as well.
     trained = min(current, weights.newest)
     for iteration in range(first, trained) if config.compact else ():
+        tell(f"looking at iteration {iteration}", iteration - first, trained - first)
         try:
             _sweep_iteration(store, iteration, deletion, compacted)
         except PROBLEMS as error:
             problems.append(f"iteration {iteration}: {error}")
+    tell("looking at weights and checkpoints", 0, 0)
     kept = {0, current, *newest_of(weights, config.keep_weights)}
     try:
         # An iteration that runs ahead samples from an older version than the iteration that is trained next.

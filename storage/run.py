@@ -103,13 +103,20 @@ def connect_to_run(url: str) -> ObjectStore:
     return store
 
 
-def reports(store: ObjectStore) -> list[ReportRecord]:
-    """The reports of all committed iterations, in order; raises what `count_committed` does."""
+def reports(store: ObjectStore, tell: Callable[[str, int, int], None] = lambda *_: None) -> list[ReportRecord]:
+    """The reports of all committed iterations, in order; raises what `count_committed` does.
+
+    tell: called before each, with its number and how many there are.
+    """
     count = count_committed(store)
+    found = []
     try:
-        return [read_report(store, index) for index in range(count)]
+        for index in range(count):
+            tell("reading reports", index, count)
+            found.append(read_report(store, index))
     except ObjectMissing as error:
         raise CorruptObject(error.key, f"it is missing, although {layout.report(count - 1)!r} is there") from None
+    return found
 
 
 def count_committed(store: ObjectStore) -> int:

@@ -19,11 +19,14 @@ def conclude(trained: TrainOutcome, last: bool) -> IterationOutcome:
     `trained` only says which iteration's training has ended: the truth is in the run's directory.
     """
     from tasks.concluding.iteration import commit_and_tell  # noqa: PLC0415 - when the task runs
+    from tasks.reporting.progress import progress  # noqa: PLC0415
 
     forgo_models_in_a_container()
     with tells(place_of(trained.plan)):
         try:
-            outcome, tabs = commit_and_tell(trained.plan, last=last)
+            with progress() as shown:
+                shown.tell(f"iteration {trained.plan.iteration}: concluding")
+                outcome, tabs = commit_and_tell(trained.plan, last=last)
         except StoreUnavailable as error:
             raise FlyteRecoverableException(str(error)) from error
     for name, tab in tabs.items():

@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,14 @@ from flytekit.models.core.workflow import NodeMetadata
 from flytekit.models.literals import LiteralMap
 
 from resources.local_starter import StartedProcess, running_starter
+from tasks.configuration.references import PlanReference
 
 log = logging.getLogger(__name__)
 
 SYSTEM_RETRIES = 3  # flytepropeller's default budget for lost machines, apart from a task's own retries
 SYSTEM_EXITS = frozenset({-signal.SIGKILL, 137, 247})
 STOP_TIME_LIMIT_S = 30.0
+ENTRYPOINT = "flytekit.bin.entrypoint"
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -74,9 +76,31 @@ class CrewMapTask(ArrayNodeMapTask):  # type: ignore[misc]
         if self.stands:
             _standing.append(_StandingElements(self, kwargs, sizes[0]))
             return [None] * sizes[0]
-        with tempfile.TemporaryDirectory(prefix="gleaner-map-") as folder:
+        from tasks.reporting.run_progress import run_progress  # noqa: PLC0415 - on one machine alone
+
+        plan = kwargs.get("plan")
+        shown = run_progress(plan.run_url) if isinstance(plan, PlanReference) else nullcontext()
+        with tempfile.TemporaryDirectory(prefix="gleaner-map-") as folder, shown:
             local = _LocalElements(self, Path(folder), kwargs, sizes[0])
             return local.run()
+
+
+def import_ahead(imports: Sequence[str]) -> None:
+    """On one machine, import what a map's elements need while the nodes before the map run; elsewhere do nothing."""
+    state = FlyteContextManager.current_context().execution_state
+    if state is not None and state.is_local_execution():
+        running_starter(_environment(1)).import_ahead((ENTRYPOINT, *imports))
+
+
+def _environment(width: int) -> dict[str, str]:
+    """Variables of elements, of which `width` run at once."""
+    return {
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // width)),
+        **os.environ,
+        "BATCH_JOB_ARRAY_INDEX_VAR_NAME": "FLYTE_K8S_ARRAY_INDEX",
+        "FLYTE_INTERNAL_EXECUTION_ID": "local",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+    }
 
 
 class _LocalElements:
@@ -88,15 +112,8 @@ class _LocalElements:
         self._children: set[StartedProcess] = set()
         self._stopping = False
         self._lock = threading.Lock()
-        threads = max(1, (os.cpu_count() or 1) // self._width)
-        self._environment = {
-            "OMP_NUM_THREADS": str(threads),
-            **os.environ,
-            "BATCH_JOB_ARRAY_INDEX_VAR_NAME": "FLYTE_K8S_ARRAY_INDEX",
-            "FLYTE_INTERNAL_EXECUTION_ID": "local",
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-        }
-        self._imports = ("flytekit.bin.entrypoint", task.python_function_task.task_function.__module__, *task.imports)
+        self._environment = _environment(self._width)
+        self._imports = (ENTRYPOINT, task.python_function_task.task_function.__module__, *task.imports)
         settings = SerializationSettings(
             image_config=ImageConfig.auto(img_name="local/none:0"),
             project="local",

@@ -41,15 +41,18 @@ def plan(
         last: the execution plans no iteration after this one
     """
     from tasks.preparing.iteration import WeightsTooOld, prepare, to_train  # noqa: PLC0415 - when the task runs
+    from tasks.reporting.progress import progress  # noqa: PLC0415
 
     del after
     forgo_models_in_a_container()
     settings = parse(config)
     with tells(f"run {settings.run.url}, plan of the next iteration"):
         try:
-            reference, slots = prepare(
-                settings, execution_name(), SystemClock(), ahead=ahead, pools=pools, ends_execution=last
-            )
+            with progress() as shown:
+                shown.tell("planning an iteration")
+                reference, slots = prepare(
+                    settings, execution_name(), SystemClock(), ahead=ahead, pools=pools, ends_execution=last
+                )
             return reference, slots, to_train(settings, reference) if ahead else reference
         except (StoreUnavailable, WeightsTooOld, ConcludedByAnother) as error:
             raise FlyteRecoverableException(str(error)) from error

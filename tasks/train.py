@@ -20,7 +20,10 @@ def train(plan: PlanReference) -> TrainOutcome:
 
     If the plan says so, it generates for a while first.
     """
-    return trained(plan)
+    from tasks.reporting.run_progress import run_progress  # noqa: PLC0415 - when the task runs
+
+    with run_progress(plan.run_url):
+        return trained(plan)
 
 
 @ends_on_notice()

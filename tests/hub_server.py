@@ -43,13 +43,14 @@ class Repository:
 class Hub:
     """A running hub: its address, its repositories by kind ("models", "datasets") and id, and what was asked of it.
 
-    tokens: those that requests carried.
+    tokens: those that requests carried. sent: bytes of files, by their names.
     """
 
     url: str
     repositories: dict[tuple[str, str], Repository] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     tokens: set[str] = field(default_factory=set)
+    sent: dict[str, int] = field(default_factory=dict)
 
     def add(self, kind: str, repo: str, files: Files, *, gated: bool = False) -> Repository:
         """A repository with one commit on main."""
@@ -183,8 +184,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, "EntryNotFound", f"Entry not found: {name}", {"X-Repo-Commit": sha})
             return
         body = files[name]
-        start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").split("-")[0])
-        self._send(200 if not start else 206, body[start:], {"X-Repo-Commit": sha, "ETag": f'"{_blob(body)}"'})
+        first, _, last = (self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").partition("-")
+        part = body[int(first) : int(last) + 1 if last else None]
+        if self.command == "GET":
+            hub.sent[name] = hub.sent.get(name, 0) + len(part)
+        self._send(200 if len(part) == len(body) else 206, part, {"X-Repo-Commit": sha, "ETag": f'"{_blob(body)}"'})
 
     def _commit(self, hub: Hub, kind: str, repo: str, revision: str) -> tuple[str, Files] | None:
         """The commit of a revision and its files; None after a refusal."""

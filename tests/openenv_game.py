@@ -76,3 +76,30 @@ class GuessingEnv:
 
     def close(self) -> None:
         self.client.close()
+
+
+class LookingEnv:
+    """The same game for a policy that writes one character per token: its only tool guesses three, and answers so."""
+
+    def __init__(self):
+        self.client = GenericEnvClient(base_url=os.environ[URL]).sync()
+
+    def reset(self, seed: int, **kwargs) -> str | None:
+        self.told = self.client.reset(seed=seed).observation["text"]
+        return "h"
+
+    def look(self, key: str) -> str:
+        """
+        Guess three.
+
+        Args:
+            key: Any character
+        """
+        self.told = self.client.step({"number": 3}).observation["text"]
+        return "3"
+
+    def get_reward(self) -> float:
+        return float(self.told.endswith("after 1"))
+
+    def close(self) -> None:
+        self.client.close()

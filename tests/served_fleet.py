@@ -9,8 +9,8 @@ from storage.clock import SystemClock
 from storage.connect import connect
 from storage.fleet_records import HostRecord, SpentRecord
 from storage.weights import tensor_sets
+from tasks.admitting.fleet_admission import Profile, admit
 from tasks.learning.collecting import collect_and_wait
-from tasks.sharing.fleet_admission import Profile, admit
 from tasks.sharing.host import Host
 from tasks.sharing.host_settings import HostSettings
 from tasks.sharing.member_process import ProcessMember

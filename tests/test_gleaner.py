@@ -221,6 +221,8 @@ COMMANDS = [
     ("sweep",),
     ("watch",),
     ("watch", "--once"),
+    ("view", "--port", "0"),
+    ("view", "--to", "out"),
     ("export", "--rollouts", "--to", "out"),
     ("export", "--model", "--to", "out"),
     ("export", "--adapter", "--to", "out"),
@@ -310,3 +312,11 @@ def test_without_a_command_it_says_what_there_is():
     result = CliRunner().invoke(main, ["--help"])
     assert result.exit_code == 0
     assert {"check", "status"} <= set(result.stdout.split())
+
+
+def test_escapes_in_an_error_are_written_out(write):
+    # What a user's module says when it is loaded.
+    file = write(rewards=[{"function": "tests.raising_escapes:reward"}])
+    [line] = refused(gleaner("check", file, "--files"))
+    assert r"\x1b[2J\x9b31m" in line
+    assert not {"\x1b", "\x9b"} & set(line)

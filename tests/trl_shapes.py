@@ -1,16 +1,20 @@
 """Tools and environments of the shapes that TRL's examples have; child processes import this module by name.
 
 A read-only database tool that limits its own time by an alarm; a word game whose end is an exception, over a client
-that is made in the constructor and reset with a text for the prompt; a class whose tools are asynchronous.
+that is made in the constructor and reset with a text for the prompt; a class whose tools are asynchronous; dice.
 """
 
 import asyncio
+import random
 import signal
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from random import randrange
 from typing import Any
+
+import numpy as np
 
 
 class TooLong(Exception):  # noqa: N818
@@ -109,3 +113,24 @@ class WordGame:
 
     def get_reward(self) -> float:
         return self.reward
+
+
+class Dice:
+    """It draws from the modules' generators without a seed, partly by functions that were imported by name."""
+
+    def reset(self, **kwargs: Any) -> str:
+        self.total = 0
+        time.sleep(0.01 * random.SystemRandom().random())
+        numpys = f"{np.random.rand():.6f} {np.random.choice(1000)}"  # noqa: NPY002 - as users' code does
+        return f"{random.random():.6f} {randrange(1000)} {numpys}"
+
+    async def roll(self, sides: int) -> str:
+        """
+        Roll a die.
+
+        Args:
+            sides: how many it has
+        """
+        await asyncio.sleep(0)
+        self.total += random.randint(1, sides)
+        return f"{self.total} {np.random.randint(1000)}"  # noqa: NPY002 - as above

@@ -11,6 +11,8 @@ from flytekit import dynamic, workflow
 from resources.pools import ControlPoolConfig, task_settings
 from tasks.configuration.references import IterationOutcome
 from tasks.configuration.run_config import RunConfig, parse
+from tasks.local_map import import_ahead
+from tasks.rollout import IMPORTS
 from workflows.compiled_size import check_size
 from workflows.evaluation import evaluation_ahead, evaluation_behind
 from workflows.iteration import conclude_node, plan_node, rollout_nodes, standing_nodes, train_node
@@ -20,8 +22,11 @@ from workflows.node_names import NodeNames
 @dynamic(**task_settings(ControlPoolConfig()))
 def iterations(config: dict, count: int) -> list[IterationOutcome]:  # type: ignore[type-arg]
     """Chain `count` iterations of the run, on the pools that its configuration names."""
-    chain = functools.partial(chained, config, parse(config))
+    settings = parse(config)
+    chain = functools.partial(chained, config, settings)
     check_size(chain, count)
+    if any(pool.count for pool in settings.pools.rollout_pools.values()):
+        import_ahead(IMPORTS)
     return chain(count)
 
 

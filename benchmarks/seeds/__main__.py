@@ -5,8 +5,9 @@
 Every setting is a file in scenarios/, with the source of each parameter. The knobs of each paper are named with the
 figure that they were fitted on. All other figures are predictions, and those outside the common bound
 (benchmarks/seeds/findings.py) are reported as missed; a figure that follows from others, and one that "no effect" would
-meet, is marked. For every arm there is the share that it reaches of the work-conserving bound (work_bound.py). Three
-settings of our own follow: all mechanisms together, a wide crew, and an outage of all spot machines. PlexRL is
+meet, is marked. For every arm there is the share that it reaches of the work-conserving bound (work_bound.py). Four
+settings of our own follow: all mechanisms together, a wide crew, tools for which responses wait, and an outage of all
+spot machines. PlexRL is
 different: its settings are in plexrl.py, because they are about a trainer and not about members, and its knobs were
 chosen with all its figures in sight, so that none of them is a prediction.
 """
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reporting import finish
-from benchmarks.seeds import outage, plexrl, rlboost, rlboost_sensitivity, rlhfless, streamrl, together, wide
+from benchmarks.seeds import outage, plexrl, rlboost, rlboost_sensitivity, rlhfless, streamrl, together, tools, wide
 from benchmarks.seeds.arms import Arm, Outcomes, run_all
 from benchmarks.seeds.findings import RATIO_OFF_MAX, SHARE_OFF_MAX, Finding, summary
 from resources.spot_trace import PROCESSES
@@ -56,6 +57,7 @@ PAPERS = {
         knobs={},
     ),
     wide.PAPER: Paper(arms=lambda _: wide.arms(), findings=lambda got, _: wide.findings(got), knobs={}),
+    tools.PAPER: Paper(arms=lambda _: tools.arms(), findings=lambda got, _: tools.findings(got), knobs={}),
     outage.PAPER: Paper(arms=lambda _: outage.arms(), findings=lambda got, _: outage.findings(got), knobs={}),
 }
 

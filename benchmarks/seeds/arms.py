@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.reporting import Measured, measured
 from benchmarks.seeds.work_bound import WorkBound, work_bound
 from storage.records import TRAIN_POOL
 from tasks.forecasting.events import Stalled
@@ -94,6 +95,11 @@ class Outcome:
         return 1 / self.duration_s
 
     @property
+    def worth(self) -> float:
+        """Throughput and tokens per dollar, weighed alike, as a cost_weight of 0.5 weighs them."""
+        return math.sqrt(self.tokens_per_s * self.tokens_per_usd)
+
+    @property
     def gpu_s(self) -> float:
         """The GPU-seconds that serverless functions would bill: the crew's, and the trainer's while they train."""
         return self.crew_gpu_s + self.trainer_gpu_s
@@ -118,8 +124,12 @@ class Outcomes:
 
     def ratio(self, figure: str, arm: str, other: str) -> float:
         """The figure of `arm` over that of `other`."""
+        return self.ratios(figure, arm, other).median
+
+    def ratios(self, figure: str, arm: str, other: str) -> Measured:
+        """The same with an interval over seeds."""
         pairs = zip(self._found[arm], self._found[other], strict=False)
-        return statistics.median(_figure(a, figure) / _figure(b, figure) for a, b in pairs)
+        return measured([_figure(a, figure) / _figure(b, figure) for a, b in pairs])
 
     def stalled(self, arm: str) -> str:
         """The number of stalled runs of the arm, with the first one's reason; empty if there are none."""

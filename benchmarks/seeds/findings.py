@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.reporting import Target
+from benchmarks.reporting import Measured, Target
 
 # One bound for all figures: a ratio is reproduced if it is within 15 % of the published one, and a share of an overhead
 # (which is a difference of two such ratios) if it is within 0.15 of it.
@@ -19,7 +19,8 @@ class Finding:
     published: the paper's figure; None if it has none. to: the other end if the paper gives a range. mark: its source,
     as in scenarios/. share: it is a share, not a ratio. fitted: a knob was fitted to it, so that it is
     neither a prediction nor a target. follows: the figures from which it follows by arithmetic, so that it is no
-    evidence of its own. least, most: bounds for a figure that is not published.
+    evidence of its own. least, most: bounds for a figure that is not published. interval: of `ours` over seeds; the
+    whole of it must keep the bounds.
     """
 
     paper: str
@@ -33,6 +34,7 @@ class Finding:
     follows: str = ""
     least: float | None = None
     most: float | None = None
+    interval: tuple[float, float] | None = None
     comment: str = ""
 
     @property
@@ -59,8 +61,9 @@ class Finding:
         if self.off is None:
             if self.least is None and self.most is None:
                 return ""
-            enough = self.least is None or self.ours >= self.least
-            return "reached" if enough and (self.most is None or self.ours <= self.most) else "missed"
+            low, high = self.interval or (self.ours, self.ours)
+            enough = self.least is None or low >= self.least
+            return "reached" if enough and (self.most is None or high <= self.most) else "missed"
         inside = "inside" if self.off <= self.off_max else "outside"
         return f"fitted, {inside}" if self.fitted else inside
 
@@ -76,7 +79,7 @@ class Finding:
             "paper": self.paper,
             "what": self.what,
             "published": f"{published} {self.mark}".strip(),
-            "ours": self.ours,
+            "ours": self.ours if self.interval is None else Measured(self.ours, self.interval),
             "verdict": self.verdict,
             "but": "; ".join(self._reservations()),
             "comment": self.comment,
@@ -92,9 +95,9 @@ class Finding:
     def target(self) -> Target | None:
         """The distance against its bound, or the figure against its own bound; None if there is neither."""
         if self.least is not None:
-            return Target(f"{self.paper}: {self.what}", round(self.ours, 4), f">= {self.least}")
+            return Target(f"{self.paper}: {self.what}", round(self.ours, 4), f">= {self.least}", self.interval)
         if self.most is not None:
-            return Target(f"{self.paper}: {self.what}", round(self.ours, 4), f"<= {self.most}")
+            return Target(f"{self.paper}: {self.what}", round(self.ours, 4), f"<= {self.most}", self.interval)
         if self.off is None or self.fitted:
             return None
         return Target(f"{self.paper}: {self.what}: off by", round(self.off, 4), f"<= {self.off_max}")

@@ -36,12 +36,14 @@ def findings(got: Outcomes) -> list[Finding]:
         best = got.best(figure, "static")
         for ahead in AHEAD:
             arm = f"standing, {ahead} ahead"
+            over = got.ratios(figure, arm, best)
             took_s, best_s = (got.median(name, "duration_s") for name in (arm, best))
             found.append(
                 Finding(
                     paper=PAPER,
                     what=f"{arm}: {what} over the best static choice one step off",
-                    ours=got.ratio(figure, arm, best),
+                    ours=over.median,
+                    interval=over.interval,
                     least=FLOW_LEAST if ahead == 1 and figure == "tokens_per_s" else None,
                     comment=f"{took_s:.0f} s for {best_s:.0f} s ({best})",
                 )

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from storage.store import ObjectStore
 from tasks.reporting.deck import styled
+from tasks.reporting.visible_text import visible
 from tasks.viewing.response_index import ResponseIndex
 from tasks.viewing.response_view import ResponseView
 from tasks.viewing.run_reader import RunReader
-from tasks.viewing.visible_text import visible
 
 log = logging.getLogger(__name__)
 # Of a prompt and of a response so many characters are shown; the whole tab stays below 100 kB.

@@ -61,11 +61,14 @@ class ForecastConfig:
             instead.
         loss_rate_factor: factor on the rate of losses.
         start_s: seconds until a process can start on a new machine: provisioning and image.
-        process_s: seconds in each iteration until a member asks for weights: pod and engine.
+        process_s: seconds in each iteration until a member's pod and engine have started; it pulls weights meanwhile.
         link_gbps: download rate of a member's machine.
         train_link_gbps: rate at which the trainer's machines together read and write their state.
         more_rollout: what is different in the pools of pools.more_rollout, by name.
         control_s: seconds between two iterations, for conclusion and plan.
+        runs_per_trainer: runs like this one, itself included, that take turns on the trainer's machines; for
+            trainer.placement "pod" and "shared". None: with "shared" those that the fleet has seated together, else
+            none waits for another.
         seeds: trace windows and draws of lengths for each setup. iterations_simulated: iterations simulated for each;
             the rest is scaled.
     """
@@ -99,6 +102,7 @@ class ForecastConfig:
     train_link_gbps: _Above0 = 100.0
     more_rollout: dict[str, PoolForecast] = field(default_factory=dict)
     control_s: _AtLeast0 = 30.0
+    runs_per_trainer: Annotated[int, Field(ge=1, le=100)] | None = None
     seeds: Annotated[int, Field(ge=2, le=1000)] = 5
     iterations_simulated: Annotated[int, Field(ge=2, le=1000)] = 12
 

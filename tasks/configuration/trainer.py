@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 STRICT = ConfigDict(extra="forbid", strict=True)
+Placement = Literal["own", "pod", "shared"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class TrainerConfig:
     """
 
     __pydantic_config__ = STRICT
-    placement: Literal["own", "pod", "shared"] = "own"
+    placement: Placement = "own"
     fleet: str | None = None
     phase_start_share: Annotated[float, Field(gt=0, le=1)] | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -9,6 +9,7 @@ import click
 
 from storage.fitness import Finding
 from tasks.doctor.cluster import Place, Unread
+from tasks.reporting.progress import progress
 
 
 @click.command(short_help="Examine this machine: GPUs, driver, memory, kernels. Or a cluster.")
@@ -59,10 +60,12 @@ def doctor(
 def tell(findings: Iterable[Finding]) -> NoReturn:
     """Print each finding when it is there, then a verdict; ends the process with 1 if something is wrong."""
     wrong = unread = 0
-    for finding in findings:
-        click.echo(line_of(finding))
-        wrong += finding.lack is not None
-        unread += isinstance(finding, Unread)
+    with progress() as shown:
+        shown.tell("examining")
+        for finding in findings:
+            shown.say(line_of(finding))
+            wrong += finding.lack is not None
+            unread += isinstance(finding, Unread)
     unseen = f"; not readable: {unread}" if unread else ""
     click.echo(f"wrong: {wrong} of these{unseen}" if wrong else f"nothing {'read ' if unread else ''}is wrong{unseen}")
     sys.exit(int(wrong > 0))

@@ -61,3 +61,13 @@ def _of_trace(trace: SpotTrace, begin_s: float) -> Iterator[Change]:
         if event.up != (place in there):
             there ^= {place}
             yield offset_s + event.time_s, place, event.up
+
+
+def losses_per_h(availability: AvailabilityScenario | None) -> float:
+    """Losses of one machine in an hour; 0 if none is lost, or counts of machines say when."""
+    if availability is None:
+        return 0.0
+    if availability.path is not None:
+        return read_trace(availability.path).losses_per_node_h * availability.rate_factor
+    process = PROCESSES.get(availability.process or "")
+    return process.losses_per_node_h * availability.rate_factor if process else 0.0

@@ -108,14 +108,13 @@ def _process_s(facts: KnownFacts, name: str, told: _Told, probed: PoolProbe | No
     forecast = facts.config.forecast
     link = f"{told.link_gbps:g} Gbit/s"
     if probed is None or probed.start_s is None or facts.probe is None:
-        words = f"machine {told.start_s:g} s, process {forecast.process_s:g} s, weights at {link}"
+        words = f"machine {told.start_s:g} s, process {forecast.process_s:g} s, weights meanwhile at {link}"
         facts.show(f"{name}: start", words, "configured (start_s, process_s, link_gbps)")
         return forecast.process_s
     machine = "no machine" if facts.in_turn else f"machine {told.start_s:g} s (configured)"
     words = f"{machine}, process until weights are in place {probed.start_s:.1f} s"
     facts.show(f"{name}: start", words, facts.probe.source)
-    pull_s = facts.weights[1] * 8 / 1e9 / told.link_gbps
-    return max(0.0, probed.start_s - pull_s)
+    return probed.start_s
 
 
 def _availability(facts: KnownFacts, name: str, told: _Told, probed: PoolProbe | None) -> AvailabilityScenario:

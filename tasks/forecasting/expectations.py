@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from tasks.planning.lengths import ALPHA
 from tasks.planning.offer import GroupLengths
 
 TAIL_SHARE = 0.2
@@ -41,8 +42,15 @@ class Expectations:
         return GroupLengths("none", np.full(len(lengths), mean), np.full(len(lengths), high))
 
     def learn(self, prompts: Ints, lengths: Ints) -> None:
-        """Learn an iteration's lengths; the last epoch of a prompt counts (RLHFless, arXiv 2602.22718, section 4.3)."""
-        self._overall = _overall(lengths)
+        """Learn an iteration's lengths; the last epoch of a prompt counts (RLHFless, arXiv 2602.22718, section 4.3).
+
+        The overall mean and P90 fade as in production.
+        """
+        newest, before = _overall(lengths), self._overall
+        weight = 1.0 if before is None else ALPHA
+        faded = zip(newest, before or newest, strict=True)
+        mean, high = (weight * new + (1 - weight) * old for new, old in faded)
+        self._overall = mean, high
         if self._predictor == "history":
             means, highs = _by_group(lengths)
             told = zip(prompts.tolist(), means.tolist(), highs.tolist(), strict=True)

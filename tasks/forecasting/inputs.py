@@ -6,6 +6,7 @@ data sheets. An estimate is not a measurement, so every figure is shown with its
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from storage.paths import expanded
 from tasks.configuration.engine_settings import engine_settings
 from tasks.configuration.rollout import OUR_ENGINES
 from tasks.configuration.run_config import RunConfig
+from tasks.configuration.trainer import Placement
 from tasks.forecasting.crew_inputs import CrewPool, crew_pools
 from tasks.forecasting.engine_estimate import assumed_layers
 from tasks.forecasting.known_facts import KnownFacts
@@ -30,19 +32,18 @@ from tasks.planning.division import groups_in_budget
 # Qwen3-8B's value: 36 layers x 8 heads x 128 x 2 values x 2 bytes are 147 kB for 8.2 billion parameters.
 KV_BYTES_PER_PARAMETER = 18e-6
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# What says more about a trainer that the run has for a part of an iteration only.
-NOT_SIMULATED = {
-    "pod": "'pod' is not simulated; the run's reports tell how long machines were held",
-    "shared": "'shared' is not simulated; see gleaner fleet admit --dry-run, and later gleaner fleet report",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastInputs:
-    """pools: the crew's, in the configuration's order. shown: every figure in words, with its source."""
+    """pools: the crew's, in the configuration's order. shown: every figure in words, with its source.
+
+    trainer: as configured. placed: by trainer.placement, the same with another one that may be compared.
+    """
 
     pools: tuple[CrewPool, ...]
     trainer: TrainerScenario
+    placed: dict[Placement, TrainerScenario]
     work: WorkScenario
     policy: Policy
     shown: tuple[ForecastInput, ...]
@@ -71,14 +72,32 @@ def gather(config: RunConfig, probe: Probe | NoProbe) -> ForecastInputs:
         context=config.forecast.prompt_tokens + float((drawn**2).sum() / drawn.sum()) / 2,
         shown=shown,
     )
-    pools, trainer = crew_pools(facts), trainer_scenario(facts)
+    _show_weights(facts)
+    pools, trainer = crew_pools(facts), trainer_scenario(facts, config.trainer.placement)
     if engine_settings(config).vllm.batch_invariant is True and any(pool.gpus for pool in _crew(config)):
         cost = "on; they cost decoding speed, which is not measured and not in these figures"
         shown.append(ForecastInput(name="batch-invariant kernels", value=cost, source="rollout.vllm.batch_invariant"))
-    if config.trainer.placement != "own":
-        reason = NOT_SIMULATED[config.trainer.placement]
-        shown.append(ForecastInput(name="train: placement", value="own", source=reason))
-    return ForecastInputs(pools=pools, trainer=trainer, work=work, policy=_policy(facts), shown=tuple(facts.shown))
+    placed = {other: _placed(facts, other) for other in _other_placements(config)}
+    policy = _policy(facts)
+    return ForecastInputs(
+        pools=pools, trainer=trainer, placed=placed, work=work, policy=policy, shown=tuple(facts.shown)
+    )
+
+
+def _placed(facts: KnownFacts, placement: Placement) -> TrainerScenario:
+    """The trainer with another placement; of its figures only those are shown that differ."""
+    again = replace(facts, shown=[])
+    found = trainer_scenario(again, placement)
+    known = {each.name for each in facts.shown}
+    facts.shown.extend(each for each in again.shown if each.name not in known)
+    return found
+
+
+def _other_placements(config: RunConfig) -> list[Placement]:
+    """Those with which the configured one is compared: machines of its own, and others if it says who shares them."""
+    trainer, told = config.trainer, config.forecast.runs_per_trainer is not None
+    able = {"own": True, "pod": told, "shared": told and trainer.nnodes * trainer.nproc_per_node == 1}
+    return [placement for placement in get_args(Placement) if able[placement] and placement != trainer.placement]
 
 
 def _crew(config: RunConfig) -> list[PoolConfig]:
@@ -174,6 +193,26 @@ def _model_size(config: RunConfig, shown: list[ForecastInput]) -> ModelSize | No
     words += f" parameters in {found.layers} layers, {found.kv_bytes_per_token:,.0f} bytes of cache per token"
     shown.append(ForecastInput(name="model", value=words, source=source))
     return found
+
+
+def _show_weights(facts: KnownFacts) -> None:
+    """What a member pulls: a whole version once, and then what each version publishes."""
+    if facts.size is None:
+        return
+    (whole, published), lora = facts.weights, facts.config.lora
+    words = f"{_bytes(whole)} whole, {_bytes(published)} for each version after it"
+    if lora is not None and facts.publishes_adapters:
+        source = f"counted: float32 factors of rank {lora.rank} (lora.publish 'adapter')"
+    else:
+        source = f"assumed: differences of {published / whole:.0%}, by optimizer.learning_rate"
+    facts.show("weights", words, source)
+
+
+def _bytes(size: float) -> str:
+    for least, unit in ((1e9, "GB"), (1e6, "MB")):
+        if size >= least:
+            return f"{size / least:.1f} {unit}"
+    return f"{size / 1e3:.1f} kB"
 
 
 def _policy(facts: KnownFacts) -> Policy:

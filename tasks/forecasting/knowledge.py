@@ -39,9 +39,16 @@ class Knowledge:
         self._usd = 0.0
 
     def request(
-        self, lengths: GroupLengths, available: Mapping[str, int | None], there: Mapping[str, int]
+        self,
+        lengths: GroupLengths,
+        available: Mapping[str, int | None],
+        there: Mapping[str, int],
+        asked: Mapping[str, int] | None,
     ) -> PlanningRequest:
-        """The request for the next iteration; available: machines by pool, if there are fewer than were asked for."""
+        """The request for the next iteration; asked: as in PlanningRequest.
+
+        available: machines by pool, if there are fewer than were asked for.
+        """
         scenario, last = self._scenario, self._recent[-1] if self._recent else None
         trainer, policy = scenario.trainer, scenario.policy
         reserved = ReservedOffer(
@@ -63,6 +70,7 @@ class Knowledge:
             waits=last.waits if last else None,
             seeding=seeding,
             width=tuple(last.iteration.planned_crew.items()) if last else (),
+            asked=None if asked is None else tuple(asked.items()),
             keep_order=policy.keep_order,
             training="at_end" if not policy.streaming else "in_order" if policy.in_order else "as_ended",
             train_s=statistics.median(each.waits.train_s for each in self._recent) if last else None,
@@ -72,12 +80,21 @@ class Knowledge:
             spent_usd=self._usd,
             usd_no_machine=last.iteration.usd_no_machine if last else 0.0,
             length_max=float(scenario.work.lengths.cap),
+            tool_s_per_token=self._tool_s_per_token(lengths) if policy.plans_tools else 0.0,
         )
 
     def learn(self, iteration: SimulatedIteration, waits: StepWaits, seeding: SeedingRecord | None) -> None:
         """Learn from a concluded iteration."""
         self._recent.append(_Concluded(iteration=iteration, waits=waits, seeding=seeding))
         self._usd += iteration.usd_total
+
+    def _tool_s_per_token(self, lengths: GroupLengths) -> float:
+        """As responses waited in the last iterations; before there are any, as the scenario says of tools."""
+        tools = self._scenario.work.tools
+        if self._recent:
+            waited_s = sum(each.iteration.tool_s for each in self._recent)
+            return waited_s / sum(each.iteration.tokens for each in self._recent)
+        return 0.0 if tools is None else tools.answers * tools.answer_s / float(lengths.expected.mean())
 
     def _past(self) -> tuple[Realised, ...]:
         found = (
@@ -97,7 +114,8 @@ class Knowledge:
             usd_per_h=pool.usd_per_h,
             responses_max=pool.responses_max,
             step_time=pool.step_time,
-            start_s=pool.process_s + self._pull_s(pool),
+            # The weights are pulled while the process starts.
+            start_s=max(pool.process_s, self._pull_s(pool)),
             machine_start_s=pool.start_s,
             kept=pool.kept,
             there=there,

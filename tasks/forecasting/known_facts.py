@@ -7,6 +7,7 @@ from storage.forecast_records import ForecastInput
 from tasks.configuration.run_config import RunConfig
 from tasks.forecasting.probe import Probe
 
+FACTOR_BYTES = 4  # an adapter's values are published in float32
 # A difference between versions as a share of a version's bytes, by learning rate (docs/guide/cost.md, Weights).
 DELTA_SHARES = ((2e-6, 0.02), (float("inf"), 0.1))
 
@@ -34,7 +35,7 @@ class KnownFacts:
         if self.size is None:
             raise ValueError(
                 "forecast.parameters_billions: missing; allowed: the model's size in billions, or a policy.path with a "
-                "config.json on this machine"
+                f"config.json on this machine, or an id on the hub (policy.path: value {self.config.policy.path!r})"
             )
         return self.size
 
@@ -50,8 +51,14 @@ class KnownFacts:
         return rollout.vllm.tensor_parallel_size if rollout.engine == "vllm" else 1
 
     @property
+    def publishes_adapters(self) -> bool:
+        return self.config.lora is not None and self.config.lora.publish == "adapter"
+
+    @property
     def weights(self) -> tuple[float, float]:
-        """Bytes of a whole version, and of a difference between two versions."""
-        whole = 0.0 if self.size is None else self.size.bytes
+        """Bytes of a whole version, and of what a member that has the version before reads."""
+        whole, lora = 0.0 if self.size is None else self.size.bytes, self.config.lora
+        if self.size is not None and lora is not None and self.publishes_adapters:
+            return whole, FACTOR_BYTES * self.size.adapter_values(lora.rank, lora.target_modules)
         rate = self.config.optimizer.learning_rate
         return whole, whole * next(share for limit, share in DELTA_SHARES if rate <= limit)

@@ -19,6 +19,7 @@ class SimulatedIteration:
     seeding_s: time in which the trainer's machines generated.
     members: by pool, the mean number with weights while responses were decoded; planned: the number that the plan asked
     for.
+    tool_s: seconds for which responses waited for tools, all together.
     tokens: of responses, as trained; tokens_regenerated: tokens decoded for nothing, besides. moved: responses that
     changed hands. losses: by pool, lost machines that were in use. seconds, usd: by pool and by what they were spent
     on, as in tasks.forecasting.virtual_ledger.PARTS (dollars also of "requests" and "egress"); the trainer's pool is
@@ -37,6 +38,7 @@ class SimulatedIteration:
     members: dict[str, float]
     planned: dict[str, int]
     members_at_end: int
+    tool_s: float = 0.0
     tokens: int
     tokens_decoded: float
     tokens_regenerated: float

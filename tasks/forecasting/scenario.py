@@ -70,7 +70,8 @@ class PoolScenario:
     responses_max: the most responses decoded together. step_s: (batch, seconds of a decode step), as in StepTime.
     prefill_tokens_per_s: rate of prompts and prefixes; decoding stands still meanwhile.
     start_s: seconds until a process can start on a new machine: provisioning and image. They are paid for.
-    process_s: seconds in every iteration until a member asks for weights: pod and engine; 0 if engines persist.
+    process_s: seconds in every iteration until a member could work if it had the weights, which it pulls meanwhile: pod
+        and engine; 0 if engines persist.
     link_gbps: a machine's download rate. egress_usd_per_gb: price of what it reads.
     kept: its machines stay between iterations, and are paid for; else a machine goes when its member leaves, and the
         next iteration starts new ones.
@@ -110,6 +111,25 @@ class PoolScenario:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PhaseScenario:
+    """How the run gets the trainer's machines if it has them for the train phase of each iteration only.
+
+    start_share: the phase is due when this share of the groups has ended. start_s: seconds from getting the machines to
+        a process that can load the model; they are paid for.
+    waits_s: how long phases wait for those of other runs, unpaid, ascending; each occurs as often; empty: not at all.
+    idle_share: the part of all seconds in which no run has the machines, times this run's part of their price.
+    publishes_beside: the machines go as soon as the step is taken, because a host publishes from its memory.
+    """
+
+    __pydantic_config__ = STRICT
+    start_share: Annotated[float, Field(gt=0, le=1)]
+    start_s: _AtLeast0 = 0.0
+    waits_s: tuple[_AtLeast0, ...] = ()
+    idle_share: _Share = 0.0
+    publishes_beside: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainerScenario:
     """The trainer's machines, which are always available.
 
@@ -126,6 +146,7 @@ class TrainerScenario:
         because only then a checkpoint is stored; 1: nothing.
     upload_gbps: the highest rate at which weights reach all members together; None: unlimited, as from object storage.
     micro_batch_responses: with streaming, training continues when this many responses have ended in complete groups.
+    phase: None: the machines are the run's own, and paid for all the time.
     """
 
     __pydantic_config__ = STRICT
@@ -144,8 +165,11 @@ class TrainerScenario:
     replay_interval: Annotated[int, Field(ge=1)] = 1
     upload_gbps: _Above0 | None = None
     micro_batch_responses: Annotated[int, Field(ge=1)] = 16
+    phase: PhaseScenario | None = None
 
     def __post_init__(self) -> None:
+        if self.phase is not None and self.engines:
+            raise ValueError(f"engines: value {self.engines}; allowed with phase: 0, they are there to train only")
         StepTime(self.step_s)
 
     @property
@@ -248,6 +272,7 @@ class Policy:
         iteration at a time; a member of a standing one goes on with the next as soon as that is planned.
     max_staleness: iterations that are generated while one is trained, with weights so many versions behind.
     seeding_memory: the controller remembers seeding times by number of members.
+    plans_tools: the planner is told for how long responses wait for tools.
     predictor: what the planner is told of lengths: nothing; the truth; the prompt's lengths in the last epoch; or the
         truth in a wrong order, in which the share `recall` of the longest fifth of the groups is still in it.
     flush_interval_s, heartbeat_interval_s, claim_ttl_s: as in tasks.configuration.sampling.RolloutConfig.
@@ -266,6 +291,7 @@ class Policy:
     crew: Literal["iteration", "standing"] = "iteration"
     max_staleness: Annotated[int, Field(ge=0)] = 0
     seeding_memory: bool = True
+    plans_tools: bool = True
     predictor: Literal["none", "oracle", "history", "recall"] = "none"
     recall: _Share = 0.87
     flush_interval_s: _Above0 = 5.0

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from storage.forecast_records import Setting
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.run_config import RunConfig
+from tasks.configuration.trainer import Placement
 from tasks.forecasting.crew_inputs import CrewPool
 from tasks.forecasting.inputs import ForecastInputs
 from tasks.forecasting.scenario import PoolScenario, Scenario
@@ -33,7 +34,7 @@ def setups(config: RunConfig, inputs: ForecastInputs) -> tuple[Setup, ...]:
 
     Raises ValueError if the configuration's own setup is impossible.
     """
-    found = [_configured(config, inputs), *_alternatives(config, inputs)]
+    found = [configured(config, inputs), *_alternatives(config, inputs)]
     unlike: list[Setup] = []
     for setup in found:
         alike = (replace(setup.scenario, name=other.scenario.name) for other in unlike)
@@ -42,7 +43,8 @@ def setups(config: RunConfig, inputs: ForecastInputs) -> tuple[Setup, ...]:
     return tuple(unlike)
 
 
-def _configured(config: RunConfig, inputs: ForecastInputs) -> Setup:
+def configured(config: RunConfig, inputs: ForecastInputs) -> Setup:
+    """The user's own setup."""
     settings: dict[str, Setting] = {}
     for pool in inputs.pools:
         settings |= {f"{pool.path}.count": pool.configured.count, f"{pool.path}.count_min": pool.configured.count_min}
@@ -68,6 +70,19 @@ def _alternatives(config: RunConfig, inputs: ForecastInputs) -> Iterator[Setup]:
         counts = {pool.path: max(1, round(pool.configured.count * factor)) for pool in inputs.pools}
         yield _of_counts(name, counts, config.planning.seeding, inputs)
     yield _chosen({path: max(of_pool) for path, of_pool in widths.items()}, inputs, can_seed=can_seed)
+
+
+def placed(setup: Setup, placement: Placement, config: RunConfig, inputs: ForecastInputs) -> Setup:
+    """The setup with another trainer.placement, of `inputs.placed`; the trainer's machines do not generate."""
+    settings: dict[str, Setting] = {"trainer.placement": placement, "planning.seeding": "off"}
+    if placement != "shared" and config.trainer.fleet is not None:
+        settings["trainer.fleet"] = None
+    if placement == "own" and config.trainer.phase_start_share is not None:
+        settings["trainer.phase_start_share"] = None
+    scenario, name = setup.scenario, f"{setup.name}, {placement}"
+    policy = replace(scenario.policy, planning=replace(scenario.policy.planning, seeding="off"))
+    scenario = replace(scenario, name=name, trainer=inputs.placed[placement], policy=policy)
+    return Setup(name=name, settings=setup.settings | settings, scenario=scenario)
 
 
 def _may_stand(planning: PlanningConfig) -> bool:
@@ -100,7 +115,7 @@ def _of_counts(
         if count:
             settings |= pool.trim
             pools.append(replace(pool.trimmed, count=count, count_min=least))
-    settings |= {"planning.width": "fixed", "planning.seeding": seeding, "rollout.crew": crew}
+    settings |= {"planning.width": "fixed", "planning.seeding": seeding, "rollout.crew": crew, **_no_cut(inputs)}
     return _setup(name, settings, inputs, pools)
 
 
@@ -112,8 +127,13 @@ def _chosen(most: Mapping[str, int], inputs: ForecastInputs, *, can_seed: bool) 
         settings |= {f"{pool.path}.count": most[pool.path], f"{pool.path}.count_min": least} | pool.trim
         pools.append(replace(pool.trimmed, count=most[pool.path], count_min=least))
     seeding = "auto" if can_seed else "off"
-    settings |= {"planning.width": "cost", "planning.seeding": seeding, "rollout.crew": "iteration"}
+    settings |= {"planning.width": "cost", "planning.seeding": seeding, "rollout.crew": "iteration", **_no_cut(inputs)}
     return _setup(CHOSEN, settings, inputs, pools)
+
+
+def _no_cut(inputs: ForecastInputs) -> dict[str, Setting]:
+    """A member that hands over and leaves saves nothing where its machine stays paid for, as in a forecast."""
+    return {} if inputs.policy.planning.cut_share is None else {"planning.cut_share": None}
 
 
 def _setup(name: str, settings: dict[str, Setting], inputs: ForecastInputs, pools: list[PoolScenario]) -> Setup:
@@ -121,6 +141,7 @@ def _setup(name: str, settings: dict[str, Setting], inputs: ForecastInputs, pool
         inputs.policy.planning,
         width=settings["planning.width"],  # type: ignore[arg-type]
         seeding=settings["planning.seeding"],  # type: ignore[arg-type]
+        cut_share=settings.get("planning.cut_share", inputs.policy.planning.cut_share),  # type: ignore[arg-type]
     )
     policy = replace(inputs.policy, planning=planning, crew=settings["rollout.crew"])  # type: ignore[arg-type]
     scenario = Scenario(

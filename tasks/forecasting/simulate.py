@@ -4,7 +4,9 @@ With max_staleness s, iteration n + s is planned when n - 1 is concluded. A crew
 one rollout at a time, so that the next one also waits for the end of the previous one; a standing crew goes on.
 """
 
+import math
 import random
+from collections import Counter
 from functools import partial
 
 from storage.records import TRAIN_POOL
@@ -32,6 +34,7 @@ from tasks.planning.iteration_plan import BudgetExceeded, plan_iteration
 PATIENCE_S = 7 * 24 * 3600.0
 # The distance between two pools' seeds, more than the number of seeds that anyone simulates.
 POOL_SEEDS = 1_000_003
+GOLDEN_RATIO = (1 + math.sqrt(5)) / 2
 
 
 def simulate(scenario: Scenario, *, seed: int, span_s: float | None = None) -> SimulatedRun:
@@ -62,7 +65,9 @@ class _Simulation:
             trainer.step_time, trainer.responses_max, trainer.prefill_tokens_per_s
         )
         kind = StandingProcesses if policy.crew == "standing" else MappedProcesses
-        self._processes: Processes = kind(self._events, policy, links, self._engines, self._may_begin)
+        self._processes: Processes = kind(
+            events=self._events, policy=policy, links=links, engines=self._engines, may_begin=self._may_begin
+        )
         self._stocks = self._processes.stocks = {
             pool.name: Stock(
                 self._events,
@@ -81,6 +86,8 @@ class _Simulation:
         self._trained_s = 0.0
         self._over = False
         self._concluded: list[SimulatedIteration] = []
+        # By the newest plan.
+        self._asked: dict[str, int] | None = None
         # Of the iterations begun.
         self._tokens: list[int] = []
         self._stopped: str | None = None
@@ -105,7 +112,7 @@ class _Simulation:
         try:
             available = {name: stock.available for name, stock in self._stocks.items()}
             there = {name: stock.ready for name, stock in self._stocks.items()}
-            plan = plan_iteration(self._knowledge.request(expected, available, there))
+            plan = plan_iteration(self._knowledge.request(expected, available, there, self._asked))
         except BudgetExceeded as error:
             self._stopped = str(error)
             return
@@ -138,6 +145,7 @@ class _Simulation:
                 on_published=lambda: self._processes.published(number + 1),
                 on_end=self._training_ended,
                 replay_tokens=sum(replayed),
+                phase_wait_s=self._phase_wait_s(number),
             ),
             accounts=accounts,
             began_s=now_s,
@@ -160,13 +168,15 @@ class _Simulation:
         if self._newest in self._open:
             self._open[self._newest].next_s = now_s
         self._newest, self._open[number] = number, iteration
+        self._asked = Counter(slot.pool for slot in plan.slots if slot.groups and slot.pool != TRAIN_POOL)
         self._processes.begin(iteration)
         if self._training is None:
             self._train(iteration)
 
     def _train(self, iteration: Iteration) -> None:
         self._training = iteration
-        iteration.accounts[TRAIN_POOL].add("standing", self._events.now_s - self._trained_s)
+        if self._scenario.trainer.phase is None:
+            iteration.accounts[TRAIN_POOL].add("standing", self._events.now_s - self._trained_s)
         slots = [slot.slot for slot in iteration.plan.slots if slot.pool == TRAIN_POOL and slot.groups]
         seeding = iteration.plan.seeding
         # If the crew was given nothing, there is no member to hand over to.
@@ -175,7 +185,7 @@ class _Simulation:
         iteration.training.begin(iteration.crew, slots, self._engines[TRAIN_POOL], seeding_s)
 
     def _rollout_ended(self, iteration: Iteration) -> None:
-        iteration.members_at_end = iteration.crew.working
+        iteration.members_at_end = self._processes.present(iteration)
         self._processes.rollout_ended(iteration)
         iteration.training.rollout_ended()
         self._go_on()
@@ -211,6 +221,9 @@ class _Simulation:
 
     def _conclude(self, iteration: Iteration) -> None:
         now_s, policy, pools = self._events.now_s, self._policy, list(self._stocks)
+        phase = self._scenario.trainer.phase
+        if phase is not None:
+            iteration.accounts[TRAIN_POOL].add("standing", phase.idle_share * (now_s - self._trained_s))
         for account in iteration.accounts.values():
             account.close(iteration.left_s(policy, now_s), policy.flush_interval_s, policy.heartbeat_interval_s)
         alone_s = iteration.began_s + self._scenario.trainer.process_s
@@ -219,6 +232,18 @@ class _Simulation:
         self._concluded.append(result)
         self._knowledge.learn(result, waits, iteration.plan.seeding)
         self._expectations.learn(iteration.prompts, iteration.lengths)
+
+    def _phase_wait_s(self, number: int) -> float:
+        """How long this iteration's phase waits for other runs'.
+
+        Multiples of the golden ratio, without their integers, are spread evenly however many are taken, so a few
+        iterations have about the waits of many.
+        """
+        phase = self._scenario.trainer.phase
+        if phase is None or not phase.waits_s:
+            return 0.0
+        place = ((self._seed * self._scenario.work.iterations + number + 1) * GOLDEN_RATIO) % 1.0
+        return phase.waits_s[int(place * len(phase.waits_s))]
 
     def _account(self, name: str, usd_per_h: float, gpus: float, egress_usd_per_gb: float = 0.0) -> Account:
         policy = self._policy

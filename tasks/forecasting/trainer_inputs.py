@@ -7,11 +7,14 @@ from dataclasses import replace
 from storage.records import TRAIN_POOL
 from tasks.configuration.lora import LoraConfig
 from tasks.configuration.run_config import RunConfig
+from tasks.configuration.trainer import Placement
 from tasks.forecasting.engine_estimate import train_s_per_token
 from tasks.forecasting.engine_inputs import EngineFigures, device, engine_figures
 from tasks.forecasting.known_facts import KnownFacts
-from tasks.forecasting.scenario import TrainerScenario
+from tasks.forecasting.scenario import PhaseScenario, TrainerScenario
 from tasks.forecasting.training_work import flops_per_parameter
+from tasks.sharing.admission_forecast import COPIED_BYTES_PER_S, expected_switch_s
+from tasks.sharing.residents import resident_state_bytes
 
 # Parameters, gradients and two moments in float32, and parameters alone (tasks.learning.trained_model).
 TRAINED_BYTES, FROZEN_BYTES = 16, 4
@@ -20,11 +23,14 @@ STATE_SHARE_MAX = 0.9
 CHECKPOINT_BYTES_PER_PARAMETER = 12
 
 
-def trainer_scenario(facts: KnownFacts) -> TrainerScenario:
-    """The trainer of the configuration; raises ValueError and LookupError, which name the missing or wrong field."""
+def trainer_scenario(facts: KnownFacts, placement: Placement) -> TrainerScenario:
+    """The trainer of the configuration, placed like this.
+
+    Raises ValueError and LookupError, which name the missing or wrong field.
+    """
     config, pool = facts.config, facts.config.pools.train
     nodes, processes = config.trainer.nnodes, config.trainer.nnodes * config.trainer.nproc_per_node
-    engines, figures = _engines(facts)
+    engines, figures = _engines(facts, placement)
     usd_per_h = pool.price_usd_per_h * nodes
     price = "configured (usd_per_hour)" if pool.usd_per_hour is not None else f"price table, {pool.machine}"
     facts.show(f"{TRAIN_POOL}: price", f"{usd_per_h:.2f} $/h of {nodes} x {pool.machine}", price)
@@ -41,13 +47,14 @@ def trainer_scenario(facts: KnownFacts) -> TrainerScenario:
         step_s=figures.step_s,
         prefill_tokens_per_s=figures.prefill_tokens_per_s,
         process_s=_process_s(facts),
-        load_s=_load_s(facts),
+        load_s=_switch_s(facts) if placement == "shared" else _load_s(facts),
         train_s_per_token=per_token,
         train_fixed_s=publish_s,
         control_s=control_s,
         waits=not facts.in_turn,
-        replay_interval=_replay_interval(facts),
+        replay_interval=_replay_interval(facts, placement),
         micro_batch_responses=config.run.num_generations,
+        phase=_phase(facts, placement),
     )
 
 
@@ -63,9 +70,9 @@ def state_bytes(config: RunConfig, parameters: float) -> float:
     return parameters * (policy + reference + critic)
 
 
-def _engines(facts: KnownFacts) -> tuple[int, EngineFigures]:
+def _engines(facts: KnownFacts, placement: Placement) -> tuple[int, EngineFigures]:
     """The number of engines that generate on the trainer's machines, and the figures of one; 0: none."""
-    reason = next(_reasons_against_engines(facts.config, facts.gpus_per_engine), "")
+    reason = next(_reasons_against_engines(facts.config, placement, facts.gpus_per_engine), "")
     if not reason:
         try:
             sheet = facts.config.forecast.accelerator_train
@@ -78,11 +85,11 @@ def _engines(facts: KnownFacts) -> tuple[int, EngineFigures]:
     return 0, EngineFigures(step_s=((1, 1.0),), responses_max=1, prefill_tokens_per_s=1.0)
 
 
-def _reasons_against_engines(config: RunConfig, per_engine: int) -> Iterator[str]:
+def _reasons_against_engines(config: RunConfig, placement: Placement, per_engine: int) -> Iterator[str]:
     """What keeps the configuration from planning.seeding 'auto', as tasks.configuration.run_config refuses it."""
     processes, gpus = config.trainer.nnodes * config.trainer.nproc_per_node, config.pools.train.gpus
-    if config.trainer.placement != "own":
-        yield f"trainer.placement {config.trainer.placement!r}: its machines are there for the train phase only"
+    if placement != "own":
+        yield f"trainer.placement {placement!r}: its machines are there for the train phase only"
     if per_engine > 1 and processes > 1:
         yield f"rollout.vllm.tensor_parallel_size {per_engine}: each of the trainer's {processes} processes has one GPU"
     if 0 < gpus < per_engine:
@@ -148,7 +155,8 @@ def _between_s(facts: KnownFacts) -> tuple[float, float]:
         return publish_s, control_s
     control_s = facts.config.forecast.control_s
     gbps, interval = facts.config.forecast.train_link_gbps, facts.config.trainer.checkpoint_interval
-    publish_s = (facts.weights[0] + _checkpoint_bytes(facts) / interval) * 8 / 1e9 / gbps
+    weights = facts.weights[1 if facts.publishes_adapters else 0]
+    publish_s = (weights + _checkpoint_bytes(facts) / interval) * 8 / 1e9 / gbps
     what = "checkpoint" if interval == 1 else f"a checkpoint every {interval} iterations"
     source = f"estimated: {what} and weights at {gbps:g} Gbit/s (train_link_gbps), and forecast.control_s"
     facts.show("between iterations", f"{publish_s + control_s:.0f} s", source)
@@ -180,10 +188,39 @@ def _load_s(facts: KnownFacts) -> float:
     return load_s
 
 
-def _replay_interval(facts: KnownFacts) -> int:
+def _phase(facts: KnownFacts, placement: Placement) -> PhaseScenario | None:
+    """When the phase is due, and what the machines need before they can load the model; on a host, nothing."""
+    if placement == "own":
+        return None
+    share = facts.config.phase_start_share
+    due, source = f"phase due when {share:.0%} of the groups are recorded", "trainer.phase_start_share"
+    told = facts.config.forecast.runs_per_trainer
+    if told is not None:
+        due += f"; {told} runs like this one take turns"
+        source += ", forecast.runs_per_trainer"
+    if placement == "shared":
+        facts.show(f"{TRAIN_POOL}: shared", due, source)
+        return PhaseScenario(start_share=share, publishes_beside=True)
+    if told is None:
+        due += "; no run waits for another, and the machines cost nothing between phases"
+    start_s = 0.0 if facts.in_turn else facts.config.forecast.process_s
+    facts.show(f"{TRAIN_POOL}: pod", f"{due}; it starts in {start_s:g} s", f"{source}, forecast.process_s")
+    return PhaseScenario(start_share=share, start_s=start_s)
+
+
+def _switch_s(facts: KnownFacts) -> float:
+    """Seconds for a state to leave a host's device, and for this run's to come back."""
+    size = resident_state_bytes(facts.config, facts.sized().parameters)
+    switch_s = expected_switch_s(size)
+    told = f"estimated: states of {size / 1e9:,.0f} GB, copied to and from memory at {COPIED_BYTES_PER_S / 1e9:g} GB/s"
+    facts.show(f"{TRAIN_POOL}: switch", f"{switch_s:.1f} s from another run's state to this one's", told)
+    return switch_s
+
+
+def _replay_interval(facts: KnownFacts, placement: Placement) -> int:
     """After how many iterations a trainer's process has nothing to replay; a host keeps the state between phases."""
     interval = facts.config.trainer.checkpoint_interval
-    if interval == 1 or facts.config.trainer.placement == "shared":
+    if interval == 1 or placement == "shared":
         return 1
     told = f"up to {interval - 1} iterations are trained again before training"
     facts.show(f"{TRAIN_POOL}: replay", told, f"trainer.checkpoint_interval {interval}")

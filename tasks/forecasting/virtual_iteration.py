@@ -74,6 +74,7 @@ class Iteration:
             members=self._members(pools, self._first_s(pools, alone_s), now_s),
             planned=self.planned,
             members_at_end=self.members_at_end,
+            tool_s=self.responses.tool_s,
             tokens=sum(self.responses.length),
             tokens_decoded=sum(account.decoded for account in accounts.values()),
             tokens_regenerated=sum(account.wasted for account in accounts.values()),

@@ -51,6 +51,11 @@ class Responses:
         self.kept[response] += tokens
         self._parts.setdefault(response, []).append((life, tokens))
 
+    @property
+    def tool_s(self) -> float:
+        """Seconds for which responses wait for tools, all together."""
+        return sum(answer.wait_s for answers in self._answers for answer in answers)
+
     def answered(self, response: int) -> int:
         """How many answers of tools the response has; they are journalled."""
         return self._answered.get(response, 0)

@@ -6,35 +6,24 @@ closed for it when its last response has ended. Time of standing by is booked to
 concluded, where a report counts it for the one that follows.
 """
 
-from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
-from tasks.forecasting.events import Events
-from tasks.forecasting.links import Links
 from tasks.forecasting.machines import Machine, Stock
-from tasks.forecasting.scenario import Policy
 from tasks.forecasting.virtual_iteration import Iteration
-from tasks.forecasting.virtual_member import EngineModel, Member
+from tasks.forecasting.virtual_member import Member
 from tasks.forecasting.virtual_processes import Processes
 
 
+@dataclass(kw_only=True, eq=False)
 class StandingProcesses(Processes):
     """Processes that stay until the last iteration has been generated, with engine and weights."""
 
-    def __init__(
-        self,
-        events: Events,
-        policy: Policy,
-        links: Links,
-        engines: Mapping[str, EngineModel],
-        may_begin: Callable[[int], bool],
-    ) -> None:
-        super().__init__(events, policy, links, engines, may_begin)
-        # Planned and not concluded, in order.
-        self._open: dict[int, Iteration] = {}
-        self._place: dict[Machine, Iteration] = {}
-        self._published = 0
-        self._over = False
+    # Planned and not concluded, in order.
+    _open: dict[int, Iteration] = field(default_factory=dict, init=False)
+    _place: dict[Machine, Iteration] = field(default_factory=dict, init=False)
+    _published: int = field(default=0, init=False)
+    _over: bool = field(default=False, init=False)
 
     def begin(self, iteration: Iteration) -> None:
         is_first = not iteration.number
@@ -58,7 +47,7 @@ class StandingProcesses(Processes):
         ]
         for _, machine in there:
             self._leave(iteration, machine, "idle")
-        if all(one.is_generated for one in self._open.values()) and not self._may_begin(max(self._open) + 1):
+        if all(one.is_generated for one in self._open.values()) and not self.may_begin(max(self._open) + 1):
             self._over = True
             for stock in self.stocks.values():
                 stock.withdraw()
@@ -83,11 +72,14 @@ class StandingProcesses(Processes):
             stock.account = account or stock.account
             for machine in stock.machines.values():
                 if machine.account is iteration.accounts[name]:
-                    machine.settle(self._events.now_s, account=account)
+                    machine.settle(self.events.now_s, account=account)
 
     def ready(self, stock: Stock, machine: Machine, slot: int) -> None:  # noqa: ARG002
-        machine.settle(self._events.now_s, "process")
-        self._events.after(stock.pool.process_s, partial(self._started, stock, machine))
+        machine.settle(self.events.now_s, "process")
+        if not self._published:
+            # A member pulls the version of its execution's first plan while its engine starts.
+            self._pull(stock, machine, 0, partial(self._pulled, machine, 0))
+        self.events.after(stock.pool.process_s, partial(self._started, stock, machine))
 
     def lost(self, stock: Stock, machine: Machine) -> None:
         self._stop_pull(stock, machine)
@@ -111,10 +103,14 @@ class StandingProcesses(Processes):
         following = self._next(machine)
         return following is not None and following is not iteration
 
+    def present(self, iteration: Iteration) -> int:  # noqa: ARG002
+        """A member that has gone on is not missing; nor is one that is still in an iteration before, and comes then."""
+        return sum(machine.entered >= 0 for stock in self.stocks.values() for machine in stock.machines.values())
+
     def _started(self, stock: Stock, machine: Machine) -> None:
         if machine.there:
             machine.entered = min(self._open, default=machine.entered + 1) - 1
-            machine.settle(self._events.now_s, "idle")
+            machine.settle(self.events.now_s, "idle")
             self._go_on(stock, machine)
 
     def _next(self, machine: Machine) -> Iteration | None:
@@ -129,7 +125,7 @@ class StandingProcesses(Processes):
         iteration = self._next(machine)
         if iteration is None or machine.slot is None:
             machine.entered = max(machine.entered, 0)
-            machine.settle(self._events.now_s, "idle", stock.account)
+            machine.settle(self.events.now_s, "idle", stock.account)
             self._equip(stock, machine, self._published)
             return
         machine.entered = max(machine.entered, iteration.number)
@@ -143,16 +139,17 @@ class StandingProcesses(Processes):
     def _equip(self, stock: Stock, machine: Machine, version: int) -> None:
         """Have the machine pull a version, unless it does so or has it."""
         if machine.pulling == version:
+            machine.settle(self.events.now_s, "transfer")
             return
         self._stop_pull(stock, machine)
         if machine.weight_version != version:
-            machine.settle(self._events.now_s, "transfer")
+            machine.settle(self.events.now_s, "transfer")
             self._pull(stock, machine, version, partial(self._pulled, machine, version))
 
     def _pulled(self, machine: Machine, version: int) -> None:
         machine.pull = machine.pulling = None
         machine.weight_version = version
-        machine.settle(self._events.now_s, "idle")
+        machine.settle(self.events.now_s, "idle" if machine.entered >= 0 else None)
         member = machine.member
         if member is not None and member.state == "loading" and self._place[machine].version == version:
             self._place[machine].crew.work(member)

@@ -2,7 +2,8 @@
 
 If no crew member lives, they go on generating, or begin again by production's rule. What was trained by then is trained
 a second time, from the last checkpoint. Before they train they load the model, and train again what was trained since
-the last checkpoint.
+the last checkpoint. Machines that the run has for its train phases only come when the phase is due and other runs' have
+ended, and cost nothing before and after.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from itertools import count, takewhile
 
 from tasks.configuration.planning import PlanningConfig
 from tasks.forecasting.events import Events
-from tasks.forecasting.scenario import TrainerScenario
+from tasks.forecasting.scenario import PhaseScenario, TrainerScenario
 from tasks.forecasting.virtual_crew import Crew
 from tasks.forecasting.virtual_ledger import Account
 from tasks.forecasting.virtual_member import EngineModel, Member
@@ -20,6 +21,7 @@ from tasks.planning.seeding import generates_again
 
 # Sums of seconds are rounded, so a condition is checked this much later than it becomes true.
 _ROUNDING_S = 1e-6
+_ROUNDING = 1e-9
 
 
 class Training:
@@ -29,7 +31,8 @@ class Training:
     (RLBoost, arXiv 2510.19225, section 4.1), or with fewer if no more will come. in_order: a group counts only when all
     groups before it are complete. seeding_s: seconds in which the machines generated; generated_s: the part with
     started engines; wait_s, train_s: seconds of waiting and of training; retrain_s: the part of train_s that repeats
-    earlier training. replay_tokens: those of the earlier iterations that are trained again after loading.
+    earlier training. replay_tokens: those of the earlier iterations that are trained again after loading. phase_wait_s:
+    how long a phase waits for those of other runs, if the machines are there for phases only.
     """
 
     def __init__(
@@ -45,7 +48,9 @@ class Training:
         on_end: Callable[[], None],
         on_published: Callable[[], None] = lambda: None,
         replay_tokens: int = 0,
+        phase_wait_s: float = 0.0,
     ) -> None:
+        self._phase_wait_s = phase_wait_s
         self._events = events
         self._scenario = scenario
         self._planning = planning
@@ -73,6 +78,10 @@ class Training:
         """
         self._crew, self._engine = crew, engine
         self.began_s = self._since_s = self._events.now_s
+        if self._scenario.phase is not None:
+            self._phase = "collecting"
+            self._take_if_due(self._scenario.phase)
+            return
         if not slots or crew.ended_s is not None or seeding_s == 0:
             self._load()
             return
@@ -85,6 +94,8 @@ class Training:
         self._complete.add(group)
         if self._phase == "waiting":
             self._go_on()
+        elif self._phase == "collecting" and self._scenario.phase is not None:
+            self._take_if_due(self._scenario.phase)
 
     def rollout_ended(self) -> None:
         """No more groups will come: train on the rest."""
@@ -152,6 +163,21 @@ class Training:
         if number == self._checks and self._phase == "waiting":
             self._watch()
 
+    def _take_if_due(self, phase: PhaseScenario) -> None:
+        """Queue for the machines if so many groups are recorded that the phase is due."""
+        recorded = len(self._ready() if self._in_order else self._complete)
+        if recorded >= phase.start_share * len(self._responses.group_tokens) - _ROUNDING:
+            self._phase = "queued"
+            self._events.after(self._phase_wait_s, partial(self._take, phase))
+
+    def _take(self, phase: PhaseScenario) -> None:
+        """The machines are the run's from now on: start the process there."""
+        self._since_s = self._events.now_s
+        if phase.start_s:
+            self._events.after(phase.start_s, self._load)
+        else:
+            self._load()
+
     def _hand_over(self) -> None:
         """Leave the rest to other members, and train."""
         now_s = self._events.now_s
@@ -210,8 +236,14 @@ class Training:
         self._trained_tokens += tokens
         self._complete.difference_update(ready)
         last = self._trained == len(self._responses.group_tokens)
-        duration_s = tokens * self._scenario.train_s_per_token + (self._scenario.train_fixed_s if last else 0.0)
+        duration_s = tokens * self._scenario.train_s_per_token
+        if last and not self._publishes_beside:
+            duration_s += self._scenario.train_fixed_s
         self._events.after(duration_s, lambda: self._trained_batch(last=last))
+
+    @property
+    def _publishes_beside(self) -> bool:
+        return self._scenario.phase is not None and self._scenario.phase.publishes_beside
 
     def _book_wait(self) -> None:
         waited_s = self._events.now_s - self._since_s
@@ -232,11 +264,18 @@ class Training:
         self._account.add("train", duration_s)
         self._since_s = self._events.now_s
         self._phase = "waiting"
-        if last:
-            self._phase = "ended"
-            self.ended_s = self._events.now_s
-            self._account.add("standing", self._scenario.control_s)
-            self._on_published()
-            self._events.after(self._scenario.control_s, self._on_end)
-        else:
+        if not last:
             self._go_on()
+            return
+        self._phase = "ended"
+        if self._publishes_beside:
+            self._events.after(self._scenario.train_fixed_s, self._published)
+        else:
+            self._published()
+
+    def _published(self) -> None:
+        self.ended_s = self._events.now_s
+        if self._scenario.phase is None:
+            self._account.add("standing", self._scenario.control_s)
+        self._on_published()
+        self._events.after(self._scenario.control_s, self._on_end)

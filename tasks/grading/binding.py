@@ -74,17 +74,17 @@ def bind(function: Callable[..., Any], name: str) -> BoundFunction:
         raise _unfit(name, signature, "parameters must have usable names")
     families = (TRL_PARAMETERS, ("solution_str",), ("solution_strs",))
     is_trl, is_verl, is_batched = (any(each in named for each in family) for family in families)
-    if is_trl + is_verl + is_batched != 1:
-        raise _unfit(name, signature, "it is both" if is_trl or is_verl else "it is neither")
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
     required = [each for each, parameter in named.items() if parameter.default is parameter.empty]
-    accepted = None if takes_any else set(named)
-    if is_trl and TRL_ENVIRONMENTS in required:
+    if TRL_ENVIRONMENTS in required and not (is_verl or is_batched):
         reason = (
             f"its parameter {TRL_ENVIRONMENTS!r} wants the environments, which have ended where the responses were "
             "generated; let the environment's get_reward() return the value, with the reward 'environment'"
         )
         raise _unfit(name, signature, reason)
+    if is_trl + is_verl + is_batched != 1:
+        raise _unfit(name, signature, "it is both" if is_trl or is_verl else "it is neither")
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    accepted = None if takes_any else set(named)
     if is_trl:
         needs = tuple((each,) for each in required if each not in (*TRL_PARAMETERS, *TRL_EXTRAS))
         return BoundFunction(needs, True, lambda cases: _call_trl(function, cases, accepted))

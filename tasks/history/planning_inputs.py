@@ -15,6 +15,7 @@ from storage.run import read_plan, read_report
 from storage.store import ObjectMissing, ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.history.spent import spent_usd
+from tasks.planning.crew_wait import DECISION
 from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
 from tasks.planning.prediction_error import ITERATION, Realised, realised
 from tasks.planning.request import PlanningRequest
@@ -49,6 +50,7 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
         waits=None if last is None else step_waits(last, config.trainer.nnodes * config.trainer.nproc_per_node),
         seeding=None if written is None else written.seeding,
         width=() if written is None else _width(written),
+        asked=_width(read_plan(store, iteration - 1)) if iteration else None,
         train_s=_train_s(recent),
         training=_training(config),
         past=_past(recent, plans),
@@ -57,6 +59,8 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
         spent_usd=_spent_usd(store, iteration, last),
         usd_no_machine=0.0 if last is None else sum(last.metrics.get(name, 0.0) for name in NO_MACHINE),
         length_max=float(config.sampling.max_completion_length),
+        tool_s_per_token=_tool_s_per_token(config, recent, lengths),
+        crew=config.rollout.crew,
     )
 
 
@@ -69,6 +73,18 @@ def recent_reports(store: ObjectStore, iteration: int) -> list[ReportRecord]:
         if len(found) == REPORTS_READ:
             break
     return found
+
+
+def _tool_s_per_token(config: RunConfig, recent: Sequence[ReportRecord], lengths: GroupLengths) -> float:
+    """Seconds of waiting for tools per token of the last iterations with turns, or else as the forecast is told."""
+    told = [report for report in recent if "turns/tool_seconds" in report.metrics]
+    tokens = sum(sum(report.lengths) for report in told)
+    if tokens:
+        return sum(report.metrics["turns/tool_seconds"] for report in told) / tokens
+    answers, answer_s = config.forecast.tool_answers, config.forecast.tool_s
+    if config.turns is None or recent or answers is None or answer_s is None:
+        return 0.0
+    return answers * answer_s / float(lengths.expected.mean())
 
 
 def crew_offers(
@@ -91,6 +107,7 @@ def crew_offers(
                 responses_max=config.rollout.max_responses_in_flight,
                 step_time=observed_step_time(observed),
                 start_s=_start_s(observed),
+                cold_start_s=_cold_start_s(name, observed, written),
                 machine_start_s=_machine_start_s(name, recent),
                 there=_there(name, recent),
                 losses_per_h=sum(seen.losses for seen in observed) / machine_h if machine_h else 0.0,
@@ -160,6 +177,14 @@ def _past(recent: Sequence[ReportRecord], plans: Sequence[PlanRecord]) -> tuple[
 def _start_s(observed: Sequence[PoolObservation]) -> float:
     starts_s = [seen.start_s for seen in observed if seen.start_s is not None]
     return statistics.median(starts_s) if starts_s else 0.0
+
+
+def _cold_start_s(pool: str, observed: Sequence[PoolObservation], written: PlanRecord | None) -> float:
+    """The longest start seen, also by the last plan: members that stand start once in an execution."""
+    known_s = [seen.start_s for seen in observed if seen.start_s is not None]
+    decisions = () if written is None else written.decisions
+    known_s += [each.inputs.get(f"{pool}/start_s", 0.0) for each in decisions if each.name == DECISION]
+    return max(known_s, default=0.0)
 
 
 def observed_step_time(observed: Sequence[PoolObservation]) -> StepTime:

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.hub.repositories import HubError, bars_only_on_a_terminal, explained
+from tasks.hub.repositories import HubError, bars_only_on_a_terminal, explained, one_line
 
 PIECE_BYTES = 64 << 20
 # What `datasets` reads without any code of the repository, and what it has prepared before.
@@ -55,7 +55,7 @@ def _rows(repo: str, commit: str, subset: str | None, split: str | None, section
         builder.download_and_prepare()
         splits = list(builder.info.splits or ())
     except Exception as error:  # a damaged file can raise anything in the library that reads it
-        raise HubError(f"{section}.source: value {repo!r} cannot be read: {_line(error)}") from error
+        raise HubError(f"{section}.source: value {repo!r} cannot be read: {one_line(error)}") from error
     if split is None and len(splits) == 1:
         split = splits[0]
     if split not in splits:
@@ -84,12 +84,12 @@ def _builder(repo: str, commit: str, subset: str | None, section: str) -> Any:
         error = raised
     with explained("dataset", repo, commit, field):
         if isinstance(error, ValueError) and not isinstance(error, OSError):
-            raise HubError(f"{where}: {_line(error)}")
+            raise HubError(f"{where}: {one_line(error)}")
         folder = huggingface_hub.snapshot_download(repo, repo_type="dataset", revision=commit, local_files_only=True)
     try:
         builder = datasets.load_dataset_builder(folder, name=subset)
     except Exception as raised:  # noqa: BLE001
-        raise HubError(f"{where}: {_line(raised)}") from None
+        raise HubError(f"{where}: {one_line(raised)}") from None
     _check_places(builder, f"{folder}/", field)
     return builder
 
@@ -100,7 +100,3 @@ def _check_places(builder: Any, prefix: str, field: str) -> None:
         for file in files:
             if not str(file).startswith(prefix) or ".." in str(file).split("/"):
                 raise HubError(f"{field}: the data set names {str(file)[:120]!r}, which is not one of its own files")
-
-
-def _line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

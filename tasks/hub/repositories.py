@@ -1,6 +1,7 @@
 """Resolves ids on the hub to commits, and models to folders of its cache, on the network or without it."""
 
 import hashlib
+import json
 import re
 import sys
 import warnings
@@ -9,14 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from resources.model_config import CONFIG
 from storage import model_files
 from storage.paths import expanded
+from tasks.learning.pretrained import count_parameters as count_in_folder
 
 Kind = Literal["model", "dataset"]
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 # What a model folder is read for; the patterns of huggingface_hub, in which a star matches "/" too.
 _PATTERNS = [f"*{suffix}" for suffix in sorted(model_files.SUFFIXES | {".safetensors"})]
+_INDEX = "model.safetensors.index.json"
 _DEEPER = ["*/*"]
 _BLOCK_BYTES = 1 << 20
 
@@ -64,6 +68,38 @@ def model_folder(repo: str, commit: str, field: str) -> Path:
     return Path(folder)
 
 
+def model_config(repo: str, commit: str, field: str) -> Path:
+    """A folder that holds at least a model's config.json at a commit; nothing else is downloaded. Raises HubError."""
+    import huggingface_hub  # noqa: PLC0415
+
+    with explained("model", repo, commit, field):
+        file = Path(huggingface_hub.hf_hub_download(repo, CONFIG, revision=commit))
+    _check_file(file, field)
+    return file.parent
+
+
+def count_parameters(repo: str, commit: str, field: str) -> int:
+    """The number of values in a model's tensors at a commit, from the headers of its files on the hub.
+
+    No weights are downloaded, unless the network is forbidden: then they are in the cache. Raises HubError.
+    """
+    import huggingface_hub  # noqa: PLC0415
+
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return count_in_folder(model_folder(repo, commit, field))
+    with explained("model", repo, commit, field), _index_understood(repo, field):
+        _check_has_safetensors(repo, commit, field)
+        api = huggingface_hub.HfApi()
+        names = api.list_repo_files(repo, revision=commit)
+        if _INDEX in names:
+            index = json.loads(Path(huggingface_hub.hf_hub_download(repo, _INDEX, revision=commit)).read_bytes())
+            names = sorted(set(index["weight_map"].values()))
+        headers = [
+            api.parse_safetensors_file_metadata(repo, name, revision=commit) for name in names if _is_weights(name)
+        ]
+    return sum(count for header in headers for count in header.parameter_count.values())
+
+
 def bars_only_on_a_terminal(library: Any) -> None:
     """Turn off the progress bars of huggingface_hub.utils or datasets.utils in pods and in logs."""
     if not sys.stderr.isatty():
@@ -105,7 +141,7 @@ def explained(kind: Kind, repo: str, revision: str | None, field: str) -> Iterat
             f"{where} is no path here, is not (or not whole) in the cache {constants.HF_HUB_CACHE}, and {reason}"
         ) from None
     except (OSError, ValueError, httpx2.HTTPError, errors.EntryNotFoundError) as error:
-        raise HubError(f"{where} cannot be read from {constants.ENDPOINT}: {_line(error)}") from None
+        raise HubError(f"{where} cannot be read from {constants.ENDPOINT}: {one_line(error)}") from None
 
 
 def _check_has_safetensors(repo: str, commit: str, field: str) -> None:
@@ -118,31 +154,52 @@ def _check_has_safetensors(repo: str, commit: str, field: str) -> None:
         names = huggingface_hub.HfApi().list_repo_files(repo, revision=commit)
     except (errors.OfflineModeIsEnabled, errors.HfHubHTTPError, httpx2.HTTPError):
         return
-    if any(name.endswith(".safetensors") and "/" not in name for name in names):
+    if any(map(_is_weights, names)):
         return
     pickles = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
     hint = f"; {pickles[0]} is a pickle, which is never read: convert it to safetensors" if pickles else ""
     raise HubError(f"{field}: value {repo!r} holds no .safetensors file{hint}")
 
 
+@contextmanager
+def _index_understood(repo: str, field: str) -> Iterator[None]:
+    """Turn what files raise that are not what their names say into HubError."""
+    from huggingface_hub import errors  # noqa: PLC0415
+
+    try:
+        yield
+    except (KeyError, AttributeError, TypeError, json.JSONDecodeError, errors.SafetensorsParsingError) as error:
+        raise HubError(f"{field}: value {repo!r} has damaged weights: {one_line(error)}") from None
+
+
+def _is_weights(name: str) -> bool:
+    return name.endswith(".safetensors") and "/" not in name
+
+
 def _check_files(folder: Path, field: str) -> None:
-    """Compare files with the names of their blobs: SHA-256 of large files, Git's name of small ones."""
     for file in sorted(folder.iterdir()):
-        if not file.is_symlink() or file.suffix not in model_files.SUFFIXES | {".safetensors"}:
-            continue
-        blob = file.resolve()
-        if re.fullmatch(r"[0-9a-f]{64}", blob.name):
-            digest: Any = hashlib.sha256()
-        elif COMMIT.fullmatch(blob.name):
-            digest = hashlib.sha1(b"blob %d\0" % blob.stat().st_size, usedforsecurity=False)
-        else:
-            continue
-        with blob.open("rb") as opened:
-            while block := opened.read(_BLOCK_BYTES):
-                digest.update(block)
-        if digest.hexdigest() != blob.name:
-            raise HubError(f"{field}: {file.name} in the cache is damaged; delete {blob}, and it is downloaded again")
+        if file.suffix in model_files.SUFFIXES | {".safetensors"}:
+            _check_file(file, field)
 
 
-def _line(error: Exception) -> str:
+def _check_file(file: Path, field: str) -> None:
+    """Compare a file with the name of its blob: SHA-256 of a large file, Git's name of a small one."""
+    if not file.is_symlink():
+        return
+    blob = file.resolve()
+    if re.fullmatch(r"[0-9a-f]{64}", blob.name):
+        digest: Any = hashlib.sha256()
+    elif COMMIT.fullmatch(blob.name):
+        digest = hashlib.sha1(b"blob %d\0" % blob.stat().st_size, usedforsecurity=False)
+    else:
+        return
+    with blob.open("rb") as opened:
+        while block := opened.read(_BLOCK_BYTES):
+            digest.update(block)
+    if digest.hexdigest() != blob.name:
+        raise HubError(f"{field}: {file.name} in the cache is damaged; delete {blob}, and it is downloaded again")
+
+
+def one_line(error: Exception) -> str:
+    """A library's error in at most 300 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

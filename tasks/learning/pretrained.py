@@ -119,15 +119,19 @@ def read_tensors(directory: Path) -> dict[str, TensorBlock]:
 
 def count_parameters(directory: Path) -> int:
     """The number of values in a model directory's tensors, from the files' headers; raises ModelError."""
-    count = 0
+    return sum(map(math.prod, tensor_shapes(directory).values()))
+
+
+def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model directory's tensors by name, from the files' headers; raises ModelError."""
+    shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(directory):
         try:
             with safe_open(file, framework="np") as tensors:
-                names = list(tensors.keys())
-                count += sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
+                shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in list(tensors.keys())}
         except (SafetensorError, OSError) as error:
             raise _not_whole(file, error) from None
-    return count
+    return shapes
 
 
 def _not_whole(file: Path, error: Exception) -> ModelError:

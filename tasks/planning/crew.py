@@ -19,6 +19,7 @@ from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer
 from tasks.planning.request import PlanningRequest
 from tasks.planning.seeding import next_seeding, work_engine_s
 from tasks.planning.step_time import NOMINAL, StepTime
+from tasks.planning.tool_waits import decoded_together, while_held
 
 # These shares of a member's groups begin first, as its longest, when its short ones should end early.
 LONG_SHARES = (0.1, 0.3)
@@ -52,7 +53,7 @@ def planned_crew(request: PlanningRequest, counts: tuple[int, ...], seeding: See
     crew = [_members(request, offer, count) for offer, count in zip(request.offers, counts, strict=True)]
     members = tuple(chain.from_iterable(crew))
     if seeding is not None and seeding.seeding_s != 0 and request.reserved is not None:
-        stop_s = engines_stop_s(seeding, [member.start_s for member in members])
+        stop_s = engines_stop_s(seeding, [member.start_s for member in members], request.trainer_busy_s)
         members += (_engine(request, request.reserved, stop_s),) * request.reserved.engines
     assignments = _dealt(request, members)
     if request.knows_lengths and request.settings.dispatch == "auto":
@@ -61,6 +62,9 @@ def planned_crew(request: PlanningRequest, counts: tuple[int, ...], seeding: See
         assignments = longest_nearest(members, assignments, losses, same_price=same_price)
     dealt_s = max(assignment.ends_s for assignment in assignments)
     assignments = _all_begin(assignments, size)
+    if request.tool_s_per_token:
+        offers_of = [*offers, *[request.reserved] * (len(members) - size)]
+        assignments = tuple(_in_places(request, *each) for each in zip(offers_of, assignments, strict=True))
     return Crew(counts=counts, members=members, assignments=assignments, seeding=seeding, dealt_s=dealt_s)
 
 
@@ -97,7 +101,8 @@ def _rate(request: PlanningRequest, offer: CrewOffer | ReservedOffer) -> float:
     everybody = sum(other.count_max for other in request.offers)
     everybody += 0 if request.reserved is None else request.reserved.engines
     responses = len(request.lengths) * request.num_generations
-    return step_time(request, offer).tokens_per_s(min(offer.responses_max, -(-responses // max(1, everybody))))
+    curve, most = holding(request, offer)
+    return curve.tokens_per_s(min(most, -(-responses // max(1, everybody))))
 
 
 def seedings(request: PlanningRequest, counts: tuple[int, ...]) -> tuple[SeedingRecord | None, ...]:
@@ -136,10 +141,11 @@ def ready(offer: CrewOffer, count: int) -> int:
 
 
 def _members(request: PlanningRequest, offer: CrewOffer, count: int) -> tuple[Member, ...]:
+    curve, most = holding(request, offer)
     at_once = Member(
         pool=offer.pool,
-        step_time=step_time(request, offer),
-        responses_max=offer.responses_max,
+        step_time=curve,
+        responses_max=most,
         start_s=offer.start_s,
         usd_per_h=offer.usd_per_h,
     )
@@ -164,23 +170,25 @@ def _all_begin(assignments: tuple[Assignment, ...], size: int) -> tuple[Assignme
     return tuple(found)
 
 
-def engines_stop_s(seeding: SeedingRecord, starts_s: Sequence[float]) -> float | None:
+def engines_stop_s(seeding: SeedingRecord, starts_s: Sequence[float], busy_s: float) -> float | None:
     """When the trainer's engines stop generating; None if nothing is left then.
 
-    starts_s: of the crew's members. While none of them lives, the engines cannot hand over (tasks/learning).
+    starts_s: of the crew's members. While none of them lives, the engines cannot hand over (tasks/learning). busy_s:
+    when the trainer's machines may begin.
     """
     if seeding.seeding_s is None or not starts_s:
         return None
-    return max(seeding.seeding_s, min(starts_s))
+    return max(busy_s + seeding.seeding_s, min(starts_s))
 
 
 def _engine(request: PlanningRequest, reserved: ReservedOffer, window_s: float | None) -> Member:
     """One of the trainer's engines; it adds no price, because its machine is paid for in any case."""
+    curve, most = holding(request, reserved)
     return Member(
         pool=TRAIN_POOL,
-        step_time=step_time(request, reserved),
-        responses_max=reserved.responses_max,
-        start_s=reserved.start_s,
+        step_time=curve,
+        responses_max=most,
+        start_s=request.trainer_busy_s + reserved.start_s,
         window_s=window_s,
     )
 
@@ -191,6 +199,20 @@ def step_time(request: PlanningRequest, offer: CrewOffer | ReservedOffer) -> Ste
     if request.reserved is not None:
         curves.append(request.reserved.step_time)
     return next((curve for curve in curves if curve is not NOMINAL), NOMINAL)
+
+
+def holding(request: PlanningRequest, offer: CrewOffer | ReservedOffer) -> tuple[StepTime, int]:
+    """(seconds of a token by the responses that a member holds, the most it holds), with their waiting for tools."""
+    responses = len(request.lengths) * request.num_generations
+    return while_held(step_time(request, offer), offer.responses_max, request.tool_s_per_token, responses)
+
+
+def _in_places(request: PlanningRequest, offer: CrewOffer | ReservedOffer | None, assignment: Assignment) -> Assignment:
+    """The assignment with its bound as a number of responses that are decoded, not held."""
+    if assignment.batch_max is None or offer is None:
+        return assignment
+    curve, most, wait_s = step_time(request, offer), offer.responses_max, request.tool_s_per_token
+    return replace(assignment, batch_max=decoded_together(curve, most, wait_s, assignment.batch_max))
 
 
 def _dealt(request: PlanningRequest, members: tuple[Member, ...]) -> tuple[Assignment, ...]:

@@ -6,6 +6,7 @@ predicted until a step time was measured.
 
 from storage.planning_records import DecisionRecord, SeedingRecord
 from tasks.planning.crew import Crew, engines_in_members, measured_work_s
+from tasks.planning.crew_wait import crew_wait
 from tasks.planning.division import assign_groups
 from tasks.planning.locality import decode_s
 from tasks.planning.makespan import lower_bound_s
@@ -29,6 +30,7 @@ def explain(request: PlanningRequest, choice: WidthChoice) -> tuple[DecisionReco
         _seeding(request, choice),
         _dispatch(request, choice),
         _locality(choice.crew),
+        crew_wait(request, choice.outline),
     )
     return tuple(decision for decision in found if decision is not None)
 
@@ -52,12 +54,12 @@ def _lengths(request: PlanningRequest) -> DecisionRecord:
 def _width(request: PlanningRequest, choice: WidthChoice) -> DecisionRecord:
     settings, crew = request.settings, choice.crew
     inputs = {"usd_allowed": allowed_usd(request)[1], "cost_weight": settings.cost_weight}
-    inputs |= {"train_s": request.training_s or 0.0}
+    inputs |= {"train_s": request.training_s or 0.0, "tool_s_per_token": request.tool_s_per_token}
     inputs |= {f"{offer.pool}/usd_per_h": offer.usd_per_h for offer in request.offers}
     inputs |= {f"{offer.pool}/losses_per_h": offer.losses_per_h for offer in request.offers}
     inputs |= {f"{offer.pool}/start_s": offer.start_s for offer in request.offers}
     inputs |= {CORRECTION: choice.outline.correction}
-    unknown = {"usd_allowed": float("inf"), "train_s": 0.0, CORRECTION: 1.0}
+    unknown = {"usd_allowed": float("inf"), "train_s": 0.0, "tool_s_per_token": 0.0, CORRECTION: 1.0}
     if settings.width != "cost":
         inputs.pop("cost_weight")
     return DecisionRecord(

@@ -14,9 +14,10 @@ class CrewOffer:
 
     count_min, count_max: the least and the most members. usd_per_h: price of one member. responses_max: the most
     responses it decodes together. step_time: NOMINAL until one is measured. start_s: from the start of a process to the
-    weights in place, in every iteration. machine_start_s: until a process can start on a new machine. kept: whether its
-    machines stay, and are paid for, from one iteration to the next; else each iteration starts new ones. there: the
-    pool's machines that the last iteration leaves behind; None: unknown, so that none has to be started.
+    weights in place, in every iteration. cold_start_s: the same of one that has neither engine nor weights; 0: unknown.
+    machine_start_s: until a process can start on a new machine. kept: whether its machines stay, and are paid for, from
+    one iteration to the next; else each iteration starts new ones. there: the pool's machines that the last iteration
+    leaves behind; None: unknown, so that none has to be started.
     losses_per_h: of one machine. available: machines at the end of the last iteration, if they were fewer than asked
     for, although more may come; None: as many as are asked for.
     """
@@ -28,6 +29,7 @@ class CrewOffer:
     responses_max: int
     step_time: StepTime = NOMINAL
     start_s: float = 0.0
+    cold_start_s: float = 0.0
     machine_start_s: float = 0.0
     kept: bool = True
     there: int | None = None

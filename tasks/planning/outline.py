@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from resources.prices import dollars
 from storage.planning_records import SeedingRecord
-from tasks.planning.crew import engines_stop_s, ready, step_time
+from tasks.planning.crew import engines_stop_s, holding, ready
 from tasks.planning.makespan import drawn_lengths, slot_totals
 from tasks.planning.offer import CrewOffer, ReservedOffer
 from tasks.planning.request import PlanningRequest
@@ -81,7 +81,7 @@ class Outliner:
 
     def outline(self, counts: Counts, seeding: SeedingRecord | None, correction: float = 1.0) -> Outline:
         """The outline of a crew. correction: how many times as long as expected such iterations last."""
-        offers, before = self._request.offers, dict(self._request.width)
+        offers, before = self._request.offers, dict(self._request.asked or ())
         there = tuple(ready(offer, count) for offer, count in zip(offers, counts, strict=True))
         rollout_s, work_s, first_s = (correction * each for each in self._times_s(counts, seeding, there))
         settled_s = first_s
@@ -142,6 +142,8 @@ class Outliner:
         # Training begins when the trainer's engines have stopped.
         seeded_s = min(rollout_s, max((part.end_s for part in parts if not part.is_crew), default=0.0))
         if request.overlaps:
+            # What the crew has generated while the iteration before was trained needs no seeding.
+            seeded_s = max(0.0, seeded_s - request.trainer_busy_s)
             lasting_s = max(rollout_s, seeded_s + train_s + request.control_s)
         else:
             begun_s = min(part.start_s for part in parts)
@@ -167,18 +169,20 @@ class Outliner:
                 if count
             ]
         if reserved is not None and seeding is not None and seeding.seeding_s != 0:
-            stop_s = engines_stop_s(seeding, [part.start_s for part in parts])
+            busy_s = request.trainer_busy_s
+            stop_s = engines_stop_s(seeding, [part.start_s for part in parts], busy_s)
             end_s = float("inf") if stop_s is None else stop_s
-            parts.append(self._part(reserved, reserved.engines, reserved.start_s, end_s))
+            parts.append(self._part(reserved, reserved.engines, busy_s + reserved.start_s, end_s))
         return parts
 
     def _part(
         self, offer: CrewOffer | ReservedOffer, count: float, start_s: float, end_s: float = float("inf")
     ) -> _Part:
+        curve, most = holding(self._request, offer)
         return _Part(
             count=count,
-            step_time=step_time(self._request, offer),
-            responses_max=offer.responses_max,
+            step_time=curve,
+            responses_max=most,
             start_s=start_s,
             end_s=end_s,
             is_crew=isinstance(offer, CrewOffer),

@@ -71,11 +71,15 @@ class Seeker:
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """Take `count` responses from `incarnation`; None: unclaimed ones."""
+    """Take `count` responses from `incarnation`; None: unclaimed ones.
+
+    asks: the holder may have decoded tokens of them that are not journalled, so it is asked for them first.
+    """
 
     cause: Cause
     incarnation: str | None
     count: int
+    asks: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +126,9 @@ def next_transfer(seeker: Seeker, holders: Sequence[Holder], unclaimed: int) -> 
             # The last ones stay, because two members that are still loading would pass them to and fro.
             count = min(count, fullest.waiting // (idle + 1))
         if count:
-            return Transfer(cause=Cause.UNSTARTED, incarnation=fullest.incarnation, count=count)
+            # They are the last of its queue. It has begun them only if it has since ended about as many as come before.
+            asks = fullest.waiting - count < fullest.running
+            return Transfer(cause=Cause.UNSTARTED, incarnation=fullest.incarnation, count=count, asks=asks)
     return None if seeker.running else _running_transfer(seeker, living)
 
 
@@ -180,7 +186,7 @@ def _running_transfer(seeker: Seeker, living: Sequence[Holder]) -> Transfer | No
         fullest = max(overfull, key=lambda holder: holder.running)
         count = min(seeker.room, fullest.running - fullest.plateau, fullest.running // 2)
         if count:
-            return Transfer(cause=Cause.OVERFULL, incarnation=fullest.incarnation, count=count)
+            return Transfer(cause=Cause.OVERFULL, incarnation=fullest.incarnation, count=count, asks=True)
     slow = [h for h in living if h.running and h.tokens_per_s is not None]
     slowest = min(slow, key=_of_one, default=None)
     if slowest is None:
@@ -189,7 +195,7 @@ def _running_transfer(seeker: Seeker, living: Sequence[Holder]) -> Transfer | No
     stuck = not slowest.tokens_per_s
     count = min(seeker.room, slowest.running if stuck else (slowest.running + 1) // 2)
     if stuck or _of_one(slowest) < LATE_RATIO * _expected(seeker, count, slow):
-        return Transfer(cause=Cause.LATE, incarnation=slowest.incarnation, count=count)
+        return Transfer(cause=Cause.LATE, incarnation=slowest.incarnation, count=count, asks=True)
     return None
 
 

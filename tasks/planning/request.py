@@ -22,13 +22,16 @@ class PlanningRequest:
 
     keep_order: a member must begin its groups in the order of their numbers, as dynamic sampling takes them. reserved:
     the trainer's machines, which generate if settings.seeding says so; None: nothing is known of them. waits, seeding,
-    width: of the last concluded iteration; width is the number of members by pool. train_s: seconds of a training step
+    width: of the last concluded iteration; width is the number of members by pool. asked: the same number in the newest
+    plan, whose iteration may still be under way; None: there is no plan yet. train_s: seconds of a training step
     without waiting; None: unknown. training: whether it takes groups as they end, in the order of their numbers, or all
     at the end.
     past: how the last iterations went beside what was expected, the newest first. control_s: seconds between published
     weights and the next plan. overlaps: whether the next iteration is generated while this one is trained.
     spent_usd: the run's cost so far. usd_no_machine: an iteration's costs beside its machines (requests, egress, the
     control plane), as in the last one. length_max: the limit of a response's length in tokens.
+    tool_s_per_token: seconds for which responses wait for tools, per token that they decode. crew: the kind of crew
+    that is configured (rollout.crew).
     """
 
     num_generations: int
@@ -40,6 +43,7 @@ class PlanningRequest:
     waits: StepWaits | None = None
     seeding: SeedingRecord | None = None
     width: tuple[tuple[str, int], ...] = ()
+    asked: tuple[tuple[str, int], ...] | None = None
     train_s: float | None = None
     training: Literal["as_ended", "in_order", "at_end"] = "as_ended"
     past: tuple[Realised, ...] = ()
@@ -48,6 +52,8 @@ class PlanningRequest:
     spent_usd: float = 0.0
     usd_no_machine: float = 0.0
     length_max: float = math.inf
+    tool_s_per_token: float = 0.0
+    crew: Literal["iteration", "standing"] = "iteration"
 
     @property
     def measured(self) -> bool:
@@ -66,6 +72,14 @@ class PlanningRequest:
     def responses(self) -> npt.NDArray[np.float64]:
         """Lengths that stand for the groups' responses: [groups, num_generations]."""
         return response_lengths(self.lengths, self.num_generations, self.length_max)
+
+    @property
+    def trainer_busy_s(self) -> float:
+        """Seconds after the plan until the trainer's machines may generate.
+
+        If iterations overlap, the one before is trained and concluded first; the crew generates meanwhile.
+        """
+        return (self.training_s or 0.0) + self.control_s if self.overlaps else 0.0
 
     @property
     def training_s(self) -> float | None:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from resources.model_config import model_fields
 from storage import model_files
 from storage.paths import expanded
 from storage.prompt_table import PromptRow
@@ -11,6 +12,7 @@ from tasks.configuration.run_config import RunConfig
 from tasks.evaluation.held_out import check_number, draw_held_out, load_held_out
 from tasks.grading.grader import check_rewards
 from tasks.learning.pretrained import ModelError, check_model
+from tasks.preparing.adapter_fit import check_targets
 from tasks.preparing.at_hand import all_at_hand, inputs_at_hand
 from tasks.preparing.engine_fit import check_engine_fits
 from tasks.preparing.tools import openings, prompt_tokenizer
@@ -18,6 +20,7 @@ from tasks.prompts.draw import draw_prompts, prompts_at
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import PromptSet
 from tasks.prompts.tokenise import Tokenizer
+from tasks.reporting.progress import Tell, untold
 from tasks.sampling.engines.choose import context_length
 
 
@@ -35,25 +38,29 @@ def check_settings(config: RunConfig) -> None:
         check_number(evaluation, load_prompts(evaluation.data))
 
 
-def check_files(config: RunConfig) -> list[str]:
+def check_files(config: RunConfig, tell: Tell = untold) -> list[str]:
     """Open everything that the configuration names, as the first plan of a run does; writes nothing.
 
-    Returns a line about each thing that was looked at. Raises ModelError, EngineMisfit, PromptError, GradingError,
-    EngineError, ToolsUnusable, HubError and ValueError.
+    Returns a line about each thing that was looked at. Raises ModelError, EngineMisfit, AdapterMisfit, PromptError,
+    GradingError, EngineError, ToolsUnusable, HubError and ValueError.
     """
     with inputs_at_hand() as inputs:
         local = all_at_hand(config, inputs)
         pinned = [f"{name}: {found.repo} at commit {found.commit}" for name, found in inputs.found.items()]
-        return [*pinned, *_look_at(local, config)]
+        return [*pinned, *_look_at(local, config, tell)]
 
 
-def _look_at(config: RunConfig, written: RunConfig) -> list[str]:
+def _look_at(config: RunConfig, written: RunConfig, tell: Tell) -> list[str]:
+    tell("looking at the model", 0, 0)
     directory = model_directory(config)
     doubts = check_engine_fits(config, directory)
+    check_targets(config, directory, model_fields(directory))
     config.algorithm.estimator.check(with_turns=config.turns is not None)
+    tell("reading prompts, and trying the rewards", 0, 0)
     prompts = load_prompts(config.data)
     check_rewards(config.rewards, prompts.columns, prompts=prompts)
     tokenizer = prompt_tokenizer(config, directory)
+    tell(f"tokenising {len(prompts):,} prompts", 0, 0)
     rows = draw(config, prompts, tokenizer, directory, first=0, count=len(prompts))
     seen = [
         f"model: the configuration, the tokenizer and the headers of the weights in {directory}",
@@ -62,6 +69,7 @@ def _look_at(config: RunConfig, written: RunConfig) -> list[str]:
         f"prompts: {_described(rows)} of {written.data.source}",
     ]
     if config.turns is not None:
+        tell("opening an environment, or an agent", 0, 0)
         first = openings(config, prompts_at(prompts, config.data, 0, 1), config.run.seed, 0)
         draw(config, prompts, tokenizer, directory, first=0, count=1, openings=first)
         if config.turns.agent is not None:
@@ -70,6 +78,7 @@ def _look_at(config: RunConfig, written: RunConfig) -> list[str]:
             reset = f", and a reset of {config.turns.environment}" if first else ""
             seen.append(f"turns: the tools and their schemas, the chat template with tools{reset}")
     if written.evaluation is not None:
+        tell("looking at the evaluation", 0, 0)
         rows = check_held_out(config, directory, tokenizer)
         seen.append(f"evaluation: {_described(rows)} of {written.evaluation.data.source}, and its rewards")
     return [*seen, *(f"not sure: {doubt}" for doubt in doubts)]

@@ -17,6 +17,7 @@ from resources.prices import machine_price
 from tasks.configuration.engine_settings import engine_settings
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.run_config import RunConfig
+from tasks.preparing.adapter_fit import check_vllm_adapts
 from tasks.sampling.engines.choose import context_length
 
 _VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -38,7 +39,8 @@ def check_engine_fits(config: RunConfig, model_dir: Path) -> list[str]:
     neither fits. Returns a line for each pool on which only one of them does.
 
     Pools without GPUs, models whose size config.json does not tell, quantised engines and accelerators without a data
-    sheet are passed over. Raises ModelConfigError and EngineError for a config.json that cannot be read.
+    sheet are passed over. Raises AdapterMisfit for a model that vLLM does not adapt, ModelConfigError and EngineError
+    for a config.json that cannot be read.
     """
     rollout, fields = engine_settings(config), model_fields(model_dir)
     pools = {name: pool for name, pool in config.pools.rollout_pools.items() if pool.gpus}
@@ -115,13 +117,14 @@ def _check_torch(config: RunConfig, path: str, model: ModelSize, sheet: Accelera
 def _check_kernels(config: RunConfig, rollout: RolloutConfig, fields: dict[str, Any]) -> None:
     """VLLM has batch-invariant kernels for attention over all or a window of positions, and for no other layer.
 
-    It adapts no Conv1D.
+    It adapts no Conv1D, and not every family of models.
     """
     if rollout.vllm.max_lora_rank is not None and (kind := fields.get("model_type")) in _CONV1D:
         raise EngineMisfit(
             f"rollout.vllm.max_lora_rank: value {rollout.vllm.max_lora_rank}, and vLLM adapts no Conv1D, which this "
             f"model, a {kind}, has; allowed: null"
         )
+    check_vllm_adapts(config, fields)
     types = fields.get("layer_types")
     strange = sorted(set(types) - _ATTENTION) if isinstance(types, list) else []
     strange += sorted(name for name in fields if name.startswith(_OTHER_LAYERS) and fields[name])

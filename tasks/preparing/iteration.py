@@ -9,6 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from resources.granted import check_granted
+from resources.model_config import model_fields
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
 from storage.connect import connect
@@ -44,6 +45,7 @@ from tasks.learning.pretrained import read_tensors, stop_token_ids, vocabulary_s
 from tasks.planning.division import groups_in_budget
 from tasks.planning.iteration_plan import BudgetExceeded, plan_iteration
 from tasks.planning.offer import GroupLengths
+from tasks.preparing.adapter_fit import check_targets
 from tasks.preparing.at_hand import InputsAtHand, inputs_at_hand
 from tasks.preparing.checks import check_held_out, check_settings, draw, model_directory
 from tasks.preparing.engine_fit import check_engine_fits
@@ -106,6 +108,8 @@ def prepare(
         model_dir = _model_directory(store, local, inputs.folder)
         for doubt in check_engine_fits(config, model_dir):
             log.warning("not sure: %s", doubt)
+        if is_new:
+            check_targets(config, model_dir, model_fields(model_dir))
         tokenizer = cache(partial(prompt_tokenizer, config, model_dir))
         if is_new:
             _check_prompts(config, prompts, tokenizer(), model_dir)

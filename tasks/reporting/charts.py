@@ -15,24 +15,30 @@ _BINS = 30
 _COLUMN_WIDTH_MAX = 90.0
 
 
-def line_chart(series: Mapping[str, Sequence[tuple[float, float]]], title: str, x_label: str, y_label: str) -> str:
+def line_chart(
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    title: str,
+    x_label: str,
+    y_label: str,
+    width: float = svg.WIDTH,
+) -> str:
     """Lines through the given points, in their order; the ticks assume that x are whole numbers (iterations).
 
     Points that are not finite are left out; a series of more than 400 points is thinned evenly, and keeps its last
-    point.
+    point. A narrower drawing has larger letters where both are scaled to the same width.
     """
     drawn = {name: _thinned([p for p in points if all(map(math.isfinite, p))]) for name, points in series.items()}
     points = [point for points in drawn.values() for point in points]
     if not points:
-        return _nothing(title)
+        return _nothing(title, width)
     x_range = svg.padded([x for x, _ in points], share=0.02)
-    frame = Frame(84, 56, svg.WIDTH - 28, 270, x_range, svg.padded([y for _, y in points]))
+    frame = Frame(84, 56, width - 28, 270, x_range, svg.padded([y for _, y in points]))
     parts = frame.y_axis(y_label) + frame.x_axis(x_label, whole=True)
     for (name, line), colour in zip(drawn.items(), _colours(len(drawn)), strict=True):
         parts += _line(frame, name, line, colour)
     if len(drawn) > 1:
-        parts += _legend(list(drawn))
-    return svg.card(title, 322, parts)
+        parts += _legend(list(drawn), width)
+    return svg.card(title, 322, parts, width)
 
 
 def histogram(values: Sequence[float], title: str, x_label: str) -> str:
@@ -101,8 +107,8 @@ def _line(frame: Frame, name: str, points: Sequence[tuple[float, float]], colour
     return parts
 
 
-def _legend(names: Sequence[str]) -> list[str]:
-    parts, x = [], svg.WIDTH - 28.0
+def _legend(names: Sequence[str], width: float) -> list[str]:
+    parts, x = [], width - 28.0
     for name, colour in reversed(list(zip(names, _colours(len(names)), strict=True))):
         shown = _clipped(name, 24)
         parts.append(svg.text(x, 30, shown, text_anchor="end", fill=svg.MUTED))
@@ -149,5 +155,5 @@ def _clipped(name: str, length: int) -> str:
     return name if len(name) <= length else name[: length - 1] + "…"
 
 
-def _nothing(title: str) -> str:
-    return svg.card(title, 90, [svg.text(20, 62, "no data", fill=svg.MUTED)])
+def _nothing(title: str, width: float = svg.WIDTH) -> str:
+    return svg.card(title, 90, [svg.text(20, 62, "no data", fill=svg.MUTED)], width)

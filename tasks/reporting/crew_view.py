@@ -57,8 +57,8 @@ class MemberView:
     state: "silent" means that its heartbeat has not changed for the time after which others take it for dead; "unknown"
     has claims and no heartbeat, or one that cannot be read. heartbeat_age_s: None until its heartbeat was seen to
     change. unfinished: responses it holds that have not ended, by the journal; all other numbers come from its
-    heartbeat. tokens_per_s: None while it does not decode. usd_per_h: the price of its machine; None if it is gone, or
-    if the price is not known.
+    heartbeat. acting: responses that wait for the answer of a tool. tokens_per_s: None while it does not decode.
+    usd_per_h: the price of its machine; None if it is gone, or if the price is not known.
     """
 
     slot: int
@@ -71,6 +71,7 @@ class MemberView:
     unfinished: int
     running: int = 0
     waiting: int = 0
+    acting: int = 0
     tokens_per_s: float | None = None
     tokens_generated: int = 0
     tokens_recovered: int = 0
@@ -103,7 +104,7 @@ class Totals:
     how many times a response went from one slot to another. reward: the mean of the responses recorded so far; None
     without any. usd_per_h: of the members that live, without the trainer; None if no price is known. to_go_s: until the
     last response has ended, if the others become as long as those that have ended, and members stay as fast; None while
-    that is not known.
+    that is not known. acting: responses that wait for tools, with the members at work.
     """
 
     responses_planned: int = 0
@@ -119,6 +120,7 @@ class Totals:
     reward: float | None = None
     usd_per_h: float | None = None
     to_go_s: float | None = None
+    acting: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +226,7 @@ class Crew:
             reward=reward,
             usd_per_h=sum(prices) if prices else None,
             to_go_s=self._to_go_s(sum(rates)),
+            acting=sum(member.acting for member in members if member.state == "working"),
         )
 
     def _to_go_s(self, tokens_per_s: float) -> float | None:
@@ -282,6 +285,7 @@ class Crew:
             unfinished=unfinished,
             running=alive.running,
             waiting=alive.waiting,
+            acting=alive.acting,
             tokens_per_s=alive.tokens_per_s,
             tokens_generated=alive.tokens_generated,
             tokens_recovered=alive.tokens_recovered,

@@ -7,19 +7,24 @@ Flyte.
 import html
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from types import MappingProxyType
 
 from storage.evaluation_records import EvaluationRecord
 from storage.records import ReportRecord
 from tasks.reporting import charts
 from tasks.reporting.costs import usd_per_reward_point
+from tasks.reporting.metrics_lines import rollout_tokens_per_s
 from tasks.reporting.reward_chart import reward_chart
 from tasks.reporting.timeline import timeline
 
+# Derived from two others, and not in a report.
+_SPEED = "rollout/tokens_per_s"
 # (metric, its name for people, unit)
 _KEY_METRICS = (
     ("reward", "mean reward", ""),
+    (_SPEED, "speed of the rollout", "tokens/s"),
     ("cost/usd_iter", "cost of the iteration", "$"),
     ("cost/usd_run", "cost of the run so far", "$"),
     ("timing_s/iteration", "iteration", "s"),
@@ -38,11 +43,13 @@ _KEY_METRICS = (
     ("cost/usd_rollout", "cost of rollout", "$"),
     ("cost/usd_train", "cost of training", "$"),
     ("cost/usd_per_mtok", "cost per million tokens", "$"),
+    ("weights/bytes", "weight version as it is published", "bytes"),
     ("kl", "KL to the reference", ""),
     ("entropy", "entropy", ""),
     ("actor/grad_norm", "gradient norm", ""),
     ("mismatch_kl", "KL between sampler and trainer", ""),
 )
+METRICS_IN_WORDS = {metric: (label, unit) for metric, label, unit in _KEY_METRICS}
 # Who caused an iteration's dollars, and what they were spent on; each time, together these are all of them.
 _PAYEES = {
     "rollout": "cost/usd_rollout",
@@ -77,6 +84,7 @@ _PAGE = (
     "font-family:system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif;font-size:14px;line-height:1.5;"
     "color:var(--ink,#1b1f24);background:var(--card,#ffffff);padding:16px;overflow-x:auto"
 )
+_GRID = "display:grid;gap:14px;grid-template-columns:repeat(auto-fit,minmax(min(560px,100%),1fr))"
 _CELL = "padding:3px 14px 3px 0;border-bottom:1px solid var(--grid,#e3e6ea)"
 _NUMBER = f"{_CELL};text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap"
 
@@ -143,7 +151,7 @@ def _overview(
         *([_fact_list(facts)] if facts else []),
         *(f"<p>{html.escape(note)}</p>" for note in notes[:_NOTES_MAX]),
         reward_chart(_curve(reports, "reward"), evaluated),
-        _key_table(report.metrics, before[-1].metrics if before else {}),
+        _key_table(_with_speed(report.metrics), _with_speed(before[-1].metrics) if before else {}),
     ]
     return parts + ([_other_table(others)] if others else [])
 
@@ -271,6 +279,11 @@ def _is_told(metrics: Mapping[str, float], metric: str) -> bool:
     return metric in metrics and not (metric in _OPTIONAL and metrics[metric] == 0)
 
 
+def _with_speed(metrics: Mapping[str, float]) -> Mapping[str, float]:
+    speed = rollout_tokens_per_s(metrics)
+    return metrics if speed is None else {**metrics, _SPEED: speed}
+
+
 def _key_table(metrics: Mapping[str, float], previous: Mapping[str, float]) -> str:
     rows = [
         (label, _shown(metrics[metric], unit), _shown(previous[metric], unit) if metric in previous else "")
@@ -287,11 +300,12 @@ def _other_table(metrics: Mapping[str, float]) -> str:
     return f"<details><summary>Other metrics</summary>{table(('metric', 'value'), rows)}{note}</details>"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of text; all columns but the first are numbers."""
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = True) -> str:
+    """A table of text; all columns but the first are numbers, unless `numbers` is False."""
 
     def row(cells: Sequence[str], tag: str) -> str:
-        styles = [_CELL + ";text-align:left"] + [_NUMBER] * (len(cells) - 1)
+        words = _CELL + ";text-align:left"
+        styles = [words] + [_NUMBER if numbers else words] * (len(cells) - 1)
         inner = (f'<{tag} style="{s}">{html.escape(c)}</{tag}>' for c, s in zip(cells, styles, strict=True))
         return f"<tr>{''.join(inner)}</tr>"
 
@@ -304,11 +318,15 @@ def _shown(value: float, unit: str) -> str:
         return str(value)
     if unit == "%":
         return f"{100 * value:.1f} %"
-    if unit == "tokens":
+    if unit in ("tokens", "bytes"):
         return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
     return charts.amount(value, unit) if unit else f"{value:.4g}"
 
 
 def styled(parts: Sequence[str]) -> str:
-    """Pieces of HTML one below the other, in the Deck's font and width."""
-    return f'<div style="{_PAGE}">{"<div style=height:14px></div>".join(parts)}</div>'
+    """Pieces of HTML one below the other, in the Deck's font; drawings that follow one another share the width."""
+    rows: list[str] = []
+    for is_drawing, group in groupby(parts, lambda part: part.startswith("<svg")):
+        held = list(group)
+        rows += [f'<div style="{_GRID}">{"".join(held)}</div>'] if is_drawing else held
+    return f'<div style="{_PAGE}">{"<div style=height:14px></div>".join(rows)}</div>'

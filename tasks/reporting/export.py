@@ -25,6 +25,7 @@ from storage.run import exists, next_iteration, read_plan, read_run
 from storage.store import CorruptObject, ObjectStore
 from storage.turns import added_messages, decode_turn
 from tasks.prompts.decode import Decode, open_decoder
+from tasks.reporting.progress import Tell, untold
 
 log = logging.getLogger(__name__)
 # Without any of these files transformers makes a tokenizer that knows no word.
@@ -57,7 +58,9 @@ def parse_range(text: str, count: int) -> range:
     return chosen
 
 
-def export_rollouts(store: ObjectStore, iterations: str, folder: Path, *, overwrite: bool = False) -> list[Exported]:
+def export_rollouts(
+    store: ObjectStore, iterations: str, folder: Path, *, overwrite: bool = False, tell: Tell = untold
+) -> list[Exported]:
     """Write `iteration-<n>.parquet` into `folder` (made if missing) for every iteration that `iterations` names.
 
     An uncommitted iteration gives the responses that are finished. Raises LookupError if the run has no iteration,
@@ -75,8 +78,13 @@ def export_rollouts(store: ObjectStore, iterations: str, folder: Path, *, overwr
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file; allowed: a folder, which is made if it is missing")
     folder.mkdir(parents=True, exist_ok=True)
+    tell("reading the tokenizer", 0, 0)
     decode = load_decoder(store, "column completion is empty")
-    return [_export_iteration(store, index, path, decode) for index, path in paths.items()]
+    done: list[Exported] = []
+    for index, path in paths.items():
+        tell(f"exporting iteration {index}", len(done), len(paths))
+        done.append(_export_iteration(store, index, path, decode))
+    return done
 
 
 def load_decoder(store: ObjectStore, consequence: str, *, special_tokens: bool = False) -> Decode | None:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from storage import layout
 from storage.evaluation_records import EvaluationRecord
@@ -36,6 +36,12 @@ def metrics_lines(history: Iterable[ReportRecord], evaluations: Iterable[Evaluat
     lines += [(record.weight_version, _line({"evaluation": record.digest}, record)) for record in evaluations]
     # The sort is stable.
     return b"".join(line for _, line in sorted(lines, key=lambda numbered: numbered[0]))
+
+
+def rollout_tokens_per_s(metrics: Mapping[str, float | None]) -> float | None:
+    """The speed of an iteration's rollout from its metrics; None if it was not measured."""
+    tokens, seconds = metrics.get("num_tokens"), metrics.get("timing_s/rollout")
+    return tokens / seconds if tokens and seconds else None
 
 
 def _line(subject: dict[str, int | str], record: ReportRecord | EvaluationRecord) -> bytes:

@@ -5,13 +5,24 @@ import math
 from collections.abc import Mapping, Sequence
 
 from storage.planning_records import DecisionRecord
-from tasks.reporting.deck import styled, table
+from tasks.reporting import charts
+from tasks.reporting.deck import METRICS_IN_WORDS, styled, table
 
 _BYTES_MAX = 90_000
 _ROWS_MAX = 24
 _COLUMNS_MAX = 6
 _TEXT_MAX = 400
 _CELL_MAX = 60
+# What each decision is about, and the inputs that are rates.
+_SUBJECTS = {
+    "lengths": "Expected lengths of responses, from",
+    "width": "Members of each pool",
+    "balance": "Members more or fewer than before",
+    "seeding": "The trainer's machines generate first",
+    "dispatch": "Groups are dealt",
+    "locality": "The nearest members get",
+}
+_RATES = {"usd_per_h": "price of a machine in an hour", "losses_per_h": "machines lost in an hour"}
 # Approximate bytes between two parts.
 _SPACING = 40
 
@@ -32,36 +43,39 @@ def plan_tab(decisions: Sequence[DecisionRecord], metrics: Mapping[str, float]) 
 
 
 def _decision(decision: DecisionRecord, metrics: Mapping[str, float]) -> list[str]:
+    subject = _SUBJECTS.get(decision.name, decision.name)
     parts = [
-        f"<h3>{_text(decision.name)}: {_text(decision.chosen)}</h3>",
-        f"<p>{_text(decision.reason)}</p>",
+        f"<h3>{_text(subject)}: {_text(decision.chosen)}</h3>",
+        f"<p>Because: {_text(decision.reason)}</p>",
     ]
     if decision.predicted:
-        compared = [(name, *_compared(value, metrics.get(name))) for name, value in decision.predicted.items()]
+        compared = [
+            (_label(name), *_compared(name, value, metrics.get(name))) for name, value in decision.predicted.items()
+        ]
         parts.append(_table(("metric", "predicted", "actual", "error"), compared))
     if decision.inputs:
-        rows = [(name, _figure(value)) for name, value in decision.inputs.items()]
+        rows = [(_label(name), _figure(name, value)) for name, value in decision.inputs.items()]
         parts.append(_folded(f"{len(rows):,} inputs", _table(("input", "value"), rows)))
     if decision.alternatives:
         parts.append(_folded(f"{len(decision.alternatives):,} alternatives", _alternatives(decision.alternatives)))
     return parts
 
 
-def _compared(predicted: float, actual: float | None) -> tuple[str, str, str]:
+def _compared(name: str, predicted: float, actual: float | None) -> tuple[str, str, str]:
     """(predicted, actual, error relative to the actual value), as text."""
     if actual is None:
-        return _figure(predicted), "not measured", ""
+        return _figure(name, predicted), "not measured", ""
     error = f"{100 * (predicted / actual - 1):+.1f} %" if actual else ""
-    return _figure(predicted), _figure(actual), error
+    return _figure(name, predicted), _figure(name, actual), error
 
 
 def _alternatives(alternatives: Mapping[str, Mapping[str, float]]) -> str:
     names = list(dict.fromkeys(name for figures in alternatives.values() for name in figures))[:_COLUMNS_MAX]
     rows = [
-        (label, *(_figure(figures[name]) if name in figures else "" for name in names))
+        (label, *(_figure(name, figures[name]) if name in figures else "" for name in names))
         for label, figures in alternatives.items()
     ]
-    return _table(("alternative", *names), rows)
+    return _table(("alternative", *map(_label, names)), rows)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -77,8 +91,24 @@ def _folded(summary: str, inner: str) -> str:
     return f"<details><summary>{summary}</summary>{inner}</details>"
 
 
-def _figure(value: float) -> str:
-    return f"{value:,.5g}" if math.isfinite(value) else str(value)
+def _label(name: str) -> str:
+    """The name of a figure for people; its unit stands with its value."""
+    if name in METRICS_IN_WORDS:
+        return METRICS_IN_WORDS[name][0]
+    owner, _, last = name.rpartition("/")
+    last = _RATES.get(last, last.removesuffix("_s") if _unit(name) == "s" else last)
+    return f"{owner}: {last}".removeprefix(": ").replace("_", " ")
+
+
+def _unit(name: str) -> str:
+    if name in METRICS_IN_WORDS:
+        return METRICS_IN_WORDS[name][1]
+    last = name.rpartition("/")[2]
+    return "$" if "usd" in last else "s" if last.endswith("_s") or name.startswith("timing_s/") else ""
+
+
+def _figure(name: str, value: float) -> str:
+    return charts.amount(value, _unit(name)) if math.isfinite(value) else str(value)
 
 
 def _text(text: str) -> str:

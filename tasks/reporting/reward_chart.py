@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 
 from storage.evaluation_records import EvaluationRecord
-from tasks.reporting import charts
+from tasks.reporting import charts, svg
 
 _EVALUATED = "val/reward/mean@"
 
 
-def reward_chart(rewards: Sequence[tuple[float, float]], evaluated: Sequence[EvaluationRecord]) -> str:
+def reward_chart(
+    rewards: Sequence[tuple[float, float]], evaluated: Sequence[EvaluationRecord], width: float = svg.WIDTH
+) -> str:
     """(iteration, mean reward), with the mean reward of each evaluation at the iteration that samples its weights."""
     series: dict[str, list[tuple[float, float]]] = {"training": list(rewards)}
     for digest in dict.fromkeys(record.digest for record in evaluated):
@@ -18,7 +20,7 @@ def reward_chart(rewards: Sequence[tuple[float, float]], evaluated: Sequence[Eva
             (float(record.weight_version), value) for record in of_digest for value in _mean_rewards(record.metrics)
         )
     drawn = {name: points for name, points in series.items() if points}
-    return charts.line_chart(drawn, "Reward", "iteration", "mean reward")
+    return charts.line_chart(drawn, "Reward", "iteration", "mean reward", width)
 
 
 def _mean_rewards(metrics: Mapping[str, float]) -> list[float]:

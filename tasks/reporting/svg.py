@@ -38,11 +38,11 @@ def line(start: tuple[float, float], end: tuple[float, float], stroke: str = GRI
     return element("line", x1=start[0], y1=start[1], x2=end[0], y2=end[1], stroke=stroke, stroke_width=width)
 
 
-def card(title: str, height: float, parts: Iterable[str]) -> str:
-    """The whole drawing: a titled light card, 900 units wide, scaled down to the width of its page."""
+def card(title: str, height: float, parts: Iterable[str], width: float = WIDTH) -> str:
+    """The whole drawing: a titled light card, `width` units wide, scaled down to the width of its page."""
     content = [
         element("title", html.escape(title)),
-        element("rect", x=0.5, y=0.5, width=WIDTH - 1, height=height - 1, rx=6, fill=CARD, stroke=BORDER),
+        element("rect", x=0.5, y=0.5, width=width - 1, height=height - 1, rx=6, fill=CARD, stroke=BORDER),
         text(20, 30, title, size=16, font_weight=600),
         *parts,
     ]
@@ -50,9 +50,9 @@ def card(title: str, height: float, parts: Iterable[str]) -> str:
         "svg",
         "".join(content),
         xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {WIDTH} {_attribute(height)}",
+        viewBox=f"0 0 {_attribute(width)} {_attribute(height)}",
         width="100%",
-        style=f"max-width:{WIDTH}px;display:block",
+        style=f"max-width:{_attribute(width)}px;display:block",
         font_family=FONT,
         role="img",
     )
@@ -80,21 +80,23 @@ class Frame:
     def x_axis(self, label: str, *, whole: bool = False) -> list[str]:
         """Base line, ticks with numbers, and the label below."""
         parts = [line((self.left, self.bottom), (self.right, self.bottom), stroke=MUTED)]
-        for tick in ticks(*self.x_range, whole=whole):
+        found = ticks(*self.x_range, whole=whole)
+        for tick, label_of_it in zip(found, tick_labels(found), strict=True):
             x = self.x(tick)
             parts.append(line((x, self.bottom), (x, self.bottom + 4), stroke=MUTED))
-            parts.append(text(x, self.bottom + 18, short(tick), text_anchor="middle", fill=MUTED))
+            parts.append(text(x, self.bottom + 18, label_of_it, text_anchor="middle", fill=MUTED))
         middle = (self.left + self.right) / 2
         return [*parts, text(middle, self.bottom + 38, label, text_anchor="middle", size=13)]
 
     def y_axis(self, label: str, *, whole: bool = False) -> list[str]:
         """Grid lines with numbers, and the label turned upwards beside them."""
         parts = []
-        for tick in ticks(*self.y_range, whole=whole):
+        found = ticks(*self.y_range, whole=whole)
+        for tick, label_of_it in zip(found, tick_labels(found), strict=True):
             y = self.y(tick)
             parts.append(line((self.left, y), (self.right, y)))
-            parts.append(text(self.left - 8, y + 4, short(tick), text_anchor="end", fill=MUTED))
-        x, y = 24, (self.top + self.bottom) / 2
+            parts.append(text(self.left - 8, y + 4, label_of_it, text_anchor="end", fill=MUTED))
+        x, y = 20, (self.top + self.bottom) / 2
         turned = f"rotate(-90 {x} {_attribute(y)})"
         return [*parts, text(x, y, label, text_anchor="middle", size=13, transform=turned)]
 
@@ -113,6 +115,19 @@ def ticks(low: float, high: float, count: int = 6, *, whole: bool = False) -> li
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [index * step for index in range(first, last + 1)]
+
+
+def tick_labels(found: Sequence[float]) -> list[str]:
+    """The ticks as text, each true to a hundredth of a step, so that neighbours differ."""
+    step = found[1] - found[0] if len(found) > 1 else max(map(abs, found), default=1.0) or 1.0
+    if max(map(abs, found), default=0.0) >= 1e4:
+        shown = [short(tick) for tick in found]
+        return shown if len(set(shown)) == len(found) else [f"{tick:,.0f}" for tick in found]
+    decimals = max(0, math.ceil(2 - math.log10(step)))
+    if decimals > 7:
+        return [f"{tick:.3g}" if tick else "0" for tick in found]
+    shown = [f"{tick + 0.0:,.{decimals}f}" for tick in found]
+    return [each.rstrip("0").rstrip(".") if "." in each else each for each in shown]
 
 
 def padded(values: Sequence[float], *, share: float = 0.06) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from storage.records import SlotLife
 from tasks.reporting import svg
+from tasks.reporting.costs import life_time
 from tasks.reporting.svg import PALETTE, Frame
 
 _LIVES_MAX = 150
@@ -20,6 +21,9 @@ _LOST = "#cf222e"
 _RECOVERED = "#1a7f37"
 _TRAINER = PALETTE[1]
 _LIFE = PALETTE[4]
+STARTING = PALETTE[3]
+# Bars are light on a dark page, too.
+_ON_BARS = "#1b1f24"
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,9 @@ def _bar(frame: Frame, life: SlotLife, top: float, next_start: float) -> list[st
     middle = top + height / 2
     hint = svg.element("title", svg.escaped(_described(life)))
     parts = [svg.element("rect", hint, x=x, y=top, width=width, height=height, rx=2, fill=_LIFE)]
+    starting = frame.x(life.started_at_s + life_time(life).starting) - x
+    if starting > 0:
+        parts.append(svg.element("rect", x=x, y=top, width=starting, height=height, rx=2, fill=STARTING))
     words_left, words_right = x + 6, min(x + width, next_start)
     if life.tokens_recovered:
         arrow = f"{x:.1f},{top:.1f} {x + 11:.1f},{middle:.1f} {x:.1f},{top + height:.1f}"
@@ -121,15 +128,19 @@ def _bar(frame: Frame, life: SlotLife, top: float, next_start: float) -> list[st
     while words and words_left + 6.3 * len(", ".join(words)) > words_right:
         words.pop()
     if words:
-        parts.append(svg.text(words_left, middle + 4, ", ".join(words), size=11))
+        parts.append(svg.text(words_left, middle + 4, ", ".join(words), size=11, fill=_ON_BARS))
     return parts
 
 
 def _described(life: SlotLife) -> str:
-    duration_s = life.ended_at_s - life.started_at_s
+    spent = life_time(life)
+    seconds = (
+        f"{spent.starting:.1f} s until it had the weights, {spent.useful + spent.wasted:.1f} s of decoding, "
+        f"{spent.idle:.1f} s standing by"
+    )
     return (
-        f"{life.incarnation} ({life.pool}), {duration_s:.1f} s, {life.state}: {life.tokens_kept:,} tokens kept, "
-        f"{life.tokens_recovered:,} recovered from its predecessor, {life.tokens_regenerated:,} regenerated"
+        f"{life.incarnation} ({life.pool}), {spent.total:.1f} s ({seconds}), {life.state}: {life.tokens_kept:,} tokens "
+        f"kept, {life.tokens_recovered:,} recovered from its predecessor, {life.tokens_regenerated:,} regenerated"
     )
 
 
@@ -150,17 +161,22 @@ def _trainer_bar(frame: Frame, y: float, started_at_s: float, ended_at_s: float)
 
 
 def _key() -> list[str]:
-    """The legend, to the right of the title's line."""
+    """The legend, in the line below the title."""
     y = 56
+    triangle = f"{_LEFT + 320},{y - 11} {_LEFT + 331},{y - 4} {_LEFT + 320},{y + 3}"
     return [
-        svg.element("rect", x=_LEFT, y=y - 10, width=18, height=11, rx=2, fill=_LIFE),
-        svg.text(_LEFT + 24, y, "a process generates", fill=svg.MUTED),
-        _cross(_LEFT + 170, y - 4),
-        svg.text(_LEFT + 182, y, "killed", fill=svg.MUTED),
-        svg.element(
-            "polygon", points=f"{_LEFT + 246},{y - 11} {_LEFT + 257},{y - 4} {_LEFT + 246},{y + 3}", fill=_RECOVERED
-        ),
-        svg.text(_LEFT + 263, y, "takes over the tokens of its predecessor", fill=svg.MUTED),
-        svg.element("rect", x=_LEFT + 522, y=y - 10, width=18, height=11, rx=2, fill=_TRAINER),
-        svg.text(_LEFT + 546, y, "training", fill=svg.MUTED),
+        _swatch(_LEFT, y, STARTING),
+        svg.text(_LEFT + 20, y, "a process starts", fill=svg.MUTED),
+        _swatch(_LEFT + 126, y, _LIFE),
+        svg.text(_LEFT + 146, y, "and generates", fill=svg.MUTED),
+        _cross(_LEFT + 252, y - 4),
+        svg.text(_LEFT + 264, y, "killed", fill=svg.MUTED),
+        svg.element("polygon", points=triangle, fill=_RECOVERED),
+        svg.text(_LEFT + 337, y, "takes over the tokens of its predecessor", fill=svg.MUTED),
+        _swatch(_LEFT + 590, y, _TRAINER),
+        svg.text(_LEFT + 610, y, "training", fill=svg.MUTED),
     ]
+
+
+def _swatch(x: float, y: float, colour: str) -> str:
+    return svg.element("rect", x=x, y=y - 10, width=14, height=11, rx=2, fill=colour)

@@ -1,6 +1,7 @@
 """A look at a run as text for a terminal: the phase, the progress, what the trainer waits for, and the members.
 
-This module knows no store. The crew comes last, because a low terminal cuts off the end.
+What machines and stores wrote is shown, never interpreted. This module knows no store. The crew comes last, because a
+low terminal cuts off the end.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tasks.reporting.crew_view import MemberView, RunView, WaitingGroup
+from tasks.reporting.visible_text import visible
 
 RESPONSES_SHOWN = 2
 NAME_LENGTH = 10
@@ -45,9 +47,10 @@ COLUMNS = (
 
 def screen(view: RunView, width: int) -> RenderableType:
     """One look on `width` characters; the same text in a terminal and in a pipe."""
-    parts: list[RenderableType] = [Text(line) for line in summary(view)]
+    parts: list[RenderableType] = [Text(visible(line)) for line in summary(view)]
     if view.notice:
-        parts.append(Text(f"this was some time ago; the store does not answer: {view.notice}", style="bold red"))
+        notice = visible(view.notice)
+        parts.append(Text(f"this was some time ago; the store does not answer: {notice}", style="bold red"))
     if view.members:
         parts.append(crew_table(view.members, width))
     return Group(*parts)
@@ -83,7 +86,7 @@ def summary(view: RunView) -> list[str]:
 
 
 def _expectations(view: RunView) -> list[str]:
-    """How good the responses are so far, what the members cost, and how long the rollout still takes, if known."""
+    """How good responses are so far, what members cost, how long the rollout still takes, and what waits for tools."""
     totals = view.totals
     parts = []
     if totals.reward is not None:
@@ -92,6 +95,8 @@ def _expectations(view: RunView) -> list[str]:
         parts.append(f"members {totals.usd_per_h:,.2f} $/h")
     if totals.to_go_s is not None:
         parts.append(f"rollout ends in about {duration(totals.to_go_s)}")
+    if totals.acting:
+        parts.append(f"responses that wait for tools {totals.acting}")
     return ["   ".join(parts)] if parts else []
 
 
@@ -124,7 +129,8 @@ def crew_table(members: tuple[MemberView, ...], width: int) -> Table:
         justify: Literal["left", "right"] = "right" if column.is_number else "left"
         table.add_column(column.title, justify=justify, no_wrap=column.width_min is None, min_width=column.width_min)
     for member in members:
-        table.add_row(*map(Text, compress(_cells(member), shown)), style=STYLES.get(member.state))
+        cells = (Text(visible(cell)) for cell in compress(_cells(member), shown))
+        table.add_row(*cells, style=STYLES.get(member.state))
     return table
 
 

@@ -92,7 +92,12 @@ def choices(newcomer: AdmittedRun, rooms: Sequence[Room], slowdown_max: float, s
     for room in rooms:
         runs = (*room.seated, newcomer)
         if room.can_train(newcomer) and room.holds(runs):
-            longest_s = 2 * max(run.state_bytes for run in runs) / COPIED_BYTES_PER_S
+            longest_s = expected_switch_s(max(run.state_bytes for run in runs))
             given = Conditions(switch_s=longest_s if switch_s is None else switch_s, slowdown_max=slowdown_max)
             found.append(Choice(host=room.host, slowdowns=predict_slowdowns(runs, given)))
     return sorted(found, key=lambda choice: (choice.worst, choice.host))
+
+
+def expected_switch_s(state_bytes: float) -> float:
+    """How long a state of this size takes to leave the device and to come back, where no host has measured it."""
+    return 2 * state_bytes / COPIED_BYTES_PER_S

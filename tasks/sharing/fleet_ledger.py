@@ -121,8 +121,13 @@ class FleetReport:
         """What the bound means, in words."""
         if self.bound is None:
             return "The bound on what sharing saves is unknown, because no run has GPUs in its configuration."
-        most = f"at most {100 * self.bound:.1f} % of all GPU-hours"
-        return f"Do not share: it saves {most}." if self.bound < BOUND_SMALL else f"Sharing saves {most}."
+        return f"{bound_in_words(self.bound)}."
+
+
+def bound_in_words(bound: float) -> str:
+    """What the most that sharing can save means."""
+    most = f"at most {100 * bound:.1f} % of all GPU-hours"
+    return f"Do not share: it saves {most}" if bound < BOUND_SMALL else f"Sharing saves {most}"
 
 
 def measured_cycle_s(found: Sequence[ReportRecord]) -> float | None:

@@ -9,6 +9,12 @@ Journal 5(2), 1966): a host knows about how long each run's cycle takes.
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
+from tasks.configuration.run_config import RunConfig
+
+FLOAT32_BYTES = 4
+# Parameters and two moments.
+TRAINED_TENSORS = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resident:
@@ -22,6 +28,19 @@ class Resident:
     state_bytes: int
     needed_s: float
     busy: bool = False
+
+
+def resident_state_bytes(config: RunConfig, parameters: float) -> float:
+    """The bytes of a run's resident state: float32 parameters and moments, the reference, and the critic."""
+    tensors = TRAINED_TENSORS
+    if config.lora is not None:
+        # The moments are those of the adapters, which are small beside the model.
+        tensors = 1
+    elif config.algorithm.kl_coef > 0:
+        tensors += 1
+    if config.algorithm.estimator.needs_critic:
+        tensors += TRAINED_TENSORS
+    return tensors * parameters * FLOAT32_BYTES
 
 
 def is_usable(resident_digest: str | None, checkpoint_digest: str) -> bool:

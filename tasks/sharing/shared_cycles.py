@@ -41,9 +41,10 @@ class Conditions:
     """What all runs of a host have in common.
 
     switch_s: seconds of the trainer when another run becomes the resident. slowdown_max: the fleet's, for the order.
-    rollout_cv, phase_cv: coefficients of variation of the log-normal times. correlation: the part, from 0 to 1, of the
-    variance of the n-th rollout that all runs have in common. together: all runs begin at once, and not at random
-    moments of a cycle. helping: None: the trainer only trains; else runs need their GPUs.
+    rollout_cv, phase_cv: coefficients of variation of the log-normal times, of runs that do not tell theirs.
+    correlation: the part, from 0 to 1, of the variance of the n-th rollout that all runs have in common. together: all
+    runs begin at once, and not at random moments of a cycle. helping: None: the trainer only trains; else runs need
+    their GPUs.
     """
 
     switch_s: float
@@ -136,8 +137,10 @@ class _Simulated:
         common, own = self._common.gauss(0.0, 1.0), self._own.gauss(0.0, 1.0)
         normal = math.sqrt(given.correlation) * common + math.sqrt(1.0 - given.correlation) * own
         generating_s = run.cycle_s if run.rollouts_ahead else max(0.0, run.cycle_s - run.phase_s)
-        rollout_s = generating_s * _factor(normal, given.rollout_cv)
-        self.phase_s = run.phase_s * _factor(self._own.gauss(0.0, 1.0), given.phase_cv)
+        rollout_cv = given.rollout_cv if run.rollout_cv is None else run.rollout_cv
+        phase_cv = given.phase_cv if run.phase_cv is None else run.phase_cv
+        rollout_s = generating_s * _factor(normal, rollout_cv)
+        self.phase_s = run.phase_s * _factor(self._own.gauss(0.0, 1.0), phase_cv)
         self.due_s = self._cycle.due_s(rollout_s)
         self._rollout_s = rollout_s
         self._alone.ended_s.append(self._alone.due_s(rollout_s) + self.phase_s)
@@ -257,8 +260,10 @@ def saving_bound(runs: float, rollout_gpus: float, trainer_gpus: float) -> float
     """The most of all GPU-hours that `runs` like runs can save, with so many GPUs each for rollout and one trainer.
 
     Isolated they hold k (R + T) GPUs, shared at least k R + T; the difference over the former is (k-1)T / (k(R+T)).
+    Without any GPU it is 0.
     """
-    return (runs - 1) * trainer_gpus / (runs * (rollout_gpus + trainer_gpus))
+    whole = runs * (rollout_gpus + trainer_gpus)
+    return (runs - 1) * trainer_gpus / whole if whole else 0.0
 
 
 def saving(slowdown: float, runs: int, rollout_gpus: float, trainer_gpus: float) -> float:

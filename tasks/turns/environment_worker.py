@@ -23,6 +23,7 @@ from resources.user_process import Inbox, describe, end_with_parent, serve_paren
 from resources.wire import pack
 from tasks.configuration.user_function import NotAFunction, load_function
 from tasks.turns.current_call import CALL, CurrentCall
+from tasks.turns.seeded_random import draw_from, follow_seeds
 from tasks.turns.tool_schemas import NOT_TOOLS, ToolsUnusable, describe_tools
 
 STATE_OBJECT_BYTES_MAX = 64 << 20
@@ -39,6 +40,7 @@ def main() -> None:
     """Serve requests until standard input ends."""
     inbox, replies = serve_parent()
     end_with_parent()
+    follow_seeds()
     request = inbox.get()
     worker = _Worker(replies)
     worker.reply(request, lambda: worker.load(request))
@@ -128,7 +130,9 @@ class _Worker:
             self._replies.flush()
 
     def _call(self, request: dict[str, Any]) -> dict[str, Any]:
-        CALL.set(CurrentCall(*request["current"]))
+        current = CurrentCall(*request["current"])
+        CALL.set(current)
+        draw_from(current.call_id)
         environment = self._environments[request["number"]] if request["number"] is not None else None
         name = request["name"]
         function = self._tools[name] if environment is None else getattr(environment, name)
@@ -145,6 +149,7 @@ class _Worker:
     def _build(self, request: dict[str, Any]) -> dict[str, Any]:
         """A new instance, reset, and brought to where an earlier one was."""
         assert self._class is not None
+        draw_from(str(request["seed"]))
         environment = self._class()
         given = _accepted(environment.reset, request["columns"], request["seed"])
         text = self._called(environment.reset, **given)
@@ -165,6 +170,7 @@ class _Worker:
 
     def _run_agent(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._agent is not None
+        draw_from(str(request["seed"]))
         given = _accepted(self._agent, request["columns"], request["seed"])
         # These come before columns of the same names.
         given |= {"base_url": request["base_url"], "api_key": request["api_key"]}

@@ -4,8 +4,8 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const token = new URLSearchParams(location.search).get("token");
 const at = (id) => document.getElementById(id);
-const PAGE_ROWS = 100, ITERATIONS_MAX = 64, TABLE_ITERATIONS = 30;
-let summary = data.summary, rows = null, shown = [], limit = PAGE_ROWS, opened = -1;
+const PAGE_ROWS = 100, ITERATIONS_MAX = 64, TABLE_ITERATIONS = 30, LOOK_MS = 15000;
+let summary = data.summary, rows = null, shown = [], limit = PAGE_ROWS, opened = -1, loads = 0;
 
 function make(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -28,23 +28,31 @@ async function ask(path) {
   return found;
 }
 
-async function trying(act) {
+// Does it, and shows what goes wrong until something that was asked for succeeds; a look at the run that nobody asked for
+// only takes back what it said itself.
+async function trying(act, isAsked = true) {
+  const problem = at("problem");
   try {
-    at("problem").hidden = true;
-    return await act();
+    const found = await act();
+    if (isAsked || problem.dataset.asked === "false") problem.hidden = true;
+    return found;
   } catch (error) {
-    at("problem").textContent = error instanceof TypeError ? "`gleaner view` does not answer; is it still running?" : error.message;
-    at("problem").hidden = false;
+    if (!isAsked && !problem.hidden && problem.dataset.asked === "true") return null;
+    problem.textContent = error instanceof TypeError ? "`gleaner view` does not answer; is it still running?" : error.message;
+    problem.dataset.asked = String(isAsked);
+    problem.hidden = false;
     return null;
   }
 }
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-const digits = { 3: new Intl.NumberFormat("en", { maximumSignificantDigits: 3 }), 4: new Intl.NumberFormat("en", { maximumSignificantDigits: 4 }) };
+// In a column numbers have the same digits; in a sentence zeros at the end are left out.
+const digits = { 3: new Intl.NumberFormat("en", { minimumSignificantDigits: 3, maximumSignificantDigits: 3 }), 4: new Intl.NumberFormat("en", { maximumSignificantDigits: 4 }) };
 const cents = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 const number = (value, precision = 3) =>
-  value === null || value === undefined ? "" : Number.isInteger(value) ? whole.format(value) : digits[precision].format(value);
+  value === null || value === undefined || Number.isNaN(value) ? "" : Number.isInteger(value) ? whole.format(value) : digits[precision].format(value);
 const time = (seconds) => (seconds ? new Date(seconds * 1000).toISOString().slice(0, 16).replace("T", " ") + " UTC" : "");
+const duration = (hours) => (hours < 1 / 30 ? `${number(3600 * hours)} s` : hours < 2 ? `${number(60 * hours)} min` : `${number(hours)} h`);
 const money = (usd) => "$" + (usd >= 1 ? cents.format(usd) : number(usd));
 
 // The header, the charts and the table of iterations.
@@ -55,8 +63,8 @@ function drawSummary() {
     ...summary.facts,
     begun: time(summary.begun_s),
     "last iteration": time(summary.last_s),
-    "so far": `${number(summary.iterations.length)} iterations, ${number(summary.hours)} h, ${money(summary.usd)}`,
-    "to go": rest ? `${number(rest.iterations)} iterations, ${number(rest.hours)} h, ${money(rest.usd)}, as the last ones` : "",
+    "so far": `${number(summary.iterations.length)} iterations, ${duration(summary.hours)}, ${money(summary.usd)}`,
+    "to go": rest ? `${number(rest.iterations)} iterations, ${duration(rest.hours)}, ${money(rest.usd)}, if they go on as the last ones` : "",
   };
   at("facts").replaceChildren(...Object.entries(facts).filter(([, value]) => value)
     .map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
@@ -100,59 +108,82 @@ function chosen() {
 
 async function load() {
   if (!summary.iterations.length && !summary.planned.length) { at("count").textContent = "The run has no iteration yet."; return; }
+  const mine = ++loads;
   await trying(async () => {
     const blocks = [];
     for (const iteration of chosen()) blocks.push(await ask(`iterations/${iteration}`));
+    // Other iterations may have been chosen meanwhile.
+    if (mine !== loads) return;
     rows = joined(blocks);
     fillChoices();
     apply();
-    await addAdvantages(blocks);
+    for (const block of blocks) {
+      const found = await ask(`advantages/${block.iteration}`);
+      if (mine !== loads) return;
+      if (found) setAdvantages(block.iteration, found);
+    }
   });
 }
 
+// The columns of several iterations as typed arrays, which a filter goes through in a few milliseconds. NaN: not known.
 function joined(blocks) {
-  const all = { orders: new Map(), prompts: blocks.flatMap((block) => block.prompts), iteration: [], response: [], group: [], prompt: [], states: [], lengths: [], truncated: [], rewards: [], slots: [], stretches: [], advantage: [], named: {}, starts: new Map() };
-  for (const prompt of all.prompts) prompt.lower = `${prompt.text} ${prompt.id}`.toLowerCase();
-  const names = [...new Set(blocks.flatMap((block) => Object.keys(block.rewards_by_name)))];
-  for (const name of names) all.named[name] = [];
+  const count = blocks.reduce((sum, block) => sum + block.states.length, 0), prompts = blocks.flatMap((block) => block.prompts);
+  const all = {
+    count, prompts, orders: new Map(), starts: new Map(), lower: prompts.map((prompt) => `${prompt.text} ${prompt.id}`.toLowerCase()),
+    states: [...new Set(blocks.flatMap((block) => block.states))].sort(), named: {}, advantage: new Float64Array(count).fill(NaN),
+  };
+  for (const name of ["place", "iteration", "response", "group", "prompt", "state", "length", "stretches", "truncated"]) all[name] = new Uint32Array(count);
+  for (const name of ["reward", "slot"]) all[name] = new Float64Array(count);
+  for (const block of blocks) for (const name of Object.keys(block.rewards_by_name)) all.named[name] ??= new Float64Array(count).fill(NaN);
+  const codes = new Map(all.states.map((name, code) => [name, code]));
+  let start = 0, firstPrompt = 0;
   for (const block of blocks) {
-    const count = block.states.length;
-    all.starts.set(block.iteration, all.response.length);
-    for (let r = 0; r < count; r++) {
-      const group = Math.floor(r / block.num_generations);
-      all.iteration.push(block.iteration);
-      all.response.push(r);
-      all.group.push(group);
-      all.prompt.push(block.prompts[group]);
-      all.advantage.push(null);
+    all.starts.set(block.iteration, start);
+    for (let r = 0; r < block.states.length; r++) {
+      const i = start + r, group = Math.floor(r / block.num_generations);
+      all.place[i] = i;
+      all.iteration[i] = block.iteration;
+      all.response[i] = r;
+      all.group[i] = group;
+      all.prompt[i] = firstPrompt + group;
+      all.state[i] = codes.get(block.states[r]);
+      all.length[i] = block.lengths[r];
+      all.stretches[i] = block.stretches[r];
+      all.truncated[i] = block.truncated[r];
+      all.reward[i] = block.rewards[r] ?? NaN;
+      all.slot[i] = block.slots[r] ?? NaN;
     }
-    for (const name of ["states", "lengths", "truncated", "rewards", "slots", "stretches"]) for (const value of block[name]) all[name].push(value);
-    for (const name of names) { const values = block.rewards_by_name[name]; for (let r = 0; r < count; r++) all.named[name].push(values ? values[r] : null); }
+    for (const [name, values] of Object.entries(block.rewards_by_name)) all.named[name].set(Float64Array.from(values, (value) => value ?? NaN), start);
+    start += block.states.length;
+    firstPrompt += block.prompts.length;
   }
   return all;
 }
 
-async function addAdvantages(blocks) {
-  for (const block of blocks) {
-    const found = await ask(`advantages/${block.iteration}`);
-    const start = rows.starts.get(block.iteration);
-    if (start === undefined || !found) continue;
-    for (const [response, value] of Object.entries(found)) rows.advantage[start + Number(response)] = value;
-  }
+function setAdvantages(iteration, found) {
+  const start = rows.starts.get(iteration);
+  for (const [response, value] of Object.entries(found)) rows.advantage[start + Number(response)] = value;
   rows.orders.delete("advantage");
   drawRows();
 }
 
+// What the responses are sorted by; the first is by iteration, and by number in each.
 const columns = () => ({
-  iteration: rows.iteration, response: rows.response, group: rows.group, reward: rows.rewards, advantage: rows.advantage, tokens: rows.lengths,
-  slot: rows.slots, stretches: rows.stretches, ...Object.fromEntries(Object.entries(rows.named).map(([name, values]) => [`reward: ${name}`, values])),
+  response: rows.place, group: rows.group, reward: rows.reward, advantage: rows.advantage, tokens: rows.length,
+  slot: rows.slot, stretches: rows.stretches, ...Object.fromEntries(Object.entries(rows.named).map(([name, values]) => [`reward: ${name}`, values])),
 });
 
-// All responses by one column, ascending, unknown values last. Sorting takes longer than a filter may, so it is kept.
+// All responses by one column, ascending, and how many of them are known; the others come last. A counting sort by the
+// distinct values, which takes a third of the time of a sort with a comparison. It is kept.
 function order(name) {
   if (!rows.orders.has(name)) {
-    const keys = Float64Array.from(columns()[name], (value) => value ?? Infinity);
-    rows.orders.set(name, Uint32Array.from(keys, (_, index) => index).sort((a, b) => keys[a] - keys[b] || a - b));
+    const keys = columns()[name], values = Float64Array.from(new Set(keys)).sort(), sorted = new Uint32Array(rows.count);
+    const places = new Map(Array.from(values, (value, place) => [value, place])), next = new Uint32Array(values.length + 1);
+    for (let i = 0; i < rows.count; i++) next[places.get(keys[i]) + 1]++;
+    for (let place = 1; place < next.length; place++) next[place] += next[place - 1];
+    const known = places.has(NaN) ? next[values.length - 1] : rows.count;
+    for (let i = 0; i < rows.count; i++) sorted[next[places.get(keys[i])]++] = i;
+    rows.orders.set(name, { sorted, known });
   }
   return rows.orders.get(name);
 }
@@ -163,33 +194,27 @@ function fillChoices() {
     select.replaceChildren(...options.map(([name, label]) => make("option", { value: name }, label)));
     if (options.some(([name]) => name === value)) select.value = value;
   };
-  keep(filter.state, [["", "all"], ...[...new Set(rows.states)].sort().map((name) => [name, name])]);
-  keep(filter.sort, Object.keys(columns()).filter((name) => name !== "iteration").map((name) => [name, name]));
+  keep(filter.state, [["", "all"], ...rows.states.map((name) => [name, name])]);
+  keep(filter.sort, Object.keys(columns()).map((name) => [name, name]));
 }
 
 function apply() {
   const bound = (name, otherwise) => (filter[name].value === "" ? otherwise : Number(filter[name].value));
-  const wanted = { state: filter.state.value, group: bound("group", null), slot: bound("slot", null), text: filter.prompt.value.toLowerCase() };
+  const [group, slot, state, text] = [bound("group", null), bound("slot", null), rows.states.indexOf(filter.state.value), filter.prompt.value.toLowerCase()];
   const [rewardMin, rewardMax] = [bound("rewardMin", -Infinity), bound("rewardMax", Infinity)];
   const [lengthMin, lengthMax] = [bound("lengthMin", -Infinity), bound("lengthMax", Infinity)];
   const byReward = filter.rewardMin.value !== "" || filter.rewardMax.value !== "";
   const [truncated, resumed] = [filter.truncated.checked, filter.resumed.checked];
-  for (const prompt of rows.prompts) prompt.hit = !wanted.text || prompt.lower.includes(wanted.text);
-  const found = [], unknown = [], ascending = order(filter.sort.value), keys = columns()[filter.sort.value];
-  for (let place = 0; place < ascending.length; place++) {
-    const i = ascending[filter.descending.checked ? ascending.length - 1 - place : place];
-    if (wanted.state && rows.states[i] !== wanted.state) continue;
-    if (wanted.group !== null && rows.group[i] !== wanted.group) continue;
-    if (wanted.slot !== null && rows.slots[i] !== wanted.slot) continue;
-    if (rows.lengths[i] < lengthMin || rows.lengths[i] > lengthMax) continue;
-    if (byReward && (rows.rewards[i] === null || rows.rewards[i] < rewardMin || rows.rewards[i] > rewardMax)) continue;
-    if (truncated && !rows.truncated[i]) continue;
-    if (resumed && rows.stretches[i] < 2) continue;
-    if (!rows.prompt[i].hit) continue;
-    // Unknown values come last, whichever way the others are sorted.
-    (keys[i] === null ? unknown : found).push(i);
+  const hits = text ? Uint8Array.from(rows.lower, (prompt) => prompt.includes(text)) : null;
+  const isWanted = (i) => (state < 0 || rows.state[i] === state) && (group === null || rows.group[i] === group)
+    && (slot === null || rows.slot[i] === slot) && rows.length[i] >= lengthMin && rows.length[i] <= lengthMax
+    && (!byReward || (rows.reward[i] >= rewardMin && rows.reward[i] <= rewardMax))
+    && (!truncated || rows.truncated[i] === 1) && (!resumed || rows.stretches[i] > 1) && (!hits || hits[rows.prompt[i]] === 1);
+  const { sorted, known } = order(filter.sort.value), descends = filter.descending.checked, found = [];
+  for (let place = 0; place < sorted.length; place++) {
+    const i = sorted[descends && place < known ? known - 1 - place : place];
+    if (isWanted(i)) found.push(i);
   }
-  for (const i of unknown) found.push(i);
   shown = found;
   limit = PAGE_ROWS;
   drawRows();
@@ -202,13 +227,13 @@ function drawRows() {
   const body = shown.slice(0, limit).map((i, place) => make("tr", { class: place === opened ? "chosen" : false },
     ...(several ? [make("td", {}, String(rows.iteration[i]))] : []),
     make("td", {}, make("button", { class: "link", type: "button", "aria-label": `Open response ${rows.response[i]} of iteration ${rows.iteration[i]}`, on: { click: () => openAt(place) } }, String(rows.response[i]))),
-    make("td", {}, String(rows.group[i])), make("td", {}, number(rows.rewards[i])),
+    make("td", {}, String(rows.group[i])), make("td", {}, number(rows.reward[i])),
     ...(names.length > 1 ? names.map((name) => make("td", {}, number(rows.named[name][i]))) : []),
-    make("td", {}, number(rows.advantage[i])), make("td", {}, number(rows.lengths[i]) + (rows.truncated[i] ? " cut" : "")),
-    make("td", {}, rows.slots[i] === null ? "" : String(rows.slots[i])), make("td", {}, rows.stretches[i] > 1 ? `${rows.stretches[i]} resumed` : String(rows.stretches[i])),
-    make("td", { class: "text" }, rows.states[i]), make("td", { class: "text" }, rows.prompt[i].text)));
+    make("td", {}, number(rows.advantage[i])), make("td", {}, number(rows.length[i]) + (rows.truncated[i] ? " cut" : "")),
+    make("td", {}, number(rows.slot[i])), make("td", {}, rows.stretches[i] > 1 ? `${rows.stretches[i]} resumed` : String(rows.stretches[i])),
+    make("td", { class: "text" }, rows.states[rows.state[i]]), make("td", { class: "text" }, rows.prompts[rows.prompt[i]].text)));
   at("responses").replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
-  at("count").textContent = `${number(shown.length)} of ${number(rows.response.length)} responses`;
+  at("count").textContent = `${number(shown.length)} of ${number(rows.count)} responses`;
   at("more").hidden = shown.length <= limit;
 }
 
@@ -230,17 +255,18 @@ async function openResponse(iteration, response) {
     if (!dialog.open) dialog.showModal();
     return;
   }
-  const start = rows.starts.get(iteration), advantage = view.advantage ?? (start === undefined ? null : rows.advantage[start + response]);
+  const start = rows.starts.get(iteration), advantage = view.advantage ?? (start === undefined ? NaN : rows.advantage[start + response]);
   const rewards = Object.entries(view.rewards).map(([name, value]) => `${name} ${value === null ? "not applicable" : number(value, 4)}`);
   const space = make("div", { id: "text" }, drawStretches(view));
   dialog.replaceChildren(
-    bar(make("button", { type: "button", on: { click: () => colourTokens(view, space) } }, "Colour tokens by log-prob"),
+    bar(make("button", { type: "button", on: { click: () => space.replaceChildren(drawStretches(view)) } }, "Its text"),
+      make("button", { type: "button", on: { click: () => colourTokens(view, space) } }, "Colour tokens by log-prob"),
       make("button", { type: "button", on: { click: () => showGroup(view, space) } }, "Its group side by side"),
       make("button", { type: "button", on: { click: () => showPlaces(view, space) } }, "Its prompt in other iterations")),
     make("h2", { id: "detail-title" }, `Iteration ${iteration}, response ${response}`),
     make("p", {}, `Sample ${view.sample} of group ${view.group}, prompt ${view.prompt_id}: ${number(view.tokens)} tokens, ${view.state}.`,
       view.state === "failed" ? " Not graded: its environment was lost." : view.reward === null ? " Not graded yet." : ` Reward ${number(view.reward, 4)}${rewards.length ? ` (${rewards.join(", ")})` : ""}.`,
-      advantage === null ? "" : ` Advantage ${number(advantage, 4)}.`),
+      Number.isNaN(advantage) ? "" : ` Advantage ${number(advantage, 4)}.`),
     make("h3", {}, "Prompt"), make("div", { class: "prose", tabindex: 0 }, view.prompt),
     make("details", {}, make("summary", {}, "Other columns of its row"), make("pre", { tabindex: 0 }, JSON.stringify(view.columns, null, 2))),
     make("h3", {}, "Response"), space,
@@ -278,7 +304,7 @@ function drawCalls(calls) {
 
 function drawToken([text, logprob]) {
   const surprise = logprob === null ? 0 : Math.min(1, -logprob / 5);
-  return make("span", { style: `background: rgba(var(--surprise), ${surprise.toFixed(2)})`, title: logprob === null ? "" : `log-prob ${logprob.toFixed(4)}, probability ${Math.exp(logprob).toFixed(4)}` }, text);
+  return make("span", { class: "token", style: `--share: ${surprise.toFixed(2)}`, title: logprob === null ? "" : `log-prob ${logprob.toFixed(4)}, probability ${Math.exp(logprob).toFixed(4)}` }, text);
 }
 
 async function colourTokens(view, space, pieces = []) {
@@ -301,7 +327,7 @@ async function showGroup(view, space) {
 async function showPlaces(view, space) {
   await trying(async () => {
     const places = await ask(`prompts/${encodeURIComponent(view.prompt_id)}`);
-    space.replaceChildren(make("h3", {}, `Prompt ${view.prompt_id} in ${places.length} groups`), make("ul", {}, ...places.map(([iteration, response]) =>
+    space.replaceChildren(make("h3", {}, places.length > 1 ? `Prompt ${view.prompt_id} in ${places.length} groups` : `Prompt ${view.prompt_id} is in this group alone`), make("ul", {}, ...places.map(([iteration, response]) =>
       make("li", {}, make("button", { class: "link", type: "button", on: { click: () => openResponse(iteration, response) } }, `iteration ${iteration}, from response ${response} on`)))));
   });
 }
@@ -327,4 +353,4 @@ if (!data.answers) setInterval(() => trying(async () => {
   if (same(found) === same(summary)) return;
   summary = found;
   drawSummary();
-}), 15000);
+}, false), LOOK_MS);

@@ -1,8 +1,10 @@
 """What the page of a run asks for, by path, as JSON values; the same for a server and for a written file.
 
-Paths: summary; iterations/<n>; advantages/<n>; responses/<n>/<r>; tokens/<n>/<r>/<first>; prompts/<id>.
+Paths: summary; iterations/<n>; advantages/<n>; responses/<n>/<r>; tokens/<n>/<r>/<first>; prompts/<id>. In what models
+and data sets wrote, control characters are written out, because a browser hides them or turns the text around them.
 """
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict
@@ -10,6 +12,7 @@ from typing import Any
 
 from storage.clock import Clock
 from storage.prompt_table import PromptRow
+from tasks.reporting.visible_text import visible
 from tasks.viewing.response_view import conversation_text
 from tasks.viewing.run_reader import IterationReader, RunReader
 from tasks.viewing.run_summary import summary
@@ -38,13 +41,18 @@ def page_data(reader: RunReader, clock: Clock, path: str) -> Any:
         return found[1](of_iteration, *numbers)
 
 
+def encode(value: Any) -> str:
+    """The value as JSON, without spaces: those would be a sixth of the bytes of an iteration."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
 def index_data(reader: IterationReader) -> dict[str, Any]:
     """The index of an iteration, with its prompts by group."""
     # Not asdict, which copies every value.
     index = {name: value for name, value in vars(reader.index()).items() if name != "batches"}
     index["rewards"] = [_plain(value) for value in index["rewards"]]
     index["rewards_by_name"] = {
-        name: [_plain(value) for value in values] for name, values in index["rewards_by_name"].items()
+        visible(name): [_plain(value) for value in values] for name, values in index["rewards_by_name"].items()
     }
     return index | {"prompts": [{"id": prompt.prompt_id, "text": _preview(prompt)} for prompt in reader.prompts]}
 
@@ -52,16 +60,14 @@ def index_data(reader: IterationReader) -> dict[str, Any]:
 def response_data(reader: IterationReader, number: int) -> dict[str, Any]:
     """The view of a response, with its advantage if that was asked for before."""
     view = asdict(reader.view(number, with_advantage=reader.has_advantages))
-    return view | {
-        "reward": _plain(view["reward"]),
-        "columns": _plain_values(view["columns"]),
-        "rewards": {name: _plain(value) for name, value in view["rewards"].items()},
-    }
+    shown: dict[str, Any] = _plain_values(view)
+    # The page asks for a prompt by its id.
+    return shown | {"prompt_id": view["prompt_id"]}
 
 
 def token_data(reader: IterationReader, number: int, first: int) -> list[tuple[str, float | None]]:
     """Texts and log-probs of some tokens of a response."""
-    return [(text, _plain(logprob)) for text, logprob in reader.tokens(number, first)]
+    return [(visible(text), _plain(logprob)) for text, logprob in reader.tokens(number, first)]
 
 
 # The numbers that follow the kind in a path, and what gives the value.
@@ -75,15 +81,17 @@ _KINDS: dict[str, tuple[int, Callable[..., Any]]] = {
 
 def _preview(prompt: PromptRow) -> str:
     text = prompt.prompt if isinstance(prompt.prompt, str) else conversation_text(prompt.prompt)
-    return text if len(text) <= PREVIEW_CHARACTERS else text[: PREVIEW_CHARACTERS - 1] + "…"
+    return visible(text if len(text) <= PREVIEW_CHARACTERS else text[: PREVIEW_CHARACTERS - 1] + "…")
 
 
 def _plain_values(value: Any) -> Any:
-    """A value of a dataset without numbers that JSON does not have."""
+    """A value of a view without numbers that JSON does not have, and without control characters."""
     if isinstance(value, dict):
-        return {name: _plain_values(each) for name, each in value.items()}
+        return {visible(name): _plain_values(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain_values(each) for each in value]
+    if isinstance(value, str):
+        return visible(value)
     return _plain(value) if isinstance(value, float) else value
 
 

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import html
-import json
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from storage.clock import Clock
-from tasks.viewing.page_data import page_data
+from tasks.viewing.page_data import encode, page_data
 from tasks.viewing.run_reader import TOKENS_AT_ONCE, RunReader
 
 # What one file holds; a browser opens it at once.
@@ -37,7 +36,7 @@ def render_page(summary: Mapping[str, Any], answers: Mapping[str, Any] | None = 
     """The HTML of the page. answers: what it would ask a server for, by path; None: it asks one."""
     style, script = _asset("page.css"), _asset("page.js")
     # In a script element of JSON, "<" could begin the tag that ends it.
-    data = json.dumps({"summary": summary, "answers": answers}, allow_nan=False).replace("<", "\\u003c")
+    data = encode({"summary": summary, "answers": answers}).replace("<", "\\u003c")
     return Template(_asset("page.html")).substitute(
         policy=content_policy(connects=answers is None),
         title=html.escape(f"Gleaner: {summary['url']}"),

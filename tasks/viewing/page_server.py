@@ -6,7 +6,6 @@ name were pointed here), and asks for the token that the printed address carries
 
 import asyncio
 import hmac
-import json
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -16,7 +15,7 @@ from aiohttp import web
 
 from storage.clock import Clock
 from storage.store import StorageError
-from tasks.viewing.page_data import page_data
+from tasks.viewing.page_data import encode, page_data
 from tasks.viewing.page_file import content_policy, render_page
 from tasks.viewing.run_reader import RunReader
 
@@ -103,7 +102,7 @@ class PageServer:
     async def _data(self, request: web.Request) -> web.Response:
         path = request.match_info["path"]
         try:
-            body = await asyncio.to_thread(lambda: json.dumps(self._read(path), allow_nan=False))
+            body = await asyncio.to_thread(lambda: encode(self._read(path)))
         except LookupError as error:
             return _refusal(404, str(error.args[0] if error.args else error))
         except (StorageError, ValueError, OSError) as error:

@@ -16,6 +16,7 @@ from storage.run import connect_to_run, reports
 from tasks.reporting.costs import usd_per_reward_point
 from tasks.reporting.evaluation_tab import evaluation_line
 from tasks.reporting.nonfinite import nonfinite_line
+from tasks.reporting.progress import progress
 from tasks.viewing.page_file import write_page
 from tasks.viewing.run_reader import TOKENS_AT_ONCE, RunReader
 from tasks.viewing.run_status import status_data, table
@@ -28,10 +29,11 @@ from tasks.viewing.terminal_view import print_response, token_lines
 def status(run_url: str, as_json: bool) -> None:
     """Show the finished iterations and evaluations of a run, and what stopped training, if a step was not finite."""
     store = connect_to_run(run_url)
+    with progress(is_wanted=not as_json) as shown:
+        history, evaluated, stopped = reports(store, shown.tell), evaluations(store), nonfinite_line(store)
     if as_json:
-        click.echo(json.dumps(status_data(store)))
+        click.echo(json.dumps(status_data(store.url, history, evaluated, stopped)))
         return
-    history, evaluated, stopped = reports(store), evaluations(store), nonfinite_line(store)
     if history:
         Console(width=None if sys.stdout.isatty() else 120).print(table(history))
         point_usd = usd_per_reward_point(history)
@@ -56,10 +58,13 @@ def show(run_url: str, iteration: int, response: int, tokens: bool, as_json: boo
 
     ITERATION and RESPONSE are numbers from 0. The iteration may still be under way.
     """
-    reader = RunReader(connect_to_run(run_url)).iteration(iteration)
-    view = reader.view(response)
+    with progress(is_wanted=not as_json) as shown:
+        shown.tell(f"reading response {response} of iteration {iteration}")
+        reader = RunReader(connect_to_run(run_url)).iteration(iteration)
+        view, index = reader.view(response), reader.index()
+        pieces = range(0, view.tokens, TOKENS_AT_ONCE) if tokens else ()
+        listed = [each for first in pieces for each in reader.tokens(response, first)]
     if tokens:
-        listed = [each for first in range(0, view.tokens, TOKENS_AT_ONCE) for each in reader.tokens(response, first)]
         if as_json:
             click.echo(json.dumps([{"text": text, "logprob": logprob} for text, logprob in listed]))
         else:
@@ -67,7 +72,7 @@ def show(run_url: str, iteration: int, response: int, tokens: bool, as_json: boo
     elif as_json:
         click.echo(json.dumps(asdict(view)))
     else:
-        print_response(Console(width=None if sys.stdout.isatty() else 120), view, reader.index())
+        print_response(Console(width=None if sys.stdout.isatty() else 120), view, index)
 
 
 @click.command(short_help="Show a run and its responses in the browser.")
@@ -90,7 +95,9 @@ def view(run_url: str, file: Path | None, port: int) -> None:
         with suppress(KeyboardInterrupt):
             asyncio.run(_serve(reader, port))
         return
-    done = write_page(reader, file, SystemClock())
+    with progress() as shown:
+        shown.tell("reading responses, and writing the page")
+        done = write_page(reader, file, SystemClock())
     of = f" of iterations {done.iterations[0]} to {done.iterations[-1]}" if done.iterations else ""
     click.echo(f"{done.path}: {done.responses:,} responses{of}, {done.num_bytes:,} bytes")
 

@@ -134,6 +134,11 @@ class IterationReader:
         traced = self._lookup.find(number, batch)
         if traced is None:
             raise LookupError(f"response {number} of iteration {self.plan.iteration} was not used, and is deleted")
+        if len(traced.response.token_ids) < index.lengths[number] and not exists(
+            self._store, layout.plan(self.plan.iteration)
+        ):
+            # A journal that is deleted reads like one that is empty.
+            raise LookupError(f"iteration {self.plan.iteration} is deleted from {self._store.url}")
         return traced, index
 
     def _last_index(self) -> ResponseIndex:

@@ -1,17 +1,15 @@
 """The finished iterations of a run: a table for a terminal, and the same as JSON values."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
 
-from storage.evaluations import evaluations
+from storage.evaluation_records import EvaluationRecord
 from storage.package_version import VERSION
 from storage.records import ReportRecord
-from storage.run import reports
-from storage.store import ObjectStore
 from tasks.reporting.costs import usd_per_reward_point
-from tasks.reporting.nonfinite import nonfinite_line
 
 COLUMNS = (
     ("reward", "reward", "{:.3f}"),
@@ -46,11 +44,12 @@ def table(history: list[ReportRecord]) -> Table:
     return grid
 
 
-def status_data(store: ObjectStore) -> dict[str, Any]:
+def status_data(
+    run_url: str, history: Sequence[ReportRecord], evaluated: Sequence[EvaluationRecord], stopped: str | None
+) -> dict[str, Any]:
     """What `gleaner status --json` prints; the metrics have the names of docs/guide/metrics.md."""
-    history = reports(store)
     return {
-        "run_url": store.url,
+        "run_url": run_url,
         "gleaner": VERSION,
         "iterations": [
             {
@@ -64,7 +63,7 @@ def status_data(store: ObjectStore) -> dict[str, Any]:
         "usd_per_reward_point": usd_per_reward_point(history),
         "evaluations": [
             {name: value for name, value in asdict(record).items() if name not in ("prompts", "nonce")}
-            for record in evaluations(store)
+            for record in evaluated
         ],
-        "stopped": nonfinite_line(store),
+        "stopped": stopped,
     }

@@ -15,12 +15,14 @@ from storage.run import next_iteration, plans_in_flight, read_report, read_run
 from storage.store import ObjectMissing, ObjectStore
 from tasks.configuration.in_force import in_force
 from tasks.reporting import charts
-from tasks.reporting.metrics_lines import metrics_lines
+from tasks.reporting.metrics_lines import metrics_lines, rollout_tokens_per_s
 from tasks.reporting.reward_chart import reward_chart
 
 # So many of the last iterations say how long the next ones take.
 RECENT = 5
 _SECONDS_PER_HOUR = 3600.0
+# In the units of drawings, whose letters have 12 to 16 of them: three charts beside each other, or one on a telephone.
+CHART_WIDTH = 480.0
 # Title, unit, and the metrics of each chart but the first, by their names in the legend.
 _CHARTS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("Length of the responses", "tokens", {"maximum": "completions/max_length", "mean": "completions/mean_length"}),
@@ -65,9 +67,9 @@ def committed_metrics(store: ObjectStore) -> list[dict[str, float | None]]:
     newer = [read_report(store, iteration) for iteration in range(len(found), committed)]
     found += map(json.loads, metrics_lines(newer).splitlines())
     for metrics in found:
-        tokens, seconds = metrics.get("num_tokens"), metrics.get("timing_s/rollout")
-        if tokens and seconds:
-            metrics["rollout/tokens_per_s"] = tokens / seconds
+        speed = rollout_tokens_per_s(metrics)
+        if speed is not None:
+            metrics["rollout/tokens_per_s"] = speed
     return found
 
 
@@ -90,7 +92,7 @@ def summary(store: ObjectStore, now_s: float) -> dict[str, Any]:
         "columns": list(COLUMNS),
         "iterations": [[_plain(metrics.get(name)) for name in COLUMNS.values()] for metrics in history],
         "planned": planned,
-        "charts": [reward_chart(_curve(history, "reward"), evaluations(store)), *metric_charts(history)],
+        "charts": [reward_chart(_curve(history, "reward"), evaluations(store), CHART_WIDTH), *metric_charts(history)],
     }
 
 
@@ -128,7 +130,7 @@ def metric_charts(history: Sequence[Metrics]) -> list[str]:
     for title, unit, metrics in _CHARTS:
         series = {label: _curve(history, metric) for label, metric in metrics.items()}
         if any(series.values()):
-            drawn.append(charts.line_chart(series, title, "iteration", unit))
+            drawn.append(charts.line_chart(series, title, "iteration", unit, CHART_WIDTH))
     return drawn
 
 

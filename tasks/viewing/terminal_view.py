@@ -7,9 +7,9 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from tasks.reporting.visible_text import visible
 from tasks.viewing.response_index import ResponseIndex
 from tasks.viewing.response_view import ResponseView, StretchView
-from tasks.viewing.visible_text import visible
 
 # How the end of a stretch that another incarnation continued is marked between the texts.
 CONTINUED = {"killed": "red", "handed over": "yellow", "taken over": "yellow"}

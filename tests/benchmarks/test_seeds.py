@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.seeds import __main__ as seeds
-from benchmarks.seeds import outage, rlboost, rlboost_sensitivity, rlhfless, streamrl, together, wide
+from benchmarks.seeds import outage, rlboost, rlboost_sensitivity, rlhfless, streamrl, together, tools, wide
 from benchmarks.seeds.arms import (
     SCENARIOS,
     Arm,
@@ -329,8 +329,17 @@ def small_arm(arm):
 
 
 @pytest.mark.slow
+def test_a_planner_that_knows_of_waiting_for_tools_takes_fewer_members_and_is_worth_more():
+    wait = "8 answers of 30 s"
+    arms = {name: arm for name, arm in shortened(tools.arms()).items() if name.rpartition(",")[0] == wait}
+    got = run_all(arms, (1, 2), 0)
+    assert got.ratio("worth", f"{wait}, told", f"{wait}, not told") > 1.02
+    assert got.median(f"{wait}, told", "members") < got.median(f"{wait}, not told", "members") / 2
+
+
+@pytest.mark.slow
 def test_rlboost_and_together_compare_arms_that_exist():
-    for paper, lines in ((rlboost.PAPER, 43), (together.PAPER, 22), (wide.PAPER, 6)):
+    for paper, lines in ((rlboost.PAPER, 43), (together.PAPER, 22), (wide.PAPER, 6), (tools.PAPER, 15)):
         arms = {name: small_arm(arm) for name, arm in shortened(seeds.PAPERS[paper].arms(None)).items()}
         found = seeds.PAPERS[paper].findings(run_all(arms, (1,), 0), (1,))
         assert len(found) == len({finding.what for finding in found}) == lines

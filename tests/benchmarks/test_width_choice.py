@@ -1,8 +1,11 @@
 """The judge of width: it takes the property from ratios, and sees that a planner without machine starts is worse."""
 
+import json
+from dataclasses import asdict, replace
+
 import pytest
 
-from benchmarks.width_choice import ITERATIONS, Outcome, drawn, outcome, static_crews, targets
+from benchmarks.width_choice import ITERATIONS, Outcome, drawn, luck, merged, outcome, static_crews, targets
 from tasks.planning import crew, outline
 
 # Settings in which members would be worth their price, but not the half hour until a machine has started.
@@ -18,10 +21,31 @@ def test_the_property_is_about_every_setting():
     one_worse = {target.name: target.met for target in targets(found(*[1.0] * 99, 1.04))}
     assert one_worse == {
         "ratio_median": True,
+        "ratio_mean": True,
         "ratio_p95": True,
         "ratio_worst": False,
         "share_within_3_percent": False,
     }
+
+
+def test_parts_are_summed_up_as_if_they_had_run_together(tmp_path):
+    whole = [replace(one, lucky=1.0 + one.setting / 100) for one in found(1.0, 1.05, 1.02)]
+    for number, part in enumerate((whole[2:], whole[:2])):
+        line = json.dumps({"outcomes": [asdict(one) for one in part]})
+        (tmp_path / str(number)).write_text(f"a table\n{line}\n")
+    files = [tmp_path / "0", tmp_path / "1"]
+    assert merged(files) == whole
+    with pytest.raises(ValueError, match="setting 2 in"):
+        merged([files[0], files[0]])
+
+
+def test_what_hindsight_owes_to_luck_is_what_a_crew_chosen_elsewhere_lacks():
+    assert luck(found(1.0, 1.1)) == {}
+    unlucky = [replace(one, lucky=lucky) for one, lucky in zip(found(1.1, 1.0), (1.1, 1.0), strict=True)]
+    seen = luck(unlucky)
+    assert seen["planner_over_best_elsewhere_mean"] == pytest.approx(1.0)
+    assert seen["best_elsewhere_over_best_mean"] == pytest.approx(1.05)
+    assert seen["best_elsewhere_within_3_percent"] == 0.5
 
 
 def test_a_setting_is_its_number_and_its_static_crews_are_all_that_may_be_asked_for():

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import signal
@@ -124,6 +125,19 @@ def test_a_process_can_be_told_to_end_and_its_wait_has_a_limit(starter, tmp_path
 def test_what_cannot_be_imported_or_found_is_told_by_the_process_itself(starter, tmp_path, capfd):
     assert starter.start([str(tmp_path / "missing.py")], ENVIRONMENT, ["no_such_module"]).wait() == 1
     assert starter.start([script(tmp_path, "import no_such_module")], ENVIRONMENT, ["no_such_module"]).wait() == 1
+
+
+def test_what_is_imported_ahead_is_imported_once(tmp_path):
+    (tmp_path / "leaves_a_mark.py").write_text("open('mark', 'a').write('1')")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    with contextlib.chdir(tmp_path):
+        starter = Starter({**os.environ, "PYTHONPATH": path})
+        starter.import_ahead(["leaves_a_mark"])
+        wait_until((tmp_path / "mark").exists)
+        command = [script(tmp_path, "import leaves_a_mark")]
+        assert starter.start(command, {**ENVIRONMENT, "PYTHONPATH": path}, ["leaves_a_mark"]).wait(300) == 0
+    assert (tmp_path / "mark").read_text() == "1"
+    starter.close()
 
 
 def test_where_the_starter_is_killed_its_processes_flush_and_count_as_lost_and_another_takes_over(

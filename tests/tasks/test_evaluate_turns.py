@@ -1,10 +1,8 @@
 """An evaluation with an environment, from plan to record, of policies that know one conversation by heart."""
 
 import json
-from pathlib import Path
 
 import pytest
-import torch
 
 from examples.tools_warm_start import chat_tokenizer
 from storage.clock import ManualClock, SystemClock
@@ -16,36 +14,13 @@ from tasks.evaluation.measure import measure
 from tasks.preparing.evaluation import prepare
 from tasks.sampling.session.member import generate_slot
 from tests.chat_tokenizers import written
+from tests.memorised_policy import memorised
 from tests.small_run import config, memory_store, plan_iteration
-from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 
 URL = "memory://evaluated-turns"
 ENVIRONMENT = "tests.tasks.turns.environments_for_evaluation:Drawer"
 LOOKS = "?f!<eos>3=#3<eos>"
 GUESSES = "#3<eos>"
-STEPS_MAX = 400
-
-
-def memorised(folder: Path, text: str) -> Path:
-    """A model directory whose policy continues the prompt `fh` by `text`, almost surely."""
-    tokenizer = chat_tokenizer()
-    model = tiny_model(tiny_config(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id))
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "fh"}], add_generation_prompt=True, return_dict=False
-    )
-    ids = torch.tensor([[*prompt, *written(tokenizer, text)]])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(STEPS_MAX):
-        loss = model(input_ids=ids, labels=ids).loss
-        if loss < 1e-3:
-            break
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss < 1e-3
-    save_tiny_model(folder, model.eval())
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from flytekit.tools.translator import get_serializable
 from resources.process import descendants
 from tasks.local_map import SYSTEM_RETRIES, after_standing_map, crew_map
 from tests.map_tasks import element, lasts
-from tests.processes import are_gone, wait_until
+from tests.processes import ROOT, are_gone, wait_until
 
 SETTINGS = SerializationSettings(ImageConfig.auto(img_name="x/y:1"), "p", "d", "v")
 
@@ -89,6 +89,30 @@ def test_a_standing_map_runs_beside_what_follows_with_attempts_and_says_when_it_
     wait_until(lambda: ended == [1])
     after_standing_map(lambda: ended.append(2))
     assert ended == [1, 2]
+
+
+IMPORTS_AHEAD = """
+import sys
+from flytekit.core.context_manager import ExecutionState, FlyteContextManager
+from resources.local_starter import _running
+from tasks.local_map import import_ahead
+from tests.processes import wait_until
+context = FlyteContextManager.current_context()
+state = context.new_execution_state().with_params(mode=ExecutionState.Mode[sys.argv[1]])
+with FlyteContextManager.with_context(context.with_execution_state(state)):
+    import_ahead(("leaves_a_mark",))
+wait_until(lambda: not _running or __import__("os").path.exists("mark"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "marks"), [("LOCAL_DYNAMIC_TASK_EXECUTION", 1), ("DYNAMIC_TASK_EXECUTION", 0)])
+def test_what_elements_need_is_imported_ahead_where_they_run_on_this_machine(tmp_path, mode, marks):
+    (tmp_path / "leaves_a_mark.py").write_text("open('mark', 'a').write('1')")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-c", IMPORTS_AHEAD, mode]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=300)
+    assert len(list(tmp_path.glob("mark"))) == marks
 
 
 STANDING_MAP = """

@@ -265,8 +265,8 @@ class Claimant:
     def take(self, transfer: Transfer) -> Taken | None:
         """Claim the transfer's responses, unit by unit; stop at the first unit that another member claimed earlier.
 
-        The holder of running responses is asked for them first; they are claimed when it has released them, or when it
-        has not answered by the LOOKS_TO_ANSWER-th look.
+        With `asks` the holder is asked first; the responses are claimed when it has released them, or when it has not
+        answered by the LOOKS_TO_ANSWER-th look.
         """
         holder = transfer.incarnation
         if holder is None:
@@ -275,7 +275,7 @@ class Claimant:
             return None
         runs = transfer.cause in (Cause.OVERFULL, Cause.LATE)
         candidates = candidates_of(self._reader, holder, self._incarnation, acting=not runs)
-        if runs:
+        if transfer.asks:
             asked = self._asked.get(holder)
             if asked is None:
                 return self._ask(transfer, candidates)
@@ -289,7 +289,7 @@ class Claimant:
         return self._claim_all(choose(transfer.cause, transfer.count, candidates), holder, transfer.cause)
 
     def _ask(self, transfer: Transfer, candidates: Sequence[Candidate]) -> Taken:
-        """Ask the holder of running responses for those that suit best."""
+        """Ask the holder for those of its responses that suit best."""
         responses = choose(transfer.cause, transfer.count, with_what_is_left(self._plan, self._reader, candidates))
         if responses and transfer.incarnation is not None:
             self._asks.write(transfer.incarnation, AskRecord(asker=self._incarnation, responses=responses))

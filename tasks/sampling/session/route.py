@@ -2,7 +2,7 @@
 
 A member enters each iteration once, in ascending order, as soon as it has no work and the plan is there. While no
 further one is planned, it waits in the oldest iteration that is not closed: whatever is free there, every later
-iteration waits for.
+iteration waits for. After the last iteration it goes through those that are open, and leaves each for good.
 """
 
 from contextlib import suppress
@@ -22,9 +22,10 @@ class Route:
         self._last = last
         self._oldest = first
         self._entered = first - 1
+        self._left: set[int] = set()
 
     def next(self) -> PlanRecord | None:
-        """The plan of the iteration to work on now; None while none is open."""
+        """The plan of the iteration to work on now; None while none is open, or after the last one."""
         self._pass_over_closed()
         if self._entered < self._last and (plan := self._planned(self._entered + 1)) is not None:
             return plan
@@ -34,14 +35,22 @@ class Route:
         """Note that the member works on an iteration."""
         self._entered = max(self._entered, iteration)
 
+    def leave(self, iteration: int) -> None:
+        """Note that the member has left an iteration to which it does not come back."""
+        self._left.add(iteration)
+
     def leads_away(self, iteration: int) -> bool:
-        """Whether a member that has no work in this iteration is to work on another one."""
+        """Whether a member that has no work in this iteration is to work on another one, or to leave it for good."""
         following = self.next()
-        return following is not None and following.iteration != iteration
+        return (following is not None and following.iteration != iteration) or self.leaves(iteration)
+
+    def leaves(self, iteration: int) -> bool:
+        """Whether the member leaves this iteration for good: none follows, and no earlier one is open."""
+        return self._entered >= self._last and iteration <= self._oldest
 
     @property
     def is_over(self) -> bool:
-        """Whether the last iteration is closed, as far as `next` has seen."""
+        """Whether each iteration is closed or left for good, as far as `next` has seen."""
         return self._oldest > self._last
 
     def is_given_up(self) -> bool:
@@ -56,9 +65,12 @@ class Route:
         return published_version(self._store, self._entered + 1, 0 if held is None else held + 1)
 
     def _pass_over_closed(self) -> None:
-        while self._oldest <= self._last and exists(self._store, layout.closed(self._oldest)):
+        while self._oldest <= self._last and self._is_done(self._oldest):
             self._oldest += 1
         self._entered = max(self._entered, self._oldest - 1)
+
+    def _is_done(self, iteration: int) -> bool:
+        return iteration in self._left or exists(self._store, layout.closed(iteration))
 
     def _planned(self, iteration: int) -> PlanRecord | None:
         """The plan, if this execution works on it: another one has members of its own."""

@@ -43,8 +43,9 @@ log = logging.getLogger(__name__)
 LEASE_INTERVAL_S = 10.0
 
 
-# One session on a plan. It gets the function `enough` of Session.
-Work = Callable[[PlanRecord, Callable[[], bool]], SessionOutcome]
+# One session on a plan. It gets the function `enough` of Session; None: the member leaves the iteration for good, as
+# one does that does not stand.
+Work = Callable[[PlanRecord, Callable[[], bool] | None], SessionOutcome]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ class Post:
 
 
 def stand(post: Post, notice: Callable[[], bool], clock: Clock, build: Build = build_engine) -> SessionOutcome:
-    """Work on each iteration of the execution until the last one is closed; returns what all sessions did together.
+    """Work on each iteration of the execution, and leave the last as other members do; returns what all sessions did.
 
     Raises WrongGpus as `generate_slot` does, and what `Standing.stand` does. Before that everything is flushed and free
     for other members, if the store works.
@@ -151,9 +152,16 @@ class Standing:
         raise Preempted
 
     def _worked(self, plan: PlanRecord) -> SessionOutcome:
-        """One session, which ends when the iteration is closed or when the route leads away and nothing is held."""
+        """One session, which ends when the iteration is closed, or when nothing is held and the route leads away.
+
+        Where no further iteration follows, a wait would save no start.
+        """
         self._route.enter(plan.iteration)
-        return self._work(plan, lambda: self._route.leads_away(plan.iteration))
+        if not self._route.leaves(plan.iteration):
+            return self._work(plan, lambda: self._route.leads_away(plan.iteration))
+        outcome = self._work(plan, None)
+        self._route.leave(plan.iteration)
+        return outcome
 
     def _stand_by(self) -> None:
         """Load the weights that the next plan will probably name, or wait for a moment."""
@@ -195,17 +203,17 @@ class _Process:
         self._clock = clock
         self._paid_since_s = started_at_s()
 
-    def work(self, plan: PlanRecord, enough: Callable[[], bool]) -> SessionOutcome:
+    def work(self, plan: PlanRecord, enough: Callable[[], bool] | None) -> SessionOutcome:
         """One session on the plan."""
         config = config_in_force(self._store, plan)
         pool = pool_of(config.pools, self._post.slot)
         settings = replace(
             session_config(config, slot=slot_in(self._store, plan, self._post.slot), pool=pool),
             started_at_s=self._paid_since_s,
-            standing=True,
-            # It is paid for whether or not it decodes, so it takes what it can.
-            idle_timeout_s=math.inf,
         )
+        if enough is not None:
+            # It is paid for whether or not it decodes, so it takes what it can.
+            settings = replace(settings, standing=True, idle_timeout_s=math.inf)
         outcome = run_session(
             self._store,
             plan,

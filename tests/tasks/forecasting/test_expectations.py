@@ -40,3 +40,11 @@ def test_history_tells_the_epoch_before_and_of_new_prompts_the_average():
     told = history.expected(1, np.array([5, 999, 7]), LENGTHS[:3])
     assert told.predictor == "history"
     assert told.expected.tolist() == [LENGTHS[5].mean(), LENGTHS.mean(), LENGTHS[7].mean()]
+
+
+def test_what_was_learned_fades_by_halves_as_in_production():
+    told = Expectations("none", 0.9, 0)
+    for scale in (1, 3, 3):
+        told.learn(PROMPTS, scale * LENGTHS)
+    # Half of it is the newest, a quarter the one before, and the rest the oldest.
+    assert told.expected(3, PROMPTS, LENGTHS).expected[0] == pytest.approx((0.75 * 3 + 0.25) * LENGTHS.mean())

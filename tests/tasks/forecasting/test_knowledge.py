@@ -9,6 +9,7 @@ from storage.planning_records import DecisionRecord
 from storage.records import TRAIN_POOL
 from tasks.forecasting.knowledge import Knowledge
 from tasks.forecasting.results import SimulatedIteration
+from tasks.forecasting.scenario import ToolsScenario
 from tasks.forecasting.virtual_ledger import PARTS
 from tasks.history.planning_inputs import REPORTS_READ
 from tasks.planning.offer import GroupLengths, StepWaits
@@ -19,7 +20,7 @@ LENGTHS = GroupLengths("none", np.full(8, 100.0), np.full(8, 200.0))
 
 
 def told(knowledge: Knowledge) -> PlanningRequest:
-    return knowledge.request(LENGTHS, {"rollout": None}, {"rollout": 1})
+    return knowledge.request(LENGTHS, {"rollout": None}, {"rollout": 1}, None)
 
 
 def concluded(iteration: int, losses: int, train_s: float) -> tuple[SimulatedIteration, StepWaits]:
@@ -54,11 +55,13 @@ def concluded(iteration: int, losses: int, train_s: float) -> tuple[SimulatedIte
     return result, waits
 
 
-def test_the_start_of_a_process_with_one_pull_and_that_of_a_machine_are_known_apart():
+def test_the_start_of_a_process_beside_a_pull_and_that_of_a_machine_are_known_apart():
     scenario = a_scenario(a_pool(2, start_s=500.0, process_s=3.0, kept=False))
     [offer] = told(Knowledge(scenario)).offers
+    assert offer.start_s == pytest.approx(3.0)
+    [sooner] = told(Knowledge(a_scenario(a_pool(2, process_s=0.5)))).offers
     # A gigabyte over 8 Gbit/s.
-    assert offer.start_s == pytest.approx(3.0 + 1.0)
+    assert sooner.start_s == pytest.approx(1.0)
     assert (offer.machine_start_s, offer.kept, offer.there) == (500.0, False, 1)
 
 
@@ -109,3 +112,18 @@ def test_training_is_the_median_and_dollars_beside_machines_those_of_the_last():
     request = told(knowledge)
     assert (request.train_s, request.usd_no_machine, request.width) == (12.0, 1.0, (("rollout", 2),))
     assert request.spent_usd == pytest.approx(3 * (len(PARTS) * 2.0 + 1.0))
+
+
+def test_the_waiting_for_tools_is_that_of_the_last_iterations_and_at_first_that_of_the_scenario():
+    scenario = a_scenario(a_pool(2))
+    tools = ToolsScenario(answers=4.0, answer_s=5.0)
+    knowledge = Knowledge(replace(scenario, work=replace(scenario.work, tools=tools)))
+    # 20 s for each response, of which 100 tokens are expected.
+    assert told(knowledge).tool_s_per_token == pytest.approx(0.2)
+    for iteration, tool_s in enumerate((30.0, 10.0)):
+        result, waits = concluded(iteration, losses=0, train_s=10.0)
+        knowledge.learn(replace(result, tool_s=tool_s), waits, None)
+    assert told(knowledge).tool_s_per_token == pytest.approx(40.0 / 200)
+    assert told(Knowledge(scenario)).tool_s_per_token == 0.0
+    untold = replace(scenario, policy=replace(scenario.policy, plans_tools=False))
+    assert told(Knowledge(replace(untold, work=replace(scenario.work, tools=tools)))).tool_s_per_token == 0.0

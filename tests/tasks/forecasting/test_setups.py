@@ -83,6 +83,18 @@ def test_seeding_is_no_setup_where_the_configuration_refuses_it():
     assert {setup.settings["planning.seeding"] for setup in found.values()} == {"off"}
 
 
+def test_setups_that_are_compared_cut_nothing_because_their_machines_stay_paid_for():
+    saving = {"objective": "gpu_seconds", "cut_share": 0.7}
+    _, found = compared(planning=saving)
+    cuts = {name: setup.scenario.policy.planning.cut_share for name, setup in found.items()}
+    assert cuts.pop("as configured") == 0.7
+    assert {*cuts.values()} == {None}
+    # What is configured on a width that is compared is not left out, because that cuts.
+    assert found["reserved only"].settings["planning.cut_share"] is None
+    _, without = compared(planning={"objective": "gpu_seconds"})
+    assert not any("planning.cut_share" in setup.settings for setup in without.values())
+
+
 def test_what_check_refuses_is_refused_with_its_reason():
     config = parse(document(planning={"seeding": "off"}))
     assert refusal(config, {"pools.rollout.count": 3}) is None

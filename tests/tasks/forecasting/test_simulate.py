@@ -15,7 +15,6 @@ from tasks.forecasting.scenario import AvailabilityScenario, Scenario
 from tasks.forecasting.simulate import simulate
 from tasks.forecasting.virtual_ledger import PARTS
 from tasks.planning.makespan import member_time_s
-from tasks.planning.seeding import closed_form_s
 from tests.simulated_scenarios import a_pool, a_scenario, a_trainer, all_alike, some_lengths
 
 SEEDING = PlanningConfig(seeding="auto", seeding_s_initial=2.0, seeding_s_min=0.5)
@@ -51,8 +50,12 @@ def check(scenario: Scenario, run: SimulatedRun) -> None:
         first, later = run.iterations[0], run.iterations[1:-1]
         for pool in scenario.pools if not scenario.policy.max_staleness else ():
             for each in (first, *later):
-                machines = each.planned.get(pool.name, 0)
-                assert sum(each.seconds[pool.name].values()) == pytest.approx(machines * each.duration_s)
+                machines, paid_s = each.planned.get(pool.name, 0), sum(each.seconds[pool.name].values())
+                if scenario.policy.crew == "standing":
+                    # A member that stands stays when a plan deals it nothing.
+                    assert paid_s >= machines * each.duration_s * (1 - 1e-9)
+                else:
+                    assert paid_s == pytest.approx(machines * each.duration_s)
 
 
 planning = st.builds(
@@ -339,41 +342,3 @@ def test_requests_and_egress_are_paid_for():
 
 def _lengths(scenario: Scenario, seed: int, iteration: int = 0) -> list[int]:
     return ResponseLengths(scenario.work, seed).lengths(iteration).ravel().tolist()
-
-
-FLAT = ((4, 0.01),)
-
-
-def tail_free(members: int, **pool) -> Scenario:
-    """256 engine-seconds of work in groups of one second each, training of 60 s, two engines on its machines."""
-    engine = {"responses_max": 4, "step_s": FLAT, "prefill_tokens_per_s": 1e9}
-    return a_scenario(
-        a_pool(members, **engine, **pool),
-        trainer=a_trainer(engines=2, train_s_per_token=60 / 102_400, train_fixed_s=0.0, **engine),
-        lengths=all_alike(100),
-        groups=256,
-        iterations=14,
-        planning=PlanningConfig(seeding="auto", seeding_s_initial=10.0, seeding_s_min=1.0),
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("members", [1, 2, 3, 4])
-def test_seeding_converges_to_the_closed_form_where_there_is_no_tail(members):
-    steady = simulate(tail_free(members), seed=0).iterations[-3:]
-    expected_s = closed_form_s(256.0, 60.0, PULL_S, 2, members, 1.0)
-    for each in steady:
-        assert each.seeding_s == pytest.approx(expected_s, abs=0.5)
-        assert each.duration_s == pytest.approx(expected_s + 60.0, abs=2.0)
-
-
-def test_no_seeding_where_the_crew_keeps_the_trainer_busy():
-    assert simulate(tail_free(5), seed=0).iterations[-1].seeding_s == 0.0
-
-
-def test_seeding_follows_the_members_that_are_there():
-    times = AvailabilityScenario(counts=((0.0, 4), (500.0, 1), (1200.0, 4)))
-    iterations = simulate(tail_free(4, availability=times), seed=0).iterations
-    by_members = {round(each.members["rollout"]): each for each in iterations if each.losses["rollout"] == 0}
-    assert set(by_members) >= {1, 4}
-    assert by_members[1].duration_s > by_members[4].duration_s + 20.0

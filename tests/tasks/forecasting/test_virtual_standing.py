@@ -30,9 +30,24 @@ def test_a_standing_member_starts_once_and_pulls_differences():
     of_each, standing = both(a_scenario(pool, iterations=4, weights_delta_bytes=1e8))
     assert (spent_s(of_each, "process"), spent_s(standing, "process")) == pytest.approx((2 * 4 * 5.0, 2 * 5.0))
     assert spent_s(standing, "starting") == pytest.approx(2 * 3.0)
-    # A whole version takes 1 s; differences of a tenth follow each of the three trainings that another plan follows.
-    assert spent_s(standing, "transfer") == pytest.approx(2 * (1.0 + 3 * 0.1))
-    assert standing.duration_s == pytest.approx(of_each.duration_s - 3 * 5.0)
+    # A whole version takes 1 s, beside the start. Differences of a tenth follow three trainings.
+    assert spent_s(standing, "transfer") == pytest.approx(2 * 3 * 0.1)
+    assert spent_s(of_each, "transfer") == 0.0
+    assert standing.duration_s == pytest.approx(of_each.duration_s - 3 * (5.0 - 0.1))
+
+
+@pytest.mark.parametrize("crew", ["iteration", "standing"])
+@pytest.mark.parametrize(("process_s", "later_s"), [(0.0, 0.0), (0.4, 0.0), (1.0, 0.0), (3.0, 2.0)])
+def test_weights_are_pulled_while_the_first_process_starts(crew, process_s, later_s):
+    """A pull takes a second, so a process that starts in less delays nothing; the sum of both would."""
+    first, started = (
+        simulate(a_scenario(a_pool(2, process_s=start_s), iterations=1, crew=crew), seed=3)
+        for start_s in (0.0, process_s)
+    )
+    assert started.duration_s == pytest.approx(first.duration_s + later_s)
+    assert spent_s(started, "process") == pytest.approx(2 * process_s)
+    assert spent_s(started, "transfer") == pytest.approx(2 * max(0.0, 1.0 - process_s))
+    assert sum(started.paid_s.values()) == pytest.approx(sum(started.iterations[0].seconds["rollout"].values()))
 
 
 def test_a_new_machine_starts_a_process_and_pulls_everything():
@@ -55,6 +70,15 @@ def test_standing_by_is_paid_for_as_idle_time():
     # The machines go when the last response has ended.
     last = run.iterations[-1]
     assert run.paid_s["rollout"] == pytest.approx(2 * (run.duration_s - last.duration_s + last.rollout_s))
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_members_that_went_on_are_not_missing_at_the_end_of_the_iteration_that_they_left(ahead):
+    trainer = a_trainer(train_s_per_token=1e-5, train_fixed_s=0.1)
+    scenario = a_scenario(a_pool(8, responses_max=4), trainer=trainer, lengths=some_lengths(sigma=1.0), iterations=10)
+    policy = replace(scenario.policy, crew="standing", max_staleness=ahead)
+    run = simulate(replace(scenario, policy=policy), seed=0)
+    assert [each.members_at_end for each in run.iterations] == [8] * 10
 
 
 def test_a_member_without_work_goes_on_with_the_next_iteration():

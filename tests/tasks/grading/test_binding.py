@@ -138,4 +138,7 @@ def test_with_turns_verl_gets_the_last_answer_and_the_conversation():
 def test_a_function_that_wants_the_environments_is_told_why_it_cannot_have_them():
     with pytest.raises(GradingError, match="wants the environments, which have ended where the responses were"):
         bind(lambda completions, environments: [0.0], "r")
+    # As TRL's examples with environments write it.
+    with pytest.raises(GradingError, match=r"let the environment's get_reward\(\) return the value"):
+        bind(lambda environments, **kwargs: [each.score for each in environments], "r")
     assert bind(lambda completions, environments=None: [environments], "r").call([TURNS]) == [None]

@@ -13,6 +13,7 @@ from storage.memory import MemoryStore
 from storage.metered import MeteredStore
 from storage.planning_records import DecisionRecord, PoolObservation, SeedingRecord
 from storage.records import TRAIN_POOL, ReportRecord, SlotLife, SlotPlan
+from storage.run import read_plan
 from tasks.configuration.run_config import parse
 from tasks.history.planning_inputs import REPORTS_READ, observed_step_time, planning_request, recent_reports
 from tasks.planning.offer import GroupLengths, ReservedOffer
@@ -137,6 +138,20 @@ def test_a_machine_that_was_started_came_later_after_its_plan():
     assert (far.machine_start_s, far.there) == (0.0, None)
 
 
+def test_the_longest_start_is_kept_by_the_plans_of_a_crew_that_stands():
+    config = a_config(rollout={"crew": "standing"})
+    reports = [a_report(0), a_report(1, pools=(replace(OBSERVED, start_s=2.0),))]
+    request = planning_request(a_run(reports), config, 2, LENGTHS)
+    assert request.crew == "standing"
+    assert (request.offers[0].start_s, request.offers[0].cold_start_s) == (16.0, 30.0)
+
+    store = a_run(reports)
+    known = DecisionRecord(name="crew", chosen="standing", reason="", inputs={"rollout/start_s": 75.0})
+    records.put(store, layout.plan(1), replace(read_plan(store, 1), decisions=(known,)))
+    near, far = planning_request(store, config, 2, LENGTHS).offers
+    assert (near.cold_start_s, far.cold_start_s) == (75.0, 0.0)
+
+
 def test_what_was_expected_of_the_last_iterations_is_told_beside_what_came():
     store = a_run([])
     for iteration, expected_s in enumerate((100.0, 80.0)):
@@ -212,6 +227,16 @@ def test_where_iterations_overlap_the_last_concluded_one_counts():
     assert planning_request(a_run([], planned=[0]), a_config(), 1, LENGTHS).spent_usd == 0.0
 
 
+def test_the_crew_that_was_asked_for_is_the_newest_plans_though_it_is_not_concluded():
+    store = a_run([a_report(k) for k in range(4)], planned=[4])
+    newest = read_plan(store, 4)
+    records.put(store, layout.plan(4), replace(newest, slots=newest.slots[:1]))
+    request = planning_request(store, a_config(), 5, LENGTHS)
+    assert request.width == (("rollout", 1), ("zone-b", 2))
+    assert request.asked == (("rollout", 1),)
+    assert planning_request(a_run([]), a_config(), 0, LENGTHS).asked is None
+
+
 def test_however_long_the_run_few_reports_are_read():
     store = a_run([a_report(iteration, **{"cost/usd_run": 1.0}) for iteration in range(60)])
     before = store.requests
@@ -246,3 +271,22 @@ def test_the_curve_rises_stays_within_what_was_measured_and_has_every_batch(curv
 def test_one_slow_outlier_does_not_lift_what_is_behind_it():
     curve = observed_step_time([replace(OBSERVED, step_s=((1, 0.05), (2, 0.01), (4, 0.02)))])
     assert curve.points == tuple((batch, pytest.approx(0.08 / 3)) for batch in (1, 2, 4))
+
+
+def test_the_waiting_for_tools_is_that_of_the_last_reports_and_at_first_that_of_the_forecast():
+    def waited(iteration, tool_s, lengths):
+        return replace(
+            a_report(iteration, **({} if tool_s is None else {"turns/tool_seconds": tool_s})), lengths=lengths
+        )
+
+    turns = {"turns": {"tools": ["tests.tool_functions:add"]}}
+    forecast = {"forecast": {"tool_answers": 2.0, "tool_s": 3.0}}
+    new = MemoryStore()
+    # 6 s for each response, of which 100 tokens are expected.
+    assert planning_request(new, a_config(**turns, **forecast), 0, LENGTHS).tool_s_per_token == pytest.approx(0.06)
+    assert planning_request(new, a_config(**turns), 0, LENGTHS).tool_s_per_token == 0.0
+    # The second had no turn: its tokens say nothing.
+    store = a_run([waited(0, 30.0, (60, 40)), waited(1, None, (500,)), waited(2, 10.0, (100,))])
+    assert planning_request(store, a_config(**turns, **forecast), 3, LENGTHS).tool_s_per_token == pytest.approx(0.2)
+    silent = a_run([waited(0, None, (500,))])
+    assert planning_request(silent, a_config(**turns, **forecast), 1, LENGTHS).tool_s_per_token == 0.0

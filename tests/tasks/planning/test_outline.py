@@ -56,7 +56,7 @@ def test_a_new_machine_starts_first_and_one_that_is_there_does_not():
     # Its start is shared by the iterations for which the crew is expected to stay.
     shared_s = settled.lasting_s + 1000.0 / HORIZON
     assert started.lasting_s == pytest.approx(shared_s)
-    asked = replace(none_there, width=(("rollout", 2),))
+    asked = replace(none_there, asked=(("rollout", 2),))
     assert outlined(asked, 2).lasting_s == settled.lasting_s
 
 
@@ -103,7 +103,24 @@ def test_engines_that_wait_for_a_member_to_hand_over_to_train_later():
         an_offer(machine_start_s=3000.0, there=0), lengths=NO_SPREAD, reserved=RESERVED, train_s=10.0, overlaps=True
     )
     found = outlined(request, 2, seeding=SeedingRecord(seeding_s=1.0, members=2))
-    assert found.iteration_s == pytest.approx(found.rollout_s + 10.0)
+    alone = replace(request, overlaps=False)
+    decoded_s = outlined(alone, 2, seeding=SeedingRecord(seeding_s=1.0, members=2)).rollout_s
+    # They begin when the iteration before is trained, and training begins when they have ended.
+    assert found.rollout_s == found.iteration_s == pytest.approx(decoded_s + 10.0)
+
+
+def test_engines_of_a_trainer_that_trains_the_iteration_before_come_later_or_not_at_all():
+    request = a_request(an_offer(), lengths=NO_SPREAD, reserved=RESERVED, train_s=20.0, control_s=1.0, overlaps=True)
+    crew_s = outlined(request, 2).rollout_s
+    helped = outlined(request, 2, seeding=replace(COLOCATED, members=2))
+    assert 21.0 < helped.rollout_s < crew_s
+    assert helped.iteration_s == helped.rollout_s
+    slow = replace(request, train_s=crew_s)
+    assert outlined(slow, 2, seeding=replace(COLOCATED, members=2)).rollout_s == pytest.approx(crew_s)
+    # Nothing is left to seed.
+    assert outlined(slow, 2, seeding=SeedingRecord(seeding_s=50.0, members=2)).iteration_s == pytest.approx(
+        crew_s + 1.0
+    )
 
 
 def test_training_waits_for_the_engines_and_its_order():

@@ -57,15 +57,30 @@ def test_unstarted_work_of_the_fullest_is_halved_even_while_one_decodes():
     assert next_transfer(Seeker(room=4, running=3), holders, 0) == expected
 
 
+def test_the_last_of_a_queue_are_asked_for_only_if_their_holder_may_have_begun_them():
+    busy = a_holder("b", unfinished=12, running=4, waiting=8)
+    asked = [
+        (waiting, transfer.count, transfer.asks)
+        for waiting in (20, 8, 7, 6, 1)
+        if (transfer := next_transfer(Seeker(room=4, running=3), [replace(busy, waiting=waiting)], 0)) is not None
+    ]
+    # Four of eight wait before those that move, as many as it decodes; of seven only three do.
+    assert asked == [(20, 4, False), (8, 4, False), (7, 4, True), (6, 3, True), (1, 1, True)]
+    still_loading = replace(busy, running=0, waiting=2)
+    transfer = next_transfer(IDLE, [still_loading], 0)
+    assert transfer is not None
+    assert not transfer.asks
+
+
 def test_running_responses_move_beyond_the_plateau_only_and_only_to_one_that_decodes_nothing():
     full = a_holder(unfinished=12, running=12, plateau=8)
-    assert next_transfer(IDLE, [full], 0) == Transfer(cause=Cause.OVERFULL, incarnation="a", count=4)
+    assert next_transfer(IDLE, [full], 0) == Transfer(cause=Cause.OVERFULL, incarnation="a", count=4, asks=True)
     assert next_transfer(replace(IDLE, running=1), [full], 0) is None
     assert next_transfer(IDLE, [replace(full, running=8)], 0) is None
     assert next_transfer(IDLE, [replace(full, plateau=0)], 0) is None
     # Never more than half: the two would change roles.
     assert next_transfer(IDLE, [replace(full, plateau=1)], 0) == Transfer(
-        cause=Cause.OVERFULL, incarnation="a", count=6
+        cause=Cause.OVERFULL, incarnation="a", count=6, asks=True
     )
 
 
@@ -75,12 +90,12 @@ def test_a_slow_member_gives_half_and_one_that_stands_still_gives_all():
         a_holder("b", running=2, tokens_per_s=200.0),
     )
     fast_seeker = Seeker(room=8, running=0, tokens_per_s=(100.0,) * 9)
-    half = Transfer(cause=Cause.LATE, incarnation="a", count=2)
+    half = Transfer(cause=Cause.LATE, incarnation="a", count=2, asks=True)
     assert next_transfer(fast_seeker, [slow, quick], 0) == half
     assert next_transfer(IDLE, [slow, quick], 0) == half
     assert next_transfer(Seeker(room=8, running=0, tokens_per_s=(9.0,) * 9), [slow, quick], 0) is None
     still = replace(slow, tokens_per_s=0.0)
-    assert next_transfer(IDLE, [still], 0) == Transfer(cause=Cause.LATE, incarnation="a", count=4)
+    assert next_transfer(IDLE, [still], 0) == Transfer(cause=Cause.LATE, incarnation="a", count=4, asks=True)
     assert next_transfer(IDLE, [replace(slow, tokens_per_s=None)], 0) is None
 
 

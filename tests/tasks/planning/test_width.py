@@ -73,12 +73,31 @@ def test_the_last_iterations_crew_stays_unless_another_is_clearly_better(better,
     # By how much the best would have to be better, or twice that.
     free = weighed(0.0, last).crew.size
     near = next(n for n in range(8, 0, -1) if seconds[n - 1] > seconds.min() * (1 + better * CLEARLY / (1 - CLEARLY)))
-    choice = weighed(0.0, last, width=(("rollout", near),))
+    choice = weighed(0.0, last, asked=(("rollout", near),))
     if stays and seconds[near - 1] * (1 - CLEARLY) <= seconds.min():
         assert choice.crew.size == near
         assert choice.reason == "as before; no other is clearly better"
     else:
         assert choice.crew.size == free
+
+
+def test_no_crew_stays_as_well_as_any_other_and_the_newest_plan_counts():
+    """A member would be better, but not clearly, than the trainer's machines alone."""
+    past = {"settings": {"seeding": "auto"}, "reserved": RESERVED, "train_s": 1.0, "waits": waits(members=0.0)}
+    offer, weight = an_offer(count_min=0, count_max=1, start_s=0.0), 0.5
+
+    def ratio(usd_per_h: float) -> float:
+        considered = weighed(weight, replace(offer, usd_per_h=usd_per_h), **past).considered
+        scores = {sum(one.counts): score for one, score in considered}
+        return scores[0] / scores[1]
+
+    usd_per_h = next(price for price in np.arange(0.5, 500.0, 0.5) if ratio(price) < 1 + CLEARLY / 2)
+    assert ratio(usd_per_h) > 1
+    fair = replace(offer, usd_per_h=usd_per_h)
+    assert weighed(weight, fair, **past).crew.size == 1
+    assert weighed(weight, fair, asked=(), **past).crew.size == 0
+    # The last concluded iteration had a member; that of the newest plan, which is under way, has none.
+    assert weighed(weight, fair, width=(("rollout", 1),), asked=(), **past).crew.size == 0
 
 
 def test_a_crew_that_took_longer_than_expected_is_left():
@@ -89,7 +108,7 @@ def test_a_crew_that_took_longer_than_expected_is_left():
     slow = Realised(width={"rollout": best.crew.size}, seeded=False, expected_s=100.0, lasted_s=300.0)
     fine = [Realised(width={"rollout": n}, seeded=False, expected_s=100.0, lasted_s=100.0) for n in (1, 2, 3)]
     past = (slow, *(seen for seen in fine if seen.width != slow.width))
-    other = weighed(0.3, offer, past=past, width=(("rollout", best.crew.size),))
+    other = weighed(0.3, offer, past=past, asked=(("rollout", best.crew.size),))
     assert other.crew.size != best.crew.size
 
 

@@ -82,12 +82,22 @@ def test_how_long_others_wait_is_taken_from_the_settings_in_force(store, watcher
 
 def test_a_member_tells_what_its_heartbeat_says(store, watcher):
     member = Incarnation(store, PLAN, 0, "00000-a")
-    beat(store, "00000-a", 1, running=2, waiting=1, unfinished=9, tokens_per_s=12.5)
+    beat(store, "00000-a", 1, running=2, waiting=1, acting=4, unfinished=9, tokens_per_s=12.5)
     member.write(0, [1])
     [first, _] = watcher.look().members
-    assert (first.pool, first.host, first.running, first.waiting) == ("spot", "node-1", 2, 1)
+    assert (first.pool, first.host, first.running, first.waiting, first.acting) == ("spot", "node-1", 2, 1, 4)
     assert (first.tokens_generated, first.tokens_recovered, first.tokens_per_s) == (7, 3, 12.5)
     assert first.unfinished == 3  # by the journal
+
+
+def test_responses_that_wait_for_tools_are_those_of_members_at_work(store, watcher, clock):
+    for slot, name in ((0, "00000-a"), (1, "00001-a")):
+        Incarnation(store, PLAN, slot, name)
+        beat(store, name, 1, acting=3)
+    assert watcher.look().totals.acting == 6
+    clock.advance(TTL_S)
+    beat(store, "00001-a", 2, acting=2)
+    assert watcher.look().totals.acting == 2
 
 
 def test_the_rate_of_the_crew_leaves_out_who_is_gone_silent_or_idle(store, watcher, clock):

@@ -12,7 +12,7 @@ WIDTH = DecisionRecord(
     name="width",
     chosen="3 of rollout",
     reason="More than 3 would only wait for training <b>.",
-    inputs={"train_s": 100.0, "cost_weight": 0.3},
+    inputs={"train_s": 100.0, "cost_weight": 0.3, "spot/usd_per_h": 0.39},
     alternatives={"2 of rollout": {"seconds": 150.0, "usd": 1.0}, "3 of rollout": {"seconds": 100.0}},
     predicted={"timing_s/rollout": 110.0, "cost/usd_iter": 2.0, "seeding/seconds": 1.0, "cost/usd_egress": 1.0},
 )
@@ -21,15 +21,17 @@ WIDTH = DecisionRecord(
 def test_a_decision_stands_beside_what_came_of_it():
     page = plan_tab([WIDTH], {"timing_s/rollout": 100.0, "cost/usd_iter": 2.5, "cost/usd_egress": 0.0})
     rows = Rows(page).rows
-    assert ["timing_s/rollout", "110", "100", "+10.0 %"] in rows
-    assert ["cost/usd_iter", "2", "2.5", "-20.0 %"] in rows
-    assert ["seeding/seconds", "1", "not measured", ""] in rows
-    assert ["cost/usd_egress", "1", "0", ""] in rows
-    assert ["train_s", "100"] in rows
+    assert ["rollout", "110 s", "100 s", "+10.0 %"] in rows
+    assert ["cost of the iteration", "$2.00", "$2.50", "-20.0 %"] in rows
+    assert ["seeding: seconds", "1", "not measured", ""] in rows
+    assert ["cost: usd egress", "$1.00", "$0.00", ""] in rows
+    assert ["train", "100 s"] in rows
+    assert ["cost weight", "0.3"] in rows
+    assert ["spot: price of a machine in an hour", "$0.3900"] in rows
     assert ["alternative", "seconds", "usd"] in rows
     assert ["3 of rollout", "100", ""] in rows
-    assert "<h3>width: 3 of rollout</h3>" in page
-    assert "only wait for training &lt;b&gt;." in page
+    assert "<h3>Members of each pool: 3 of rollout</h3>" in page
+    assert "<p>Because: More than 3 would only wait for training &lt;b&gt;." in page
 
 
 def test_a_plan_without_decisions_says_so():

@@ -57,6 +57,24 @@ def test_padded_range_is_never_empty(values: list[float]):
     assert low < min(values) <= max(values) < high
 
 
+@pytest.mark.parametrize(
+    ("found", "shown"),
+    [
+        ([0.0004, 0.0006, 0.0008, 0.001, 0.0012], ["0.0004", "0.0006", "0.0008", "0.001", "0.0012"]),
+        ([0.0, 0.00125, 0.0025], ["0", "0.00125", "0.0025"]),
+        ([-0.5, 0.0, 0.5, 1.0], ["-0.5", "0", "0.5", "1"]),
+        ([0.0, 2e-9, 4e-9], ["0", "2e-09", "4e-09"]),
+        ([900.0, 1000.0, 1100.0], ["900", "1,000", "1,100"]),
+        ([0.0, 20_000.0, 40_000.0], ["0", "20k", "40k"]),
+        ([123_450.0, 123_460.0], ["123,450", "123,460"]),
+        ([7.0], ["7"]),
+        ([], []),
+    ],
+)
+def test_ticks_are_told_apart(found: list[float], shown: list[str]):
+    assert svg.tick_labels(found) == shown
+
+
 def test_text_and_attributes_are_escaped():
     drawing = ET.fromstring(svg.card('<b> & "x"', 50, [svg.text(0, 0, "</text><script>", fill='"><script>')]))
     assert drawing.findtext("{*}title") == '<b> & "x"'

@@ -1,8 +1,9 @@
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from typing import Literal
 
 from storage.records import SlotLife
-from tasks.reporting.timeline import timeline
+from tasks.reporting.timeline import STARTING, timeline
 
 EPOCH_S = 1.79e9
 
@@ -93,3 +94,16 @@ def test_no_events_and_no_trainer():
     drawing = draw(life(0, "a", 0, 0), trained_s=(5.0, 0.0))
     assert set(bars(drawing)) == {"a"}
     assert set(bars(draw())) == {"trainer"}
+
+
+def test_the_part_before_the_weights_is_drawn_apart():
+    one = replace(life(0, "a", 0, 20), working_at_s=EPOCH_S + 5, decode_s=12.0)
+    drawing = draw(one, replace(life(1, "b", 0, 8, "lost"), tokens_kept=0, tokens_regenerated=0))
+    starting = [x_span(node) for node in found(drawing, "rect") if node.attrib["fill"] == STARTING][1:]
+    whole = bars(drawing)
+    assert [span[0] for span in starting] == [x_span(whole["a"])[0], x_span(whole["b"])[0]]
+    assert abs((starting[0][1] - starting[0][0]) * 4 - (x_span(whole["a"])[1] - x_span(whole["a"])[0])) < 0.1
+    # It never had the weights.
+    assert starting[1] == x_span(whole["b"])
+    hint = whole["a"].findtext("{*}title") or ""
+    assert "20.0 s (5.0 s until it had the weights, 12.0 s of decoding, 3.0 s standing by)" in hint

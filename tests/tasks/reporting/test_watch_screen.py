@@ -134,4 +134,13 @@ def test_durations(duration_s, text):
 def test_what_is_to_be_expected_has_a_line_of_its_own():
     shown = lines(a_view(totals=replace(TOTALS, reward=0.25, usd_per_h=12.5, to_go_s=95.0)))
     assert "reward so far 0.250   members 12.50 $/h   rollout ends in about 1 min 35 s" in shown
-    assert not [line for line in lines(a_view()) if "$/h" in line or "reward" in line]
+    assert not [line for line in lines(a_view()) if "$/h" in line or "reward" in line or "tools" in line]
+    assert "responses that wait for tools 5" in lines(a_view(totals=replace(TOTALS, acting=5)))
+
+
+def test_escapes_of_machines_and_stores_are_written_out():
+    member = replace(WORKING, host="node\x1b]0;owned\x07", pool="\x9b31m")
+    shown = "\n".join(lines(a_view(members=(member,), notice="no\x1b[2Janswer", run_url="s3://b/\x1b[1mrun")))
+    assert not {"\x1b", "\x07", "\x9b"} & set(shown)
+    for written in (r"node\x1b]0;owned\x07", r"\x9b31m", r"no\x1b[2Janswer", r"s3://b/\x1b[1mrun"):
+        assert written in shown

@@ -7,7 +7,7 @@ from storage.clock import SystemClock
 from storage.connect import connect
 from storage.memory import MemoryStore
 from storage.stored_versions import list_versions
-from tasks.sharing.fleet_admission import Profile, admit
+from tasks.admitting.fleet_admission import Profile, admit
 from tasks.sharing.membership import create_fleet
 from tasks.sharing.phase_trainer import PhaseTrainer
 from tests.small_run import (

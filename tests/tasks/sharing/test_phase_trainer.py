@@ -12,8 +12,8 @@ from storage.records import TrainingRecord
 from storage.run import exists, read_plan
 from storage.store import CorruptObject
 from storage.weights import tensor_sets
+from tasks.admitting.fleet_admission import Profile, admit
 from tasks.learning.collecting import collect_and_wait
-from tasks.sharing.fleet_admission import Profile, admit
 from tasks.sharing.membership import create_fleet
 from tasks.sharing.phase_trainer import PhaseTrainer
 from tests.dying_store import DiesAtWrite, Killed

@@ -16,8 +16,8 @@ from storage import fleet_layout, layout
 from storage.clock import SystemClock
 from storage.connect import connect
 from storage.fleet_records import AdmittedRun
+from tasks.admitting.fleet_admission import expected_state_bytes
 from tasks.learning.collecting import PhaseFailed, collect_and_wait
-from tasks.sharing.fleet_admission import expected_state_bytes
 from tasks.sharing.fleet_ledger import tier_accounts
 from tasks.sharing.fleet_report import account_for
 from tasks.sharing.fleet_view import look_at_fleet

@@ -1,4 +1,4 @@
-"""An environment that OpenEnv serves is played over its own client, and goes on after its member is gone.
+"""An environment that OpenEnv serves is played over its own client, goes on after its member is gone, and is trained.
 
 OpenEnv's dependencies cannot be installed beside constraints.txt. These tests run in an environment of their own:
 
@@ -8,21 +8,30 @@ OpenEnv's dependencies cannot be installed beside constraints.txt. These tests r
     .venv-openenv/bin/python -m pytest -m peers tests/tasks/turns/test_openenv.py
 """
 
+import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from examples.tools_warm_start import chat_tokenizer
+from storage import layout
+from storage.compaction import read_responses
 from storage.shard import Finish
+from storage.weights import tensor_sets
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.living_environments import Reset
 from tasks.turns.process_environments import ProcessEnvironments, reset_texts
 from tests.character_turns import LIMIT_S, STOP, CharacterConversation, record_of, text_of, walk
+from tests.chat_tokenizers import written
+from tests.memorised_policy import memorised
+from tests.small_run import commit_iteration, config, memory_store, plan_iteration, roll_out, train_iteration
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
 OPENENV, SEED = "0.10.0", 27
@@ -85,3 +94,38 @@ def test_a_served_game_is_played_and_goes_on_in_another_session_of_its_server(se
     assert text_of(answers[3]) == "<right after 3>\n"
     assert [record_of(answer).rebuilt for answer in answers] == ["new", "replayed", "kept", "replayed", "kept"]
     assert (answers[4].finish, record_of(answers[4]).reward) == (Finish.STOP, 1.0)
+
+
+def test_a_step_of_the_optimizer_is_made_on_what_was_played(server: Any, tmp_path: Path):
+    """A policy that guesses in half of its responses, and is rewarded by the server's answer to its first guess."""
+    rows = [{"prompt": [{"role": "user", "content": "f"}], "id": str(number)} for number in range(2)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    looks, guesses = "?f!<eos>3=#3<eos>", "#3<eos>"
+    url = "memory://openenv"
+    store = memory_store("openenv")
+    settings = config(
+        url,
+        memorised(tmp_path / "model", looks, guesses),
+        run={"num_prompts_per_step": 2, "num_generations": 8},
+        data={"source": str(tmp_path / "rows.jsonl")},
+        turns={"environment": "tests.openenv_game:LookingEnv"},
+        rewards=[{"function": "environment"}],
+        sampling={"max_completion_length": 24},
+        rollout={"engine": "torch", "dtype": "float32", "context_length": 64},
+    )
+    plan_iteration(settings)
+    roll_out(url, 0)
+    trained = train_iteration(url, 0)
+    metrics = commit_iteration(url, 0).metrics
+    said = [list(row.token_ids) for row in read_responses(store, 0)]
+    ids = {text: written(chat_tokenizer(), text) for text in (looks, guesses)}
+    looked = said.count(ids[looks])
+    assert looked + said.count(ids[guesses]) == 16
+    assert 0 < looked < 16
+    assert (metrics["turns/calls"], metrics["reward"]) == (looked, looked / 16)
+    # What the policy read is not trained: "3=".
+    assert metrics["num_tokens"] == sum(map(len, said)) - 2 * looked
+    assert trained.weight_version == 1
+    assert metrics["actor/grad_norm"] > 0
+    before, after = (tensor_sets.read_manifest(store, layout.weights(version)).tensors for version in (0, 1))
+    assert before != after

@@ -1,6 +1,7 @@
 """The page in headless Chromium: load, filter, sort, open, keyboard, narrow and dark, served and from a file."""
 
 import os
+import re
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -78,6 +79,7 @@ def test_responses_are_filtered_and_sorted(browser, address):
         page.wait_for_selector("#responses tbody tr")
         choose(page, "0:2")
         until(page, lambda: page.inner_text("#count") == "8 of 8 responses")
+        assert [row[:2] for row in rows(page)] == [[n, r] for n in "01" for r in "0123"]
         page.fill("input[name=rewardMin]", "0.5")
         assert page.inner_text("#count") == "4 of 8 responses"
         page.select_option("select[name=sort]", "reward")
@@ -130,6 +132,9 @@ def test_tokens_the_group_and_the_prompt_are_shown_on_demand(browser, address):
         titles = page.eval_on_selector_all("dialog .prose span[title]", "nodes => nodes.map(node => node.title)")
         assert titles == ["log-prob -1.5000, probability 0.2231"] * 5
         assert page.inner_text("dialog #text .prose") == text
+        page.click("text=Its text")
+        assert page.locator("dialog .prose span[title]").count() == 0
+        assert page.inner_text("dialog #text .prose") == text
         page.click("text=Its group side by side")
         page.wait_for_selector("dialog .beside")
         assert page.eval_on_selector_all("dialog .beside h3", "all => all.map(each => each.textContent)") == [
@@ -167,6 +172,13 @@ def test_it_fits_narrow_screens_in_light_and_dark(browser, address, width, schem
         page.wait_for_selector("dialog[open] .prose")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         complaints(page)
+        page.click("text=Colour tokens by log-prob")
+        page.wait_for_selector("dialog .prose span[title]")
+        complaints(page)
+        assert strongest_contrast(page) >= 4.5
+        page.click("text=Its group side by side")
+        page.wait_for_selector("dialog .beside")
+        complaints(page)
 
 
 def complaints(page):
@@ -176,6 +188,54 @@ def complaints(page):
     page.evaluate(Path(AXE).read_text(encoding="utf-8"))
     found = page.evaluate("axe.run().then(result => result.violations.map(each => [each.id, each.nodes[0].html]))")
     assert found == []
+
+
+def strongest_contrast(page):
+    """Of the text of a token to the strongest colour behind it (WCAG 2.2, contrast ratio); axe skips single letters."""
+    colours = page.evaluate("""() => {
+      const token = document.querySelector("dialog .prose span[title]"), style = getComputedStyle(token);
+      token.style.setProperty("--share", 1);
+      return [style.color, style.backgroundColor, getComputedStyle(token.parentElement).backgroundColor];
+    }""")
+    ink, (*over, alpha), paper = ([float(part) for part in re.findall(r"[\d.]+", colour)] for colour in colours)
+    behind = [alpha * one + (1 - alpha) * other for one, other in zip(over, paper, strict=True)]
+    low, high = sorted(luminance(colour) for colour in (ink, behind))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour):
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (c / 255 for c in colour)
+    ]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.skipif(AXE is None, reason="no axe-core: name its axe.min.js in AXE_CORE")
+def test_a_violation_is_complained_of(browser, address):
+    with opened(browser, address) as page:
+        page.wait_for_selector("#responses tbody tr")
+        page.evaluate("document.querySelector('main').append(document.createElement('img'))")
+        with pytest.raises(AssertionError, match="image-alt"):
+            complaints(page)
+
+
+def test_an_answer_that_comes_late_does_not_replace_what_was_chosen_since(browser, run):
+    held = []
+
+    def hold(route):
+        held.append(route)
+
+    with served(run) as server, opened(browser, server.address) as page:
+        page.wait_for_selector("#responses tbody tr")
+        page.route("**/data/iterations/0", hold)
+        choose(page, "0")
+        until(page, lambda: held)
+        choose(page, "1")
+        page.wait_for_selector("button[aria-label='Open response 0 of iteration 1']")
+        with page.expect_response("**/data/iterations/0"):
+            held[0].continue_()
+        page.wait_for_timeout(500)
+        assert page.locator("button[aria-label='Open response 0 of iteration 1']").count() == 1
 
 
 def test_a_wrong_range_is_said_on_the_page(browser, address):

@@ -123,6 +123,17 @@ def test_a_port_in_use_is_refused_in_one_line(run):
             asyncio.run(PageServer(RunReader(run), ManualClock(), port).start())
 
 
+def test_an_iteration_of_another_format_is_said_in_one_line(tmp_path):
+    (tmp_path / "model").mkdir()
+    store = write_viewed_run(str(tmp_path / "run"), tmp_path / "model")
+    store.put(layout.plan(1), store.get(layout.plan(1)).replace(b'"format":1,', b'"format":8,'))
+    with served(store) as server:
+        status, found = asked(server, "iterations/1")
+        assert status == 500
+        assert found["error"].endswith("format 8; this version of Gleaner reads format 1")
+        assert asked(server, "iterations/0")[0] == 200
+
+
 def test_a_run_that_is_deleted_meanwhile_is_said(tmp_path):
     (tmp_path / "model").mkdir()
     store = write_viewed_run(str(tmp_path / "run"), tmp_path / "model")

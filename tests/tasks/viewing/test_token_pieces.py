@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.reporting.visible_text import visible
 from tasks.viewing.token_pieces import stretch_texts, token_texts
-from tasks.viewing.visible_text import visible
 
 
 def by_bytes(ids):

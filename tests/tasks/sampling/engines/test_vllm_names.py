@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tasks.preparing.adapter_fit import WITHOUT_ADAPTERS
 from tasks.sampling.engines.engine import EngineError
 from tasks.sampling.engines.vllm_names import MEMBERS, NAMES, TRIED, installed_version, resolve
 from tests.vllm_engines import MISSING, WHY_NOT
@@ -80,3 +81,13 @@ def test_to_ask_for_the_version_imports_nothing_of_it():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout == "False\n"
+
+
+@needs_vllm
+def test_the_installed_vllm_adapts_none_of_these_and_what_most_people_train():
+    from vllm.model_executor.models import ModelRegistry, supports_lora  # noqa: PLC0415
+
+    for name in WITHOUT_ADAPTERS:
+        assert not supports_lora(ModelRegistry.models[name].load_model_cls()), name
+    for name in ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM"):
+        assert supports_lora(ModelRegistry.models[name].load_model_cls()), name

@@ -12,8 +12,9 @@ from storage.clock import SystemClock
 from storage.connect import connect
 from storage.memory import MemoryStore
 from storage.records import TRAIN_POOL, AliveRecord, ClaimRecord, ClosedRecord, SettingsRecord
-from storage.run import read_plan, release_lease
+from storage.run import read_plan, read_report, release_lease
 from storage.store import StoreUnavailable
+from tasks.history.planning_inputs import crew_offers
 from tasks.preparing.iteration import prepare
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import EngineDied
@@ -33,7 +34,13 @@ from tests.small_run import (
 )
 
 URL = "memory://standing"
-QUICK = {"crew": "standing", "flush_interval_s": 0.05, "heartbeat_interval_s": 0.05, "claim_ttl_s": 0.5}
+QUICK = {
+    "crew": "standing",
+    "flush_interval_s": 0.05,
+    "heartbeat_interval_s": 0.05,
+    "claim_ttl_s": 0.5,
+    "idle_timeout_s": 5.0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -165,13 +172,38 @@ def test_members_go_from_iteration_to_iteration_with_one_engine_and_leave_behind
 
 
 def test_with_staleness_a_member_goes_on_when_it_has_no_work_and_waits_in_the_oldest_open_iteration(ahead):
-    members = Members((0, 1), 2)
+    members = Members((0, 1), 3)
     members.until(lambda: all_ended(0) and all_ended(1))
     # Nothing is closed: both iterations have ended, and the members wait where the trainer is.
     members.until(lambda: {each.slot for each in lives(0) if each.state != "gone"} == {0, 1})
     assert all(each.state == "gone" for each in lives(1))
     close(0)
     members.until(lambda: {each.slot for each in lives(1) if each.state != "gone"} == {0, 1})
+    close(1)
+    release_lease(store(), EXECUTION)
+    members.join()
+    assert not members.errors
+
+
+def test_in_the_last_iteration_a_member_leaves_before_anything_is_closed(ahead):
+    members = Members((0, 1), 2)
+    members.join()
+    assert not members.errors
+    assert all_ended(0)
+    assert all_ended(1)
+    assert {each.state for iteration in (0, 1) for each in lives(iteration)} == {"gone"}
+
+
+@pytest.mark.slow
+def test_members_that_went_on_are_not_missing_from_the_iteration_that_they_left(ahead):
+    """Else the next plan would expect fewer machines than there are."""
+    members = Members((0, 1), 2)
+    members.until(lambda: all_ended(0) and all_ended(1) and len(lives(1)) >= 2)
+    train_iteration(URL, 0)
+    (seen,) = commit_iteration(URL, 0).pools
+    assert (seen.members_at_end, seen.losses) == (2, 0)
+    (offer,) = crew_offers(ahead, [read_report(store(), 0)], read_plan(store(), 0))
+    assert (offer.available, offer.there) == (None, 2)
     close(1)
     members.join()
     assert not members.errors
@@ -282,11 +314,30 @@ def test_a_route_goes_forward_and_then_back_to_the_oldest_open_iteration(route):
     assert at(route.next()) == 1
     close(1)
     assert at(route.next()) is None
+    assert not route.leaves(1)
     assert not route.is_over
     assert not route.is_given_up()
     assert route.newer_weights(None) == 0
     assert route.newer_weights(0) is None
     close(2)
+    assert at(route.next()) is None
+    assert route.is_over
+
+
+def test_after_the_last_iteration_a_route_leaves_the_open_ones_from_the_oldest_on(ahead):
+    route = Route(store(), EXECUTION, 0, 1)
+    route.enter(0)
+    assert at(route.next()) == 1
+    assert not route.leaves(0)
+    route.enter(1)
+    assert at(route.next()) == 0
+    assert route.leads_away(1)
+    assert not route.leaves(1)
+    assert route.leaves(0)
+    route.leave(0)
+    assert at(route.next()) == 1
+    assert route.leaves(1)
+    route.leave(1)
     assert at(route.next()) is None
     assert route.is_over
 

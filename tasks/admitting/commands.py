@@ -10,9 +10,10 @@ from rich.table import Table
 from storage.clock import SystemClock
 from storage.fleet_records import GIB
 from storage.paths import expanded
+from tasks.admitting.fleet_admission import Profile, admit_at_last, host_name
+from tasks.admitting.fleet_admission import admit as admit_run
 from tasks.configuration.run_config import load
-from tasks.sharing.fleet_admission import Profile, admit_at_last, host_name
-from tasks.sharing.fleet_admission import admit as admit_run
+from tasks.reporting.progress import progress
 from tasks.sharing.fleet_ledger import FleetReport, tier_accounts
 from tasks.sharing.fleet_report import account_for, as_document
 from tasks.sharing.fleet_view import FleetView, look_at_fleet
@@ -83,10 +84,12 @@ def admit(
     model, clock = expanded(settings.policy.path), SystemClock()
     if wait and dry_run:
         raise ValueError("--wait: value given with --dry-run; allowed: one of them")
-    if wait:
-        admission = admit_at_last(settings, model, profile, clock, lambda refusal: click.echo(refusal, err=True))
-    else:
-        admission = admit_run(settings, model, profile, clock, dry_run=dry_run)
+    with progress() as shown:
+        shown.tell("looking at the fleet's hosts, and simulating each with this run")
+        if wait:
+            admission = admit_at_last(settings, model, profile, clock, lambda refusal: click.echo(refusal, err=True))
+        else:
+            admission = admit_run(settings, model, profile, clock, dry_run=dry_run)
     run = admission.run
     click.echo(
         f"{run.run_url} {'can be' if dry_run else 'is'} admitted as {run.id}: a phase of {run.phase_s:.1f} s in "
@@ -112,7 +115,9 @@ def leave(fleet_url: str, run_url: str, reason: str) -> None:
 @click.argument("fleet_url")
 def status(fleet_url: str) -> None:
     """Show the runs of a fleet with their hosts, and what each host has spent its time on."""
-    view = look_at_fleet(fleet_url)
+    with progress() as shown:
+        shown.tell("looking at the fleet")
+        view = look_at_fleet(fleet_url)
     console = Console(width=120)
     for each in (_runs(view), _hosts(view)):
         console.print(each)
@@ -127,7 +132,9 @@ def report(fleet_url: str, reader_url: str | None, *, as_json: bool) -> None:
 
     "alone" is what the run would have used with a trainer of its own, which it holds for all its cycles.
     """
-    found = account_for(fleet_url, reader_url)
+    with progress(is_wanted=not as_json) as shown:
+        shown.tell("reading the fleet, and the reports of its runs")
+        found = account_for(fleet_url, reader_url)
     if as_json:
         click.echo(json.dumps(as_document(found)))
         return

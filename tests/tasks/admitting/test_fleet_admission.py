@@ -11,7 +11,7 @@ from storage.fleet_records import AdmittedRun, FleetRecord, LeftRecord, Predicti
 from storage.package_version import VERSION
 from storage.records import ReportRecord, RunRecord
 from storage.seats import newest_seat, take_seat
-from tasks.sharing.fleet_admission import (
+from tasks.admitting.fleet_admission import (
     MustWaitError,
     Profile,
     admit,

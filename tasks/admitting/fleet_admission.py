@@ -13,6 +13,9 @@ from storage.fleet_records import GIB, AdmittedRun, FleetRecord, Prediction
 from storage.run import exists, holds_run, reports
 from storage.store import ConflictingRecord, ObjectStore
 from tasks.configuration.run_config import RunConfig
+from tasks.forecasting.events import Stalled
+from tasks.forecasting.expected_profile import expected_profile
+from tasks.hub.policy_size import policy_parameters
 from tasks.hub.repositories import names_repository
 from tasks.learning.pretrained import count_parameters
 from tasks.sharing.admission_forecast import Choice, choices
@@ -20,18 +23,16 @@ from tasks.sharing.admission_queue import Waiting, may_not_pass
 from tasks.sharing.fleet_ledger import measured_cycle_s
 from tasks.sharing.fleet_rooms import look_at_rooms
 from tasks.sharing.membership import check_no_other_fleet, open_fleet
+from tasks.sharing.residents import resident_state_bytes
 from tasks.sharing.seat_placement import Room
-
-FLOAT32_BYTES = 4
-# Parameters and two moments.
-TRAINED_TENSORS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """What a run's operator says of it.
 
-    share: the weight of its waiting. phase_s, cycle_s: as in AdmittedRun; None: the median of the run's reports.
+    share: the weight of its waiting. phase_s, cycle_s: as in AdmittedRun; None: the median of the run's reports, before
+    there are any, as a forecast expects.
     switch_s: seconds of a switch; None: as the fleet's hosts measured, or as the size of states suggests.
     """
 
@@ -200,24 +201,21 @@ def host_name(admission: Admission, choice: Choice) -> str:
 
 
 def _new_run(config: RunConfig, model: Path, profile: Profile, clock: Clock) -> AdmittedRun:
-    if names_repository(config.policy.path):
-        raise ValueError(
-            f"policy.path: value {config.policy.path!r} is no directory here; allowed when a run is admitted: a "
-            "model's directory, because its parameters are counted in the headers of its files, and no hub is asked"
-        )
-    phase_s, cycle_s = _times(config, profile.phase_s, profile.cycle_s)
+    expected = _expected(config, profile)
     pools = config.pools
     return AdmittedRun(
         id=fleet_layout.run_id(config.run.url),
         run_url=config.run.url,
-        phase_s=phase_s,
-        cycle_s=cycle_s,
-        state_bytes=expected_state_bytes(config, model),
+        phase_s=expected.phase_s,
+        cycle_s=expected.cycle_s,
+        state_bytes=_state_bytes(config, model),
         share=profile.share,
         rollouts_ahead=config.algorithm.max_staleness,
         rollout_gpus=sum(pool.count * pool.gpus for pool in (pools.rollout, *pools.more_rollout.values())),
         trainer_gpus=pools.train.gpus,
         ranks=config.trainer.nproc_per_node,
+        rollout_cv=expected.rollout_cv,
+        phase_cv=expected.phase_cv,
         admitted_at_s=clock.wall(),
     )
 
@@ -225,31 +223,57 @@ def _new_run(config: RunConfig, model: Path, profile: Profile, clock: Clock) -> 
 def expected_state_bytes(config: RunConfig, model: Path) -> int:
     """The bytes of a run's resident state: float32 parameters and moments, the reference, and the critic.
 
-    Raises ModelError if the model's folder cannot be read.
+    The parameters are counted in the headers of the files of `model`; of an id on the hub no weights are downloaded.
+    Raises ModelError if they cannot be read, and HubError.
     """
-    parameters = count_parameters(model)
-    tensors = TRAINED_TENSORS
-    if config.lora is not None:
-        # The moments are those of the adapters, which are small beside the model.
-        tensors = 1
-    elif config.algorithm.kl_coef > 0:
-        tensors += 1
-    if config.algorithm.estimator.needs_critic:
-        tensors += TRAINED_TENSORS
-    return tensors * parameters * FLOAT32_BYTES
+    on_hub = names_repository(config.policy.path)
+    parameters = policy_parameters(config) if on_hub else count_parameters(model)
+    return int(resident_state_bytes(config, parameters))
 
 
-def _times(config: RunConfig, phase_s: float | None, cycle_s: float | None) -> tuple[float, float]:
-    """The expected seconds of a phase and of a cycle."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Expected:
+    """As in AdmittedRun."""
+
+    phase_s: float
+    cycle_s: float
+    rollout_cv: float | None = None
+    phase_cv: float | None = None
+
+
+def _expected(config: RunConfig, profile: Profile) -> _Expected:
+    """What the operator says, else the medians of the run's reports; before there are any, a forecast."""
     store = connect(config.run.url)
     found = reports(store) if holds_run(store) else []
+    phase_s, cycle_s = profile.phase_s, profile.cycle_s
     if found and phase_s is None:
         phase_s = statistics.median(report.metrics["timing_s/compute"] for report in found)
-    cycle_s = measured_cycle_s(found) if cycle_s is None else cycle_s
-    if phase_s is None or cycle_s is None:
-        missing = "--phase-s" if phase_s is None else "--cycle-s"
-        raise ValueError(f"{missing}: value missing; allowed: seconds above 0, because the run has no iteration yet")
-    return phase_s, cycle_s
+    if found and cycle_s is None:
+        cycle_s = measured_cycle_s(found)
+    if phase_s is not None and cycle_s is not None:
+        return _Expected(phase_s=phase_s, cycle_s=cycle_s)
+    missing = "--phase-s" if phase_s is None else "--cycle-s"
+    try:
+        forecast = expected_profile(config)
+    except (Stalled, ValueError, LookupError) as error:
+        raise ValueError(
+            f"{missing}: value missing; allowed: seconds above 0, because the run has no iteration yet, and cannot be "
+            f"forecast: {error}"
+        ) from error
+    return _Expected(
+        phase_s=forecast.phase_s if phase_s is None else phase_s,
+        cycle_s=forecast.cycle_s if cycle_s is None else cycle_s,
+        rollout_cv=forecast.rollout_cv,
+        phase_cv=forecast.phase_cv,
+    )
+
+
+def _state_bytes(config: RunConfig, model: Path) -> int:
+    """By the model's files; if they are not here, by the size that a forecast of the configuration has."""
+    billions = config.forecast.parameters_billions
+    if billions is not None and not model.is_dir():
+        return int(resident_state_bytes(config, billions * 1e9))
+    return expected_state_bytes(config, model)
 
 
 def _or(prefixes: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Text that a model or a data set wrote, made safe to show in a terminal: nothing in it is interpreted."""
+"""Text that a model or a data set wrote, made safe to show in a terminal or on a page: nothing in it is interpreted."""
 
 import re
 

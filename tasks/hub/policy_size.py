@@ -1,0 +1,36 @@
+"""How large a run's policy on the hub is, for those who need no weights: its config.json, and the count of its values.
+
+A run goes on with the commit that it began with.
+"""
+
+from pathlib import Path
+
+from storage.connect import connect
+from storage.run import read_run
+from storage.sources import HubSource
+from storage.store import ObjectMissing, StoreDenied, StoreUnavailable
+from tasks.configuration.run_config import RunConfig
+from tasks.hub.repositories import commit_of, count_parameters, model_config
+
+_FIELD = "policy.path"
+
+
+def config_folder(config: RunConfig) -> Path:
+    """A folder that holds at least the policy's config.json; nothing else is downloaded. Raises HubError."""
+    return model_config(config.policy.path, _commit(config), _FIELD)
+
+
+def policy_parameters(config: RunConfig) -> int:
+    """The number of the policy's parameters; no weights are downloaded. Raises HubError, and ModelError of a cache."""
+    return count_parameters(config.policy.path, _commit(config), _FIELD)
+
+
+def _commit(config: RunConfig) -> str:
+    asked = HubSource(repo=config.policy.path, revision=config.policy.revision, commit="0" * 40)
+    try:
+        held = read_run(connect(config.run.url)).sources.get(_FIELD)
+    except (ObjectMissing, StoreDenied, StoreUnavailable):
+        held = None
+    if held is not None and held.asked == asked.asked:
+        return held.commit
+    return commit_of("model", config.policy.path, config.policy.revision, _FIELD)

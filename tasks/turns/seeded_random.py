@@ -1,0 +1,67 @@
+"""What tools and environments draw from the modules `random` and `numpy.random` follows from seeds.
+
+Code that was written for another trainer often draws without a seed. Requests run side by side in the threads of one
+process, where seeds of the modules' own generators would mix, so each request gets generators of its own.
+"""
+
+import functools
+import hashlib
+import inspect
+import random
+import sys
+from collections.abc import Callable
+from contextvars import ContextVar
+from types import ModuleType
+from typing import Any
+
+_GENERATORS: ContextVar["_Generators"] = ContextVar("generators")
+
+
+class _Generators:
+    """The generators of one request, made when they are first used."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    @functools.cached_property
+    def python(self) -> random.Random:
+        return random.Random(self._key)
+
+    @functools.cached_property
+    def numpy(self) -> Any:
+        numbers = memoryview(hashlib.sha256(self._key.encode()).digest()).cast("I").tolist()
+        return sys.modules["numpy"].random.RandomState(numbers)
+
+
+def draw_from(key: str) -> None:
+    """From now on, what this context (its coroutines, too) draws from the modules' functions follows from the key.
+
+    Code that runs in other contexts is not concerned, and neither are generators that a user's code makes itself.
+    """
+    follow_seeds()
+    _GENERATORS.set(_Generators(key))
+
+
+def follow_seeds() -> None:
+    """Prepare this process for `draw_from`: before a user's code is imported, which may take functions by name."""
+    _redirect(random, lambda generators: generators.python)
+    if "numpy" in sys.modules:
+        _redirect(sys.modules["numpy"].random, lambda generators: generators.numpy)
+
+
+def _redirect(module: ModuleType, chosen: Callable[[_Generators], Any]) -> None:
+    """Have the module's functions, which are methods of its own generator, ask the context's; once is enough."""
+    own = inspect.unwrap(module.random).__self__
+    for name in dir(module):
+        function = getattr(module, name)
+        if getattr(function, "__self__", None) is own:
+            setattr(module, name, _following(function, name, chosen))
+
+
+def _following(function: Callable[..., Any], name: str, chosen: Callable[[_Generators], Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def drawn(*values: Any, **named: Any) -> Any:
+        generators = _GENERATORS.get(None)
+        return (function if generators is None else getattr(chosen(generators), name))(*values, **named)
+
+    return drawn
