@@ -38,8 +38,8 @@ class EventfulClock(ManualClock):
 
 
 class ScriptedWorkers:
-    """Phases of fixed duration. hang: runs whose training does not end. fail: runs whose next training fails. replays:
-    how many iterations of a run are trained again before its own.
+    """Phases of fixed duration. hang: runs whose training does not end. fail: runs whose next training fails. lasting:
+    runs of which every training would. replays: how many iterations of a run are trained again before its own.
 
     prefetched: (run, iteration, second) of each state that is to be read ahead, which takes READ_S.
     """
@@ -47,7 +47,7 @@ class ScriptedWorkers:
     def __init__(self, clock, store_of):
         self.clock, self.store_of = clock, store_of
         self.begun, self.evicted, self.killed = [], [], []
-        self.at, self.digests, self.hang, self.fail = {}, {}, set(), set()
+        self.at, self.digests, self.hang, self.fail, self.lasting = {}, {}, set(), set(), set()
         self.failed, self.reads, self.replays = {}, {}, {}
         self.prefetched, self.onto_disk, self.dropped = [], [], []
 
@@ -78,7 +78,9 @@ class ScriptedWorkers:
 
     def state(self, run_id):
         if run_id in self.failed:
-            return WorkerState(phase="failed", message=self.failed[run_id])
+            message, iteration = self.failed[run_id]
+            lasting = run_id in self.lasting
+            return WorkerState(phase="failed", iteration=iteration, message=message, lasting=lasting)
         if run_id in self.reads:
             return self.read_ahead(*self.reads[run_id])
         if run_id not in self.at:
@@ -88,7 +90,7 @@ class ScriptedWorkers:
         if run_id in self.fail and passed_s > SWITCH_S:
             self.fail.discard(run_id)
             del self.at[run_id]
-            self.failed[run_id] = "it broke"
+            self.failed[run_id] = ("it broke", iteration)
             return self.state(run_id)
         train_s = 1e9 if run_id in self.hang else TRAIN_S
         replays = self.replays.get(run_id, 0)
@@ -113,7 +115,7 @@ class ScriptedWorkers:
         self.killed.append(run_id)
         self.hang.discard(run_id)
         self.at.pop(run_id, None)
-        self.failed[run_id] = "killed"
+        self.failed[run_id] = ("killed", None)
 
 
 class Stage:

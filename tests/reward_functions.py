@@ -1,11 +1,24 @@
 """Reward functions of tests; graders import this module by name in processes of their own."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
 def even_length(completion_ids: list[list[int]], **_columns: Any) -> list[float]:
     """1 for completions of even length: about half of what a random policy says."""
     return [float(len(ids) % 2 == 0) for ids in completion_ids]
+
+
+def noting(file: str) -> Callable[..., list[float]]:
+    """`even_length`, which also adds a line to the file for each response that it grades."""
+
+    def grade(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        with Path(file).open("a") as lines:
+            lines.write("graded\n" * len(completion_ids))
+        return even_length(completion_ids, **columns)
+
+    return grade
 
 
 def needs_an_answer(completions: list[str], answer: list[str], **_columns: Any) -> list[float]:

@@ -88,6 +88,7 @@ def serving(fleet, name, memory_bytes=1 << 30, disk=None, devices=1, **settings)
 def a_shared_run(tmp_path, fleet, model, name, cycle_s=10.0, ranks=1, **sections):
     url = str(tmp_path / "runs" / name)
     trainer = {"placement": "shared", "fleet": fleet, "group_timeout_s": LIMIT_S, "nproc_per_node": ranks}
+    trainer |= sections.pop("trainer", {})
     settings = config(url, model, trainer=trainer, **{**KEPT, **sections})
     admit(settings, model, Profile(phase_s=1.0, cycle_s=cycle_s), SystemClock())
     return settings

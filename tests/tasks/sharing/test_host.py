@@ -9,6 +9,7 @@ from storage import fleet_layout, layout, records
 from storage.fleet_records import LeftRecord
 from storage.local import LocalStore
 from storage.memory import MemoryStore, NestedStore
+from storage.phase_failure import phase_failure
 from storage.seats import newest_seat, take_seat
 from storage.store import StoreDenied, StoreUnavailable
 from tasks.sharing.billing import bill, total_s
@@ -159,6 +160,18 @@ def test_a_worker_that_fails_is_begun_again_later_and_stops_no_other(stage, capl
         stage.play(120)
     assert sorted(stage.begun) == [("a", 0), ("a", 0), ("b", 0)]
     assert "it broke" in caplog.text
+
+
+def test_a_failure_that_every_attempt_would_repeat_is_recorded_for_the_runs_own_task_and_not_attempted_again(stage):
+    stage.admit(A, B)
+    stage.workers.fail.add(A.id)
+    stage.workers.lasting.add(A.id)
+    stage.due(A, 0, at_s=20)
+    stage.due(B, 0, at_s=22)
+    stage.play(400)
+    assert sorted(stage.begun) == [("a", 0), ("b", 0)]
+    assert phase_failure(stage.store_of(A), 0) == "it broke"
+    assert phase_failure(stage.store_of(B), 0) is None
 
 
 def begun_by_b(killed_at_s, due_at_s):

@@ -9,7 +9,7 @@ from storage import layout, records
 from storage.clock import SystemClock
 from storage.memory import MemoryStore
 from storage.records import TrainingRecord
-from storage.run import exists
+from storage.run import exists, read_plan
 from storage.store import CorruptObject
 from storage.weights import tensor_sets
 from tasks.admitting.fleet_admission import Profile, admit
@@ -265,6 +265,15 @@ def test_killed_at_any_write_the_next_worker_ends_with_the_same_bits(model):
         trainer.train(0)
         assert states(store) == expected
         assert records.read(store, TrainingRecord, layout.training(0)).weight_version == 1
+
+
+@pytest.mark.slow
+def test_the_process_that_trains_never_grades(model, tmp_path):
+    memory_store("shared-run")
+    noted = tmp_path / "graded"
+    reward = {"function": "tests.reward_functions:noting", "arguments": {"file": str(noted)}}
+    train_on(PhaseTrainer(begun(shared_config(model, rewards=[reward])), SystemClock(), lambda _: None), 0)
+    assert len(noted.read_text().splitlines()) == read_plan(memory_store_of("shared-run"), 0).num_responses
 
 
 def memory_store_of(name):

@@ -27,7 +27,8 @@ from tests.tasks.learning.launched_ranks import rank_server
 
 pytestmark = pytest.mark.slow
 
-OTHER = {"algorithm": {"kl_coef": 0.1}}
+PPO = {"algorithm": {"advantage_estimator": "gae", "kl_coef": 0.1}}
+ADAPTER = {"lora": {"rank": 2}, "trainer": {"checkpoint_interval": 2}}
 
 
 @pytest.fixture
@@ -49,7 +50,8 @@ def alone(tmp_path, model, ranks_server):
 
     def learn(iterations, **sections):
         url = tmp_path / f"alone{next(numbers)}"
-        settings = config(str(url), model, **{**KEPT, "trainer": {"nproc_per_node": 2}, **sections})
+        trainer = {"nproc_per_node": 2} | sections.pop("trainer", {})
+        settings = config(str(url), model, **{**KEPT, "trainer": trainer, **sections})
         for iteration in range(iterations):
             plan_iteration(settings)
             roll_out(str(url), iteration)
@@ -88,12 +90,13 @@ def until(is_so, what):
 
 
 def test_two_runs_of_two_ranks_learn_what_each_learns_alone(tmp_path, fleet, model, alone):
-    a, b = (a_shared_run(tmp_path, fleet, model, name, ranks=2, **more) for name, more in (("a", {}), ("b", OTHER)))
+    """One with a reference and a critic, and one with adapters, whose state is stored only now and then."""
+    a, b = (a_shared_run(tmp_path, fleet, model, name, ranks=2, **more) for name, more in (("a", PPO), ("b", ADAPTER)))
     with serving(fleet, "host", devices=2):
         warm = [[record.metrics["sharing/warm"] for record in go_through([a, b], n)] for n in range(3)]
     assert warm[1:] == [[1.0, 1.0], [1.0, 1.0]]
-    assert states(a.run.url) == alone(3)
-    assert states(b.run.url) == alone(3, **OTHER)
+    assert states(a.run.url) == alone(3, **PPO)
+    assert states(b.run.url) == alone(3, **ADAPTER)
     # A second of both devices is one second of the host.
     entries = [entry for record in spent_by(fleet, "host") for entry in record.entries]
     assert all(left.ended_s == right.began_s for left, right in itertools.pairwise(entries))
