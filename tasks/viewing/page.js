@@ -4,7 +4,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const token = new URLSearchParams(location.search).get("token");
 const at = (id) => document.getElementById(id);
-const PAGE_ROWS = 100, ITERATIONS_MAX = 64, TABLE_ITERATIONS = 30, LOOK_MS = 15000;
+const PAGE_ROWS = 50, ITERATIONS_MAX = 64, TABLE_ITERATIONS = 30, LOOK_MS = 15000;
 let summary = data.summary, rows = null, shown = [], limit = PAGE_ROWS, opened = -1, loads = 0;
 
 function make(tag, attributes = {}, ...children) {
