@@ -24,8 +24,6 @@ from tasks.forecasting.scenario import AvailabilityScenario, Scenario
 from tasks.forecasting.setups import Setup, setups
 from tasks.forecasting.simulate import simulate
 from tasks.forecasting.virtual_ledger import NO_MACHINE
-from tasks.hub.policy_size import config_folder
-from tasks.hub.repositories import HubError, names_repository
 from tasks.planning.flush_interval import best_flush_interval_s, flush_usd
 from tasks.preparing.checks import check_settings
 from tasks.reporting.progress import Tell, untold
@@ -68,7 +66,7 @@ def forecast(config: RunConfig, probe: Probe | NoProbe, created_at_s: float, tel
     or wrong field, and TraceError and ScenarioError for files that cannot be used.
     """
     settings = config.forecast
-    inputs = gather(_with_model_config(config, probe), probe)
+    inputs = gather(config, probe)
     compared = setups(config, inputs)
     results = []
     for setup in compared:
@@ -105,21 +103,6 @@ def forecast(config: RunConfig, probe: Probe | NoProbe, created_at_s: float, tel
         snippet=snippet,
         sensitivity=sensitivity,
     )
-
-
-def _with_model_config(config: RunConfig, probe: Probe | NoProbe) -> RunConfig:
-    """The configuration with a policy.path that holds a config.json, unless the model's size is given.
-
-    Raises HubError, unless the run has measured what may do without the size.
-    """
-    if config.forecast.parameters_billions is not None or not names_repository(config.policy.path):
-        return config
-    try:
-        return replace(config, policy=replace(config.policy, path=str(config_folder(config)), revision=None))
-    except HubError as error:
-        if isinstance(probe, Probe):
-            return config
-        raise HubError(f"{error}; a forecast also does with forecast.parameters_billions") from None
 
 
 def refusal(config: RunConfig, settings: Mapping[str, Setting]) -> str | None:
