@@ -192,3 +192,8 @@ def test_the_page_says_what_the_run_is_and_what_is_on_it():
     assert re.findall(r'<a href="#([\w-]+)">', document) == re.findall(r'<h2 id="([\w-]+)">', document)
     assert "<script" not in document
     assert "prefers-color-scheme:dark" in document
+
+
+def test_the_bytes_of_a_version_stand_among_the_figures():
+    rows = Rows(render(report(4, METRICS | {"weights/bytes": 1602192.0}), [report(3)])["Overview"]).rows
+    assert ["bytes of the published weight version", "1,602,192", ""] in rows
