@@ -21,7 +21,6 @@ from tasks.configuration.run_config import ConfigError, RunConfig, dump, parse
 from tasks.forecasting.availability import losses_per_h
 from tasks.forecasting.events import Stalled
 from tasks.forecasting.inputs import gather
-from tasks.forecasting.model_on_hub import with_model_config
 from tasks.forecasting.phases import NoIterationError, Sharers, shared
 from tasks.forecasting.probe import NoProbe, Probe
 from tasks.forecasting.results import SimulatedIteration, SimulatedRun
@@ -74,7 +73,7 @@ def forecast(config: RunConfig, probe: Probe | NoProbe, created_at_s: float, tel
     or wrong field, TraceError and ScenarioError for files that cannot be used, and as `sharers_of`.
     """
     settings = config.forecast
-    inputs, sharers = gather(with_model_config(config, probe), probe), sharers_of(config, SystemClock())
+    inputs, sharers = gather(config, probe), sharers_of(config, SystemClock())
 
     def result(setup: Setup) -> SetupForecast:
         refused = refusal(config, setup.settings | _some_fleet(setup.settings))

@@ -2,7 +2,6 @@
 
 from tasks.configuration.run_config import RunConfig
 from tasks.forecasting.inputs import gather
-from tasks.forecasting.model_on_hub import with_model_config
 from tasks.forecasting.phases import PhaseProfile, alone, profile
 from tasks.forecasting.probe import NoProbe
 from tasks.forecasting.setups import configured
@@ -14,8 +13,7 @@ def expected_profile(config: RunConfig) -> PhaseProfile:
     Raises ValueError or LookupError, which names the missing or wrong field, for a configuration that cannot be
     forecast or whose trainer is not shared; Stalled, and TraceError and ScenarioError for files that cannot be used.
     """
-    probe = NoProbe(reason="the run has no iteration yet")
-    inputs = gather(with_model_config(config, probe), probe)
+    inputs = gather(config, NoProbe(reason="the run has no iteration yet"))
     scenario = configured(config, inputs).scenario
     if scenario.trainer.phase is None:
         raise ValueError(f"trainer.placement: value {config.trainer.placement!r}; allowed: 'shared'")

@@ -27,6 +27,8 @@ from tasks.forecasting.probe import NoProbe, Probe
 from tasks.forecasting.response_lengths import ResponseLengths
 from tasks.forecasting.scenario import LengthsScenario, Policy, ToolsScenario, TrainerScenario, WorkScenario
 from tasks.forecasting.trainer_inputs import trainer_scenario
+from tasks.hub.policy_size import config_folder
+from tasks.hub.repositories import HubError, names_repository
 from tasks.planning.division import groups_in_budget
 
 # Qwen3-8B's value: 36 layers x 8 heads x 128 x 2 values x 2 bytes are 147 kB for 8.2 billion parameters.
@@ -66,7 +68,7 @@ def gather(config: RunConfig, probe: Probe | NoProbe) -> ForecastInputs:
     facts = KnownFacts(
         config=config,
         probe=measured,
-        size=_model_size(config, shown),
+        size=_model_size(config, measured, shown),
         mean=mean,
         # A token is decoded at the context of its moment, so long responses count by their tokens.
         context=config.forecast.prompt_tokens + float((drawn**2).sum() / drawn.sum()) / 2,
@@ -164,9 +166,23 @@ def _planned_work(
     )
 
 
-def _model_size(config: RunConfig, shown: list[ForecastInput]) -> ModelSize | None:
-    """The model's size; None if nothing tells it. A caller that needs it raises."""
-    forecast, path = config.forecast, expanded(config.policy.path) / CONFIG
+def _model_folder(config: RunConfig, probe: Probe | None) -> Path:
+    """Where the model's config.json is, if anywhere; of a model on the hub nothing else is fetched.
+
+    Raises HubError, unless the run has measured what may do without the model's size.
+    """
+    if names_repository(config.policy.path):
+        try:
+            return config_folder(config)
+        except HubError as error:
+            if probe is None:
+                raise HubError(f"{error}; a forecast also does with forecast.parameters_billions") from None
+    return expanded(config.policy.path)
+
+
+def _model_size(config: RunConfig, probe: Probe | None, shown: list[ForecastInput]) -> ModelSize | None:
+    """The model's size; None if nothing tells it. A caller that needs it raises. Raises HubError."""
+    forecast = config.forecast
     weight_bytes = VALUE_BYTES[config.rollout.dtype]
     if forecast.parameters_billions is not None:
         parameters, source = forecast.parameters_billions * 1e9, "configured"
@@ -180,7 +196,7 @@ def _model_size(config: RunConfig, shown: list[ForecastInput]) -> ModelSize | No
             layers=assumed_layers(parameters),
         )
         source += "; layers assumed from the size"
-    elif path.is_file():
+    elif (path := _model_folder(config, probe) / CONFIG).is_file():
         found, source = size_from_config(_fields(path.parent), weight_bytes), f"counted from {path}"
         if forecast.kv_bytes_per_token is not None:
             found = replace(found, kv_bytes_per_token=forecast.kv_bytes_per_token, windowed_layers=0)

@@ -43,7 +43,7 @@ _KEY_METRICS = (
     ("cost/usd_rollout", "cost of rollout", "$"),
     ("cost/usd_train", "cost of training", "$"),
     ("cost/usd_per_mtok", "cost per million tokens", "$"),
-    ("weights/bytes", "weight version as it is published", "bytes"),
+    ("weights/bytes", "bytes of the published weight version", "bytes"),
     ("kl", "KL to the reference", ""),
     ("entropy", "entropy", ""),
     ("actor/grad_norm", "gradient norm", ""),

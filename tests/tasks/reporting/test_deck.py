@@ -210,3 +210,8 @@ def test_turns_are_shown_where_there_are_any():
     assert "Turns by iteration" in shown
     assert "Calls of tools that were not simply answered" in shown
     assert "calls of tools" not in "".join(render(report(1), [report(0), report(1)]).values()).lower()
+
+
+def test_the_bytes_of_a_version_stand_among_the_figures():
+    rows = Rows(render(report(4, METRICS | {"weights/bytes": 1602192.0}), [report(3)])["Overview"]).rows
+    assert ["bytes of the published weight version", "1,602,192", ""] in rows
