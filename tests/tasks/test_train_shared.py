@@ -9,9 +9,9 @@ from storage.connect import connect
 from storage.fleet_reading import read_run
 from storage.phase_failure import fail_phase
 from storage.seats import take_seat
+from tasks.admitting.fleet_admission import Profile, admit
 from tasks.configuration.references import PlanReference
 from tasks.learning.collecting import PhaseFailed
-from tasks.sharing.fleet_admission import Profile, admit
 from tasks.sharing.membership import create_fleet
 from tasks.train_shared import train_shared
 from tests.fleet_records import a_beat, a_host

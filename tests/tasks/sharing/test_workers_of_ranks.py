@@ -17,8 +17,8 @@ from storage.clock import SystemClock
 from storage.connect import connect
 from storage.fleet_layout import run_id
 from storage.fleet_reading import read_run
+from tasks.admitting.fleet_admission import expected_state_bytes
 from tasks.learning.collecting import PhaseFailed, collect_and_wait
-from tasks.sharing.fleet_admission import expected_state_bytes
 from tasks.sharing.process_workers import ProcessWorkers
 from tests.processes import ROOT
 from tests.served_fleet import KEPT, LIMIT_S, a_shared_run, begin, in_thread, make_fleet, serving, spent_by, states
