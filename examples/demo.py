@@ -127,13 +127,14 @@ def write_settings(path: Path, run: Path, model: Path, engine: str) -> None:
     """Write examples/demo.yaml for this run, model and engine; vLLM runs within the slots' processes to start faster.
 
     With vLLM, few responses are decoded at once; otherwise the slot whose vLLM starts first would do the work of both
-    before the other slot can be killed.
+    before the other slot can be killed. Each iteration has slots of its own, so that vLLM's start is in all figures.
     """
     settings: dict[str, Any] = yaml.safe_load(CONFIG.read_text())
     settings["run"]["url"] = str(run)
     settings["policy"]["path"] = str(model)
     if engine == "vllm":
-        settings["rollout"] |= {"engine": "vllm", "vllm": {"process": "same"}, "max_responses_in_flight": 8}
+        changes = {"crew": "iteration", "engine": "vllm", "vllm": {"process": "same"}, "max_responses_in_flight": 8}
+        settings["rollout"] |= changes
     path.write_text(yaml.safe_dump(settings, sort_keys=False))
 
 

@@ -207,7 +207,7 @@ class Drifting(Counter):
 
     def count(self, n: int) -> str:
         """Counts on."""
-        return f"total {random.random()}"
+        return f"total {random.SystemRandom().random()}"
 
 
 class Waiting(Counter):

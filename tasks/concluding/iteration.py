@@ -1,5 +1,6 @@
 """The work of the conclude task: verify and commit the iteration, and delete what is no longer needed."""
 
+import html
 import logging
 
 from resources.prices import request_prices
@@ -14,16 +15,17 @@ from storage.run import connect_to_run, read_config, read_plan, read_run, releas
 from storage.store import ObjectStore
 from tasks.concluding.host_tab import host_tab
 from tasks.concluding.responses_tab import responses_tab
+from tasks.configuration.in_force import in_force
 from tasks.configuration.references import IterationOutcome, PlanReference
-from tasks.configuration.run_config import RunConfig, parse
+from tasks.configuration.run_config import RunConfig, dump, parse
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.reporting.costs import CONTROL_POOL
 from tasks.reporting.crew_presence import await_goodbyes, described, slots_not_come
-from tasks.reporting.deck import page, render
+from tasks.reporting.deck import page, render, styled
 from tasks.reporting.metrics_lines import write_metrics
 from tasks.reporting.plan_tab import plan_tab
 from tasks.reporting.tracking import TRACKERS, track, tracked_iteration
-from tasks.viewing.run_summary import run_facts, utc
+from tasks.viewing.run_summary import run_facts, spent_facts, utc
 
 log = logging.getLogger(__name__)
 # How many iterations a conclusion searches for the rest of an interrupted deletion; `gleaner sweep` searches all.
@@ -60,16 +62,19 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
     if not_come:
         log.warning(not_come)
     tidy(store, config.retention)
+    run, history = read_run(store), write_metrics(store)
+    spent = spent_facts(run, [past.metrics for past in history])
     tabs = render(
         report,
-        write_metrics(store),
+        history,
         notes=warnings(store, plan, report, not_come),
-        facts={"run": store.url, **run_facts(read_run(store)), "committed": utc(report.created_at_s)},
+        facts={"run": store.url, **run_facts(run), **spent, "committed": utc(report.created_at_s)},
         evaluated=evaluations(store),
     )
     tabs = {"Overview": tabs.pop("Overview")} | responses_tab(store, plan.iteration) | tabs
     tabs["Plan"] = plan_tab(written.decisions, report.metrics)
     tabs |= host_tab(config)
+    tabs["Configuration"] = styled([f"<pre>{html.escape(in_force(dump(config)))}</pre>"])
     store.put(layout.deck(plan.iteration), page(f"Gleaner, iteration {plan.iteration}", tabs).encode())
     tell_trackers(store, config, report)
     outcome = IterationOutcome(

@@ -71,6 +71,11 @@ class Training:
         self.began_s = self.ended_s = events.now_s
         self.seeding_s = self.generated_s = self.wait_s = self.train_s = self.retrain_s = 0.0
 
+    @property
+    def publish_s(self) -> float:
+        """Seconds of training that begin when every group is trained."""
+        return self._scenario.train_fixed_s
+
     def begin(self, crew: Crew, slots: Sequence[int], engine: EngineModel, seeding_s: float | None) -> None:
         """Give the machines to this iteration. slots: slots of the plan, one per engine that generates.
 

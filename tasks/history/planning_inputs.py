@@ -233,6 +233,7 @@ def step_waits(report: ReportRecord, engines: int = 1) -> StepWaits | None:
         members=sum(seen.members for seen in pools),
         members_at_end=sum(seen.members_at_end for seen in pools),
         generated_s=sum(seeded) / engines if seeded else None,
+        publish_s=report.metrics.get("timing_s/publish", 0.0),
     )
 
 

@@ -287,4 +287,4 @@ def trained_s(request: PlanningRequest, members: Sequence[Member], assignments: 
     if request.training == "at_end":
         return float(ended_s.max()) + train_s
     order = np.argsort(groups) if request.training == "in_order" else None
-    return streamed_s(ended_s, tokens, train_s, order)
+    return streamed_s(ended_s, tokens, train_s - request.publish_s, order) + request.publish_s

@@ -83,7 +83,7 @@ class StepWaits:
     to end, after its last response; train_s: the trainer's computing; rollout_s: the crew's decoding from its first
     token to its last (without a crew, that of the trainer's engines). members, members_at_end: of the crew, on average
     and when the last response had ended. generated_s: decoding of each of the trainer's engines, also beyond the
-    planned window; None: not reported, so as planned.
+    planned window; None: not reported, so as planned. publish_s: of train_s, from the step to the published weights.
     """
 
     wait_train_s: float
@@ -93,3 +93,4 @@ class StepWaits:
     members: float
     members_at_end: int
     generated_s: float | None = None
+    publish_s: float = 0.0

@@ -7,7 +7,7 @@ crew whose size changes, because members start at different times and the traine
 With the objective "gpu_seconds" members keep what they were dealt and leave, so batches stay full instead.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -20,6 +20,7 @@ from storage.planning_records import SeedingRecord
 from tasks.planning.crew import engines_stop_s, holding, ready
 from tasks.planning.makespan import drawn_lengths, slot_totals
 from tasks.planning.offer import CrewOffer, ReservedOffer
+from tasks.planning.rebalance import LATE_RATIO
 from tasks.planning.request import PlanningRequest
 from tasks.planning.step_time import StepTime
 
@@ -60,7 +61,7 @@ class Outline:
     lasting_usd: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class _Part:
     """Members that are alike and decode from start_s to end_s; count: how many are expected to be there."""
 
@@ -248,13 +249,16 @@ class Outliner:
         # If slots take several responses one after another, later groups also wait for their turn.
         until = until + np.linspace(0.0, max(0.0, tokens[-1] - until[-1]), len(until))
         at_s = np.interp(until, np.append(0.0, tokens), np.append(begun_s, ended_s))
-        return float((at_s + train_s * left).max())
+        publish_s = self._request.publish_s
+        return float((at_s + (train_s - publish_s) * left).max()) + publish_s
 
     def _ended_s(self, parts: Sequence[_Part], tokens: Floats, active: Floats) -> tuple[Floats, float]:
         """([points] when each running response has that many tokens, member-seconds of the crew's decoding)."""
         ended_s, done, busy = np.zeros(len(tokens)), 0.0, 0.0
+        shares: dict[_Part, float] = {}
         for phase, (begin_s, end_s) in _phases(parts):
-            pace, at_work = self._pace(phase, active)
+            shares = _shares(phase, shares, float(np.interp(done, tokens, active)))
+            pace, at_work = self._pace(shares, active)
             steps_s = np.diff(np.maximum(tokens, done), prepend=done) * pace
             along_s = np.cumsum(steps_s)
             left_s = end_s - begin_s
@@ -266,19 +270,50 @@ class Outliner:
             done = float(np.interp(left_s, np.append(0.0, along_s), np.append(done, np.maximum(tokens, done))))
         return ended_s, busy
 
-    def _pace(self, parts: Sequence[_Part], active: Floats) -> tuple[Floats, Floats]:
+    def _pace(self, shares: Mapping[_Part, float], active: Floats) -> tuple[Floats, Floats]:
         """([points] seconds per token of each of `active` running responses, [points] the crew's members at work)."""
-        members = sum(part.count for part in parts)
-        crew = sum(part.count for part in parts if part.is_crew)
+        crew = sum(part.count for part in shares if part.is_crew)
         leaves = self._request.settings.objective == "gpu_seconds"
         share = active / active[0] if leaves else np.ones_like(active)
-        per_member = active / (members * share)
         rate = np.zeros_like(active)
-        for part in parts:
-            batch = np.minimum(per_member, part.responses_max)
+        for part, held in shares.items():
+            batch = np.minimum(held * active / (part.count * share), part.responses_max)
             table = part.step_time.table(part.responses_max)
             rate += part.count * share * batch / np.interp(np.maximum(1.0, batch), np.arange(len(table)), table)
         return active / rate, crew * share
+
+
+def _shares(parts: Sequence[_Part], before: Mapping[_Part, float], running: float) -> dict[_Part, float]:
+    """The share of the running responses that each part decodes, from now on until parts come or go.
+
+    before: the shares until now. Parts that begin together share evenly. One that comes later gets what waits, and of
+    what is decoded only what its holders decode no sooner (tasks/planning/rebalance.py); it is left alone otherwise.
+    """
+    holders = {part: before[part] for part in parts if before.get(part)}
+    held = sum(holders.values())
+    if not held:
+        members = sum(part.count for part in parts)
+        return {part: part.count / members for part in parts}
+    shares = {part: share / held for part, share in holders.items()}
+    late = [part for part in parts if part not in shares]
+    room = sum(part.count * part.responses_max for part in late)
+    waiting = running - sum(part.count * part.responses_max for part in holders)
+    given = min(room, waiting)
+    if given <= 0:
+        spare = (part.count * _spare(part, share * running / part.count) for part, share in shares.items())
+        given = min(room, sum(spare))
+    moved = given / running
+    found = {part: share * (1 - moved) for part, share in shares.items()}
+    return found | {part: moved * part.count * part.responses_max / room for part in late}
+
+
+def _spare(part: _Part, batch: float) -> float:
+    """How many of a member's `batch` running responses are taken by a member that has none."""
+    step_s = part.step_time.step_s
+    plateau = part.step_time.plateau(part.responses_max)
+    if plateau < batch:
+        return min(batch - plateau, batch / 2)
+    return batch / 2 if batch >= 2 and step_s(round(batch)) * LATE_RATIO > step_s(round(batch / 2)) else 0.0
 
 
 def _phases(parts: Sequence[_Part]) -> Iterator[tuple[list[_Part], tuple[float, float]]]:

@@ -74,6 +74,11 @@ class PlanningRequest:
         return response_lengths(self.lengths, self.num_generations, self.length_max)
 
     @property
+    def publish_s(self) -> float:
+        """The end of training, which waits for every group."""
+        return 0.0 if self.waits is None else min(self.waits.publish_s, self.training_s or 0.0)
+
+    @property
     def trainer_busy_s(self) -> float:
         """Seconds after the plan until the trainer's machines may generate.
 

@@ -96,7 +96,7 @@ class Frame:
             y = self.y(tick)
             parts.append(line((self.left, y), (self.right, y)))
             parts.append(text(self.left - 8, y + 4, label_of_it, text_anchor="end", fill=MUTED))
-        x, y = 20, (self.top + self.bottom) / 2
+        x, y = 24, (self.top + self.bottom) / 2
         turned = f"rotate(-90 {x} {_attribute(y)})"
         return [*parts, text(x, y, label, text_anchor="middle", size=13, transform=turned)]
 

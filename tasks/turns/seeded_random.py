@@ -11,10 +11,13 @@ import random
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 _GENERATORS: ContextVar["_Generators"] = ContextVar("generators")
+# The modules whose functions follow.
+_FOLLOWING: set[str] = set()
 
 
 class _Generators:
@@ -30,7 +33,7 @@ class _Generators:
     @functools.cached_property
     def numpy(self) -> Any:
         numbers = memoryview(hashlib.sha256(self._key.encode()).digest()).cast("I").tolist()
-        return sys.modules["numpy"].random.RandomState(numbers)
+        return import_module("numpy.random").RandomState(numbers)
 
 
 def draw_from(key: str) -> None:
@@ -44,18 +47,21 @@ def draw_from(key: str) -> None:
 
 def follow_seeds() -> None:
     """Prepare this process for `draw_from`: before a user's code is imported, which may take functions by name."""
-    _redirect(random, lambda generators: generators.python)
-    if "numpy" in sys.modules:
-        _redirect(sys.modules["numpy"].random, lambda generators: generators.numpy)
+    if "random" not in _FOLLOWING:
+        _redirect(random, lambda generators: generators.python)
+    if "numpy" in sys.modules and "numpy.random" not in _FOLLOWING:
+        # NumPy loads it when it is first used; and another thread may be importing it now, which this waits for.
+        _redirect(import_module("numpy.random"), lambda generators: generators.numpy)
 
 
 def _redirect(module: ModuleType, chosen: Callable[[_Generators], Any]) -> None:
-    """Have the module's functions, which are methods of its own generator, ask the context's; once is enough."""
+    """Have the module's functions, which are methods of its own generator, ask the context's."""
     own = inspect.unwrap(module.random).__self__
     for name in dir(module):
         function = getattr(module, name)
         if getattr(function, "__self__", None) is own:
             setattr(module, name, _following(function, name, chosen))
+    _FOLLOWING.add(module.__name__)
 
 
 def _following(function: Callable[..., Any], name: str, chosen: Callable[[_Generators], Any]) -> Callable[..., Any]:

@@ -109,6 +109,24 @@ def run_facts(run: RunRecord) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value}
 
 
+def spent_facts(run: RunRecord, history: Sequence[Metrics]) -> dict[str, str]:
+    """When the run began, what its iterations took, and what those take that `forecast.iterations` still lacks."""
+    hours = _sum(history, "timing_s/iteration") / _SECONDS_PER_HOUR
+    facts = {
+        "begun": utc(run.created_at_s),
+        "so far": _taken(len(history), hours, _sum(history, "cost/usd_iter")),
+    }
+    rest = to_go(history, run.config)
+    if rest is not None:
+        facts["to go"] = f"about {_taken(rest.iterations, rest.hours, rest.usd)}"
+    return facts
+
+
+def _taken(iterations: int, hours: float, usd: float) -> str:
+    time = f"{hours:.1f} h" if hours >= 1 else f"{hours * 60:.1f} min"
+    return f"{iterations:,} iteration{'s' * (iterations != 1)}, {time}, {charts.amount(usd, '$')}"
+
+
 def utc(seconds: float) -> str:
     """A time since 1970 as people read it."""
     return datetime.fromtimestamp(seconds, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -10,7 +10,8 @@ from tasks.planning.makespan import member_time_s
 from tasks.planning.offer import GroupLengths, ReservedOffer
 from tasks.planning.outline import HORIZON, Outline, Outliner
 from tasks.planning.request import PlanningRequest
-from tests.planning_requests import CURVE, a_request, alike_lengths, an_offer, some_lengths
+from tasks.planning.step_time import StepTime
+from tests.planning_requests import CURVE, a_request, alike_lengths, an_offer, some_lengths, waits
 
 RESERVED = ReservedOffer(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)
 NO_SPREAD = GroupLengths("none", np.full(32, 400.0), np.full(32, 400.0))
@@ -121,6 +122,31 @@ def test_engines_of_a_trainer_that_trains_the_iteration_before_come_later_or_not
     assert outlined(slow, 2, seeding=SeedingRecord(seeding_s=50.0, members=2)).iteration_s == pytest.approx(
         crew_s + 1.0
     )
+
+
+def test_whoever_comes_later_finds_nothing_where_all_run_and_their_holders_are_not_too_full():
+    lengths = GroupLengths("none", np.full(8, 400.0), np.full(8, 400.0))
+    rising = StepTime(((1, 0.01), (64, 0.02)))
+    early = an_offer(start_s=0.0, step_time=rising)
+    late = an_offer("late", start_s=1.0, step_time=rising)
+    request = a_request(early, late, lengths=lengths)
+    alone_s = outlined(request, 1, 0).rollout_s
+    assert outlined(request, 1, 1).rollout_s == pytest.approx(alone_s)
+    # Two that begin together share; and of a member that decodes no sooner for all of them, a part is taken.
+    assert outlined(request, 2, 0).rollout_s < alone_s
+    full = StepTime(((1, 0.01), (8, 0.02), (32, 0.08)))
+    fullest = replace(request, offers=tuple(replace(one, step_time=full) for one in request.offers))
+    assert outlined(fullest, 1, 1).rollout_s < 0.75 * outlined(fullest, 1, 0).rollout_s
+
+
+def test_publishing_waits_for_the_last_group():
+    plain = a_request(an_offer(), lengths=some_lengths(32), train_s=60.0, waits=waits(publish_s=0.0))
+    rollout_s = outlined(plain, 4).rollout_s
+    published = replace(plain, waits=waits(publish_s=55.0))
+    assert outlined(plain, 4).iteration_s < rollout_s + 55.0 <= outlined(published, 4).iteration_s
+    assert outlined(published, 4).iteration_s <= rollout_s + 60.0
+    # What is more than training took cannot be of it.
+    assert replace(plain, waits=waits(publish_s=99.0)).publish_s == 60.0
 
 
 def test_training_waits_for_the_engines_and_its_order():

@@ -192,3 +192,21 @@ def test_the_page_says_what_the_run_is_and_what_is_on_it():
     assert re.findall(r'<a href="#([\w-]+)">', document) == re.findall(r'<h2 id="([\w-]+)">', document)
     assert "<script" not in document
     assert "prefers-color-scheme:dark" in document
+
+
+def test_turns_are_shown_where_there_are_any():
+    turns = {
+        "turns/mean": 2.5,
+        "turns/max": 6.0,
+        "turns/calls": 1200.0,
+        "turns/calls_invalid": 7.0,
+        "turns/calls_unknown": 1.0,
+        "turns/tool_seconds": 34.5,
+        "turns/failed_share": 0.03125,
+    }
+    both = [report(number, METRICS | turns) for number in (0, 1)]
+    shown = "".join(render(both[1], both).values())
+    assert "1,200 calls of tools took 34.5 s." in shown
+    assert "Turns by iteration" in shown
+    assert "Calls of tools that were not simply answered" in shown
+    assert "calls of tools" not in "".join(render(report(1), [report(0), report(1)]).values()).lower()

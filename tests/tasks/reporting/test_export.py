@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,16 +11,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from examples.warm_start import build_tokenizer
-from storage import layout
+from storage import layout, records
 from storage.compaction import compact
+from storage.digests import digest_of
 from storage.memory import MemoryStore
-from storage.prompt_table import encode_prompts
+from storage.prompt_table import PromptRow, encode_prompts
 from storage.retention import settle
 from storage.run import read_plan
 from storage.store import CorruptObject
 from tasks.reporting.export import export_rollouts, parse_range
 from tests.committed_runs import PROMPTS, TOKENS, begin, grade, plan_iteration, roll_out, run_of
 from tests.journals import LOGPROB
+from tests.turn_journals import PLAN, journalled
 
 
 @pytest.fixture(scope="module")
@@ -181,3 +184,28 @@ def test_the_pandas_example_of_the_guide_runs(store, tmp_path, monkeypatch, caps
     shown = capsys.readouterr().out
     assert "groups without a signal" in shown
     assert "1+1=" in shown
+
+
+def test_a_conversation_is_exported_as_its_stretches_and_as_messages(tokenizer_files, tmp_path):
+    """Of the journal in tests/turn_journals.py: two turns; one that began again; one whose environment was lost."""
+    store, prompts = MemoryStore("turns"), encode_prompts([PromptRow("p", (1, 2), "look", {})])
+    plan = replace(PLAN, prompts_key=layout.prompts(0, digest_of(prompts)))
+    store.put(plan.prompts_key, prompts)
+    records.commit(store, layout.plan(0), plan)
+    journalled(store)
+    begin(store, {path.name: path.read_bytes() for path in tokenizer_files.iterdir()})
+    [written] = export_rollouts(store, "0", tmp_path)
+    table = pq.read_table(written.path).to_pydict()
+    assert table["finish_reason"] == ["stop", "length", "failed"]
+    assert table["origins"] == [[2, 3, 2], [1], [2]]
+    assert table["length"] == [7, 1, 2]
+    # The policy's, in order: an observation has none.
+    assert [len(each) for each in table["logprobs"]] == [4, 1, 2]
+    decode = build_tokenizer().decode
+    first = json.loads(table["messages"][0])
+    assert [message["role"] for message in first] == ["assistant", "tool", "tool", "assistant"]
+    assert first[0]["content"] == decode([5, 6], skip_special_tokens=True)
+    assert first[1] == {"role": "tool", "name": "look", "content": "8"}
+    assert first[2]["content"] == "error"
+    # What stood before it began again is not its conversation.
+    assert len([m for m in json.loads(table["messages"][1]) if m["role"] == "assistant"]) == 1

@@ -8,8 +8,9 @@ import pytest
 from storage import layout, records
 from storage.memory import MemoryStore
 from storage.records import ReportRecord
+from storage.run import read_run
 from tasks.reporting.metrics_lines import write_metrics
-from tasks.viewing.run_summary import committed_metrics, summary, to_go
+from tasks.viewing.run_summary import committed_metrics, spent_facts, summary, to_go
 from tests.committed_runs import begin, run_of
 from tests.watched_run import Counted
 
@@ -67,3 +68,15 @@ def test_the_rest_takes_as_long_as_the_last_iterations():
     assert (rest.iterations, rest.hours, rest.usd) == (4, 4.0, 8.0)
     assert to_go(history, {"forecast": {"iterations": 6}}) is None
     assert to_go([], {"forecast": {"iterations": 6}}) is None
+
+
+def test_the_deck_says_what_a_run_took_and_what_it_still_takes(store):
+    run = replace(read_run(store), created_at_s=0.0, config={"forecast": {"iterations": 13}})
+    history = [{"timing_s/iteration": 1800.0, "cost/usd_iter": 2.0}] * 3
+    assert spent_facts(run, history) == {
+        "begun": "1970-01-01 00:00 UTC",
+        "so far": "3 iterations, 1.5 h, $6.00",
+        "to go": "about 10 iterations, 5.0 h, $20.00",
+    }
+    assert spent_facts(replace(run, config={}), history[:1])["so far"] == "1 iteration, 30.0 min, $2.00"
+    assert "to go" not in spent_facts(replace(run, config={}), history)
