@@ -121,7 +121,9 @@ def run_arm(folder: Path, model: Path, iterations: int, *, shared: bool) -> Arm:
         for config in configs.values():
             admit = gleaner("fleet", "admit", str(config), "--phase-s", "1", "--cycle-s", cycle_s)
             subprocess.run(admit, check=True, stdout=subprocess.DEVNULL)
-        serve = gleaner("fleet", "host", str(fleet), "--memory-gib", "4", "--poll-interval-s", "0.1")
+        # Each run has one rank, whatever GPUs this machine has.
+        how = ("--memory-gib", "4", "--devices", "1", "--poll-interval-s", "0.1")
+        serve = gleaner("fleet", "host", str(fleet), *how)
         hosts = [subprocess.Popen(serve, stdout=(folder / "host.log").open("wb"), stderr=subprocess.STDOUT, cwd=ROOT)]
     with ended(hosts):
         train(configs, folder, iterations)

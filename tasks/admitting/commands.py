@@ -190,20 +190,22 @@ def host(
 
 
 def _runs(view: FleetView) -> Table:
-    grid = Table("run", "url", "host", "load", "GiB", title=f"runs of {view.url}")
+    grid = Table("run", "url", "host", "load", "GiB", "ranks", title=f"runs of {view.url}")
     for run in view.runs:
         host_name = "left" if run.left else run.host or "waits for a host"
-        grid.add_row(run.id, run.run_url, host_name, f"{run.load:.2f}", f"{run.state_bytes / GIB:.2f}")
+        grid.add_row(run.id, run.run_url, host_name, f"{run.load:.2f}", f"{run.state_bytes / GIB:.2f}", str(run.ranks))
     for each in view.waiting:
-        grid.add_row("", each.run_url, f"waits to be admitted, for {each.waited_s:.0f} s", "", "")
+        grid.add_row("", each.run_url, f"waits to be admitted, for {each.waited_s:.0f} s", "", "", "")
     return grid
 
 
 def _hosts(view: FleetView) -> Table:
-    grid = Table("host", "machine", "state", *view.kinds, title="hosts, and seconds by what they were spent on")
+    grid = Table(
+        "host", "machine", "devices", "state", *view.kinds, title="hosts, and seconds by what they were spent on"
+    )
     for each in view.hosts:
         spent = [f"{each.spent_s[kind]:.0f}" for kind in view.kinds]
-        grid.add_row(each.incarnation[:12], each.machine, each.state, *spent)
+        grid.add_row(each.incarnation[:12], each.machine, str(each.devices), each.state, *spent)
     return grid
 
 

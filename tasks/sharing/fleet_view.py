@@ -22,6 +22,7 @@ class RunInFleet:
     left: bool
     load: float
     state_bytes: int
+    ranks: int
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class HostInFleet:
 
     incarnation: str
     machine: str
+    devices: int
     state: str
     spent_s: Mapping[str, float]
 
@@ -58,7 +60,8 @@ def _run(store: ObjectStore, run_id: str) -> RunInFleet:
     run = read_run(store, run_id)
     seat = newest_seat(store, run_id)
     left = has_left(store, run_id)
-    return RunInFleet(run.id, run.run_url, None if seat is None else seat.host, left, run.load, run.state_bytes)
+    host = None if seat is None else seat.host
+    return RunInFleet(run.id, run.run_url, host, left, run.load, run.state_bytes, run.ranks)
 
 
 def _host(store: ObjectStore, host: HostRecord) -> HostInFleet:
@@ -67,4 +70,5 @@ def _host(store: ObjectStore, host: HostRecord) -> HostInFleet:
         for entry in record.entries:
             spent_s[entry.kind] += entry.seconds
     beat = last_beat(store, host.incarnation)
-    return HostInFleet(host.incarnation, host.machine, "unknown" if beat is None else beat.state, spent_s)
+    state = "unknown" if beat is None else beat.state
+    return HostInFleet(host.incarnation, host.machine, host.devices, state, spent_s)

@@ -16,6 +16,7 @@ from tasks.configuration.run_config import parse
 from tasks.preparing.iteration import prepare
 from tasks.sharing.admission_queue import Waiting
 from tasks.sharing.membership import open_fleet
+from tests.fleet_records import a_host
 from tests.small_run import EXECUTION, document
 
 
@@ -74,7 +75,7 @@ def test_rules_that_cannot_be_are_refused(tmp_path, gleaner, option, value, said
 
 
 def test_a_run_is_admitted_once_shown_and_let_go_for_good(tmp_path, fleet, gleaner, config_file, model):
-    file = config_file()
+    file = config_file(trainer={"nproc_per_node": 2})
     code, output = gleaner("fleet", "admit", file, *PROFILE)
     assert code == 0, output
     url = str(tmp_path / "runs" / "a")
@@ -86,6 +87,11 @@ def test_a_run_is_admitted_once_shown_and_let_go_for_good(tmp_path, fleet, glean
     assert code == 0
     assert run.id in output
     assert "waits for a host" in output
+    [row] = [line for line in output.splitlines() if run.id in line]
+    assert row.split("│")[-2].strip() == "2"
+    records.put(connect(str(fleet)), fleet_layout.host("h"), a_host("h", devices=2))
+    [row] = [line for line in gleaner("fleet", "status", fleet)[1].splitlines() if "a-machine" in line]
+    assert row.split("│")[3].strip() == "2"
     assert gleaner("fleet", "leave", fleet, url)[0] == 0
     code, output = gleaner("fleet", "admit", file, *PROFILE)
     assert code == 1

@@ -123,11 +123,14 @@ def test_where_sharing_can_save_little_it_says_so_and_recommends_machines_of_its
     assert "Do not share: it saves at most 1.6 % of all GPU-hours" in record.reason
 
 
-def test_what_cannot_share_is_not_compared():
+@pytest.mark.parametrize(("ranks", "nodes", "is_compared"), [(1, 1, False), (2, 1, True), (2, 2, False)])
+def test_what_cannot_share_is_not_compared(ranks, nodes, is_compared):
+    """A host is one machine, and a run has a rank for each of its devices."""
     two = {"pools": {**document()["pools"], "train": {"machine": "p4d.24xlarge", "gpus": 2}}}
-    names = [each.name for each in made({**two, "trainer": {"nproc_per_node": 2}}, runs_per_trainer=3).setups]
+    trainer = {"nproc_per_node": ranks, "nnodes": nodes}
+    names = [each.name for each in made({**two, "trainer": trainer}, runs_per_trainer=3).setups]
     assert "as configured, pod" in names
-    assert "as configured, shared" not in names
+    assert ("as configured, shared" in names) == is_compared
 
 
 def test_a_run_of_a_fleet_is_forecast_beside_those_that_are_seated_with_it(store):

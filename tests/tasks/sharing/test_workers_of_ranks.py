@@ -154,6 +154,23 @@ def test_a_worker_has_failed_when_none_of_its_ranks_is_left(tmp_path, fleet, mod
         assert (len(frozen), started_here()) == (2, [])
 
 
+def test_a_phase_that_is_concluded_while_ranks_wait_for_its_groups_is_no_failure_that_lasts(
+    tmp_path, fleet, model, started_here
+):
+    """As when another host has trained it; the first rank sees that, and the other only that the first is gone."""
+    a = a_shared_run(tmp_path, fleet, model, "a", ranks=2)
+    plan_iteration(a)
+    run = read_run(connect(fleet), run_id(a.run.url))
+    with ProcessWorkers() as workers:
+        workers.begin(run, 0, onto_disk=False)
+        until(lambda: workers.state(run.id).phase == "waiting", "it does not begin")
+        connect(a.run.url).put(layout.report(0), b"concluded")
+        until(lambda: workers.state(run.id).phase == "failed", "it goes on")
+        assert workers.state(run.id).message == "NoLongerDue: iteration 0 is concluded"
+        assert not workers.state(run.id).lasting
+        assert started_here() == []
+
+
 def test_states_of_ranks_come_from_the_disk_and_not_from_a_damaged_copy(tmp_path, fleet, model, alone):
     a, b = (a_shared_run(tmp_path, fleet, model, name, ranks=2) for name in ("a", "b"))
     disk = tmp_path / "disk"
