@@ -94,9 +94,9 @@ def _placed(facts: KnownFacts, placement: Placement) -> TrainerScenario:
 
 def _other_placements(config: RunConfig) -> list[Placement]:
     """Those with which the configured one is compared: machines of its own, and others if it says who shares them."""
-    trainer, told = config.trainer, config.forecast.runs_per_trainer is not None
-    able = {"own": True, "pod": told, "shared": told and trainer.nnodes * trainer.nproc_per_node == 1}
-    return [placement for placement in get_args(Placement) if able[placement] and placement != trainer.placement]
+    told = config.forecast.runs_per_trainer is not None
+    others = get_args(Placement) if told else ("own",)
+    return [placement for placement in others if placement != config.trainer.placement]
 
 
 def _crew(config: RunConfig) -> list[PoolConfig]:
