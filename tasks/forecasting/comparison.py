@@ -86,6 +86,8 @@ def forecast(config: RunConfig, probe: Probe | NoProbe, created_at_s: float, tel
     results = [result(setup) for setup in compared]
     for setup in _to_be_placed(compared, results, *weights) if inputs.placed else ():
         elsewhere = [placed(setup, placement, config, inputs) for placement in inputs.placed]
+        # What no fleet would make possible says nothing.
+        elsewhere = [each for each in elsewhere if refusal(config, each.settings | _some_fleet(each.settings)) is None]
         compared += elsewhere
         results += [result(each) for each in elsewhere]
     chosen, reason = recommend([each for each in results if _may_be_set(config, each)] or results, *weights)

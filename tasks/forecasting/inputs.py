@@ -97,11 +97,9 @@ def _placed(facts: KnownFacts, placement: Placement) -> TrainerScenario:
 
 def _other_placements(config: RunConfig) -> list[Placement]:
     """Those with which the configured one is compared: machines of its own, and others if it says who shares them."""
-    trainer, told = config.trainer, config.forecast.runs_per_trainer is not None
-    # A host is one machine, and trains runs with a rank for each of its devices.
-    is_host = trainer.nnodes == 1 and trainer.nproc_per_node >= config.pools.train.gpus
-    able = {"own": True, "pod": told, "shared": told and is_host}
-    return [placement for placement in get_args(Placement) if able[placement] and placement != trainer.placement]
+    told = config.forecast.runs_per_trainer is not None
+    others = get_args(Placement) if told else ("own",)
+    return [placement for placement in others if placement != config.trainer.placement]
 
 
 def _crew(config: RunConfig) -> list[PoolConfig]:
