@@ -7,9 +7,8 @@ from tasks.forecasting.scenario import AvailabilityScenario, Scenario
 from tasks.forecasting.simulate import simulate
 from tasks.planning.seeding import closed_form_s
 from tests.simulated_scenarios import a_pool, a_scenario, a_trainer, all_alike
+from tests.tasks.forecasting.test_simulate import PULL_S, SEEDING
 
-SEEDING = PlanningConfig(seeding="auto", seeding_s_initial=2.0, seeding_s_min=0.5)
-PULL_S = 1.0
 FLAT = ((4, 0.01),)
 
 

@@ -4,13 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from storage.forecast_records import ForecastInput
 from storage.records import TRAIN_POOL
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.run_config import parse
+from tasks.forecasting.events import Stalled
 from tasks.forecasting.inputs import gather
 from tasks.forecasting.probe import NoProbe, Probe, ToolProbe
 from tasks.forecasting.results import SimulatedRun
@@ -160,7 +161,13 @@ def test_tokens_and_seconds_are_conserved_however_long_tools_take(pools, trainer
     if early and policy["crew"] == "iteration":
         planning = PlanningConfig(objective="gpu_seconds", cut_share=0.5)
     scenario = with_tools(a_scenario(*named, trainer=trainer, planning=planning, **policy), tools)
-    run = simulate(scenario, seed=seed)
+    try:
+        run = simulate(scenario, seed=seed)
+    except Stalled:
+        # Machines that are lost faster than tools answer never end a response.
+        if all(pool.availability is None for pool in pools):
+            raise
+        reject()
     assert len(run.iterations) == scenario.work.iterations
     judge(scenario, run)
     assert run == simulate(scenario, seed=seed)
