@@ -64,6 +64,11 @@ class Route:
         """
         return published_version(self._store, self._entered + 1, 0 if held is None else held + 1)
 
+    def first_weights(self) -> int | None:
+        """The weight version that a member needs which begins now; None if there is neither a plan nor a version."""
+        plan = self.next()
+        return self.newer_weights(None) if plan is None else plan.weight_version
+
     def _pass_over_closed(self) -> None:
         while self._oldest <= self._last and self._is_done(self._oldest):
             self._oldest += 1

@@ -75,12 +75,13 @@ def stand(post: Post, notice: Callable[[], bool], clock: Clock, build: Build = b
     pool = pool_of(config.pools, post.slot)
     check_machine(f"slot {post.slot} of {post.run_url}", store, first, config, pool)
     check_pool(config, pool)
+    route = Route(store, post.execution, post.first, post.last)
+    version = route.first_weights()
     with (
-        PullAhead(store, first.weight_version, weight_cache(config), clock) as ahead,
+        PullAhead(store, first.weight_version if version is None else version, weight_cache(config), clock) as ahead,
         equipped(store, first, config, build) as equipment,
     ):
         process = _Process(post, store, equipment, ahead, notice, clock)
-        route = Route(store, post.execution, post.first, post.last)
         return Standing(route, process.work, process.warm, notice, clock, f"slot {post.slot}", equipment.health).stand()
 
 
@@ -236,7 +237,9 @@ class _Process:
         plan = read_plan(self._store, max(self._post.first, version - 1))
         cache = weight_cache(config_in_force(self._store, plan))
         try:
-            _, tensors = pull_model(self._store, version, cache, self._clock, check=self._heed)
+            tensors = self._ahead.take(version, self._heed)
+            if tensors is None:
+                _, tensors = pull_model(self._store, version, cache, self._clock, check=self._heed)
             self._engine.load_weights(version, tensors)
         except (ObjectMissing, CorruptObject):
             # Retention deletes a version as soon as a newer one is committed.

@@ -30,6 +30,7 @@ from tests.small_run import (
     memory_store,
     model_directory,
     plan_iteration,
+    roll_out,
     train_iteration,
 )
 
@@ -353,6 +354,22 @@ def test_a_route_leaves_iterations_out_that_another_execution_works_on(route):
     route.enter(0)
     assert at(route.next()) == 0
     assert not route.leads_away(0)
+
+
+def test_a_member_needs_first_what_the_next_plan_names_and_else_the_newest_weights(settings):
+    """A slot that is lost in a later iteration begins again with those, and not with what the first plan named."""
+    plan_iteration(settings)
+
+    def needed():
+        return Route(store(), EXECUTION, 0, 2).first_weights()
+
+    assert needed() == 0
+    roll_out(URL, 0)
+    train_iteration(URL, 0)
+    commit_iteration(URL, 0)
+    assert needed() == 1
+    plan_iteration(settings)
+    assert needed() == 1
 
 
 def test_a_number_that_is_no_slot_of_the_crew_helps(ahead):
