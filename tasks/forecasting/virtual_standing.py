@@ -76,9 +76,10 @@ class StandingProcesses(Processes):
 
     def ready(self, stock: Stock, machine: Machine, slot: int) -> None:  # noqa: ARG002
         machine.settle(self.events.now_s, "process")
-        if not self._published:
-            # A member pulls the version of its execution's first plan while its engine starts.
-            self._pull(stock, machine, 0, partial(self._pulled, machine, 0))
+        # As Route.first_weights: the pull goes on while the engine starts.
+        versions = (one.version for one in self._open.values() if not one.is_generated)
+        version = next(versions, self._published)
+        self._pull(stock, machine, version, partial(self._pulled, machine, version))
         self.events.after(stock.pool.process_s, partial(self._started, stock, machine))
 
     def lost(self, stock: Stock, machine: Machine) -> None:
