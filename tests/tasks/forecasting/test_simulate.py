@@ -382,10 +382,7 @@ def test_seeding_follows_the_members_that_are_there():
 @pytest.mark.parametrize("train_s_per_token", [0.00002, 0.0002, 0.001])
 @pytest.mark.parametrize("members", [1, 3])
 def test_iterations_that_overlap_last_as_long_as_is_planned(members, train_s_per_token):
-    """The trainer's machines generate when the iteration before is trained, if the crew has left them anything.
-
-    More responses wait than are decoded together, so that whoever comes later finds work.
-    """
+    """The trainer's machines come when the iteration before is trained; more wait than are decoded together."""
     given = a_scenario(
         a_pool(members),
         trainer=a_trainer(engines=1, train_s_per_token=train_s_per_token, train_fixed_s=0.0, control_s=1.0),
