@@ -127,7 +127,7 @@ def write_settings(path: Path, run: Path, model: Path, engine: str) -> None:
     """Write examples/demo.yaml for this run, model and engine; vLLM runs within the slots' processes to start faster.
 
     With vLLM, few responses are decoded at once; otherwise the slot whose vLLM starts first would do the work of both
-    before the other slot can be killed. And each iteration has slots of its own, so that vLLM's start is in all figures.
+    before the other slot can be killed. Each iteration has slots of its own, so that vLLM's start is in all figures.
     """
     settings: dict[str, Any] = yaml.safe_load(CONFIG.read_text())
     settings["run"]["url"] = str(run)
