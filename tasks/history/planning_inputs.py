@@ -56,6 +56,7 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
         past=_past(recent, plans),
         control_s=0.0 if last is None else max(0.0, last.created_at_s - last.train_ended_at_s),
         overlaps=config.algorithm.max_staleness > 0,
+        stands=config.rollout.crew == "standing",
         spent_usd=_spent_usd(store, iteration, last),
         usd_no_machine=0.0 if last is None else sum(last.metrics.get(name, 0.0) for name in NO_MACHINE),
         length_max=float(config.sampling.max_completion_length),

@@ -27,7 +27,8 @@ class PlanningRequest:
     without waiting; None: unknown. training: whether it takes groups as they end, in the order of their numbers, or all
     at the end.
     past: how the last iterations went beside what was expected, the newest first. control_s: seconds between published
-    weights and the next plan. overlaps: whether the next iteration is generated while this one is trained.
+    weights and the next plan. overlaps: whether the next iteration is generated while this one is trained. stands: and
+    by members that are still busy with the one before when it is planned.
     spent_usd: the run's cost so far. usd_no_machine: an iteration's costs beside its machines (requests, egress, the
     control plane), as in the last one. length_max: the limit of a response's length in tokens.
     tool_s_per_token: seconds for which responses wait for tools, per token that they decode. crew: the kind of crew
@@ -49,6 +50,7 @@ class PlanningRequest:
     past: tuple[Realised, ...] = ()
     control_s: float = 0.0
     overlaps: bool = False
+    stands: bool = False
     spent_usd: float = 0.0
     usd_no_machine: float = 0.0
     length_max: float = math.inf
@@ -82,9 +84,10 @@ class PlanningRequest:
     def trainer_busy_s(self) -> float:
         """Seconds after the plan until the trainer's machines may generate.
 
-        If iterations overlap, the one before is trained and concluded first; the crew generates meanwhile.
+        If iterations overlap, the one before is trained and concluded first; the crew generates meanwhile. Not so if
+        it stands: then it comes as late to this iteration as the trainer.
         """
-        return (self.training_s or 0.0) + self.control_s if self.overlaps else 0.0
+        return (self.training_s or 0.0) + self.control_s if self.overlaps and not self.stands else 0.0
 
     @property
     def training_s(self) -> float | None:

@@ -172,6 +172,9 @@ def test_what_was_expected_of_the_last_iterations_is_told_beside_what_came():
     assert (request.control_s, request.overlaps) == (7.0, False)
     ahead = a_config(algorithm={"max_staleness": 1})
     assert planning_request(store, ahead, 2, LENGTHS).overlaps
+    assert not planning_request(store, ahead, 2, LENGTHS).stands
+    standing = a_config(rollout={"max_responses_in_flight": 16, "crew": "standing"})
+    assert planning_request(store, standing, 2, LENGTHS).stands
 
 
 def test_dynamic_sampling_keeps_the_order():

@@ -116,6 +116,10 @@ def test_engines_of_a_trainer_that_trains_the_iteration_before_come_later_or_not
     helped = outlined(request, 2, seeding=replace(COLOCATED, members=2))
     assert 21.0 < helped.rollout_s < crew_s
     assert helped.iteration_s == helped.rollout_s
+    # A crew that stands comes as late as they do.
+    assert (
+        outlined(replace(request, stands=True), 2, seeding=replace(COLOCATED, members=2)).rollout_s < helped.rollout_s
+    )
     slow = replace(request, train_s=crew_s)
     assert outlined(slow, 2, seeding=replace(COLOCATED, members=2)).rollout_s == pytest.approx(crew_s)
     # Nothing is left to seed.
