@@ -123,13 +123,23 @@ def _bar(frame: Frame, life: SlotLife, top: float, next_start: float) -> list[st
     if life.state == "lost":
         parts.append(_cross(x + width, middle))
         words_right -= 9
+    # Words do not cross the edge between the colours: they are in the part that generates, or else in the one before.
+    edge = x + max(0.0, starting)
+    rooms = [(max(words_left, edge + 6), words_right), (words_left, min(words_right, edge))]
+    return parts + _words(life, rooms, middle + 4)
+
+
+def _words(life: SlotLife, rooms: Sequence[tuple[float, float]], y: float) -> list[str]:
+    """As many words about a life as one of the rooms, given as (left, right), has space for; the first that has it."""
     words = [f"+{svg.short(life.tokens_recovered)} recovered"] if life.tokens_recovered else []
     words += [f"{svg.short(life.tokens_kept)} tokens"]
-    while words and words_left + 6.3 * len(", ".join(words)) > words_right:
+    while words:
+        joined = ", ".join(words)
+        for left, right in rooms:
+            if left + 6.3 * len(joined) <= right:
+                return [svg.text(left, y, joined, size=11, fill=_ON_BARS)]
         words.pop()
-    if words:
-        parts.append(svg.text(words_left, middle + 4, ", ".join(words), size=11, fill=_ON_BARS))
-    return parts
+    return []
 
 
 def _described(life: SlotLife) -> str:

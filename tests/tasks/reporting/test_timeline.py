@@ -107,3 +107,20 @@ def test_the_part_before_the_weights_is_drawn_apart():
     assert starting[1] == x_span(whole["b"])
     hint = whole["a"].findtext("{*}title") or ""
     assert "20.0 s (5.0 s until it had the weights, 12.0 s of decoding, 3.0 s standing by)" in hint
+
+
+def test_words_do_not_cross_the_edge_between_starting_and_generating():
+    """Of three lives, the words are in the part that generates, in the part before it, or fewer; never across."""
+    wide = replace(life(0, "a", 0, 20), working_at_s=EPOCH_S + 1)
+    narrow = replace(life(1, "b", 0, 20), working_at_s=EPOCH_S + 19)
+    halves = replace(life(2, "c", 0, 5, recovered=1234), working_at_s=EPOCH_S + 2)
+    drawing = draw(wide, narrow, halves)
+    edges = [x_span(node)[1] for node in found(drawing, "rect") if node.attrib["fill"] == STARTING][1:]
+    shown = [
+        node for node in found(drawing, "text") if "tokens" in (node.text or "") or "recovered" in (node.text or "")
+    ]
+    spans = [(float(node.attrib["x"]), float(node.attrib["x"]) + 6.3 * len(node.text or "")) for node in shown[1:]]
+    assert [node.text for node in shown[1:]] == ["1,000 tokens", "1,000 tokens", "+1,234 recovered"]
+    assert spans[0][0] > edges[0]
+    assert spans[1][1] < edges[1]
+    assert spans[2][0] > edges[2]
