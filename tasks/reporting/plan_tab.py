@@ -21,8 +21,13 @@ _SUBJECTS = {
     "seeding": "The trainer's machines generate first",
     "dispatch": "Groups are dealt",
     "locality": "The nearest members get",
+    "crew": "Kind of crew",
 }
-_RATES = {"usd_per_h": "price of a machine in an hour", "losses_per_h": "machines lost in an hour"}
+_RATES = {
+    "usd_per_h": "price of a machine in an hour",
+    "losses_per_h": "machines lost in an hour",
+    "tool_s_per_token": "seconds of waiting for tools for each token",
+}
 # Approximate bytes between two parts.
 _SPACING = 40
 

@@ -34,6 +34,14 @@ def test_a_decision_stands_beside_what_came_of_it():
     assert "<p>Because: More than 3 would only wait for training &lt;b&gt;." in page
 
 
+def test_the_kind_of_crew_and_the_wait_for_tools_are_said_in_words():
+    crew = DecisionRecord(name="crew", chosen="standing", reason="as rollout.crew says")
+    tools = DecisionRecord(name="width", chosen="2", reason="cost", inputs={"tool_s_per_token": 0.02})
+    page = plan_tab([crew, tools], {})
+    assert "<h3>Kind of crew: standing</h3>" in page
+    assert ["seconds of waiting for tools for each token", "0.02"] in Rows(page).rows
+
+
 def test_a_plan_without_decisions_says_so():
     assert "Nothing was decided" in plan_tab([], {"reward": 1.0})
 
