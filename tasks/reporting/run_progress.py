@@ -36,9 +36,10 @@ def run_progress(run_url: str) -> Iterator[None]:
 
 
 def _look(run_url: str, shown: ProgressLine, ended: threading.Event) -> None:
-    watcher = Watcher(connect(run_url), SystemClock())
+    watcher: Watcher | None = None
     while not ended.is_set():
         try:
+            watcher = watcher or Watcher(connect(run_url), SystemClock())
             shown.tell(*run_line(watcher.look()))
         except Exception as error:  # noqa: BLE001 - a look for people must not disturb the run
             log.debug("no look at %s: %s", run_url, error)

@@ -47,6 +47,8 @@ def test_what_cannot_be_looked_at_disturbs_nothing(tmp_path, run):
     assert on_terminal("-c", PROGRAM, tmp_path / "nowhere", 1).code == 0
     (tmp_path / "run.json").write_text(json.dumps({"format": 99}))
     assert on_terminal("-c", PROGRAM, tmp_path, 1).code == 0
+    refused = on_terminal("-c", PROGRAM, "ftp://no.store/run", 1)
+    assert (refused.code, refused.terminal) == (0, "")
     failed = on_terminal("-c", PROGRAM, run, 0, "raises")
     assert failed.code == 1
     assert "ValueError: of the run" in failed.terminal
