@@ -93,6 +93,26 @@ def amount(value: float, unit: str) -> str:
     return f"${value:,.{digits}f}"
 
 
+def three_digits(value: float) -> str:
+    """A finite number with three significant digits, so that columns of them align; whole parts are never cut."""
+    rounded = abs(float(f"{value:.3g}"))
+    if rounded >= 1e15 or 0 < rounded < 1e-3:
+        return f"{value:.2e}"
+    if float(value).is_integer() or rounded >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.{2 - math.floor(math.log10(rounded))}f}"
+
+
+def duration(duration_s: float) -> str:
+    """Whole seconds, minutes or hours, as people say them."""
+    seconds = int(duration_s)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
+
+
 def _line(frame: Frame, name: str, points: Sequence[tuple[float, float]], colour: str) -> list[str]:
     if not points:
         return []

@@ -318,9 +318,11 @@ def _shown(value: float, unit: str) -> str:
         return str(value)
     if unit == "%":
         return f"{100 * value:.1f} %"
-    if unit in ("tokens", "bytes"):
-        return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
-    return charts.amount(value, unit) if unit else f"{value:.4g}"
+    if unit == "$":
+        return charts.amount(value, unit)
+    shown = charts.three_digits(value)
+    # A count of tokens or bytes says itself what it counts.
+    return shown if unit in ("", "tokens", "bytes") else f"{shown} {unit}"
 
 
 def styled(parts: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tasks.reporting.charts import duration
 from tasks.reporting.crew_view import MemberView, RunView, WaitingGroup
 from tasks.reporting.visible_text import visible
 
@@ -157,13 +158,3 @@ def _cells(member: MemberView) -> list[str]:
 def short_name(incarnation: str) -> str:
     """The slot and enough of the random part to tell a crew's incarnations apart."""
     return incarnation[:NAME_LENGTH]
-
-
-def duration(duration_s: float) -> str:
-    """Whole seconds, minutes or hours, as people say them."""
-    seconds = int(duration_s)
-    if seconds < 60:
-        return f"{seconds} s"
-    if seconds < 3600:
-        return f"{seconds // 60} min {seconds % 60:02d} s"
-    return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"

@@ -48,24 +48,14 @@ async function trying(act, isAsked = true) {
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 // In a column numbers have the same digits; in a sentence zeros at the end are left out.
 const digits = { 3: new Intl.NumberFormat("en", { minimumSignificantDigits: 3, maximumSignificantDigits: 3 }), 4: new Intl.NumberFormat("en", { maximumSignificantDigits: 4 }) };
-const cents = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 const number = (value, precision = 3) =>
   value === null || value === undefined || Number.isNaN(value) ? "" : Number.isInteger(value) ? whole.format(value) : digits[precision].format(value);
 const time = (seconds) => (seconds ? new Date(seconds * 1000).toISOString().slice(0, 16).replace("T", " ") + " UTC" : "");
-const duration = (hours) => (hours < 1 / 30 ? `${number(3600 * hours)} s` : hours < 2 ? `${number(60 * hours)} min` : `${number(hours)} h`);
-const money = (usd) => "$" + (usd >= 1 ? cents.format(usd) : number(usd));
 
 // The header, the charts and the table of iterations.
 
 function drawSummary() {
-  const rest = summary.to_go;
-  const facts = {
-    ...summary.facts,
-    begun: time(summary.begun_s),
-    "last iteration": time(summary.last_s),
-    "so far": `${number(summary.iterations.length)} iterations, ${duration(summary.hours)}, ${money(summary.usd)}`,
-    "to go": rest ? `${number(rest.iterations)} iterations, ${duration(rest.hours)}, ${money(rest.usd)}, if they go on as the last ones` : "",
-  };
+  const facts = { ...summary.facts, "last iteration": time(summary.last_s) };
   at("facts").replaceChildren(...Object.entries(facts).filter(([, value]) => value)
     .map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
   at("config").textContent = summary.config;

@@ -20,7 +20,6 @@ from tasks.reporting.reward_chart import reward_chart
 
 # So many of the last iterations say how long the next ones take.
 RECENT = 5
-_SECONDS_PER_HOUR = 3600.0
 # In the units of drawings, whose letters have 12 to 16 of them: three charts beside each other, or one on a telephone.
 CHART_WIDTH = 480.0
 # Title, unit, and the metrics of each chart but the first, by their names in the legend.
@@ -47,10 +46,10 @@ Metrics = Mapping[str, float | None]
 
 @dataclass(frozen=True, kw_only=True)
 class ToGo:
-    """What the rest of a run takes if it goes on as it did lately: iterations, hours and dollars."""
+    """What the rest of a run takes if it goes on as it did lately: iterations, seconds and dollars."""
 
     iterations: int
-    hours: float
+    seconds: float
     usd: float
 
 
@@ -76,18 +75,13 @@ def committed_metrics(store: ObjectStore) -> list[dict[str, float | None]]:
 def summary(store: ObjectStore, now_s: float) -> dict[str, Any]:
     """The header, the charts (SVG) and the table of iterations, as JSON values. now_s: the time of the look."""
     run, history = read_run(store), committed_metrics(store)
-    planned = [plan.iteration for plan in plans_in_flight(store)]
-    config, rest = run.config, to_go(history, run.config)
+    planned, config = [plan.iteration for plan in plans_in_flight(store)], run.config
     times = [metrics["time_s"] for metrics in history if metrics.get("time_s")]
     return {
         "url": store.url,
-        "facts": run_facts(run),
-        "begun_s": run.created_at_s,
+        "facts": run_facts(run) | spent_facts(run, history),
         "last_s": times[-1] if times else None,
         "looked_at_s": now_s,
-        "usd": _last(history, "cost/usd_run"),
-        "hours": _sum(history, "timing_s/iteration") / _SECONDS_PER_HOUR,
-        "to_go": None if rest is None else vars(rest),
         "config": in_force(config) if config else "",
         "columns": list(COLUMNS),
         "iterations": [[_plain(metrics.get(name)) for name in COLUMNS.values()] for metrics in history],
@@ -111,20 +105,20 @@ def run_facts(run: RunRecord) -> dict[str, str]:
 
 def spent_facts(run: RunRecord, history: Sequence[Metrics]) -> dict[str, str]:
     """When the run began, what its iterations took, and what those take that `forecast.iterations` still lacks."""
-    hours = _sum(history, "timing_s/iteration") / _SECONDS_PER_HOUR
+    seconds = _sum(history, "timing_s/iteration")
     facts = {
         "begun": utc(run.created_at_s),
-        "so far": _taken(len(history), hours, _sum(history, "cost/usd_iter")),
+        "so far": _taken(len(history), seconds, _last(history, "cost/usd_run")),
     }
     rest = to_go(history, run.config)
     if rest is not None:
-        facts["to go"] = f"about {_taken(rest.iterations, rest.hours, rest.usd)}"
+        facts["to go"] = f"{_taken(rest.iterations, rest.seconds, rest.usd)}, if they go on as the last ones"
     return facts
 
 
-def _taken(iterations: int, hours: float, usd: float) -> str:
-    time = f"{hours:.1f} h" if hours >= 1 else f"{hours * 60:.1f} min"
-    return f"{iterations:,} iteration{'s' * (iterations != 1)}, {time}, {charts.amount(usd, '$')}"
+def _taken(iterations: int, seconds: float, usd: float) -> str:
+    counted = f"{iterations:,} iteration{'s' * (iterations != 1)}"
+    return f"{counted}, {charts.duration(seconds)}, {charts.amount(usd, '$')}"
 
 
 def utc(seconds: float) -> str:
@@ -138,8 +132,8 @@ def to_go(history: Sequence[Metrics], config: Mapping[str, Any]) -> ToGo | None:
     recent = history[-RECENT:]
     if left <= 0 or not recent:
         return None
-    hours = left * _sum(recent, "timing_s/iteration") / len(recent) / _SECONDS_PER_HOUR
-    return ToGo(iterations=left, hours=hours, usd=left * _sum(recent, "cost/usd_iter") / len(recent))
+    each_s, each_usd = (_sum(recent, name) / len(recent) for name in ("timing_s/iteration", "cost/usd_iter"))
+    return ToGo(iterations=left, seconds=left * each_s, usd=left * each_usd)
 
 
 def metric_charts(history: Sequence[Metrics]) -> list[str]:

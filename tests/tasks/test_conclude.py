@@ -83,7 +83,7 @@ def test_the_iteration_is_committed_shown_and_priced(trained):
     assert "<svg" in page
     assert "Gleaner, iteration 0" in page
     assert "<b>so far</b> 1 iteration, " in page
-    assert "<b>to go</b> about 99 iterations, " in page
+    assert "<b>to go</b> 99 iterations, " in page
     assert '<h2 id="configuration">Configuration</h2>' in page
     assert "num_prompts_per_step: 4" in page
 

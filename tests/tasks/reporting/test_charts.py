@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tasks.reporting.charts import amount, bars, histogram, line_chart
+from tasks.reporting.charts import amount, bars, duration, histogram, line_chart, three_digits
 
 ANY_NUMBERS = st.lists(st.floats(width=32), max_size=50)
 
@@ -106,3 +106,36 @@ def test_nothing_to_draw_says_so(drawing: str):
 )
 def test_amount(value: float, unit: str, shown: str):
     assert amount(value, unit) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.546875, "0.547"),
+        (0.31, "0.310"),
+        (-12.3456, "-12.3"),
+        (9.996, "10.0"),
+        (99.96, "100"),
+        (12345.6, "12,346"),
+        (7.0, "7"),
+        (0.00123456, "0.00123"),
+        (1.2e-9, "1.20e-09"),
+        (2e15, "2.00e+15"),
+    ],
+)
+def test_numbers_of_a_column_have_three_digits(value, text):
+    assert three_digits(value) == text
+
+
+@given(st.floats(-1e300, 1e300))
+def test_three_digits_are_true_to_half_a_percent(value):
+    assert float(three_digits(value).replace(",", "")) == pytest.approx(value, rel=0.0051, abs=0)
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "text"),
+    [(0.0, "0 s"), (59.9, "59 s"), (60.0, "1 min 00 s"), (3599.0, "59 min 59 s"), (3600.0, "1 h 00 min")],
+)
+def test_durations(duration_s, text):
+    assert duration(duration_s) == text

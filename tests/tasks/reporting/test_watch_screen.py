@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from tasks.reporting.crew_view import MemberView, RunView, Totals, WaitingGroup, WaitingResponse
-from tasks.reporting.watch_screen import COLUMNS, duration, screen
+from tasks.reporting.watch_screen import COLUMNS, screen
 
 TOTALS = Totals(
     responses_planned=64,
@@ -121,14 +121,6 @@ def test_a_narrow_terminal_shows_less_of_each_member():
     titles, row = lines(a_view(members=(replace(WORKING, heartbeat_age_s=None),)), width=80)[-2:]
     assert titles.split() == ["slot", "incarnation", "state", "heartbeat", "tokens/s", "run/wait/open"]
     assert " ".join(row.split()) == "0 00000-0123 working not yet seen to change 1,530 8/2/11"
-
-
-@pytest.mark.parametrize(
-    ("duration_s", "text"),
-    [(0.0, "0 s"), (59.9, "59 s"), (60.0, "1 min 00 s"), (3599.0, "59 min 59 s"), (3600.0, "1 h 00 min")],
-)
-def test_durations(duration_s, text):
-    assert duration(duration_s) == text
 
 
 def test_what_is_to_be_expected_has_a_line_of_its_own():

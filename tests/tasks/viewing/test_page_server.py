@@ -81,8 +81,8 @@ def test_every_path_has_its_values(server):
     assert status == 200
     assert [row[0] for row in found["iterations"]] == [0.375, 0.5]
     assert found["planned"] == [2]
-    assert found["usd"] == 0.5
-    assert found["to_go"] == {"iterations": 98, "hours": pytest.approx(98 * 20 / 3600), "usd": 24.5}
+    assert found["facts"]["so far"] == "2 iterations, 40 s, $0.5000"
+    assert found["facts"]["to go"] == "98 iterations, 32 min 40 s, $24.50, if they go on as the last ones"
     assert found["facts"]["algorithm"] == "grpo, clip"
     status, index = asked(server, "iterations/0")
     assert index["states"] == ["trained"] * 4

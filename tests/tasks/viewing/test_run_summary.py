@@ -56,7 +56,9 @@ def test_a_run_without_iterations_has_a_summary():
     store = MemoryStore("empty")
     begin(store)
     found = summary(store, 5.0)
-    assert (found["iterations"], found["planned"], found["usd"], found["to_go"]) == ([], [], 0.0, None)
+    assert (found["iterations"], found["planned"]) == ([], [])
+    assert found["facts"]["so far"] == "0 iterations, 0 s, $0.00"
+    assert "to go" not in found["facts"]
     assert json.loads(json.dumps(found, allow_nan=False))["charts"]
 
 
@@ -65,18 +67,19 @@ def test_the_rest_takes_as_long_as_the_last_iterations():
         {"timing_s/iteration": 3600.0, "cost/usd_iter": 2.0}
     ] * 5
     rest = to_go(history, {"forecast": {"iterations": 10}})
-    assert (rest.iterations, rest.hours, rest.usd) == (4, 4.0, 8.0)
+    assert (rest.iterations, rest.seconds, rest.usd) == (4, 4 * 3600.0, 8.0)
     assert to_go(history, {"forecast": {"iterations": 6}}) is None
     assert to_go([], {"forecast": {"iterations": 6}}) is None
 
 
-def test_the_deck_says_what_a_run_took_and_what_it_still_takes(store):
+def test_page_and_deck_say_what_a_run_took_and_what_it_still_takes(store):
     run = replace(read_run(store), created_at_s=0.0, config={"forecast": {"iterations": 13}})
-    history = [{"timing_s/iteration": 1800.0, "cost/usd_iter": 2.0}] * 3
+    each = {"timing_s/iteration": 1800.0, "cost/usd_iter": 2.0}
+    history = [each | {"cost/usd_run": 2.0 * number} for number in (1, 2, 3)]
     assert spent_facts(run, history) == {
         "begun": "1970-01-01 00:00 UTC",
-        "so far": "3 iterations, 1.5 h, $6.00",
-        "to go": "about 10 iterations, 5.0 h, $20.00",
+        "so far": "3 iterations, 1 h 30 min, $6.00",
+        "to go": "10 iterations, 5 h 00 min, $20.00, if they go on as the last ones",
     }
-    assert spent_facts(replace(run, config={}), history[:1])["so far"] == "1 iteration, 30.0 min, $2.00"
+    assert spent_facts(replace(run, config={}), history[:1])["so far"] == "1 iteration, 30 min 00 s, $2.00"
     assert "to go" not in spent_facts(replace(run, config={}), history)
