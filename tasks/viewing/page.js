@@ -120,7 +120,7 @@ function joined(blocks) {
   const count = blocks.reduce((sum, block) => sum + block.states.length, 0), prompts = blocks.flatMap((block) => block.prompts);
   const all = {
     count, prompts, orders: new Map(), starts: new Map(), lower: prompts.map((prompt) => `${prompt.text} ${prompt.id}`.toLowerCase()),
-    states: [...new Set(blocks.flatMap((block) => block.states))].sort(), named: {}, advantage: new Float64Array(count).fill(NaN),
+    states: [...new Set(blocks.flatMap((block) => block.states))].sort(), named: Object.create(null), advantage: new Float64Array(count).fill(NaN),
   };
   for (const name of ["place", "iteration", "response", "group", "prompt", "state", "length", "stretches", "truncated"]) all[name] = new Uint32Array(count);
   for (const name of ["reward", "slot"]) all[name] = new Float64Array(count);

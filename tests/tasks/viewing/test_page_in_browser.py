@@ -238,6 +238,17 @@ def test_an_answer_that_comes_late_does_not_replace_what_was_chosen_since(browse
         assert page.locator("button[aria-label='Open response 0 of iteration 1']").count() == 1
 
 
+def test_rewards_have_any_name_that_a_configuration_allows(browser, run):
+    """Also those that every JavaScript object knows as something else."""
+    names = '{"constructor": [0.5], "__proto__": [0.25]}'
+    lists = "lengths: [1], stretches: [1], truncated: [false], rewards: [1], slots: [0]"
+    block = f"{{iteration: 0, num_generations: 1, states: ['trained'], prompts: [{{id: 'a', text: ''}}], {lists}"
+    shown = f"joined([{block}, rewards_by_name: JSON.parse('{names}')}}]).named"
+    with served(run) as server, opened(browser, server.address) as page:
+        found = page.evaluate(f"Object.entries({shown}).map(([name, values]) => [name, values[0]])")
+    assert found == [["constructor", 0.5], ["__proto__", 0.25]]
+
+
 def test_a_wrong_range_is_said_on_the_page(browser, address):
     with opened(browser, address) as page:
         page.wait_for_selector("#responses tbody tr")
