@@ -316,7 +316,7 @@ async function showGroup(view, space) {
 
 async function showPlaces(view, space) {
   await trying(async () => {
-    const places = await ask(`prompts/${encodeURIComponent(view.prompt_id)}`);
+    const places = await ask(`prompts/${encodeURIComponent(view.prompt_key)}`);
     space.replaceChildren(make("h3", {}, places.length > 1 ? `Prompt ${view.prompt_id} in ${places.length} groups` : `Prompt ${view.prompt_id} is in this group alone`), make("ul", {}, ...places.map(([iteration, response]) =>
       make("li", {}, make("button", { class: "link", type: "button", on: { click: () => openResponse(iteration, response) } }, `iteration ${iteration}, from response ${response} on`)))));
   });

@@ -61,8 +61,8 @@ def response_data(reader: IterationReader, number: int) -> dict[str, Any]:
     """The view of a response, with its advantage if that was asked for before."""
     view = asdict(reader.view(number, with_advantage=reader.has_advantages))
     shown: dict[str, Any] = _plain_values(view)
-    # The page asks for a prompt by its id.
-    return shown | {"prompt_id": view["prompt_id"]}
+    # The page shows the id of the prompt, and asks for the prompt by the id as it is.
+    return shown | {"prompt_key": view["prompt_id"]}
 
 
 def token_data(reader: IterationReader, number: int, first: int) -> list[tuple[str, float | None]]:

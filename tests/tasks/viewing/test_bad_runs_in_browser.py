@@ -40,13 +40,13 @@ def browser():
 
 @pytest.fixture(scope="module")
 def strange(tmp_path_factory):
-    """A run under way: response 0 has 200,000 tokens, and its prompt has control characters."""
+    """A run under way: response 0 has 200,000 tokens, and its prompt, and the prompt's id, have control characters."""
     folder = tmp_path_factory.mktemp("model")
     build_tokenizer().save_pretrained(folder)
     (folder / "config.json").write_text('{"model_type": "qwen2"}')
     store = MemoryStore("strange")
     begin(store, {path.name: path.read_bytes() for path in folder.iterdir()}, CONFIG)
-    prompt = PromptRow("p0", (5, 6), CONTROLS, {"answer": CONTROLS})
+    prompt = PromptRow(CONTROLS, (5, 6), CONTROLS, {"answer": CONTROLS})
     body = encode_prompts([prompt])
     key = layout.prompts(0, digest_of(body))
     store.put(key, body)
@@ -93,6 +93,9 @@ def test_control_characters_are_written_out(browser, strange):
         page.wait_for_selector("dialog[open] .stretch")
         page.click("dialog summary")
         assert page.inner_text("dialog details pre").count(WRITTEN_OUT.replace("\\", "\\\\")) == 1
+        page.click("text=Its prompt in other iterations")
+        page.wait_for_selector("dialog li")
+        assert f"Prompt {WRITTEN_OUT} is in this group alone" in page.inner_text("dialog #text h3")
         shown = page.evaluate("document.body.textContent")
         assert not set(shown) & set("\x1b\x07\u202e\u2066")
 
