@@ -46,7 +46,10 @@ def draw_from(key: str) -> None:
 
 
 def follow_seeds() -> None:
-    """Prepare this process for `draw_from`: before a user's code is imported, which may take functions by name."""
+    """Prepare this process for `draw_from`: before a user's code is imported, which may take functions by name.
+
+    NumPy is not imported for that: of a process that has not imported it yet, such functions do not follow.
+    """
     if "random" not in _FOLLOWING:
         _redirect(random, lambda generators: generators.python)
     if "numpy" in sys.modules and "numpy.random" not in _FOLLOWING:
