@@ -111,7 +111,7 @@ def test_they_sample_the_same_tokens_and_train_to_the_same_bytes_as_merged_weigh
 def test_a_standing_member_samples_what_the_members_of_each_iteration_do(model):
     _, tokens = played(model, "adapter")
     store = memory_store("adapters")
-    settings = run(model, "adapter", rollout={"crew": "standing", "flush_interval_s": 0.05})
+    settings = run(model, "adapter", rollout={"crew": "standing", "flush_interval_s": 0.05, "idle_timeout_s": 60.0})
     plan_iteration(settings)
     post = Post(run_url=URL, execution=EXECUTION, slot=0, first=0, iterations=ITERATIONS)
     member = threading.Thread(target=stand, args=(post, lambda: False, CLOCK), daemon=True)
