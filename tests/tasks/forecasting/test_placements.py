@@ -6,10 +6,10 @@ import pytest
 
 from storage import fleet_layout, records
 from storage.fleet_records import FleetRecord
-from storage.forecast_records import ForecastRecord, SetupForecast
+from storage.forecast_records import ForecastRecord, SetupForecast, Spread
 from storage.seats import take_seat
 from tasks.configuration.run_config import parse
-from tasks.forecasting.comparison import forecast, refusal
+from tasks.forecasting.comparison import against_other_placements, forecast, refusal
 from tasks.forecasting.inputs import gather
 from tasks.forecasting.probe import NoProbe
 from tasks.forecasting.table import forecast_text
@@ -79,6 +79,20 @@ def test_a_state_of_a_shared_trainer_is_switched_and_not_loaded():
 def test_where_the_configuration_does_not_say_who_shares_them_machines_are_the_runs_own():
     names = [each.name for each in made({}).setups]
     assert not any(name.endswith((", own", ", pod", ", shared")) for name in names)
+
+
+def test_the_same_machines_without_seeding_are_no_other_placement():
+    spread = Spread(median=1.0, low=1.0, high=1.0)
+    seeds, trains_only, pod = (
+        SetupForecast(name=name, settings=settings, hours=spread, usd=spread)
+        for name, settings in (
+            ("reserved + spot, 2", {"planning.seeding": "auto"}),
+            ("spot only, 2", {"planning.seeding": "off"}),
+            ("spot only, 2, pod", {"planning.seeding": "off", "trainer.placement": "pod"}),
+        )
+    )
+    assert against_other_placements(seeds, [seeds, trains_only]) == ""
+    assert against_other_placements(seeds, [seeds, trains_only, pod]).startswith("; spot only, 2, pod, ")
 
 
 def test_a_pod_is_paid_for_the_phase_only_and_is_compared_with_machines_of_its_own():
