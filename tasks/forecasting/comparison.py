@@ -211,13 +211,19 @@ def against_other_placements(chosen: SetupForecast, results: Sequence[SetupForec
     said = ""
     alike = [each for each in results if _but_placement(each) == _but_placement(chosen) and each.hours and each.usd]
     for other in alike:
-        if other is not chosen and other.hours and other.usd and chosen.hours and chosen.usd:
+        # What differs in seeding alone is no other placement.
+        if _placement(other) != _placement(chosen) and other.hours and other.usd and chosen.hours and chosen.usd:
             difference = _Weighed(other, other.hours.median, other.usd).against(
                 _Weighed(chosen, chosen.hours.median, chosen.usd)
             )
             said += f"; {other.name}, {difference}"
     bounds = [each.sharing.saving_max for each in alike if each.sharing is not None]
     return said + (f". {bound_in_words(max(bounds))}" if bounds else "")
+
+
+def _placement(setup: SetupForecast) -> Setting:
+    """None: as configured."""
+    return setup.settings.get("trainer.placement")
 
 
 def _but_placement(setup: SetupForecast) -> dict[str, Setting]:

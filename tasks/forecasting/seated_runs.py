@@ -14,8 +14,8 @@ def sharers_of(config: RunConfig, clock: Clock) -> Sharers | None:
     """The runs that share the trainer's machines: as many as declared, else as the run's fleet seats them.
 
     None if machines are the run's own, or it is not said who shares them. A run without a seat is expected where the
-    other runs need the least of a host's time. It takes as long as `look_at_rooms`. Raises LookupError if there is no
-    fleet, and the store's errors.
+    other runs need the least of a host's time, of the hosts with a device for each of its ranks, and no other. It takes
+    as long as `look_at_rooms`. Raises LookupError if there is no fleet, and the store's errors.
     """
     declared = config.forecast.runs_per_trainer
     if declared is not None:
@@ -26,9 +26,10 @@ def sharers_of(config: RunConfig, clock: Clock) -> Sharers | None:
     run_id = fleet_layout.run_id(config.run.url)
     seen = look_at_rooms(store, fleet, clock, without=run_id)
     seat = newest_seat(store, run_id)
-    rooms = {room.host: room for room in seen.rooms}
+    ranks = config.trainer.nproc_per_node
+    rooms = {room.host: room for room in seen.rooms if room.devices == ranks}
     if not rooms:
-        seated = tuple(seen.runs.values())
+        seated = tuple(run for run in seen.runs.values() if run.ranks == ranks)
     elif seat is not None and seat.host in rooms:
         seated = rooms[seat.host].seated
     else:

@@ -167,11 +167,15 @@ class MappedProcesses(Processes):
             machine.settle(self.events.now_s, "standing")
             return
         self._enter(iteration, stock, machine, slot, "transfer")
-        if machine.pull is None and (self.policy.transfer == "pull" or not self.links.active):
-            self._work(iteration, machine)
+        if machine.pull is None:
+            self._come_to_barrier(iteration, machine)
 
     def _pulled(self, iteration: Iteration, machine: Machine) -> None:
         machine.pull, machine.weight_version = None, iteration.version
+        self._come_to_barrier(iteration, machine)
+
+    def _come_to_barrier(self, iteration: Iteration, machine: Machine) -> None:
+        """The machine has the weights: let it work, with a barrier when no other pulls."""
         self._at_barrier.append(partial(self._work, iteration, machine))
         if self.policy.transfer == "pull" or not self.links.active:
             self._pass_barrier()

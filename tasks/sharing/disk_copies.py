@@ -73,7 +73,8 @@ class StoreWithCopies:
         heard: what `read` raises where it failed on another rank. Raises what `read` raises.
         """
         near = self.bytes_near
-        caught: tuple[type[Exception], ...] = (CorruptObject, *heard)
+        # Every rank has to be asked: one that fails otherwise may be the reason why the others hear of a failure.
+        caught: tuple[type[Exception], ...] = (StorageError, *heard)
         try:
             return read()
         except caught as error:

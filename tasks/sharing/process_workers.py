@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from storage.fleet_records import AdmittedRun
-from tasks.sharing.rank_process import RankProcess
+from tasks.sharing.rank_process import END_TIME_LIMIT_S, RankProcess
 from tasks.sharing.rank_states import failed, merged
 from tasks.sharing.workers import WorkerPhase, WorkerState
 
@@ -53,7 +53,8 @@ class _Worker:
             rank.kill()
         for rank in self._ranks:
             rank.join()
-        self._attendant.join()
+        # It waits without end for a process that no signal ends, as in a driver that hangs.
+        self._attendant.join(END_TIME_LIMIT_S)
         self._folder.cleanup()
 
     def _notify(self) -> None:

@@ -6,14 +6,15 @@ import pytest
 
 from storage import fleet_layout, records
 from storage.fleet_records import FleetRecord
-from storage.forecast_records import ForecastRecord, SetupForecast
+from storage.forecast_records import ForecastRecord, SetupForecast, Spread
 from storage.seats import take_seat
 from tasks.configuration.run_config import parse
-from tasks.forecasting.comparison import forecast, refusal
+from tasks.forecasting.comparison import against_other_placements, forecast, refusal
 from tasks.forecasting.inputs import gather
 from tasks.forecasting.probe import NoProbe
+from tasks.forecasting.seated_runs import sharers_of
 from tasks.forecasting.table import forecast_text
-from tests.fleet_records import TTL_S, a_beat, a_host, a_run
+from tests.fleet_records import TTL_S, BeatingClock, a_beat, a_host, a_run
 from tests.forecast_documents import document
 from tests.small_run import memory_store
 
@@ -81,6 +82,20 @@ def test_where_the_configuration_does_not_say_who_shares_them_machines_are_the_r
     assert not any(name.endswith((", own", ", pod", ", shared")) for name in names)
 
 
+def test_the_same_machines_without_seeding_are_no_other_placement():
+    spread = Spread(median=1.0, low=1.0, high=1.0)
+    seeds, trains_only, pod = (
+        SetupForecast(name=name, settings=settings, hours=spread, usd=spread)
+        for name, settings in (
+            ("reserved + spot, 2", {"planning.seeding": "auto"}),
+            ("spot only, 2", {"planning.seeding": "off"}),
+            ("spot only, 2, pod", {"planning.seeding": "off", "trainer.placement": "pod"}),
+        )
+    )
+    assert against_other_placements(seeds, [seeds, trains_only]) == ""
+    assert against_other_placements(seeds, [seeds, trains_only, pod]).startswith("; spot only, 2, pod, ")
+
+
 def test_a_pod_is_paid_for_the_phase_only_and_is_compared_with_machines_of_its_own():
     record = made({"trainer": {"placement": "pod"}})
     pod, own = record.setup("as configured"), record.setup("as configured, own")
@@ -146,6 +161,24 @@ def test_a_run_of_a_fleet_is_forecast_beside_those_that_are_seated_with_it(store
     assert sharing.runs == 3
     assert sharing.slowdown > 1
     assert record.setup("as configured, own").sharing is None
+
+
+@pytest.mark.parametrize("are_there", [True, False])
+def test_a_run_of_several_ranks_is_forecast_beside_runs_of_as_many(store, are_there):
+    for name, ranks in (("one", 1), ("two", 2)):
+        if are_there:
+            records.put(store, fleet_layout.host(name), a_host(name, 1 << 40, devices=ranks))
+            records.put(store, fleet_layout.alive(name), a_beat(name, 0))
+        # The host with one device has the least to do.
+        run = a_run(f"of-{name}", ranks=ranks, phase_s=5.0 * ranks)
+        records.put(store, fleet_layout.admitted(run.id), run)
+        take_seat(store, run.id, 0, name)
+    clock = BeatingClock(store, {"one": "idle", "two": "idle"} if are_there else {})
+    wide = {**document()["pools"], "train": {"machine": "p4d.24xlarge", "gpus": 2}}
+    trainer = {"placement": "shared", "fleet": FLEET, "nproc_per_node": 2}
+    found = sharers_of(parse(document(URL, trainer=trainer, pools=wide, planning={"seeding": "off"})), clock)
+    assert found is not None
+    assert [run.ranks for run in found.others] == [2]
 
 
 def test_a_run_alone_in_its_fleet_pays_a_host_as_it_pays_its_own(store):

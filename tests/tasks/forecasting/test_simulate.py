@@ -234,6 +234,14 @@ def test_a_barrier_holds_all_until_the_slowest_has_the_weights():
     assert held.seconds["rollout"]["transfer"] == pytest.approx(2 * 10.0)
 
 
+def test_a_member_that_starts_while_another_pulls_waits_at_the_barrier_for_that_one_only():
+    pools = (a_pool(1, process_s=5.0), a_pool(1, name="far", link_gbps=0.8, start_s=3.0))
+    scenario = a_scenario(*pools, iterations=1, planning=PlanningConfig(dispatch="in_turn"))
+    held = replace(scenario, policy=replace(scenario.policy, transfer="barrier"))
+    # Its own weights are there after a second, the other's from second 3 to 13.
+    assert simulate(held, seed=0).iterations[0].seconds["rollout"]["transfer"] == pytest.approx(13.0 - 5.0)
+
+
 def test_machines_that_are_not_kept_are_paid_for_only_while_they_work():
     kept, released = (
         simulate(a_scenario(a_pool(2, start_s=5.0, kept=kept), iterations=3), seed=0) for kept in (True, False)

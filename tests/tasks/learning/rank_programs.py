@@ -25,6 +25,7 @@ from storage.digests import digest_of
 from storage.local import LocalStore
 from storage.metered import MeteredStore
 from storage.run import read_plan
+from storage.store import StoreUnavailable
 from storage.weights import tensor_sets
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.optimizer import OptimizerConfig
@@ -303,6 +304,20 @@ def train_phase(directory, ranks, lost_by):
     (directory / f"phase {lost_by}{ranks.rank}.json").write_text(json.dumps([state.phase for state in said]))
 
 
+def train_unread(directory, ranks, victim):
+    """Read the state for iteration 0 ahead, with a disk, while the store gives rank `victim` no tensor; then train."""
+
+    def no_answer(*_):
+        raise StoreUnavailable("no answer")
+
+    trainer = PhaseTrainer(str(directory), SystemClock(), lambda _: None, LocalStore(directory / "disk"), ranks)
+    if ranks.rank == victim:
+        trainer._copies.get_into = no_answer
+    trainer.prefetch(0)
+    vars(trainer._copies).pop("get_into", None)
+    trainer.train(0)
+
+
 def run(what, directory):
     """One rank's part of `what`."""
     if what == "seed":
@@ -315,6 +330,9 @@ def run(what, directory):
         if what.startswith("phase "):
             lost_by = what.removeprefix("phase ")
             train_phase(directory, ranks, None if lost_by == "None" else int(lost_by))
+            return
+        if what.startswith("unread "):
+            train_unread(directory, ranks, int(what.removeprefix("unread ")))
             return
         if what == "park":
             found, drawn = zip(*(park_often(directory, ranks, relocated) for relocated in (False, True)), strict=True)

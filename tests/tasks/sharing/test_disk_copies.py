@@ -6,7 +6,7 @@ import pytest
 
 from storage import layout
 from storage.memory import MemoryStore
-from storage.store import CorruptObject, StoreDenied
+from storage.store import CorruptObject, StoreDenied, StoreUnavailable
 from storage.weights import tensor_sets
 from storage.weights.tensor_sets import TensorBlock
 from tasks.sharing.disk_copies import StoreWithCopies
@@ -110,3 +110,15 @@ def test_a_full_disk_costs_nothing_but_a_warning(true, caplog):
         publish(copies, FIRST)
     assert "no space left" in caplog.text
     assert read_by(copies, FIRST) == (b"\x01\x02\x03\x04", False)
+
+
+def test_ranks_are_asked_about_damaged_copies_also_where_the_store_does_not_answer(copies):
+    """The others wait for this rank's word, because they have heard that it failed."""
+
+    def read():
+        raise StoreUnavailable("no answer")
+
+    asked = []
+    with pytest.raises(StoreUnavailable):
+        copies.read_sound(read, lambda damaged: bool(asked.append(damaged)))
+    assert asked == [False]

@@ -237,3 +237,15 @@ def test_a_state_that_one_rank_has_lost_is_used_by_none(tmp_path, fleet, model, 
     assert all((phases[:3], phases[-3:]) == (ahead, on_device) for phases in told)
     commit_iteration(a.run.url, 0)
     assert states(a.run.url) == alone(1)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_state_that_one_rank_could_not_read_ahead_is_read_by_all_for_the_phase(
+    tmp_path, fleet, model, ranks_server, alone, victim
+):
+    a = a_shared_run(tmp_path, fleet, model, "a", ranks=2)
+    waits = begin(a, 0)
+    ranks_server.launch(f"unread {victim}", Path(a.run.url), 2)
+    assert waits().metrics["sharing/warm"] == 0.0
+    commit_iteration(a.run.url, 0)
+    assert states(a.run.url) == alone(1)
