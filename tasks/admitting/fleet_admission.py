@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 
 from storage import fleet_layout, records
@@ -67,29 +68,41 @@ def admit(
     clock: Clock,
     *,
     dry_run: bool = False,
-    waiting: Waiting | None = None,
 ) -> Admission:
     """Admit a run to the fleet that its configuration names, unless some run would become too slow on every host.
 
     A run that is admitted already keeps its record, and only the prediction is made again. With `dry_run` nothing is
-    written. Two runs that are admitted at the same moment are not seen by each other. waiting: of the run, if it waits.
+    written. Two runs that are admitted at the same moment are not seen by each other.
     Raises ValueError for a run that the fleet does not allow, that another fleet has, of which nothing is known, or
     whose ranks or state no host can train; MustWaitError if some run would exceed the fleet's `slowdown_max`, no host
     has memory left, or a run that it may not pass waits; LookupError if there is no fleet, and ConflictingRecord if the
     run has left.
     """
+    newcomer = partial(_new_run, config, model, profile, clock)
+    return _admit(config, newcomer, profile.switch_s, clock, dry_run=dry_run)
+
+
+def _admit(
+    config: RunConfig,
+    newcomer: Callable[[], AdmittedRun],
+    switch_s: float | None,
+    clock: Clock,
+    *,
+    dry_run: bool = False,
+    waiting: Waiting | None = None,
+) -> Admission:
+    """`admit`; newcomer: makes the run's record, if there is none. waiting: of the run, if it waits."""
     store, fleet = _fleet_of(config)
     run_id = fleet_layout.run_id(config.run.url)
     if has_left(store, run_id):
         raise ConflictingRecord(f"{config.run.url} has left the fleet {store.url} for good; give the run another url")
     is_new = not exists(store, fleet_layout.admitted(run_id))
-    run = _new_run(config, model, profile, clock) if is_new else read_run(store, run_id)
+    run = newcomer() if is_new else read_run(store, run_id)
     meanwhile = waiting.beat_if_due if waiting is not None else lambda: None
     if is_new:
         _check_queue(store, fleet, run, waiting, clock)
     seen = look_at_rooms(store, fleet, clock, without=run_id, meanwhile=meanwhile)
-    switch_s = seen.switch_s if profile.switch_s is None else profile.switch_s
-    found = choices(run, seen.rooms_for(run), fleet.slowdown_max, switch_s)
+    found = choices(run, seen.rooms_for(run), fleet.slowdown_max, seen.switch_s if switch_s is None else switch_s)
     names = {each.id: fleet.name_for(run.run_url, each) for each in (run, *seen.runs.values())}
     admission = Admission(run=run, choices=found, names=names, machines=seen.machines)
     if is_new:
@@ -97,7 +110,7 @@ def admit(
         _check_memory(run, seen.rooms)
         _check_choices(fleet, admission)
         expected = Prediction(host=found[0].host or None, slowdowns=found[0].slowdowns)
-        admission = replace(admission, run=replace(run, predicted=expected))
+        admission = replace(admission, run=replace(run, predicted=expected, admitted_at_s=clock.wall()))
         if not dry_run and not records.commit(store, fleet_layout.admitted(run_id), admission.run):
             return replace(admission, run=read_run(store, run_id))
     return admission
@@ -112,11 +125,13 @@ def admit_at_last(
     fleet's `patience_s`.
     """
     waiting = Waiting(*_fleet_of(config), config.run.url, clock)
+    # A forecast takes long, and meanwhile nobody would see that the run waits: it is made once.
+    newcomer = cache(partial(_new_run, config, model, profile, clock))
     told = ""
     try:
         while True:
             try:
-                return admit(config, model, profile, clock, waiting=waiting)
+                return _admit(config, newcomer, profile.switch_s, clock, waiting=waiting)
             except MustWaitError as refusal:
                 if str(refusal) != told:
                     told = str(refusal)

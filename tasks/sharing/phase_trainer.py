@@ -128,8 +128,8 @@ class PhaseTrainer:
                 self._kept = self._train(iteration, kept, onto_disk=onto_disk)
             elif self._is_next(kept, iteration + 1):
                 self._kept = kept
-        except (NoLongerDue, StorageError) as error:
-            # What is missing then was deleted because no process needs it any more.
+        except (NoLongerDue, StorageError, RankError) as error:
+            # What is missing then was deleted because no process needs it any more, be it for another rank.
             if not isinstance(error, NoLongerDue) and not exists(self._store, layout.report(iteration)):
                 raise
             log.info("iteration %d is concluded; nothing of this phase is used", iteration)
