@@ -48,12 +48,14 @@ def findings(got: Outcomes) -> list[Finding]:
             ("tokens_per_usd", "tokens per dollar"),
             ("worth", "both as the planner weighs them"),
         ):
+            over = got.ratios(figure, told, not_told)
             members = [sum(outcome.members for outcome in got.of(arm)) / len(got.of(arm)) for arm in (told, not_told)]
             found.append(
                 Finding(
                     paper=PAPER,
                     what=f"{wait}: {what}, told of the waiting over not told",
-                    ours=got.ratio(figure, told, not_told),
+                    ours=over.median,
+                    interval=over.interval,
                     least=1.0 if figure == "worth" else None,
                     comment=f"{members[0]:.1f} members for {members[1]:.1f}",
                 )
