@@ -77,7 +77,7 @@ class Knowledge:
             past=self._past(),
             control_s=last.iteration.control_s if last else 0.0,
             overlaps=policy.max_staleness > 0,
-            stands=policy.crew == "standing",
+            crew=policy.crew,
             spent_usd=self._usd,
             usd_no_machine=last.iteration.usd_no_machine if last else 0.0,
             length_max=float(scenario.work.lengths.cap),

@@ -54,6 +54,7 @@ class Iteration:
             members=sum(self._members(pools, first_s, now_s).values()),
             members_at_end=self.members_at_end,
             generated_s=training.generated_s,
+            behind_s=max(0.0, training.ended_s - ended_s),
             publish_s=training.publish_s,
         )
 

@@ -39,6 +39,8 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
     last = recent[0] if recent else None
     plans = [read_plan(store, report.iteration) for report in recent]
     written = plans[0] if plans else None
+    overlaps = config.algorithm.max_staleness > 0
+    engines = config.trainer.nnodes * config.trainer.nproc_per_node
     return PlanningRequest(
         num_generations=config.run.num_generations,
         lengths=lengths,
@@ -47,7 +49,7 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
         keep_order=config.algorithm.filter_groups,
         # Also without seeding: an iteration's cost depends on how long the trainer's machines wait.
         reserved=_reserved_offer(config, recent),
-        waits=None if last is None else step_waits(last, config.trainer.nnodes * config.trainer.nproc_per_node),
+        waits=None if last is None else step_waits(last, engines, overlaps=overlaps),
         seeding=None if written is None else written.seeding,
         width=() if written is None else _width(written),
         asked=_width(read_plan(store, iteration - 1)) if iteration else None,
@@ -55,8 +57,7 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
         training=_training(config),
         past=_past(recent, plans),
         control_s=0.0 if last is None else max(0.0, last.created_at_s - last.train_ended_at_s),
-        overlaps=config.algorithm.max_staleness > 0,
-        stands=config.rollout.crew == "standing",
+        overlaps=overlaps,
         spent_usd=_spent_usd(store, iteration, last),
         usd_no_machine=0.0 if last is None else sum(last.metrics.get(name, 0.0) for name in NO_MACHINE),
         length_max=float(config.sampling.max_completion_length),
@@ -213,10 +214,10 @@ def observed_step_time(observed: Sequence[PoolObservation]) -> StepTime:
     return StepTime(points) if points else NOMINAL
 
 
-def step_waits(report: ReportRecord, engines: int = 1) -> StepWaits | None:
+def step_waits(report: ReportRecord, engines: int = 1, *, overlaps: bool = False) -> StepWaits | None:
     """How a concluded iteration went, from its report; None if the report does not say how long the trainer waited.
 
-    engines: their number on the trainer's machines.
+    engines: their number on the trainer's machines. overlaps: whether the crew went on with the next iteration.
     """
     crew = [life for life in report.lives if life.pool != TRAIN_POOL] or list(report.lives)
     wait_s = report.metrics.get("timing_s/wait")
@@ -226,14 +227,16 @@ def step_waits(report: ReportRecord, engines: int = 1) -> StepWaits | None:
     ended_s = max(life.ended_at_s for life in crew)
     pools = [seen for seen in report.pools if seen.pool != TRAIN_POOL]
     seeded = [life.decode_s for life in report.lives if life.pool == TRAIN_POOL]
+    behind_s = max(0.0, report.train_ended_at_s - ended_s)
     return StepWaits(
         wait_train_s=wait_s,
-        wait_remote_s=max(0.0, report.train_ended_at_s - ended_s),
+        wait_remote_s=0.0 if overlaps else behind_s,
         train_s=_computed_s(report.metrics),
         rollout_s=max(0.0, ended_s - began_s),
         members=sum(seen.members for seen in pools),
         members_at_end=sum(seen.members_at_end for seen in pools),
         generated_s=sum(seeded) / engines if seeded else None,
+        behind_s=behind_s,
         publish_s=report.metrics.get("timing_s/publish", 0.0),
     )
 

@@ -1,5 +1,6 @@
 """What the planner may use, and what it knows: pools of machines, lengths, and how the last iteration went."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,6 +85,7 @@ class StepWaits:
     token to its last (without a crew, that of the trainer's engines). members, members_at_end: of the crew, on average
     and when the last response had ended. generated_s: decoding of each of the trainer's engines, also beyond the
     planned window; None: not reported, so as planned. publish_s: of train_s, from the step to the published weights.
+    behind_s: from the last response to the end of training.
     """
 
     wait_train_s: float
@@ -94,3 +96,4 @@ class StepWaits:
     members_at_end: int
     generated_s: float | None = None
     publish_s: float = 0.0
+    behind_s: float = math.inf

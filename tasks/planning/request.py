@@ -27,8 +27,7 @@ class PlanningRequest:
     without waiting; None: unknown. training: whether it takes groups as they end, in the order of their numbers, or all
     at the end.
     past: how the last iterations went beside what was expected, the newest first. control_s: seconds between published
-    weights and the next plan. overlaps: whether the next iteration is generated while this one is trained. stands: and
-    by members that are still busy with the one before when it is planned.
+    weights and the next plan. overlaps: whether the next iteration is generated while this one is trained.
     spent_usd: the run's cost so far. usd_no_machine: an iteration's costs beside its machines (requests, egress, the
     control plane), as in the last one. length_max: the limit of a response's length in tokens.
     tool_s_per_token: seconds for which responses wait for tools, per token that they decode. crew: the kind of crew
@@ -50,7 +49,6 @@ class PlanningRequest:
     past: tuple[Realised, ...] = ()
     control_s: float = 0.0
     overlaps: bool = False
-    stands: bool = False
     spent_usd: float = 0.0
     usd_no_machine: float = 0.0
     length_max: float = math.inf
@@ -84,10 +82,14 @@ class PlanningRequest:
     def trainer_busy_s(self) -> float:
         """Seconds after the plan until the trainer's machines may generate.
 
-        If iterations overlap, the one before is trained and concluded first; the crew generates meanwhile. Not so if
-        it stands: then it comes as late to this iteration as the trainer.
+        If iterations overlap, the one before is trained to its end and concluded first; the crew generates meanwhile.
+        What is left of its training is what was left in the last iteration. Not so if the crew stands: then it comes as
+        late to this iteration as the trainer.
         """
-        return (self.training_s or 0.0) + self.control_s if self.overlaps and not self.stands else 0.0
+        if not self.overlaps or self.crew == "standing":
+            return 0.0
+        behind_s = math.inf if self.waits is None else self.waits.behind_s
+        return min(self.training_s or 0.0, behind_s) + self.control_s
 
     @property
     def training_s(self) -> float | None:

@@ -65,5 +65,5 @@ def test_iterations_that_overlap_last_as_long_as_is_planned(members, train_s_per
     )
     last = simulate(given, seed=0).iterations[-2]
     width, seeding = (next(one for one in last.decisions if one.name == name) for name in ("width", "seeding"))
-    expected_s = seeding.alternatives["until nothing is left"]["timing_s/iteration"]
+    expected_s = seeding.alternatives[seeding.chosen]["timing_s/iteration"]
     assert expected_s / width.inputs.get("correction", 1.0) == pytest.approx(last.duration_s, rel=0.1)

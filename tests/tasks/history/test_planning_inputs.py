@@ -172,9 +172,9 @@ def test_what_was_expected_of_the_last_iterations_is_told_beside_what_came():
     assert (request.control_s, request.overlaps) == (7.0, False)
     ahead = a_config(algorithm={"max_staleness": 1})
     assert planning_request(store, ahead, 2, LENGTHS).overlaps
-    assert not planning_request(store, ahead, 2, LENGTHS).stands
+    assert planning_request(store, ahead, 2, LENGTHS).crew == "iteration"
     standing = a_config(rollout={"max_responses_in_flight": 16, "crew": "standing"})
-    assert planning_request(store, standing, 2, LENGTHS).stands
+    assert planning_request(store, standing, 2, LENGTHS).crew == "standing"
 
 
 def test_dynamic_sampling_keeps_the_order():
@@ -195,6 +195,10 @@ def test_what_the_last_iterations_showed_is_told():
     assert request.train_s == 70.0
     waits = request.waits
     assert (waits.wait_train_s, waits.wait_remote_s, waits.train_s, waits.rollout_s) == (40.0, 40.0, 60.0, 100.0)
+    assert waits.behind_s == 40.0
+    # A crew that goes on does not wait.
+    ahead = planning_request(store, a_config(algorithm={"max_staleness": 1}), 2, LENGTHS).waits
+    assert (ahead.wait_remote_s, ahead.behind_s) == (0.0, 40.0)
     assert (waits.members, waits.members_at_end) == (2.0, 2)
     assert request.spent_usd == 4.0
     assert request.usd_no_machine == 0.0

@@ -118,8 +118,14 @@ def test_engines_of_a_trainer_that_trains_the_iteration_before_come_later_or_not
     assert helped.iteration_s == helped.rollout_s
     # A crew that stands comes as late as they do.
     assert (
-        outlined(replace(request, stands=True), 2, seeding=replace(COLOCATED, members=2)).rollout_s < helped.rollout_s
+        outlined(replace(request, crew="standing"), 2, seeding=replace(COLOCATED, members=2)).rollout_s
+        < helped.rollout_s
     )
+    # Where training ended soon after the last response, it will again.
+    soon = replace(request, waits=waits(behind_s=5.0))
+    late = replace(request, waits=waits(behind_s=500.0))
+    assert (soon.trainer_busy_s, request.trainer_busy_s, late.trainer_busy_s) == (6.0, 21.0, 21.0)
+    assert outlined(soon, 2, seeding=COLOCATED).rollout_s < outlined(request, 2, seeding=COLOCATED).rollout_s
     slow = replace(request, train_s=crew_s)
     assert outlined(slow, 2, seeding=replace(COLOCATED, members=2)).rollout_s == pytest.approx(crew_s)
     # Nothing is left to seed.
