@@ -202,9 +202,8 @@ def _serve(connection: socket.socket) -> dict[str, Any] | None:
     def report_ended(*_: object) -> None:
         # One by one, because an import may have children of its own.
         for process in list(numbers):
-            ended, status = os.waitpid(process, os.WNOHANG)
-            if ended:
-                report(numbers.pop(process), os.waitstatus_to_exitcode(status))
+            if (code := _code(process)) is not None:
+                report(numbers.pop(process), code)
 
     signal.signal(signal.SIGCHLD, report_ended)
     with suppress(ConnectionError), connection.makefile("rb") as requests:
@@ -227,6 +226,16 @@ def _serve(connection: socket.socket) -> dict[str, Any] | None:
                 return request
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     return None
+
+
+def _code(process: int) -> int | None:
+    """The exit code of a child that has ended; None of one that runs, or that was waited for before."""
+    try:
+        ended, status = os.waitpid(process, os.WNOHANG)
+    except ChildProcessError:
+        # The end of another child came in the middle of this look, and was looked at meanwhile.
+        return None
+    return os.waitstatus_to_exitcode(status) if ended else None
 
 
 def _forked() -> int | None:

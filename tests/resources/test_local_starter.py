@@ -113,6 +113,18 @@ def test_the_signal_that_ends_a_process_is_its_code(starter, tmp_path, word):
     child.send_signal(signal.SIGKILL)  # it has ended: another process may have its number
 
 
+def test_processes_that_end_together_are_each_told_of(starter, tmp_path):
+    """Signals of their ends come in the middle of one another, as when the ranks of a worker are killed."""
+    sleeps = script(tmp_path, "import time; time.sleep(600)")
+    for _ in range(5):
+        children = [starter.start([sleeps], ENVIRONMENT) for _ in range(12)]
+        wait_until(lambda: len(descendants(starter.pid)) == 12)
+        for pid in descendants(starter.pid):
+            os.kill(pid, signal.SIGKILL)
+        assert [child.wait() for child in children] == [-signal.SIGKILL] * 12
+    assert starter.alive
+
+
 def test_a_process_can_be_told_to_end_and_its_wait_has_a_limit(starter, tmp_path, monkeypatch):
     child, process = waiting(starter, tmp_path, monkeypatch)
     with pytest.raises(TimeoutError):
