@@ -5,7 +5,7 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -60,7 +60,7 @@ def model_folder(repo: str, commit: str, field: str) -> Path:
 
     bars_only_on_a_terminal(huggingface_hub.utils)
     with explained("model", repo, commit, field):
-        _check_has_safetensors(repo, commit, field)
+        _check_before_download(repo, commit, field)
         folder = huggingface_hub.snapshot_download(
             repo, revision=commit, allow_patterns=_PATTERNS, ignore_patterns=_DEEPER
         )
@@ -88,9 +88,9 @@ def count_parameters(repo: str, commit: str, field: str) -> int:
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         return count_in_folder(model_folder(repo, commit, field))
     with explained("model", repo, commit, field), _index_understood(repo, field):
-        _check_has_safetensors(repo, commit, field)
         api = huggingface_hub.HfApi()
         names = api.list_repo_files(repo, revision=commit)
+        _check_has_safetensors(names, repo, field)
         if _INDEX in names:
             index = json.loads(Path(huggingface_hub.hf_hub_download(repo, _INDEX, revision=commit)).read_bytes())
             names = sorted(set(index["weight_map"].values()))
@@ -144,7 +144,7 @@ def explained(kind: Kind, repo: str, revision: str | None, field: str) -> Iterat
         raise HubError(f"{where} cannot be read from {constants.ENDPOINT}: {one_line(error)}") from None
 
 
-def _check_has_safetensors(repo: str, commit: str, field: str) -> None:
+def _check_before_download(repo: str, commit: str, field: str) -> None:
     """Raise HubError before anything is downloaded if no weights may be read; offline it is not known."""
     import httpx2  # noqa: PLC0415
     import huggingface_hub  # noqa: PLC0415
@@ -154,6 +154,11 @@ def _check_has_safetensors(repo: str, commit: str, field: str) -> None:
         names = huggingface_hub.HfApi().list_repo_files(repo, revision=commit)
     except (errors.OfflineModeIsEnabled, errors.HfHubHTTPError, httpx2.HTTPError):
         return
+    _check_has_safetensors(names, repo, field)
+
+
+def _check_has_safetensors(names: Sequence[str], repo: str, field: str) -> None:
+    """Raise HubError if none of a repository's files holds weights that may be read."""
     if any(map(_is_weights, names)):
         return
     pickles = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
