@@ -75,11 +75,17 @@ def forecast(config: RunConfig, probe: Probe | NoProbe, created_at_s: float, tel
     settings = config.forecast
     inputs, sharers = gather(config, probe), sharers_of(config, SystemClock())
 
+    def refused_by_check(setup: Setup) -> str | None:
+        return refusal(config, setup.settings | _some_fleet(setup.settings))
+
+    def simulated(setup: Setup) -> SetupForecast:
+        return _simulated(setup, settings, sharers, partial(tell, f"simulating {setup.name}"))
+
     def result(setup: Setup) -> SetupForecast:
-        refused = refusal(config, setup.settings | _some_fleet(setup.settings))
+        refused = refused_by_check(setup)
         if refused is not None:
             return SetupForecast(name=setup.name, settings=setup.settings, refused=refused)
-        return _simulated(setup, settings, sharers, partial(tell, f"simulating {setup.name}"))
+        return simulated(setup)
 
     weights = config.planning.cost_weight, config.planning.usd_per_run_max
     compared = list(setups(config, inputs))
@@ -87,9 +93,9 @@ def forecast(config: RunConfig, probe: Probe | NoProbe, created_at_s: float, tel
     for setup in _to_be_placed(compared, results, *weights) if inputs.placed else ():
         elsewhere = [placed(setup, placement, config, inputs) for placement in inputs.placed]
         # What no fleet would make possible says nothing.
-        elsewhere = [each for each in elsewhere if refusal(config, each.settings | _some_fleet(each.settings)) is None]
+        elsewhere = [each for each in elsewhere if refused_by_check(each) is None]
         compared += elsewhere
-        results += [result(each) for each in elsewhere]
+        results += map(simulated, elsewhere)
     chosen, reason = recommend([each for each in results if _may_be_set(config, each)] or results, *weights)
     reason += against_other_crew(chosen, results) + against_other_placements(chosen, results)
     setup = next(setup for setup in compared if setup.name == chosen.name)

@@ -6,7 +6,6 @@ one rollout at a time, so that the next one also waits for the end of the previo
 
 import math
 import random
-from collections import Counter
 from functools import partial
 
 from storage.records import TRAIN_POOL
@@ -168,7 +167,7 @@ class _Simulation:
         if self._newest in self._open:
             self._open[self._newest].next_s = now_s
         self._newest, self._open[number] = number, iteration
-        self._asked = Counter(slot.pool for slot in plan.slots if slot.groups and slot.pool != TRAIN_POOL)
+        self._asked = iteration.planned_crew
         self._processes.begin(iteration)
         if self._training is None:
             self._train(iteration)
@@ -180,7 +179,7 @@ class _Simulation:
         slots = [slot.slot for slot in iteration.plan.slots if slot.pool == TRAIN_POOL and slot.groups]
         seeding = iteration.plan.seeding
         # If the crew was given nothing, there is no member to hand over to.
-        alone = slots and not set(iteration.planned) - {TRAIN_POOL}
+        alone = slots and not iteration.planned_crew
         seeding_s = None if alone else 0.0 if seeding is None else seeding.seeding_s
         iteration.training.begin(iteration.crew, slots, self._engines[TRAIN_POOL], seeding_s)
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from storage.records import TRAIN_POOL
 from tasks.forecasting.response_lengths import Ints
 from tasks.forecasting.results import SimulatedIteration
 from tasks.forecasting.scenario import Policy
@@ -41,6 +42,11 @@ class Iteration:
     def planned(self) -> dict[str, int]:
         """The number of members with work, by pool."""
         return dict(Counter(slot.pool for slot in self.plan.slots if slot.groups))
+
+    @property
+    def planned_crew(self) -> dict[str, int]:
+        """`planned` without the trainer's engines."""
+        return {pool: count for pool, count in self.planned.items() if pool != TRAIN_POOL}
 
     def waits(self, pools: Sequence[str], policy: Policy, alone_s: float, now_s: float) -> StepWaits:
         """How the iteration went. alone_s: when the trainer's engines were ready, in case there was no member."""
