@@ -89,9 +89,9 @@ class PlanRecord:
 
     Response r is sample r % num_generations of group r // num_generations. Unit u of the claims holds the responses of
     the groups in slots[u]. groups_wanted: how many groups with unequal rewards are trained, in the order of their
-    numbers, and no group after them; None: all. weights_url: the run with the weights and model files, relative to this
-    run's url: this run (None), or the run that this evaluation is part of; no other, so that no plan sends a member to
-    another place. lengths, seeding, decisions: what the planner expected and decided; None or empty: too little known.
+    numbers, and no group after them; None: all. weights_url: where weights and model files are, relative to this run:
+    in it (None), or in the run whose evaluation this is; no plan sends a member elsewhere. tools: the schemas of which
+    prompts tell, left out if empty. lengths, seeding, decisions: what the planner expected and decided, if it could.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -106,6 +106,7 @@ class PlanRecord:
     sampling: SamplingParams
     config: dict[str, Any]
     created_at_s: float
+    tools: Annotated[tuple[dict[str, Any], ...], Field(exclude_if=lambda held: not held)] = ()
     groups_wanted: int | None = None
     weights_url: Literal["../.."] | None = None
     lengths: LengthsRecord | None = None
@@ -272,8 +273,7 @@ class GradedResponse:
 class BatchRecord:
     """batches/<k>: the responses of one micro-batch, recorded before use, so a restarted trainer replays them.
 
-    `filtered`: responses that are not trained, because all rewards of their group are equal; only in plans that say how
-    many groups are wanted. `reward_errors`: which rewards failed, for people.
+    filtered: not trained, because a group's rewards are equal (plans with groups_wanted). reward_errors: for people.
     """
 
     KIND: ClassVar[str] = "batch"

@@ -144,7 +144,7 @@ def _grade(
                 prompts=prompts,
                 grader=grader,
                 decode=open_decoder(folder),
-                read_messages=message_reader(config.turns, folder, plan.sampling.stop_token_ids),
+                read_messages=message_reader(config.turns, plan, folder),
                 follow=follow,
                 tokens_max=config.trainer.micro_batch_tokens_max,
                 clock=clock,

@@ -190,7 +190,7 @@ def _step(
                 prompts=prompts,
                 grader=stack.enter_context(open_grader(store, config.rewards, config.trainer.device)),
                 decode=open_decoder(model),
-                read_messages=message_reader(config.turns, model, plan.sampling.stop_token_ids),
+                read_messages=message_reader(config.turns, plan, model),
                 follow=FollowConfig.of(config),
                 tokens_max=config.trainer.micro_batch_tokens_max,
                 clock=clock,

@@ -115,7 +115,7 @@ def _record(
             prompts=prompt_table.read_prompts(store, plan),
             grader=stack.enter_context(open_grader(store, config.rewards, config.trainer.device)),
             decode=open_decoder(folder),
-            read_messages=message_reader(config.turns, folder, plan.sampling.stop_token_ids),
+            read_messages=message_reader(config.turns, plan, folder),
             follow=FollowConfig.of(config),
             tokens_max=config.trainer.micro_batch_tokens_max,
             clock=clock,

@@ -29,7 +29,7 @@ from tasks.grading.run_rewards import held_models, models_named, publish_models
 from tasks.learning.pretrained import stop_token_ids
 from tasks.planning.division import assign_groups
 from tasks.preparing.at_hand import InputsAtHand, inputs_at_hand
-from tasks.preparing.tools import openings, prompt_tokenizer
+from tasks.preparing.tools import openings, prompt_tokenizer, tools_told
 from tasks.prompts.draw import prompts_at
 
 log = logging.getLogger(__name__)
@@ -174,6 +174,7 @@ def _write_plan(
         sampling=evaluation.sampling.params(stop_ids),
         config=dump(config),
         created_at_s=clock.wall(),
+        tools=tools_told(tokenizer),
         weights_url="../..",
     )
     records.commit(store, layout.plan(ITERATION), plan)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from resources.granted import check_granted
 from resources.model_config import model_fields
@@ -50,7 +51,7 @@ from tasks.preparing.at_hand import InputsAtHand, inputs_at_hand
 from tasks.preparing.checks import check_held_out, check_settings, draw, model_directory
 from tasks.preparing.engine_fit import check_engine_fits
 from tasks.preparing.needed_state import check_needed_state
-from tasks.preparing.tools import openings, prompt_tokenizer
+from tasks.preparing.tools import openings, prompt_tokenizer, tools_told
 from tasks.prompts.draw import prompts_at
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import PromptSet
@@ -132,8 +133,9 @@ def prepare(
             if iteration == 0:
                 publish_initial(store, model_dir)
                 publish_models(store, local.rewards)
+            tools, stops = tools_told(tokenizer()), stop_token_ids(model_dir)
             try:
-                write_plan(store, config, rows, iteration, version, first, stop_token_ids(model_dir), clock)
+                write_plan(store, config, rows, iteration, version, first, stops, clock, tools)
             except BudgetExceeded as error:
                 if not is_ahead:
                     release_lease(store, execution)
@@ -270,11 +272,13 @@ def write_plan(
     first_prompt: int,
     stop_ids: tuple[int, ...],
     clock: Clock,
+    tools: tuple[dict[str, Any], ...] = (),
 ) -> None:
     """Write the prompts, then the plan that names them; losing the race to another planner is no error.
 
-    rows: one per group. With filter_groups only num_prompts_per_step of them are wanted. Raises BudgetExceeded, and
-    ValueError if there is no member to generate, before anything of the iteration is written.
+    rows: one per group. With filter_groups only num_prompts_per_step of them are wanted. tools: of which they tell the
+    policy. Raises BudgetExceeded, and ValueError if there is no member to generate, before anything of the iteration
+    is written.
     """
     length_max = config.sampling.max_completion_length
     lengths = expected_lengths(store, iteration, rows, config.planning, length_max=length_max)
@@ -294,6 +298,7 @@ def write_plan(
         sampling=config.sampling.params(stop_ids),
         config=dump(config),
         created_at_s=clock.wall(),
+        tools=tools,
         groups_wanted=config.run.num_prompts_per_step if config.algorithm.filter_groups else None,
         lengths=_lengths_record(lengths),
         seeding=planned.seeding,

@@ -18,7 +18,7 @@ from tasks.turns.conversation import Conversation
 from tasks.turns.first_request import read_opening
 from tasks.turns.group_seed import group_seed
 from tasks.turns.process_environments import load_schemas, reset_texts
-from tasks.turns.tool_schemas import check_names
+from tasks.turns.tool_schemas import Schema, check_names
 
 # What `reset` returns, or an agent asks first, for each of the columns and seeds.
 Resets = Callable[[TurnsConfig, Sequence[Mapping[str, Any]], Sequence[int]], Sequence[str | None]]
@@ -29,6 +29,11 @@ class ToolTokenizer:
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
+
+    @property
+    def tools(self) -> tuple[Schema, ...]:
+        """The tools of which every prompt tells the policy."""
+        return self._conversation.tools
 
     def __call__(self, text: str) -> Mapping[str, Any]:
         """Raise PromptError: tools stand in a chat template, and text does not go through one."""
@@ -78,6 +83,11 @@ def prompt_tokenizer(config: RunConfig, model_dir: Path) -> Tokenizer:
     conversation = Conversation(tokenizer, schemas, stop_token_ids(model_dir))
     conversation.check()
     return ToolTokenizer(conversation)
+
+
+def tools_told(tokenizer: Tokenizer) -> tuple[Schema, ...]:
+    """The tools of which this tokenizer of `prompt_tokenizer` tells the policy in every prompt."""
+    return tokenizer.tools if isinstance(tokenizer, ToolTokenizer) else ()
 
 
 def openings(

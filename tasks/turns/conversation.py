@@ -37,6 +37,11 @@ class Conversation:
         self._is_ours = bool(self._schemas) and not self._knows_tools()
         self._prefix: str | None = None
 
+    @property
+    def tools(self) -> tuple[Schema, ...]:
+        """The schemas of the run's tools."""
+        return self._schemas
+
     def check(self) -> None:
         """Raise TemplateError if the template does not fit tools; log a line if calls are told as text instead."""
         if not self._tokenizer.chat_template:

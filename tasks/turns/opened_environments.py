@@ -16,7 +16,7 @@ from tasks.turns.conversation import Conversation
 from tasks.turns.environments import Environments, OpenTurn
 from tasks.turns.group_seed import group_seed
 from tasks.turns.living_environments import Reset
-from tasks.turns.process_environments import ProcessEnvironments, load_schemas
+from tasks.turns.process_environments import ProcessEnvironments
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def opened_environments(
 ) -> Iterator[Environments | None]:
     """The environments for this plan and later ones in the same store, closed at the end; None without turns.
 
-    Raises ToolsUnusable, and the errors of transformers for a tokenizer that it does not understand.
+    Raises the errors of transformers for a tokenizer that it does not understand.
     """
     if turns is None:
         yield None
@@ -38,7 +38,7 @@ def opened_environments(
     else:
         environments = ProcessEnvironments(
             turns,
-            Conversation(tokenizer, load_schemas(turns), stops),
+            Conversation(tokenizer, plan.tools, stops),
             stops,
             resets=_reset,
             read_object=lambda iteration, digest: store.get(layout.environment_state(iteration, digest)),

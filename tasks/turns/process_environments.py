@@ -26,7 +26,7 @@ class ProcessEnvironments(LoopEnvironments):
         resets: Callable[[OpenTurn], Reset],
         read_object: Callable[[int, str], bytes],
     ) -> None:
-        """Processes start with the first turns.
+        """Processes start at once, so that the first turns find them loaded.
 
         resets: what the plan has reset the environment of a turn's response with. read_object: the bytes of a state
         that a member has stored in an iteration by this digest.
@@ -44,6 +44,7 @@ class ProcessEnvironments(LoopEnvironments):
 
     async def _open(self) -> None:
         self._processes = ToolProcesses(self._config, self._config.processes)
+        self._processes.start()
         self._living = LivingEnvironments(self._config, self._processes, self._resets, self._read_object)
 
     async def _answered(self, turn: OpenTurn) -> Answer:

@@ -1,16 +1,16 @@
 """Reading conversations back: from the tokens of a response to the chat messages that rewards see."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from storage.prompt_table import PromptRow
+from storage.records import PlanRecord
 from tasks.configuration.turns import TurnsConfig
 from tasks.prompts.auto_tokenizer import read_tokenizer
 from tasks.turns.agent_language import AgentLanguage
 from tasks.turns.conversation import Conversation
 from tasks.turns.first_request import read_opening
 from tasks.turns.own_template import Message
-from tasks.turns.process_environments import load_schemas
 
 ReadMessages = Callable[
     [PromptRow, Sequence[int], Sequence[int], Sequence[bytes]], tuple[Sequence[Message], list[Message]]
@@ -18,18 +18,14 @@ ReadMessages = Callable[
 """The messages of a prompt, and those of its response, from the token ids, the origins and the events of the latter."""
 
 
-def message_reader(turns: TurnsConfig | None, model_dir: Path, stop_token_ids: Collection[int]) -> ReadMessages | None:
-    """A function that reads the responses of a run; None without turns.
-
-    stop_token_ids: of the plan. It loads the tools in a child process. Raises ToolsUnusable and the errors of
-    transformers.
-    """
+def message_reader(turns: TurnsConfig | None, plan: PlanRecord, model_dir: Path) -> ReadMessages | None:
+    """A function that reads the responses of an iteration; None without turns. Raises the errors of transformers."""
     if turns is None:
         return None
     tokenizer = read_tokenizer(model_dir)
     if turns.agent is not None:
-        return _of_agents(AgentLanguage(tokenizer, stop_token_ids))
-    conversation = Conversation(tokenizer, load_schemas(turns), stop_token_ids)
+        return _of_agents(AgentLanguage(tokenizer, plan.sampling.stop_token_ids))
+    conversation = Conversation(tokenizer, plan.tools, plan.sampling.stop_token_ids)
 
     def read(
         row: PromptRow, token_ids: Sequence[int], origins: Sequence[int], events: Sequence[bytes]

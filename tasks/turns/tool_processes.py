@@ -269,6 +269,10 @@ class ToolProcesses:
         self._describes = describes
         self._processes: list[ToolProcess] = []
 
+    def start(self) -> None:
+        """Start what is missing, and do not wait for it."""
+        self._working()
+
     async def chosen(self) -> tuple[ToolProcess, Offer]:
         """The loaded process that has the least to do. Raises ToolsUnusable."""
         problem: BaseException | None = None

@@ -101,7 +101,10 @@ def test_what_is_not_understood_is_refused_by_name(change, where):
 def test_every_field_is_written():
     assert set(json.loads(canonical.encode(BATCH))) == {each.name for each in fields(BATCH)}
     plan = json.loads(canonical.encode(a_plan(2, 2)))
-    assert set(plan) == {each.name for each in fields(PlanRecord)}
+    assert set(plan) == {each.name for each in fields(PlanRecord)} - {"tools"}  # which old plans do not have
+    with_tools = a_plan(2, 2, tools=({"type": "function"},))
+    assert set(json.loads(canonical.encode(with_tools))) == {each.name for each in fields(PlanRecord)}
+    assert records.decode(PlanRecord, "plan.json", records.encode("plan.json", with_tools)) == with_tools
     assert plan["groups_wanted"] is None
     assert plan["slots"][0]["batch_max"] is None
 

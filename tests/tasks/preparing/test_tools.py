@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from storage import layout
 from storage.clock import ManualClock
 from storage.prompt_table import read_prompts
 from storage.run import read_plan
@@ -12,8 +13,11 @@ from tasks.preparing.checks import check_files, check_settings
 from tasks.preparing.iteration import prepare
 from tasks.preparing.tools import openings, prompt_tokenizer
 from tasks.prompts.prompt import Prompt, PromptError
+from tasks.turns import process_environments
 from tasks.turns.group_seed import group_seed
-from tasks.turns.tool_schemas import ToolsUnusable
+from tasks.turns.opened_environments import opened_environments
+from tasks.turns.reading import message_reader
+from tasks.turns.tool_schemas import ToolsUnusable, name_of
 from tests.chat_tokenizers import FORGETFUL, QWEN, chat_tokenizer
 from tests.small_run import config, everything, memory_store
 from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
@@ -78,6 +82,32 @@ def test_a_plan_tells_of_the_tools_and_stores_what_each_group_was_opened_with(st
         text = tokenizer.decode(row.token_ids)
         assert text.index('"name": "look"') < text.index('"name": "go"')
         assert text.endswith(f"{row.prompt[0]['content']}<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_members_and_trainers_speak_the_plan_s_tools_whatever_their_code_says(store, model_dir, rows, monkeypatch):
+    chosen = settings(model_dir, rows, {"tools": [f"{MODULE}:look"], "environment": f"{MODULE}:Maze"})
+    prepare(chosen, "e1", ManualClock())
+    plan = read_plan(store, 0)
+    assert [name_of(schema) for schema in plan.tools] == ["look", "go"]
+
+    def no_process(*_: object, **__: object) -> None:
+        raise AssertionError("the tools' code is not asked what it offers")
+
+    monkeypatch.setattr(process_environments, "with_processes", no_process)
+    changed = replace(plan, tools=({**plan.tools[0], "function": {**plan.tools[0]["function"], "name": "peek"}},))
+    for told in (plan, changed):
+        with opened_environments(chosen.turns, store, told, model_dir) as environments:
+            assert [name_of(schema) for schema in environments._language._codec.tools] == list(map(name_of, told.tools))
+    read = message_reader(chosen.turns, changed, model_dir)
+    said = chat_tokenizer(QWEN)('<tool_call>\n{"name": "peek", "arguments": {}}\n</tool_call><|im_end|>')["input_ids"]
+    _, messages = read(prompts_of(store)[0], said, (len(said),), ())
+    assert [call["function"]["name"] for call in messages[0]["tool_calls"]] == ["peek"]
+
+
+def test_a_plan_without_turns_names_no_tools(store, model_dir, rows):
+    prepare(settings(model_dir, rows, None), "e1", ManualClock())
+    assert read_plan(store, 0).tools == ()
+    assert b'"tools"' not in store.get(layout.plan(0))
 
 
 def test_tools_alone_open_nothing(store, model_dir, rows):

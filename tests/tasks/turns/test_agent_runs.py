@@ -206,7 +206,7 @@ def test_what_an_agent_returns_is_the_reward_and_its_conversation_can_be_read(mo
     conclude_iteration(store, 0, PRICES_USD_PER_H, SystemClock())
     exported = [row for table in rollout_tables(store, plan, TOKENIZER.decode) for row in table.to_pylist()]
     shown = {row["response"]: json.loads(row["messages"]) for row in exported}
-    read = message_reader(chosen.turns, model_dir, plan.sampling.stop_token_ids)
+    read = message_reader(chosen.turns, plan, model_dir)
     for each in responses:
         row = prompts[each.response // plan.num_generations]
         asked, followed = read(row, each.token_ids.tolist(), each.origins, each.events)
