@@ -337,6 +337,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=24, help="of a response, where rows are found again")
     parser.add_argument("--engine", choices=("torch", "vllm"), default="torch", help="finds rows again; not for kills")
     given = parser.parse_args()
+    # As on one machine in production (tasks/local_map.py); torch reads it when the workers' server imports it.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // SLOTS)))
     size = Size(given.prompts, given.kills, given.speed_prompts, given.step_s, given.rounds, given.turns, given.engine)
     whole = Part([], [], {})
     with tempfile.TemporaryDirectory() as temporary:
@@ -357,6 +359,7 @@ def main() -> None:
         "in_flight": IN_FLIGHT,
         "turns": size.turns,
         "engine": size.engine,
+        "threads_of_a_worker": os.environ["OMP_NUM_THREADS"],
     }
     finish("turns", whole.rows, whole.targets, as_json=given.json, notes=notes, results=whole.results)
 
