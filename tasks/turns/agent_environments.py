@@ -28,7 +28,7 @@ class AgentEnvironments(LoopEnvironments):
         stop_token_ids: Collection[int],
         resets: Callable[[OpenTurn], Reset],
     ) -> None:
-        """Processes start with the first turns. resets: what the plan has begun the agent of a turn's response with.
+        """Processes start at once. resets: what the plan has begun the agent of a turn's response with.
 
         Raises OSError if there is no free port.
         """

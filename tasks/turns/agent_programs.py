@@ -36,8 +36,9 @@ class AgentPrograms:
         self._ending: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Listen for requests. Raises OSError if no port is free."""
+        """Listen for requests, and start the processes. Raises OSError if no port is free."""
         await self._server.start()
+        self._processes.start()
 
     async def close(self) -> None:
         """Kill all processes, and stop listening."""
