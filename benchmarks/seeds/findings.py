@@ -59,11 +59,8 @@ class Finding:
     @property
     def verdict(self) -> str:
         if self.off is None:
-            if self.least is None and self.most is None:
-                return ""
-            low, high = self.interval or (self.ours, self.ours)
-            enough = self.least is None or low >= self.least
-            return "reached" if enough and (self.most is None or high <= self.most) else "missed"
+            bounded = self.target()
+            return "" if bounded is None else "reached" if bounded.met else "missed"
         inside = "inside" if self.off <= self.off_max else "outside"
         return f"fitted, {inside}" if self.fitted else inside
 

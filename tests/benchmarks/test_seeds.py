@@ -249,6 +249,8 @@ def test_without_a_published_figure_there_is_a_target_only_where_a_least_was_set
     assert target is not None
     assert (least.verdict, target.met) == ("missed", False)
     assert replace(least, ours=1.0).verdict == "reached"
+    nearly = replace(least, ours=1 - 1e-9)  # a ratio of two equal sums
+    assert (nearly.verdict, nearly.target().met) == ("reached", True)
     most = replace(plain, most=0.8)
     assert (most.verdict, most.target().bound) == ("missed", "<= 0.8")
     assert replace(most, ours=0.8).verdict == "reached"
