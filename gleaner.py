@@ -41,7 +41,7 @@ from tasks.prompts.prompt import PromptError
 from tasks.reporting.crew_view import RunView
 from tasks.reporting.export_command import export
 from tasks.reporting.metrics_outlets import Pushgateway, push, read_address, serve
-from tasks.reporting.progress import progress
+from tasks.reporting.progress import Terminal, progress
 from tasks.reporting.run_metrics import RunMetrics
 from tasks.reporting.visible_text import visible
 from tasks.reporting.watch import Watcher
@@ -291,7 +291,7 @@ def _display(views: Iterable[RunView], *, as_json: bool) -> None:
         for view in views:
             click.echo(json.dumps(asdict(view)))
         return
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Terminal(width=None if sys.stdout.isatty() else 120)
     if not console.is_terminal:
         for view in views:
             console.print(screen(view, console.width))

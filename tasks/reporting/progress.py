@@ -19,6 +19,14 @@ def untold(what: str, done: int, total: int) -> None:
     """A Tell that shows nothing."""
 
 
+class Terminal(Console):
+    """A terminal whose cursor stays shown: a process that a signal ends could not show it again."""
+
+    def show_cursor(self, show: bool = True) -> bool:  # noqa: ARG002 - as rich calls it
+        """Leave the cursor as it is."""
+        return False
+
+
 class ProgressLine:
     """The line of one command. It appears with the first `tell`, so what is written before that is not disturbed."""
 
@@ -38,7 +46,7 @@ class ProgressLine:
                 rich.progress.TextColumn("{task.description}", markup=False),
                 rich.progress.BarColumn(bar_width=24),
                 rich.progress.TimeElapsedColumn(),
-                console=Console(stderr=True),
+                console=Terminal(stderr=True),
                 transient=True,
                 # What goes to standard output may go to a file, so it is not led to the terminal.
                 redirect_stdout=False,
