@@ -16,6 +16,7 @@ import numpy as np
 from resources.spot_trace import TooFewPlacesError
 from storage.clock import SystemClock
 from storage.forecast_records import ForecastRecord, Setting, SetupForecast, Spread
+from storage.telling import Tell, untold
 from tasks.configuration.forecast import ForecastConfig
 from tasks.configuration.run_config import ConfigError, RunConfig, dump, parse
 from tasks.forecasting.availability import losses_per_h
@@ -32,7 +33,6 @@ from tasks.forecasting.standing_count import standing_pools
 from tasks.forecasting.virtual_ledger import NO_MACHINE
 from tasks.planning.flush_interval import best_flush_interval_s, flush_usd
 from tasks.preparing.checks import check_settings
-from tasks.reporting.progress import Tell, untold
 from tasks.sharing.fleet_ledger import BOUND_SMALL, bound_in_words
 
 LOW, HIGH = 0.1, 0.9

@@ -1,22 +1,12 @@
-"""How far a command is: one line on standard error, on a terminal alone, which is gone when the command has ended.
-
-What takes long calls a `Tell`, and knows nothing of terminals.
-"""
+"""How far a command is: one line on standard error, on a terminal alone, which is gone when the command has ended."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
 import rich.progress
 from rich.console import Console
-
-# (what is done now, how much of it is done, out of how much; 0: not known).
-Tell = Callable[[str, int, int], None]
-
-
-def untold(what: str, done: int, total: int) -> None:
-    """A Tell that shows nothing."""
 
 
 class Terminal(Console):
