@@ -258,8 +258,10 @@ class _Weighed:
     def against(self, other: "_Weighed") -> str:
         """The difference to the other, in per cent of it."""
         hours = self.hours / other.hours - 1
-        usd = self.usd.median / other.usd.median - 1
         slower = f"takes {_share(hours)} longer" if hours >= 0 else f"is {_share(-hours)} faster"
+        if not other.usd.median:
+            return f"{slower} and costs {_usd(self.usd.median)} more"
+        usd = self.usd.median / other.usd.median - 1
         return f"{slower} and costs {_share(abs(usd))} {'more' if usd > 0 else 'less'}"
 
 
