@@ -40,8 +40,9 @@ from tasks.preparing.local_training import TrainingFailed, train
 from tasks.prompts.prompt import PromptError
 from tasks.reporting.crew_view import RunView
 from tasks.reporting.export_command import export
+from tasks.reporting.finite_number import FiniteNumber
 from tasks.reporting.metrics_outlets import Pushgateway, push, read_address, serve
-from tasks.reporting.progress import progress
+from tasks.reporting.progress import Terminal, progress
 from tasks.reporting.run_metrics import RunMetrics
 from tasks.reporting.visible_text import visible
 from tasks.reporting.watch import Watcher
@@ -179,7 +180,7 @@ def _forecast_run(settings: RunConfig, *, save: bool, no_probe: bool, as_json: b
 @click.option("--once", is_flag=True, help="Look once and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print each look as one line of JSON.")
 @click.option(
-    "--interval-s", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds between two looks."
+    "--interval-s", type=FiniteNumber(min=0.1), default=2.0, show_default=True, help="Seconds between two looks."
 )
 @click.option("--serve", "address", metavar="[HOST:]PORT", help="Serve metrics for Prometheus instead.")
 @click.option("--push", "gateway", metavar="URL", help="Push metrics to a Pushgateway instead.")
@@ -215,9 +216,9 @@ def _give_metrics(
 @main.command(short_help="Generate responses for a run on this machine.")
 @click.argument("run_url")
 @click.option("--iterations", type=click.IntRange(min=1), help="Leave after helping with this many iterations.")
-@click.option("--time-limit-s", type=click.FloatRange(min=0, min_open=True), help="Leave after this many seconds.")
-@click.option("--patience-s", type=click.FloatRange(min=0), help="Leave after this many seconds without work.")
-@click.option("--usd-per-hour", type=click.FloatRange(min=0), help="Price of this machine, for the report.")
+@click.option("--time-limit-s", type=FiniteNumber(min=0, min_open=True), help="Leave after this many seconds.")
+@click.option("--patience-s", type=FiniteNumber(min=0), help="Leave after this many seconds without work.")
+@click.option("--usd-per-hour", type=FiniteNumber(min=0), help="Price of this machine, for the report.")
 def join(
     run_url: str,
     iterations: int | None,
@@ -291,7 +292,7 @@ def _display(views: Iterable[RunView], *, as_json: bool) -> None:
         for view in views:
             click.echo(json.dumps(asdict(view)))
         return
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Terminal(width=None if sys.stdout.isatty() else 120)
     if not console.is_terminal:
         for view in views:
             console.print(screen(view, console.width))

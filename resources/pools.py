@@ -81,7 +81,7 @@ class PoolConfig:
     secrets: Items = ()
     volumes: Items = ()
     mounts: Items = ()
-    usd_per_hour: Annotated[float, Field(ge=0)] | None = None
+    usd_per_hour: Annotated[float, Field(ge=0, le=1e6)] | None = None
 
     def __post_init__(self) -> None:
         if self.image is not None:
@@ -146,7 +146,7 @@ class RolloutPoolConfig(PoolConfig):
     interruptible: bool = True
     count: Annotated[int, Field(ge=0, le=10_000)] = 2
     count_min: Annotated[int, Field(ge=0, le=10_000)] = 1
-    egress_usd_per_gb: Annotated[float, Field(ge=0)] = 0.0
+    egress_usd_per_gb: Annotated[float, Field(ge=0, le=1e6)] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -162,7 +162,7 @@ class ControlPoolConfig(PoolConfig):
     cpu: Quantity = "1"
     memory: Quantity = "4Gi"
     shared_memory: bool = False
-    usd_per_hour: Annotated[float, Field(ge=0)] | None = 0.0
+    usd_per_hour: Annotated[float, Field(ge=0, le=1e6)] | None = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ interrupted one, and also deletes what a frozen member writes after it.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -19,6 +19,7 @@ from storage.retention_config import RetentionConfig
 from storage.run import next_iteration, plans_in_flight, read_plan
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore, StoreDenied
 from storage.stored_versions import Versions, list_versions, newest_of
+from storage.telling import Tell, untold
 from storage.weights.versions import bases
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ def sweep(
     *,
     newest: int | None = None,
     dry_run: bool = False,
-    tell: Callable[[str, int, int], None] = lambda *_: None,
+    tell: Tell = untold,
 ) -> Swept:
     """Compact and delete as `config` says; may be repeated, or run beside another sweep, at any time.
 

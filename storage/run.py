@@ -13,6 +13,7 @@ from storage.evaluations import signs_of_life
 from storage.records import LeaseRecord, PlanRecord, ReportRecord, RunRecord, SettingsRecord
 from storage.sources import HubSource
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore
+from storage.telling import Tell, untold
 
 LEASE_POLLS_PER_TTL = 6
 REPORT_END = layout.report(0).removeprefix(layout.iteration(0).removesuffix("/"))
@@ -103,7 +104,7 @@ def connect_to_run(url: str) -> ObjectStore:
     return store
 
 
-def reports(store: ObjectStore, tell: Callable[[str, int, int], None] = lambda *_: None) -> list[ReportRecord]:
+def reports(store: ObjectStore, tell: Tell = untold) -> list[ReportRecord]:
     """The reports of all committed iterations, in order; raises what `count_committed` does.
 
     tell: called before each, with its number and how many there are.

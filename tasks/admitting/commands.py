@@ -13,6 +13,7 @@ from storage.paths import expanded
 from tasks.admitting.fleet_admission import Profile, admit_at_last, host_name
 from tasks.admitting.fleet_admission import admit as admit_run
 from tasks.configuration.run_config import load
+from tasks.reporting.finite_number import FiniteNumber
 from tasks.reporting.progress import progress
 from tasks.sharing.fleet_ledger import FleetReport, tier_accounts
 from tasks.sharing.fleet_report import account_for, as_document
@@ -59,7 +60,7 @@ def init(fleet_url: str, prefixes: tuple[str, ...], host_ttl_s: float, slowdown_
 @click.option("--phase-s", type=float, help="Expected seconds of a train phase. Default: the median of its reports.")
 @click.option("--cycle-s", type=float, help="Expected seconds of an iteration alone. Default: that of its reports.")
 @click.option(
-    "--switch-s", type=click.FloatRange(min=0), help="Seconds to change the resident. Default: as the hosts measured."
+    "--switch-s", type=FiniteNumber(min=0), help="Seconds to change the resident. Default: as the hosts measured."
 )
 @click.option("--dry-run", is_flag=True, help="Predict, and write nothing.")
 @click.option("--wait", is_flag=True, help="If there is no room for it now, wait until there is; Ctrl-C ends it.")
@@ -146,10 +147,10 @@ def report(fleet_url: str, reader_url: str | None, *, as_json: bool) -> None:
 
 @fleet.command(short_help="Serve a fleet from this machine.")
 @click.argument("fleet_url")
-@click.option("--memory-gib", type=float, required=True, help="Host memory for the states of runs.")
+@click.option("--memory-gib", type=FiniteNumber(), required=True, help="Host memory for the states of runs.")
 @click.option(
     "--disk-gib",
-    type=click.FloatRange(min=0),
+    type=FiniteNumber(min=0),
     default=0.0,
     show_default=True,
     help="Local disk below TMPDIR for copies of states that do not fit in host memory.",
@@ -159,14 +160,22 @@ def report(fleet_url: str, reader_url: str | None, *, as_json: bool) -> None:
     type=click.IntRange(min=1),
     help="It trains runs of so many ranks (trainer.nproc_per_node). Default: the GPUs that torch sees, or 1.",
 )
-@click.option("--hours", type=float, help="End at the first phase boundary after so many hours. Default: at SIGTERM.")
+@click.option(
+    "--hours", type=FiniteNumber(), help="End at the first phase boundary after so many hours. Default: at SIGTERM."
+)
 @click.option(
     "--backfill-s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteNumber(min=0, min_open=True),
     help="Generate responses for a run while no phase is expected for so many seconds. Default: never.",
 )
-@click.option("--usd-per-hour", type=float, help="What this machine costs.")
-@click.option("--poll-interval-s", type=float, default=1.0, show_default=True, help="Between two looks at what is due.")
+@click.option("--usd-per-hour", type=FiniteNumber(), help="What this machine costs.")
+@click.option(
+    "--poll-interval-s",
+    type=FiniteNumber(min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Between two looks at what is due.",
+)
 def host(
     fleet_url: str,
     memory_gib: float,

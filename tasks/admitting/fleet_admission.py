@@ -117,11 +117,11 @@ def _admit(
 
 
 def admit_at_last(
-    config: RunConfig, model: Path, profile: Profile, clock: Clock, tell: Callable[[str], None]
+    config: RunConfig, model: Path, profile: Profile, clock: Clock, say: Callable[[str], None]
 ) -> Admission:
     """Admit a run as `admit` does; where that raises MustWaitError, try again until it does not.
 
-    tell: is called with the reason whenever that changes. Others see that the run waits, and pass it for at most the
+    say: is called with the reason whenever that changes. Others see that the run waits, and pass it for at most the
     fleet's `patience_s`.
     """
     waiting = Waiting(*_fleet_of(config), config.run.url, clock)
@@ -135,7 +135,7 @@ def admit_at_last(
             except MustWaitError as refusal:
                 if str(refusal) != told:
                     told = str(refusal)
-                    tell(told)
+                    say(told)
             waiting.rest()
     finally:
         waiting.end()

@@ -34,6 +34,8 @@ def init(library: str, file: Path, target: Path) -> None:
             written.write(text)
     except FileExistsError:
         raise ValueError(f"--to: {target} exists; allowed: a file that does not exist") from None
+    except OSError as error:
+        raise ValueError(f"--to: {target} cannot be written: {error.strerror}") from None
     for left in adoption.left:
         click.echo(f"not carried over: {left}")
     for field in adoption.missing:
@@ -53,8 +55,11 @@ def adopt(library: str, file: Path) -> Adoption:
 
 
 def _text(file: Path) -> str:
-    with file.open("rb") as opened:
-        body = opened.read(BYTES_MAX + 1)
+    try:
+        with file.open("rb") as opened:
+            body = opened.read(BYTES_MAX + 1)
+    except OSError as error:
+        raise NotAdopted(f"cannot be read: {error.strerror}") from None
     if len(body) > BYTES_MAX:
         raise NotAdopted(f"it is more than {BYTES_MAX} bytes long")
     try:

@@ -6,9 +6,13 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-_Above0 = Annotated[float, Field(gt=0)]
-_AtLeast0 = Annotated[float, Field(ge=0)]
-_Share = Annotated[float, Field(gt=0, le=1)]
+# Bounds far beyond any machine. Outside of them a simulation does not end, or its figures leave what floats can hold.
+_Above0 = Annotated[float, Field(gt=0, le=1e12)]
+_Seconds = Annotated[float, Field(ge=0, le=86_400)]
+_StepSeconds = Annotated[float, Field(ge=1e-5, le=10)]
+_Gbps = Annotated[float, Field(ge=0.01, le=1e5)]
+_Factor = Annotated[float, Field(ge=1e-3, le=1e3)]
+_Share = Annotated[float, Field(ge=1e-4, le=1)]
 _Batch = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}$")]
 
 
@@ -26,12 +30,12 @@ class PoolForecast:
 
     __pydantic_config__ = STRICT
     accelerator: str | None = None
-    step_s: Annotated[dict[_Batch, _Above0], Field(min_length=1)] | None = None
-    link_gbps: _Above0 | None = None
+    step_s: Annotated[dict[_Batch, _StepSeconds], Field(min_length=1)] | None = None
+    link_gbps: _Gbps | None = None
     loss_process: _LossProcess | None = None
     trace_path: str | None = None
-    loss_rate_factor: _Above0 | None = None
-    start_s: _AtLeast0 | None = None
+    loss_rate_factor: _Factor | None = None
+    start_s: _Seconds | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,32 +80,32 @@ class ForecastConfig:
     __pydantic_config__ = STRICT
     iterations: Annotated[int, Field(ge=1, le=100_000)] = 100
     widths: tuple[Annotated[int, Field(ge=1, le=10_000)], ...] = ()
-    parameters_billions: _Above0 | None = None
+    parameters_billions: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
     kv_bytes_per_token: _Above0 | None = None
     accelerator_rollout: str | None = None
     accelerator_train: str | None = None
-    step_s: Annotated[dict[_Batch, _Above0], Field(min_length=1)] | None = None
-    train_s_per_token: _Above0 | None = None
+    step_s: Annotated[dict[_Batch, _StepSeconds], Field(min_length=1)] | None = None
+    train_s_per_token: Annotated[float, Field(ge=1e-12, le=60)] | None = None
     bandwidth_efficiency: _Share | None = None
     mfu: _Share = 0.35
     lengths_path: str | None = None
     lengths_column: str | None = None
-    response_median: _Above0 | None = None
-    response_sigma: _AtLeast0 = 0.8
+    response_median: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    response_sigma: Annotated[float, Field(ge=0, le=10)] = 0.8
     prompt_tokens: Annotated[int, Field(ge=1)] = 256
     tool_answers: _Above0 | None = None
-    tool_s: _AtLeast0 | None = None
+    tool_s: _Seconds | None = None
     observation_tokens: Annotated[int, Field(ge=0)] = 256
-    prompts_in_dataset: Annotated[int, Field(ge=1)] | None = None
+    prompts_in_dataset: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     loss_process: _LossProcess = "aws-p3"
     trace_path: str | None = None
-    loss_rate_factor: _Above0 = 1.0
-    start_s: _AtLeast0 = 180.0
-    process_s: _AtLeast0 = 60.0
-    link_gbps: _Above0 = 10.0
-    train_link_gbps: _Above0 = 100.0
+    loss_rate_factor: _Factor = 1.0
+    start_s: _Seconds = 180.0
+    process_s: _Seconds = 60.0
+    link_gbps: _Gbps = 10.0
+    train_link_gbps: _Gbps = 100.0
     more_rollout: dict[str, PoolForecast] = field(default_factory=dict)
-    control_s: _AtLeast0 = 30.0
+    control_s: _Seconds = 30.0
     runs_per_trainer: Annotated[int, Field(ge=1, le=100)] | None = None
     seeds: Annotated[int, Field(ge=2, le=1000)] = 5
     iterations_simulated: Annotated[int, Field(ge=2, le=1000)] = 12

@@ -95,7 +95,7 @@ class RolloutConfig:
     max_responses_in_flight: Annotated[int, Field(ge=1)] = 64
     context_length: Annotated[int, Field(ge=2)] | None = None
     flush_interval_s: Annotated[float, Field(ge=0.05, le=60)] = 5.0
-    heartbeat_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
+    heartbeat_interval_s: Annotated[float, Field(ge=0.001, le=3600)] = 5.0
     claim_ttl_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
     idle_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 120.0
     weight_cache_dir: Annotated[str, Field(min_length=1)] | None = None

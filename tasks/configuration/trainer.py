@@ -52,5 +52,5 @@ class TrainerConfig:
     poll_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     weights_full_interval: Annotated[int, Field(ge=1)] = 10
     checkpoint_interval: Annotated[int, Field(ge=1)] = 1
-    nnodes: Annotated[int, Field(ge=1)] = 1
-    nproc_per_node: Annotated[int, Field(ge=1)] = 1
+    nnodes: Annotated[int, Field(ge=1, le=10_000)] = 1
+    nproc_per_node: Annotated[int, Field(ge=1, le=1024)] = 1

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain, count
+from itertools import count
 
 from resources.spot_trace import PROCESSES, SpotTrace, draw_trace, read_trace
 from tasks.forecasting.scenario import AvailabilityScenario
@@ -45,22 +45,25 @@ def _of_counts(counts: tuple[tuple[float, int], ...], places: int) -> Iterator[C
 
 
 def _of_trace(trace: SpotTrace, begin_s: float) -> Iterator[Change]:
-    """The trace from begin_s on, repeated for ever; where it wraps around, every place keeps its state."""
+    """The trace from begin_s on, repeated for as long as that changes anything.
+
+    Where it wraps around, every place keeps its state. So a trace without a loss changes nothing a second time.
+    """
     names = sorted({event.node for event in trace.events})
     places = {name: place for place, name in enumerate(names)}
     before = {places[event.node]: event.up for event in trace.events if event.time_s <= begin_s}
     there = {place for place, up in before.items() if up}
     yield from ((0.0, place, True) for place in sorted(there))
-    later = [event for event in trace.events if event.time_s > begin_s]
-    rounds = chain(
-        ((-begin_s, event) for event in later),
-        ((turn * trace.span_s - begin_s, event) for turn in count(1) for event in trace.events),
-    )
-    for offset_s, event in rounds:
-        place = places[event.node]
-        if event.up != (place in there):
-            there ^= {place}
-            yield offset_s + event.time_s, place, event.up
+    for turn in count():
+        changed = False
+        for event in trace.events:
+            place = places[event.node]
+            if (turn or event.time_s > begin_s) and event.up != (place in there):
+                changed = True
+                there ^= {place}
+                yield turn * trace.span_s - begin_s + event.time_s, place, event.up
+        if turn and not changed:
+            return
 
 
 def losses_per_h(availability: AvailabilityScenario | None) -> float:

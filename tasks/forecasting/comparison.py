@@ -16,6 +16,7 @@ import numpy as np
 from resources.spot_trace import TooFewPlacesError
 from storage.clock import SystemClock
 from storage.forecast_records import ForecastRecord, Setting, SetupForecast, Spread
+from storage.telling import Tell, untold
 from tasks.configuration.forecast import ForecastConfig
 from tasks.configuration.run_config import ConfigError, RunConfig, dump, parse
 from tasks.forecasting.availability import losses_per_h
@@ -32,7 +33,6 @@ from tasks.forecasting.standing_count import standing_pools
 from tasks.forecasting.virtual_ledger import NO_MACHINE
 from tasks.planning.flush_interval import best_flush_interval_s, flush_usd
 from tasks.preparing.checks import check_settings
-from tasks.reporting.progress import Tell, untold
 from tasks.sharing.fleet_ledger import BOUND_SMALL, bound_in_words
 
 LOW, HIGH = 0.1, 0.9
@@ -258,8 +258,10 @@ class _Weighed:
     def against(self, other: "_Weighed") -> str:
         """The difference to the other, in per cent of it."""
         hours = self.hours / other.hours - 1
-        usd = self.usd.median / other.usd.median - 1
         slower = f"takes {_share(hours)} longer" if hours >= 0 else f"is {_share(-hours)} faster"
+        if not other.usd.median:
+            return f"{slower} and costs {_usd(self.usd.median)} more"
+        usd = self.usd.median / other.usd.median - 1
         return f"{slower} and costs {_share(abs(usd))} {'more' if usd > 0 else 'less'}"
 
 

@@ -52,7 +52,8 @@ class Sharers:
 class PhaseProfile:
     """A run with a trainer of its own that is there for its phases: mean seconds of a phase and from one to the next.
 
-    rollout_cv, phase_cv: coefficients of variation of the rest of a cycle, and of a phase.
+    rollout_cv, phase_cv: coefficients of variation of the time in which it generates, and of a phase. A run ahead
+    generates for a whole cycle, others for the rest of one.
     """
 
     phase_s: float
@@ -69,7 +70,10 @@ def profile(scenario: Scenario, seeds: int) -> PhaseProfile:
         raise NoIterationError(next((run.stopped for run in runs if run.stopped), "no iteration ended"))
     phases_s = [each.process_s(TRAIN_POOL) for each in iterations]
     cycles_s = [each.duration_s for each in iterations]
-    rollouts_s = [cycle_s - phase_s for cycle_s, phase_s in zip(cycles_s, phases_s, strict=True)]
+    if scenario.policy.max_staleness:
+        rollouts_s = cycles_s
+    else:
+        rollouts_s = [cycle_s - phase_s for cycle_s, phase_s in zip(cycles_s, phases_s, strict=True)]
     return PhaseProfile(
         phase_s=statistics.fmean(phases_s),
         cycle_s=statistics.fmean(cycles_s),
@@ -102,7 +106,11 @@ def shared(scenario: Scenario, phase: PhaseScenario, sharers: Sharers, seeds: in
     run = _run_of(unshared, scenario)
     for _ in range(PASSES):
         runs = (run, *(replace(run, id=f"like it, {number}") for number in range(sharers.alike)), *sharers.others)
-        given = Conditions(switch_s=_switch_s(scenario, phase), slowdown_max=sharers.slowdown_max)
+        given = Conditions(
+            switch_s=_switch_s(scenario, phase),
+            between_s=_between_s(scenario, phase),
+            slowdown_max=sharers.slowdown_max,
+        )
         together = share_trainer(runs, given, iterations=ITERATIONS, seed=0, settled=SETTLED)
         idle_share = together.part("idle") * run.share / sum(each.share for each in runs)
         waiting = replace(phase, waits_s=tuple(sorted(together.runs[0].waited_s)), idle_share=idle_share)
@@ -139,6 +147,12 @@ def _run_of(found: PhaseProfile, scenario: Scenario) -> AdmittedRun:
 def _switch_s(scenario: Scenario, phase: PhaseScenario) -> float:
     """What a host needs between the phases of two runs; a pod loads within its phase."""
     return scenario.trainer.load_s if phase.publishes_beside else 0.0
+
+
+def _between_s(scenario: Scenario, phase: PhaseScenario) -> float:
+    """From the end of a phase, which for a pod is that of its publication, until the run's next phase may be due."""
+    trainer = scenario.trainer
+    return trainer.control_s + (trainer.train_fixed_s if phase.publishes_beside else 0.0)
 
 
 def _rollout_gpus(scenario: Scenario) -> float:

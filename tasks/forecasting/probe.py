@@ -85,7 +85,7 @@ def probe_run(url: str) -> Probe | NoProbe:
     try:
         return probe(connect(url))
     except (StoreDenied, StoreUnavailable) as error:
-        return NoProbe(reason=f"{url} cannot be read ({type(error).__name__})")
+        return NoProbe(reason=f"{url} cannot be read: {error}")
 
 
 def probe(store: ObjectStore) -> Probe | NoProbe:

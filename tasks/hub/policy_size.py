@@ -10,27 +10,42 @@ from storage.run import read_run
 from storage.sources import HubSource
 from storage.store import ObjectMissing, StoreDenied, StoreUnavailable
 from tasks.configuration.run_config import RunConfig
-from tasks.hub.repositories import commit_of, count_parameters, model_config
+from tasks.hub.repositories import HubError, commit_of, count_parameters, model_config
 
 _FIELD = "policy.path"
 
 
 def config_folder(config: RunConfig) -> Path:
-    """A folder that holds at least the policy's config.json; nothing else is downloaded. Raises HubError."""
-    return model_config(config.policy.path, _commit(config), _FIELD)
+    """A folder that holds at least the policy's config.json; nothing else is downloaded.
+
+    Without access to the run's store it is that of the commit with which a run would begin now. Raises HubError.
+    """
+    try:
+        return model_config(config.policy.path, _commit(config), _FIELD)
+    except (StoreDenied, StoreUnavailable) as unread:
+        try:
+            return model_config(config.policy.path, _newest(config), _FIELD)
+        except HubError as error:
+            raise HubError(f"{error}; the commit of the run is not known: {unread}") from None
 
 
 def policy_parameters(config: RunConfig) -> int:
-    """The number of the policy's parameters; no weights are downloaded. Raises HubError, and ModelError of a cache."""
+    """The number of the policy's parameters; no weights are downloaded.
+
+    Raises HubError, ModelError of a cache, StoreDenied and StoreUnavailable.
+    """
     return count_parameters(config.policy.path, _commit(config), _FIELD)
 
 
 def _commit(config: RunConfig) -> str:
+    """The commit with which the run began, or else would begin now; raises StoreDenied and StoreUnavailable."""
     asked = HubSource(repo=config.policy.path, revision=config.policy.revision, commit="0" * 40)
     try:
         held = read_run(connect(config.run.url)).sources.get(_FIELD)
-    except (ObjectMissing, StoreDenied, StoreUnavailable):
+    except ObjectMissing:
         held = None
-    if held is not None and held.asked == asked.asked:
-        return held.commit
+    return held.commit if held is not None and held.asked == asked.asked else _newest(config)
+
+
+def _newest(config: RunConfig) -> str:
     return commit_of("model", config.policy.path, config.policy.revision, _FIELD)

@@ -43,6 +43,12 @@ class RankUnavailableError(RankError, StoreUnavailable):
     """Another rank's object store was unavailable; a later attempt may succeed."""
 
 
+def misses_peer(error: Exception) -> bool:
+    """Whether an error says only that another rank failed or is gone; why, that rank alone knows."""
+    # Gloo has no type of its own; its errors begin with the file and line of its source that raised them.
+    return isinstance(error, RankError | dist.DistError) or "/gloo/transport/" in str(error)
+
+
 @dataclass(frozen=True)
 class _Gang:
     """What only several ranks have: the device mesh, a store of small values, and counters of its uses."""

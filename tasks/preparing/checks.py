@@ -7,6 +7,7 @@ from resources.model_config import model_fields
 from storage import model_files
 from storage.paths import expanded
 from storage.prompt_table import PromptRow
+from storage.telling import Tell, untold
 from tasks.configuration.data import ARITHMETIC
 from tasks.configuration.run_config import RunConfig
 from tasks.evaluation.held_out import check_number, draw_held_out, load_held_out
@@ -20,7 +21,6 @@ from tasks.prompts.draw import draw_prompts, prompts_at
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import PromptSet
 from tasks.prompts.tokenise import Tokenizer
-from tasks.reporting.progress import Tell, untold
 from tasks.sampling.engines.choose import context_length
 
 

@@ -13,6 +13,9 @@ _POINTS_MAX = 400
 _MARKED_POINTS_MAX = 60
 _BINS = 30
 _COLUMN_WIDTH_MAX = 90.0
+_LEGEND_ROW = 20.0
+# The width of a title's letter, rather too much.
+_TITLE_LETTER = 9.6
 
 
 def line_chart(
@@ -32,13 +35,12 @@ def line_chart(
     if not points:
         return _nothing(title, width)
     x_range = svg.padded([x for x, _ in points], share=0.02)
-    frame = Frame(84, 56, width - 28, 270, x_range, svg.padded([y for _, y in points]))
-    parts = frame.y_axis(y_label) + frame.x_axis(x_label, whole=True)
+    legend, below = _legend(list(drawn), title, width) if len(drawn) > 1 else ([], 0.0)
+    frame = Frame(84, 56 + below, width - 28, 270 + below, x_range, svg.padded([y for _, y in points]))
+    parts = legend + frame.y_axis(y_label) + frame.x_axis(x_label, whole=True)
     for (name, line), colour in zip(drawn.items(), _colours(len(drawn)), strict=True):
         parts += _line(frame, name, line, colour)
-    if len(drawn) > 1:
-        parts += _legend(list(drawn), width)
-    return svg.card(title, 322, parts, width)
+    return svg.card(title, 322 + below, parts, width)
 
 
 def histogram(values: Sequence[float], title: str, x_label: str) -> str:
@@ -127,15 +129,31 @@ def _line(frame: Frame, name: str, points: Sequence[tuple[float, float]], colour
     return parts
 
 
-def _legend(names: Sequence[str], width: float) -> list[str]:
-    parts, x = [], width - 28.0
-    for name, colour in reversed(list(zip(names, _colours(len(names)), strict=True))):
+def _legend(names: Sequence[str], title: str, width: float) -> tuple[list[str], float]:
+    """The names with their colours, in rows from the right edge, and how far the rows reach below that of the title."""
+    rows: list[list[tuple[str, str]]] = [[]]
+    left = width - 48 - _TITLE_LETTER * len(title)
+    for name, colour in zip(names, _colours(len(names)), strict=True):
         shown = _clipped(name, 24)
-        parts.append(svg.text(x, 30, shown, text_anchor="end", fill=svg.MUTED))
-        x -= 8.4 * len(shown) + 8
-        parts.append(svg.element("rect", x=x - 10, y=20, width=11, height=11, rx=2, fill=colour))
-        x -= 26
-    return parts
+        if left < _legend_width(shown):
+            rows.append([])
+            left = width - 48
+        rows[-1].append((shown, colour))
+        left -= _legend_width(shown)
+    parts = []
+    for row, entries in enumerate(rows):
+        x, y = width - 28.0, 30 + _LEGEND_ROW * row
+        for shown, colour in reversed(entries):
+            parts.append(svg.text(x, y, shown, text_anchor="end", fill=svg.MUTED))
+            box = x - _legend_width(shown) + 16
+            parts.append(svg.element("rect", x=box, y=y - 10, width=11, height=11, rx=2, fill=colour))
+            x -= _legend_width(shown)
+    return parts, _LEGEND_ROW * (len(rows) - 1)
+
+
+def _legend_width(shown: str) -> float:
+    """What a name takes with its colour, and with the gap before it."""
+    return 8.4 * len(shown) + 34
 
 
 def _column(frame: Frame, low: float, high: float, count: int) -> str:

@@ -23,9 +23,9 @@ from storage.records import PlanRecord
 from storage.responses import Response
 from storage.run import exists, next_iteration, read_plan, read_run
 from storage.store import CorruptObject, ObjectStore
+from storage.telling import Tell, untold
 from storage.turns import added_messages, decode_turn
 from tasks.prompts.decode import Decode, open_decoder
-from tasks.reporting.progress import Tell, untold
 
 log = logging.getLogger(__name__)
 # Without any of these files transformers makes a tokenizer that knows no word.

@@ -16,7 +16,6 @@ from tasks.reporting.exposition import CONTENT_TYPE
 LOOPBACK = "127.0.0.1"
 LOOPBACK_NAMES = frozenset({LOOPBACK, "localhost"})
 TIME_LIMIT_S = 10.0
-Tell = Callable[[str], None]
 
 
 def read_address(text: str) -> tuple[str, int]:
@@ -84,11 +83,11 @@ class MetricsServer:
         return Handler
 
 
-def serve(texts: Iterable[str], address: tuple[str, int], tell: Tell) -> None:
+def serve(texts: Iterable[str], address: tuple[str, int], say: Callable[[str], None]) -> None:
     """Serve the last of `texts`, which come one after another, until they end."""
     looks = iter(texts)
     with MetricsServer(*address, text=next(looks)) as server:
-        tell(f"metrics at {server.address} (Ctrl-C ends)")
+        say(f"metrics at {server.address} (Ctrl-C ends)")
         for text in looks:
             server.text = text
 
@@ -115,7 +114,7 @@ class Pushgateway:
             raise OSError(f"--push: {self._url}: {error}") from None
 
 
-def push(texts: Iterable[str], gateway: Pushgateway, tell: Tell) -> None:
+def push(texts: Iterable[str], gateway: Pushgateway, say: Callable[[str], None]) -> None:
     """Push each text. A gateway that does not answer is told once, and gets the next one."""
     fails = False
     for text in texts:
@@ -123,7 +122,7 @@ def push(texts: Iterable[str], gateway: Pushgateway, tell: Tell) -> None:
             gateway.push(text)
         except OSError as error:
             if not fails:
-                tell(f"gleaner: {error}; trying again")
+                say(f"gleaner: {error}; trying again")
             fails = True
         else:
             fails = False

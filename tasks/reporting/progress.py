@@ -1,22 +1,20 @@
-"""How far a command is: one line on standard error, on a terminal alone, which is gone when the command has ended.
-
-What takes long calls a `Tell`, and knows nothing of terminals.
-"""
+"""How far a command is: one line on standard error, on a terminal alone, which is gone when the command has ended."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
 import rich.progress
 from rich.console import Console
 
-# (what is done now, how much of it is done, out of how much; 0: not known).
-Tell = Callable[[str, int, int], None]
 
+class Terminal(Console):
+    """A terminal whose cursor stays shown: a process that a signal ends could not show it again."""
 
-def untold(what: str, done: int, total: int) -> None:
-    """A Tell that shows nothing."""
+    def show_cursor(self, show: bool = True) -> bool:  # noqa: ARG002 - as rich calls it
+        """Leave the cursor as it is."""
+        return False
 
 
 class ProgressLine:
@@ -38,7 +36,7 @@ class ProgressLine:
                 rich.progress.TextColumn("{task.description}", markup=False),
                 rich.progress.BarColumn(bar_width=24),
                 rich.progress.TimeElapsedColumn(),
-                console=Console(stderr=True),
+                console=Terminal(stderr=True),
                 transient=True,
                 # What goes to standard output may go to a file, so it is not led to the terminal.
                 redirect_stdout=False,

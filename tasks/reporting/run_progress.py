@@ -13,6 +13,8 @@ from tasks.reporting.watch import Watcher
 
 log = logging.getLogger(__name__)
 LOOK_INTERVAL_S = 1.0
+# For a look that is under way; a store that does not answer is not waited for.
+LAST_LOOK_MAX_S = 2.0
 
 
 @contextmanager
@@ -32,7 +34,7 @@ def run_progress(run_url: str) -> Iterator[None]:
             yield
         finally:
             ended.set()
-            looker.join()
+            looker.join(LAST_LOOK_MAX_S)
 
 
 def _look(run_url: str, shown: ProgressLine, ended: threading.Event) -> None:
@@ -40,7 +42,9 @@ def _look(run_url: str, shown: ProgressLine, ended: threading.Event) -> None:
     while not ended.is_set():
         try:
             watcher = watcher or Watcher(connect(run_url), SystemClock())
-            shown.tell(*run_line(watcher.look()))
+            told = run_line(watcher.look())
+            if not ended.is_set():
+                shown.tell(*told)
         except Exception as error:  # noqa: BLE001 - a look for people must not disturb the run
             log.debug("no look at %s: %s", run_url, error)
         ended.wait(LOOK_INTERVAL_S)

@@ -6,8 +6,9 @@ light ones, unless the page around it sets the variables that are named here. Th
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 WIDTH = 900
 INK = "var(--ink, #1b1f24)"
@@ -118,16 +119,17 @@ def ticks(low: float, high: float, count: int = 6, *, whole: bool = False) -> li
 
 
 def tick_labels(found: Sequence[float]) -> list[str]:
-    """The ticks as text, each true to a hundredth of a step, so that neighbours differ."""
-    step = found[1] - found[0] if len(found) > 1 else max(map(abs, found), default=1.0) or 1.0
-    if max(map(abs, found), default=0.0) >= 1e4:
-        shown = [short(tick) for tick in found]
-        return shown if len(set(shown)) == len(found) else [f"{tick:,.0f}" for tick in found]
-    decimals = max(0, math.ceil(2 - math.log10(step)))
-    if decimals > 7:
-        return [f"{tick:.3g}" if tick else "0" for tick in found]
-    shown = [f"{tick + 0.0:,.{decimals}f}" for tick in found]
-    return [each.rstrip("0").rstrip(".") if "." in each else each for each in shown]
+    """The ticks as text: in the first of several ways, from short to exact, in which no two of them read the same."""
+    step = (found[-1] - found[0]) / (len(found) - 1) if len(found) > 1 else max(map(abs, found), default=1.0)
+    decimals = max(0, math.ceil(2 - math.log10(step or 1.0)))
+    largest = max(map(abs, found), default=0.0)
+    ways: list[Callable[[float], str]] = [short] if largest >= 1e4 else []
+    if decimals <= 7 and largest < 1e15:
+        ways.append(lambda tick: _without_zeros(f"{tick + 0.0:,.{decimals}f}"))
+    # With 17 digits any two numbers differ.
+    ways += [partial(_with_digits, digits) for digits in range(3, 18)]
+    shown = ([way(tick) for tick in found] for way in ways)
+    return next(labels for labels in shown if len(set(labels)) == len(set(found)))
 
 
 def padded(values: Sequence[float], *, share: float = 0.06) -> tuple[float, float]:
@@ -150,8 +152,15 @@ def short(value: float) -> str:
 
 def _trimmed(value: float) -> str:
     digits = 3 if abs(value) < 1 else 2 if abs(value) < 100 else 1
-    shown = f"{value:.{digits}f}"
-    return (shown.rstrip("0").rstrip(".") if "." in shown else shown) or "0"
+    return _without_zeros(f"{value:.{digits}f}")
+
+
+def _without_zeros(shown: str) -> str:
+    return shown.rstrip("0").rstrip(".") if "." in shown else shown
+
+
+def _with_digits(digits: int, value: float) -> str:
+    return f"{value:.{digits}g}" if value else "0"
 
 
 def _attribute(value: float | str) -> str:

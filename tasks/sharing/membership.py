@@ -25,6 +25,8 @@ def create_fleet(
     patience_s: float = 3600.0,
 ) -> None:
     """Create fleet.json; raises ConflictingRecord if the url holds a fleet with other rules, and ValueError."""
+    if not all(run_prefixes):
+        raise ValueError("--runs: value ''; allowed: a path or a url, below which runs may be admitted")
     store = connect(url)
     mine = FleetRecord(
         run_prefixes=tuple(run_prefixes),

@@ -28,7 +28,7 @@ from tasks.learning.advance import publish_stored, request_metrics, take_step
 from tasks.learning.learner import Learner
 from tasks.learning.parking import Parked, park, unpark
 from tasks.learning.publication import AnotherWasFirstError, Blocks, is_checkpoint_due, save_and_publish
-from tasks.learning.ranks import RankError, Ranks, joined
+from tasks.learning.ranks import RankError, Ranks, joined, misses_peer
 from tasks.learning.recorded_batches import FollowedBatches
 from tasks.learning.replaying import base_of, replay, restorable
 from tasks.learning.restoring import REFERENCE_VERSION, StoredState, learner_of, restore_learner
@@ -52,7 +52,7 @@ class OtherDevice(Exception):  # noqa: N818 - reads as what happened
 
 def is_lasting(error: Exception) -> bool:
     """Whether every attempt at a phase would end with this error of `PhaseTrainer.train`."""
-    return not isinstance(error, StoreUnavailable | NoLongerDue | OtherDevice)
+    return not isinstance(error, StoreUnavailable | NoLongerDue | OtherDevice) and not misses_peer(error)
 
 
 @dataclass(frozen=True)

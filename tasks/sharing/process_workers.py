@@ -28,7 +28,14 @@ class _Worker:
         self._failed: WorkerState | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="gleaner-worker-")
         folder = Path(self._folder.name)
-        self._ranks = [RankProcess(run, rank, folder, disk, self._notify) for rank in range(run.ranks)]
+        self._ranks: list[RankProcess] = []
+        try:
+            for rank in range(run.ranks):
+                self._ranks.append(RankProcess(run, rank, folder, disk, self._notify))
+        except BaseException:
+            self._end_ranks()
+            self._folder.cleanup()
+            raise
         self._attendant = threading.Thread(target=self._attend_failure, daemon=True)
         self._attendant.start()
 
@@ -49,13 +56,16 @@ class _Worker:
 
     def end(self) -> None:
         """Kill all processes and wait for their end: the devices and their memory are free then."""
+        self._end_ranks()
+        # It waits without end for a process that no signal ends, as in a driver that hangs.
+        self._attendant.join(END_TIME_LIMIT_S)
+        self._folder.cleanup()
+
+    def _end_ranks(self) -> None:
         for rank in self._ranks:
             rank.kill()
         for rank in self._ranks:
             rank.join()
-        # It waits without end for a process that no signal ends, as in a driver that hangs.
-        self._attendant.join(END_TIME_LIMIT_S)
-        self._folder.cleanup()
 
     def _notify(self) -> None:
         with self._changed:
@@ -65,10 +75,7 @@ class _Worker:
         with self._changed:
             self._changed.wait_for(lambda: any(rank.has_failed for rank in self._ranks))
             self._changed.wait_for(self._is_clear, SILENT_END_S)
-        for rank in self._ranks:
-            rank.kill()
-        for rank in self._ranks:
-            rank.join()
+        self._end_ranks()
         ends = [end for rank in self._ranks if (end := rank.end) is not None]
         last = merged([rank.state for rank in self._ranks])
         with self._changed:

@@ -45,12 +45,16 @@ class RankProcess:
         self._orders: list[bytes] = []
         self._listener = socket.socket(socket.AF_UNIX)
         address = str(folder / f"rank{rank}")
-        self._listener.bind(address)
-        self._listener.listen(1)
         command = [str(PROGRAM), run.run_url, address, "" if disk is None else str(disk)]
         # The variables of torch's launchers.
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(run.ranks)}
-        self._process = running_starter(os.environ).start(command, {**os.environ, **place}, IMPORTS)
+        try:
+            self._listener.bind(address)
+            self._listener.listen(1)
+            self._process = running_starter(os.environ).start(command, {**os.environ, **place}, IMPORTS)
+        except BaseException:
+            self._listener.close()
+            raise
         self._threads = [threading.Thread(target=each, daemon=True) for each in (self._read, self._attend_end)]
         for thread in self._threads:
             thread.start()

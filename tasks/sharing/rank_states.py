@@ -65,19 +65,16 @@ def _together(restored: Sequence[Restored | None]) -> Restored | None:
 
 
 def failed(last: WorkerState, ends: Sequence[RankEnd]) -> WorkerState:
-    """The state of a worker whose processes have all ended; `last` is that before.
-
-    A process that ended without a word, as by SIGKILL, is the reason, and another attempt may succeed: what other ranks
-    said is then that they missed it. Else the first failure is the reason, because what is said later may be a
-    consequence.
-    """
+    """The state of a worker whose processes have all ended; `last` is that before."""
+    # A failure that lasts is the reason, whatever else ended: no rank says so of what it only suffers from another
+    # (`misses_peer`), and hidden, it would be repeated for ever. NCCL's watchdog aborts a rank that waits for the one
+    # that failed, without a word. Next comes a rank that ended so, as by SIGKILL: the others say then that they miss
+    # it. Else the first that was said is the reason, because what is said later may be a consequence.
+    told = [(end.told_at_s, end.failure) for end in ends if end.failure is not None]
     silent = [end for end in ends if end.failure is None and not end.killed]
-    lost = replace(last, phase="failed", digest=None, bytes_held=0)
-    if silent:
+    lost = replace(last, phase="failed", digest=None, bytes_held=0, message="it was ended")
+    reason = min(told, key=lambda each: (not each[1].lasting, each[0]))[1] if told else lost
+    if silent and not reason.lasting:
         which = "its process" if len(ends) == 1 else f"its rank {silent[0].rank}"
         return replace(lost, message=f"{which} ended with {silent[0].code}")
-    told = [end for end in ends if end.failure is not None]
-    first = min(told, key=lambda end: end.told_at_s).failure if told else None
-    if first is None:
-        return replace(lost, message="it was ended")
-    return replace(lost, message=first.message, lasting=first.lasting)
+    return replace(lost, message=reason.message, lasting=reason.lasting)

@@ -220,7 +220,7 @@ function drawRows() {
     make("td", {}, String(rows.group[i])), make("td", {}, number(rows.reward[i])),
     ...(names.length > 1 ? names.map((name) => make("td", {}, number(rows.named[name][i]))) : []),
     make("td", {}, number(rows.advantage[i])), make("td", {}, number(rows.length[i]) + (rows.truncated[i] ? " cut" : "")),
-    make("td", {}, number(rows.slot[i])), make("td", {}, rows.stretches[i] > 1 ? `${rows.stretches[i]} resumed` : String(rows.stretches[i])),
+    make("td", {}, Number.isNaN(rows.slot[i]) ? "" : String(rows.slot[i])), make("td", {}, rows.stretches[i] > 1 ? `${rows.stretches[i]} resumed` : String(rows.stretches[i])),
     make("td", { class: "text" }, rows.states[rows.state[i]]), make("td", { class: "text" }, rows.prompts[rows.prompt[i]].text)));
   at("responses").replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
   at("count").textContent = `${number(shown.length)} of ${number(rows.count)} responses`;

@@ -66,7 +66,8 @@ def write_page(
     """Write the page as one file, which appears whole or not at all.
 
     It holds the responses of the newest iterations, group by group, up to these limits.
-    Raises IsADirectoryError, FileNotFoundError for a missing folder, and what reading raises.
+    Raises IsADirectoryError, FileNotFoundError for a missing folder, OSError if the file cannot be written, and what
+    reading raises.
     """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; allowed: the name of a file")
@@ -85,6 +86,8 @@ def write_page(
     try:
         unfinished.write_bytes(body)
         unfinished.replace(path)
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {error.strerror}") from None
     finally:
         unfinished.unlink(missing_ok=True)
     return Written(

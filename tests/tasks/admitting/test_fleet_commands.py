@@ -194,6 +194,16 @@ def test_a_run_that_its_fleet_has_not_admitted_is_not_planned(tmp_path, config_f
     assert prepare(config, EXECUTION, ManualClock())[0].iteration == 0
 
 
+def test_a_fleet_is_not_made_for_an_empty_prefix_that_any_path_would_lie_below(tmp_path, gleaner):
+    """As of a variable of the shell that is not set."""
+    code, output = gleaner("fleet", "init", tmp_path / "new", "--runs", "")
+    assert (code, output) == (
+        1,
+        "gleaner: --runs: value ''; allowed: a path or a url, below which runs may be admitted\n",
+    )
+    assert not (tmp_path / "new").exists()
+
+
 def test_commands_on_no_fleet_say_so(tmp_path, gleaner):
     for arguments in (
         ("status", tmp_path),
@@ -207,7 +217,12 @@ def test_commands_on_no_fleet_say_so(tmp_path, gleaner):
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--disk-gib", -1), ("--backfill-s", 0), ("--backfill-s", -5), ("--disk-gib", "much")]
+    ("option", "value"),
+    [
+        *(("--disk-gib", -1), ("--backfill-s", 0), ("--backfill-s", -5), ("--disk-gib", "much")),
+        *(("--memory-gib", "nan"), ("--memory-gib", "inf"), ("--memory-gib", -1), ("--hours", "nan"), ("--hours", -1)),
+        *(("--poll-interval-s", "inf"), ("--poll-interval-s", 0), ("--usd-per-hour", "nan"), ("--backfill-s", 1e300)),
+    ],
 )
 def test_a_host_refuses_options_that_cannot_be(fleet, gleaner, option, value):
     code, output = gleaner("fleet", "host", fleet, "--memory-gib", 1, option, value)

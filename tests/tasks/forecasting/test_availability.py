@@ -54,6 +54,17 @@ def test_a_factor_makes_losses_more_frequent(tmp_path):
     assert quick[1][0] == slow[1][0] / 2
 
 
+@pytest.mark.parametrize("start_s", [0.0, 5.0, None])
+def test_a_trace_without_a_loss_ends_when_every_place_has_its_machine(tmp_path, start_s):
+    """Drawn with few losses, a day may have none; a search for the next one would not end."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("0,add,a\n10,add,b\n20,remove,b\n")
+    kept = AvailabilityScenario(path=str(trace), start_s=start_s)
+    assert len(list(zip(range(9), changes(kept, 2, seed=1), strict=False))) == 9
+    rare = AvailabilityScenario(process="aws-p3", rate_factor=1e-6, start_s=start_s)
+    assert sorted((place, up) for _, place, up in changes(rare, 2, seed=1)) == [(0, True), (1, True)]
+
+
 def test_more_places_than_the_trace_has_are_refused(tmp_path):
     (tmp_path / "t.csv").write_text(BAMBOO)
     with pytest.raises(TraceError, match="places: value 3; allowed: 1 to 2"):

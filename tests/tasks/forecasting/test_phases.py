@@ -79,10 +79,7 @@ def test_a_phase_is_no_time_to_generate_in():
 
 
 def a_rollout_of_four_members(crew: str = "iteration", ahead: int = 0, train_s_per_token: float = 0.0003) -> Scenario:
-    """A phase of about a quarter of a cycle on a host, which switches in 6 s; of half a cycle if two overlap.
-
-    Little time is between phases of one run, which the simulator of hosts does not know where a run is ahead.
-    """
+    """A phase of about a quarter of a cycle on a host, which switches in 6 s; of half a cycle if two overlap."""
     trainer = a_trainer(
         load_s=6.0,
         train_fixed_s=1.0,
@@ -123,6 +120,17 @@ def test_like_runs_pay_for_the_whole_host_and_are_slowed_down_as_the_host_was_si
     # The like runs beside it, as production's order of phases has them in another simulator.
     assert found.slowdown == pytest.approx(found.slowdown_others, rel=OTHER_SIMULATOR_MAX)
     assert saving(found.slowdown, runs, 4.0, 8.0) <= found.saving_max == saving_bound(runs, 4.0, 8.0)
+
+
+@pytest.mark.parametrize(("train_s_per_token", "error_max"), [(0.0003, 0.04), (0.0006, 0.03), (0.001, 0.03)])
+@pytest.mark.parametrize(("crew", "ahead"), [("iteration", 0), ("iteration", 1), ("standing", 1), ("standing", 2)])
+@pytest.mark.parametrize("runs", [2, 3])
+def test_the_bills_of_a_full_host_add_up_though_much_is_between_phases(runs, crew, ahead, train_s_per_token, error_max):
+    scenario = a_rollout_of_four_members(crew, ahead, train_s_per_token)
+    scenario = replace(scenario, trainer=replace(scenario.trainer, train_fixed_s=10.0, control_s=5.0))
+    cycle_s, paid_s, found = on_a_host(scenario, Sharers(alike=runs - 1), seeds=2)
+    assert runs * paid_s == pytest.approx(cycle_s, rel=error_max)
+    assert found.slowdown == pytest.approx(found.slowdown_others, rel=OTHER_SIMULATOR_MAX)
 
 
 def test_idle_time_that_each_run_paid_whole_would_be_noticed():

@@ -13,6 +13,9 @@ from gleaner import main
 from storage.connect import connect
 from storage.fleet_layout import run_id
 from storage.fleet_reading import read_run
+from storage.store import StoreDenied
+from tasks.configuration.run_config import load
+from tasks.hub.policy_size import policy_parameters
 from tasks.hub.repositories import HubError, commit_of, count_parameters
 from tasks.learning.pretrained import count_parameters as count_in_folder
 from tests.forecast_documents import document as forecast_document
@@ -76,6 +79,27 @@ def test_a_forecast_does_without_the_network_and_names_the_id_without_a_cache(hu
     config.write_text(yaml.safe_dump(given))
     with pointed_to(None, tmp_path / "elsewhere"):
         assert gleaner("forecast", config)[0] == 0
+
+
+def test_without_the_run_the_newest_commit_is_forecast_and_nothing_is_admitted(
+    hub: Hub, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/nowhere")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    whole = yaml.safe_load(config.read_text())
+    whole["run"]["url"] = "s3://bucket/run"
+    config.write_text(yaml.safe_dump(whole))
+    with pointed_to(hub, tmp_path / "home"):
+        assert gleaner("forecast", config)[0] == 0
+        with pytest.raises(StoreDenied, match=r"s3://bucket/run/run\.json"):
+            policy_parameters(load(config))
+    with pointed_to(None, tmp_path / "elsewhere"):
+        code, output = gleaner("forecast", config)
+    assert (code, len(output.splitlines())) == (1, 1)
+    assert "the commit of the run is not known: cannot get s3://bucket/run/run.json" in output
 
 
 def test_a_damaged_config_in_the_cache_is_found(hub: Hub, config: Path, tmp_path: Path):

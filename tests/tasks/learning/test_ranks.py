@@ -1,10 +1,14 @@
 """Ranks alone, and two of them as torchrun starts them."""
 
+import signal
+
 import pytest
 import torch
 
-from tasks.learning.ranks import Ranks, joined
+from tasks.learning.ranks import Ranks, joined, misses_peer
+from tests.forked import ForkedScript
 from tests.tasks.learning.launched_ranks import talk_of_ranks
+from tests.tasks.learning.lone_rank import ALONE
 from tests.tasks.learning.rank_talk import talk
 
 CPU = torch.device("cpu")
@@ -48,6 +52,20 @@ def test_two_ranks_hear_each_other_and_a_failure_has_a_rank(tmp_path):
     assert found == [expected, expected]
     assert done.returncode != 0
     assert "rank 1 of 2 failed: LookupError: the second rank is unhappy" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("does", sorted(ALONE))
+def test_what_a_rank_suffers_from_a_peer_that_is_gone_is_known_as_that(tmp_path, does):
+    ranks = [ForkedScript("tests.tasks.learning.lone_rank", str(tmp_path), str(rank), does) for rank in range(2)]
+    told = [each.communicate(60)[0] for each in ranks]
+    assert ranks[0].returncode == -signal.SIGKILL
+    assert told[1].startswith("True "), told[1]
+
+
+def test_what_a_rank_suffers_by_itself_is_not_that():
+    assert not misses_peer(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert not misses_peer(ValueError("step 3: the loss is nan"))
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import itertools
 import math
 import xml.etree.ElementTree as ET
 
@@ -36,6 +37,29 @@ def test_line_chart_draws_every_series_in_its_colour_with_a_legend():
     (x0, y0), (x1, y1) = (map(float, point.split(",")) for point in lines[1].attrib["points"].split())
     assert x0 < x1
     assert y0 > y1, "larger values are drawn higher up"
+
+
+@pytest.mark.parametrize("width", [900, 460])
+@pytest.mark.parametrize("count", [2, 3, 6, 9])
+def test_the_names_in_a_legend_overlap_neither_each_other_nor_the_title_nor_the_axis(count: int, width: float):
+    names = ["training", *(f"evaluation {index:06d}" for index in range(1, count))]
+    drawing = line_chart({name: [(0, 1.0), (1, 2.0)] for name in names}, "Reward", "iteration", "mean reward", width)
+    texts = [node for node in nodes(drawing, "text") if node.text in {"Reward", *names}]
+    assert len(texts) == count + 1
+    spans: dict[float, list[tuple[float, float]]] = {}
+    for node in texts:
+        x, letters = float(node.attrib["x"]), len(node.text or "")
+        ends = node.attrib.get("text-anchor") == "end"
+        # The small letters are about 7 units wide, the title's about 9; a name has its colour before it.
+        span = (x - 7 * letters - 18, x) if ends else (x, x + 9 * letters)
+        spans.setdefault(float(node.attrib["y"]), []).append(span)
+    for row in spans.values():
+        row.sort()
+        assert all(left[1] <= right[0] for left, right in itertools.pairwise(row))
+        assert row[0][0] >= 0
+    height = float(ET.fromstring(drawing).attrib["viewBox"].split()[3])
+    assert max(spans) + 20 <= min(float(line.attrib["y1"]) for line in nodes(drawing, "line"))
+    assert all(float(node.attrib["y"]) < height for node in nodes(drawing, "text"))
 
 
 def test_line_chart_leaves_out_what_is_not_finite_and_thins_long_series():

@@ -2,18 +2,19 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 
 import pytest
 import yaml
 
+from resources.notice import EXIT_CODE
 from tests.forecast_documents import document
 from tests.terminals import ROOT, on_terminal
 
 GLEANER = ("-m", "gleaner")
-# The line is erased, and the cursor is shown again.
-ERASED, CURSOR_SHOWN = "\x1b[2K", "\x1b[?25h"
+ERASED, CURSOR_HIDDEN = "\x1b[2K", "\x1b[?25l"
 COLOUR = "\x1b[38;5;"
 
 
@@ -24,6 +25,19 @@ from tasks.reporting.progress import progress
 with progress() as shown:
     shown.tell("working", 1, 3)
     time.sleep(0.3)
+"""
+
+
+TOLD_TO_END = """
+import os, sys, time
+from resources.ending import ends_on_notice
+from tasks.reporting.progress import progress
+
+with ends_on_notice(), progress() as shown:
+    shown.tell("working", 1, 3)
+    time.sleep(0.3)
+    os.kill(os.getpid(), int(sys.argv[1]))
+    time.sleep(60)
 """
 
 
@@ -46,11 +60,19 @@ def test_a_terminal_shows_what_happens_and_keeps_nothing_of_it(testing):
     assert "testing " in done.terminal
     assert "0:00:0" in done.terminal
     assert done.terminal.rstrip().endswith(ERASED)
-    assert done.terminal.count("\x1b[?25l") == done.terminal.count(CURSOR_SHOWN)
+    assert CURSOR_HIDDEN not in done.terminal
     # The result goes to standard output, line by line, and has nothing of a terminal.
     assert "\x1b" not in done.output
     assert done.output.endswith("is fit\n")
     assert "one winner among threads: " in done.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_process_that_is_told_to_end_leaves_the_cursor_of_its_terminal_shown(number):
+    done = on_terminal("-c", TOLD_TO_END, int(number))
+    assert done.code in (EXIT_CODE, -signal.SIGKILL)
+    assert "working (1 of 3)" in done.terminal
+    assert CURSOR_HIDDEN not in done.terminal
 
 
 def test_a_pipe_gets_nothing(testing):

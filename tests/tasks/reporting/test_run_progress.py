@@ -1,6 +1,7 @@
 """What a local execution shows of its run: on a terminal alone, and without any effect on the run."""
 
 import json
+import socket
 
 import pytest
 
@@ -19,6 +20,17 @@ with run_progress(sys.argv[1]):
 if len(sys.argv) > 3:
     with run_progress(sys.argv[1]):
         raise ValueError("of the run")
+"""
+
+
+HELD_UP = """
+import sys, time
+from tasks.reporting.run_progress import run_progress
+
+with run_progress(sys.argv[1]):
+    time.sleep(2)
+    began_s = time.monotonic()
+print(time.monotonic() - began_s)
 """
 
 
@@ -52,6 +64,16 @@ def test_what_cannot_be_looked_at_disturbs_nothing(tmp_path, run):
     failed = on_terminal("-c", PROGRAM, run, 0, "raises")
     assert failed.code == 1
     assert "ValueError: of the run" in failed.terminal
+
+
+def test_the_end_of_the_run_is_not_held_up_by_a_store_that_does_not_answer():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        access = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+        done = on_terminal("-c", HELD_UP, "s3://bucket/run", **access)
+    assert done.code == 0, done.terminal
+    # The first request alone is waited for 20 s.
+    assert float(done.output) < 10
 
 
 def test_the_line_says_what_is_known():

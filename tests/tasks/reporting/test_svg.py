@@ -67,12 +67,21 @@ def test_padded_range_is_never_empty(values: list[float]):
         ([900.0, 1000.0, 1100.0], ["900", "1,000", "1,100"]),
         ([0.0, 20_000.0, 40_000.0], ["0", "20k", "40k"]),
         ([123_450.0, 123_460.0], ["123,450", "123,460"]),
+        ([20_000.1, 20_000.2, 20_000.3], ["20,000.1", "20,000.2", "20,000.3"]),
+        ([5.0, 5.0 + 1e-9], ["5", "5.000000001"]),
+        ([1e17, 1e17, 1e17 + 16], ["1e+17", "1e+17", "1.0000000000000002e+17"]),
         ([7.0], ["7"]),
         ([], []),
     ],
 )
 def test_ticks_are_told_apart(found: list[float], shown: list[str]):
     assert svg.tick_labels(found) == shown
+
+
+@given(NUMBERS, st.floats(1e-6, 1e9), st.booleans())
+def test_no_two_ticks_read_the_same(low: float, span: float, whole: bool):
+    found = svg.ticks(low, low + span, whole=whole) if low < low + span else []
+    assert len(set(svg.tick_labels(found))) == len(set(found))
 
 
 def test_text_and_attributes_are_escaped():

@@ -54,12 +54,22 @@ def test_the_first_failure_is_the_reason_and_the_others_are_its_consequences():
     found = failed(TRAINS, [said(0, 5.0, "a peer is gone"), said(1, 4.0, "out of memory")])
     assert (found.phase, found.message, found.lasting) == ("failed", "out of memory", True)
     assert (found.iteration, found.digest, found.bytes_held) == (2, None, 0)
-    assert not failed(TRAINS, [said(0, 5.0, "a peer is gone"), said(1, 4.0, "no answer", lasting=False)]).lasting
+    found = failed(TRAINS, [said(0, 5.0, "a peer is gone", lasting=False), said(1, 4.0, "no answer", lasting=False)])
+    assert (found.message, found.lasting) == ("no answer", False)
+
+
+@pytest.mark.parametrize("code", [-signal.SIGABRT, -signal.SIGKILL, 1])
+def test_a_failure_that_lasts_is_hidden_neither_by_a_silent_end_nor_by_one_that_does_not_last(code):
+    """NCCL's watchdog aborts a rank whose peer has failed, and says nothing to the host."""
+    found = failed(TRAINS, [RankEnd(rank=0, code=code), said(1, 5.0, "not finite")])
+    assert (found.message, found.lasting) == ("not finite", True)
+    found = failed(TRAINS, [said(0, 4.0, "no answer", lasting=False), said(1, 5.0, "not finite")])
+    assert (found.message, found.lasting) == ("not finite", True)
 
 
 def test_a_rank_that_ended_without_a_word_is_the_reason_and_the_phase_may_be_repeated():
     lost = RankEnd(rank=1, code=-signal.SIGKILL)
-    found = failed(TRAINS, [said(0, 5.0, "a peer is gone"), lost])
+    found = failed(TRAINS, [said(0, 5.0, "a peer is gone", lasting=False), lost])
     assert (found.message, found.lasting) == ("its rank 1 ended with -9", False)
     assert failed(TRAINS, [RankEnd(rank=0, code=-signal.SIGKILL)]).message == "its process ended with -9"
 

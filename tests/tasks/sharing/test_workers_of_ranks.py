@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import resource
 import signal
 import sys
 import time
@@ -152,6 +153,27 @@ def test_a_worker_has_failed_when_none_of_its_ranks_is_left(tmp_path, fleet, mod
         os.kill(frozen[victim], signal.SIGSTOP)
         workers.kill(run.id)
         assert (len(frozen), started_here()) == (2, [])
+
+
+def test_a_worker_whose_second_rank_cannot_be_started_leaves_no_first(tmp_path, fleet, model, started_here):
+    a = a_shared_run(tmp_path, fleet, model, "a", ranks=2)
+    run = read_run(connect(fleet), run_id(a.run.url))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open(os.devnull, os.O_RDONLY)
+    os.close(free)
+    with ProcessWorkers() as workers:
+        # One more file may be open: the socket of the first rank.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                workers.begin(run, 0, onto_disk=False)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        # The starter works in order: what it was told before this has been started.
+        (tmp_path / "nothing.py").write_text("")
+        assert running_starter(os.environ).start([str(tmp_path / "nothing.py")], os.environ).wait(LIMIT_S) == 0
+        assert started_here() == []
+        assert workers.state(run.id).phase == "absent"
 
 
 def test_a_phase_that_is_concluded_while_ranks_wait_for_its_groups_is_no_failure_that_lasts(

@@ -249,6 +249,15 @@ def test_rewards_have_any_name_that_a_configuration_allows(browser, run):
     assert found == [["constructor", 0.5], ["__proto__", 0.25]]
 
 
+def test_a_slot_is_shown_as_a_name(browser, address):
+    with opened(browser, address) as page:
+        page.wait_for_selector("#responses tbody tr")
+        page.evaluate("rows.slot[0] = 1234; rows.slot[1] = NaN; rows.length[0] = 5678; drawRows()")
+        [title] = [at for at, name in enumerate(page.locator("#responses th").all_inner_texts()) if name == "slot"]
+        assert [row[title] for row in rows(page)[:2]] == ["1234", ""]
+        assert "5,678" in " ".join(rows(page)[0])
+
+
 def test_a_wrong_range_is_said_on_the_page(browser, address):
     with opened(browser, address) as page:
         page.wait_for_selector("#responses tbody tr")
