@@ -191,10 +191,16 @@ class Outliner:
 
     @cached_property
     def _drawn(self) -> Floats:
-        """[draws, groups, num_generations] expected lengths."""
+        """[draws, groups, num_generations] lengths: those of the last iterations, before there are any expected ones.
+
+        A crew stays for many iterations, whatever the next one's lengths are. And the real ones have their real tail,
+        and as much in common within a group as they do.
+        """
         request = self._request
         responses = len(request.lengths) * request.num_generations
         draws = min(DRAWS_MAX, max(DRAWS_MIN, DRAWN_RESPONSES // responses))
+        if request.past:
+            return np.stack([seen.lengths for seen in request.past[:draws]])
         return drawn_lengths(request.lengths, request.num_generations, request.length_max, draws)
 
     @cached_property
