@@ -5,11 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from hypothesis import strategies as st
 
 from storage.planning_records import SeedingRecord
 from tasks.configuration.planning import PlanningConfig
-from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
+from tasks.planning.offer import Concluded, CrewOffer, GroupLengths, ReservedOffer, StepWaits
 from tasks.planning.request import PlanningRequest
 from tasks.planning.step_time import NOMINAL, StepTime
 
@@ -50,6 +51,12 @@ def waits(**changes: Any) -> StepWaits:
     plain = StepWaits(
         wait_train_s=0.0, wait_remote_s=0.0, train_s=100.0, rollout_s=100.0, members=4.0, members_at_end=4
     )
+    return replace(plain, **changes)
+
+
+def concluded(lengths: npt.NDArray[np.float64], **changes: Any) -> Concluded:
+    """By default of one member, without training."""
+    plain = Concluded(width={"rollout": 1}, there={}, seeding=None, lengths=lengths, train_s=0.0, lasted_s=100.0)
     return replace(plain, **changes)
 
 
@@ -118,8 +125,17 @@ def requests(draw: st.DrawFn) -> PlanningRequest:
         members=draw(st.sampled_from([0.0, 1.0, 2.5, 4.0])),
         members_at_end=draw(st.integers(0, 4)),
     )
+    num_generations = draw(st.integers(1, 4))
+    ended = concluded(
+        np.random.default_rng(groups).lognormal(5.0, 1.0, (groups, num_generations)),
+        width={"rollout": draw(st.integers(0, 4)), "gone": 1},
+        there={"rollout": draw(st.sampled_from([None, 0, 2]))},
+        seeding=draw(st.none() | st.just(before)),
+        train_s=draw(st.sampled_from([0.0, 50.0])),
+        lasted_s=draw(st.sampled_from([0.0, 70.0])),
+    )
     return PlanningRequest(
-        num_generations=draw(st.integers(1, 4)),
+        num_generations=num_generations,
         lengths=lengths,
         offers=draw(offers()),
         settings=settings,
@@ -128,6 +144,7 @@ def requests(draw: st.DrawFn) -> PlanningRequest:
         waits=last if past else None,
         seeding=before if past else None,
         width=(("rollout", draw(st.integers(0, 5))),) if past else (),
+        past=(ended,) * draw(st.integers(0, 3)) if past else (),
         train_s=draw(st.none() | st.floats(1, 300) | st.sampled_from([0.0, 1e-9])),
         spent_usd=draw(st.sampled_from([0.0, 0.4])),
         usd_no_machine=draw(st.sampled_from([0.0, 0.01])),

@@ -5,13 +5,11 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from storage.planning_records import SeedingRecord
 from tasks.forecasting.links import BYTES_PER_GBIT
 from tasks.forecasting.results import SimulatedIteration
 from tasks.forecasting.scenario import PoolScenario, Scenario
 from tasks.history.planning_inputs import REPORTS_READ
-from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
-from tasks.planning.prediction_error import Realised, realised
+from tasks.planning.offer import Concluded, CrewOffer, GroupLengths, ReservedOffer, StepWaits
 from tasks.planning.request import PlanningRequest
 
 SECONDS_PER_HOUR = 3600.0
@@ -19,11 +17,11 @@ SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class _Concluded:
-    """Facts about one concluded iteration."""
+    """What is known of one concluded iteration."""
 
     iteration: SimulatedIteration
     waits: StepWaits
-    seeding: SeedingRecord | None
+    facts: Concluded
 
 
 class Knowledge:
@@ -58,7 +56,7 @@ class Knowledge:
             step_time=trainer.step_time,
             start_s=trainer.process_s,
         )
-        seeding = last.seeding if last else None
+        seeding = last.facts.seeding if last else None
         if seeding is not None and not policy.seeding_memory:
             seeding = replace(seeding, memory={})
         return PlanningRequest(
@@ -74,7 +72,7 @@ class Knowledge:
             keep_order=policy.keep_order,
             training="at_end" if not policy.streaming else "in_order" if policy.in_order else "as_ended",
             train_s=statistics.median(each.waits.train_s for each in self._recent) if last else None,
-            past=self._past(),
+            past=tuple(each.facts for each in reversed(self._recent)),
             control_s=last.iteration.control_s if last else 0.0,
             overlaps=policy.max_staleness > 0,
             crew=policy.crew,
@@ -84,9 +82,9 @@ class Knowledge:
             tool_s_per_token=self._tool_s_per_token(lengths) if policy.plans_tools else 0.0,
         )
 
-    def learn(self, iteration: SimulatedIteration, waits: StepWaits, seeding: SeedingRecord | None) -> None:
+    def learn(self, iteration: SimulatedIteration, waits: StepWaits, facts: Concluded) -> None:
         """Learn from a concluded iteration."""
-        self._recent.append(_Concluded(iteration=iteration, waits=waits, seeding=seeding))
+        self._recent.append(_Concluded(iteration=iteration, waits=waits, facts=facts))
         self._usd += iteration.usd_total
 
     def _tool_s_per_token(self, lengths: GroupLengths) -> float:
@@ -96,13 +94,6 @@ class Knowledge:
             waited_s = sum(each.iteration.tool_s for each in self._recent)
             return waited_s / sum(each.iteration.tokens for each in self._recent)
         return 0.0 if tools is None else tools.answers * tools.answer_s / float(lengths.expected.mean())
-
-    def _past(self) -> tuple[Realised, ...]:
-        found = (
-            realised(each.iteration.decisions, each.iteration.planned_crew, each.seeding, each.iteration.duration_s)
-            for each in reversed(self._recent)
-        )
-        return tuple(each for each in found if each is not None)
 
     def _offer(self, pool: PoolScenario, available: int | None, there: int) -> CrewOffer:
         """The offer of a pool. Its start is from process to weights, as in reports, without the machine's own start."""

@@ -147,6 +147,7 @@ class _Simulation:
                 phase_wait_s=self._phase_wait_s(number),
             ),
             accounts=accounts,
+            there=there,
             began_s=now_s,
         )
         iteration.crew = Crew(
@@ -229,7 +230,7 @@ class _Simulation:
         waits = iteration.waits(pools, policy, alone_s, now_s)
         result = iteration.concluded(pools, waits, alone_s, self._trained_s, now_s)
         self._concluded.append(result)
-        self._knowledge.learn(result, waits, iteration.plan.seeding)
+        self._knowledge.learn(result, waits, iteration.facts(waits, result))
         self._expectations.learn(iteration.prompts, iteration.lengths)
 
     def _phase_wait_s(self, number: int) -> float:

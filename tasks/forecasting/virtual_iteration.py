@@ -1,8 +1,10 @@
 """An iteration under way in virtual time, and what it was when it is concluded."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from storage.records import TRAIN_POOL
 from tasks.forecasting.response_lengths import Ints
@@ -13,12 +15,16 @@ from tasks.forecasting.virtual_ledger import Account, mean_members
 from tasks.forecasting.virtual_responses import Responses
 from tasks.forecasting.virtual_trainer import Training
 from tasks.planning.iteration_plan import IterationPlan
-from tasks.planning.offer import StepWaits
+from tasks.planning.offer import Concluded, StepWaits
 
 
 @dataclass(kw_only=True)
 class Iteration:
-    """An iteration under way. version: the weights from which it samples. next_s: when the next one began."""
+    """An iteration under way.
+
+    version: the weights from which it samples. there: the machines of each pool when it was planned. next_s: when the
+    next one began.
+    """
 
     number: int
     version: int
@@ -28,6 +34,7 @@ class Iteration:
     responses: Responses
     training: Training
     accounts: dict[str, Account]
+    there: Mapping[str, int]
     began_s: float
     crew: Crew = field(init=False)
     members_at_end: int = 0
@@ -93,6 +100,17 @@ class Iteration:
             usd={name: account.usd() for name, account in accounts.items()},
             gpu_s=sum(account.machine_s * account.gpus for account in accounts.values()),
             decisions=self.plan.decisions,
+        )
+
+    def facts(self, waits: StepWaits, concluded: SimulatedIteration) -> Concluded:
+        """What the planner learns of it."""
+        return Concluded(
+            width=self.planned_crew,
+            there=self.there,
+            seeding=self.plan.seeding,
+            lengths=self.lengths.astype(np.float64),
+            train_s=waits.train_s,
+            lasted_s=concluded.duration_s,
         )
 
     def left_s(self, policy: Policy, now_s: float) -> float:

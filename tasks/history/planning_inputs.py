@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from storage.planning_records import PoolObservation
 from storage.records import TRAIN_POOL, PlanRecord, ReportRecord
 from storage.run import read_plan, read_report
@@ -16,8 +19,8 @@ from storage.store import ObjectMissing, ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.history.spent import spent_usd
 from tasks.planning.crew_wait import DECISION
-from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
-from tasks.planning.prediction_error import ITERATION, Realised, realised
+from tasks.planning.offer import Concluded, CrewOffer, GroupLengths, ReservedOffer, StepWaits
+from tasks.planning.prediction_error import ITERATION
 from tasks.planning.request import PlanningRequest
 from tasks.planning.step_time import NOMINAL, StepTime
 
@@ -55,7 +58,7 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
         asked=_width(read_plan(store, iteration - 1)) if iteration else None,
         train_s=_train_s(recent),
         training=_training(config),
-        past=_past(recent, plans),
+        past=_past(recent, plans, len(lengths), config.run.num_generations),
         control_s=0.0 if last is None else max(0.0, last.created_at_s - last.train_ended_at_s),
         overlaps=overlaps,
         spent_usd=_spent_usd(store, iteration, last),
@@ -164,16 +167,47 @@ def _machine_start_s(pool: str, recent: Sequence[ReportRecord]) -> float:
     return max(waited_s) - min(waited_s) if waited_s else 0.0
 
 
-def _past(recent: Sequence[ReportRecord], plans: Sequence[PlanRecord]) -> tuple[Realised, ...]:
-    """How the last iterations went beside what was expected of them, the newest first."""
+def _past(
+    recent: Sequence[ReportRecord], plans: Sequence[PlanRecord], groups: int, num_generations: int
+) -> tuple[Concluded, ...]:
+    """The last iterations with trained responses and as many in a group as now, the newest first."""
     found = []
-    for report, plan, before in zip(recent, plans, (*recent[1:], None), strict=False):
+    for place, (report, plan) in enumerate(zip(recent, plans, strict=True)):
+        earlier = recent[place + 1 :]
         lasted_s = report.metrics.get(ITERATION, 0.0)
-        if before is not None:
+        if earlier:
             # If iterations overlap, each lasts from the end of the one before.
-            lasted_s = min(lasted_s, report.created_at_s - before.created_at_s)
-        found.append(realised(plan.decisions, dict(_width(plan)), plan.seeding, lasted_s))
-    return tuple(each for each in found if each is not None)
+            lasted_s = min(lasted_s, report.created_at_s - earlier[0].created_at_s)
+        lengths = _lengths(report, groups, num_generations)
+        if lengths is None or plan.num_generations != num_generations or "timing_s/wait" not in report.metrics:
+            continue
+        width = dict(_width(plan))
+        found.append(
+            Concluded(
+                width=width,
+                # The first iteration finds no machine.
+                there={pool: _there(pool, earlier) if report.iteration else 0 for pool in width},
+                seeding=plan.seeding,
+                lengths=lengths,
+                train_s=_computed_s(report.metrics),
+                lasted_s=lasted_s,
+            )
+        )
+    return tuple(found)
+
+
+def _lengths(report: ReportRecord, groups: int, num_generations: int) -> npt.NDArray[np.float64] | None:
+    """The lengths of an iteration's responses, as if they were so many groups; None if they are less than one.
+
+    Of more groups, or fewer, an even selection stands for all. Where responses without a reward are missing, some
+    groups are made of neighbours.
+    """
+    whole = len(report.lengths) // num_generations
+    if not whole:
+        return None
+    each = np.array(report.lengths[: whole * num_generations], dtype=np.float64).reshape(whole, -1)
+    found: npt.NDArray[np.float64] = np.maximum(1.0, each[np.linspace(0, whole - 1, groups).round().astype(int)])
+    return found
 
 
 def _start_s(observed: Sequence[PoolObservation]) -> float:

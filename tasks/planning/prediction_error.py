@@ -1,14 +1,13 @@
-"""Corrects predictions by how far off those of the last iterations were, because such errors repeat.
-
-One rule for a run and for its simulation: both bring what was expected of the last iterations, without any correction,
-and what came.
-"""
+"""Corrects outlines by how far off those of the last iterations are, because such errors repeat."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from storage.planning_records import DecisionRecord, SeedingRecord
+from storage.planning_records import SeedingRecord
+from tasks.planning.offer import Concluded
+from tasks.planning.outline import Outliner
+from tasks.planning.request import PlanningRequest
 
 # Names in a plan's decisions.
 ITERATION, CORRECTION = "timing_s/iteration", "correction"
@@ -27,7 +26,7 @@ Width = Mapping[str, int]
 class Realised:
     """A concluded iteration: its members by pool, and whether the trainer's machines generated, too.
 
-    expected_s: its expected seconds before any correction; lasted_s: what it took.
+    expected_s: its seconds as outlined in hindsight; lasted_s: what it took.
     """
 
     width: Width
@@ -36,24 +35,33 @@ class Realised:
     lasted_s: float
 
 
-def realised(
-    decisions: Sequence[DecisionRecord], width: Width, seeding: SeedingRecord | None, lasted_s: float
-) -> Realised | None:
-    """What a concluded iteration says about predictions; None if nothing was predicted.
+def errors(request: PlanningRequest) -> tuple[Realised, ...]:
+    """The last iterations beside their outlines, the newest first.
 
-    decisions, width, seeding: of its plan. lasted_s: until the next plan could be made.
+    An outline in hindsight has the iteration's own lengths and training. So what is left is the outline's error, not
+    the luck of the draw, which does not repeat. Iterations that had to wait for machines say nothing, because some of
+    these may have been on their way.
     """
-    for decision in decisions:
-        expected_s = decision.predicted.get(ITERATION)
-        # Without the time of training nothing was predicted of the whole iteration.
-        if expected_s is not None and "train_s" in decision.inputs:
-            return Realised(
-                width=width,
-                seeded=is_seeded(seeding),
-                expected_s=expected_s / decision.inputs.get(CORRECTION, 1.0),
-                lasted_s=lasted_s,
-            )
-    return None
+    settled = [seen for seen in request.past if request.measured and _found_its_machines(seen)]
+    return tuple(_in_hindsight(request, seen) for seen in settled)
+
+
+def _found_its_machines(seen: Concluded) -> bool:
+    there = ((seen.there.get(pool), count) for pool, count in seen.width.items())
+    return all(found is None or found >= count for found, count in there)
+
+
+def _in_hindsight(request: PlanningRequest, seen: Concluded) -> Realised:
+    offers = tuple(replace(one, there=None, available=None) for one in request.offers)
+    then = replace(request, offers=offers, past=(seen,), train_s=seen.train_s)
+    counts = tuple(seen.width.get(offer.pool, 0) for offer in offers)
+    outline = Outliner(then).outline(counts, seen.seeding)
+    return Realised(
+        width=seen.width,
+        seeded=is_seeded(seen.seeding),
+        expected_s=outline.iteration_s,
+        lasted_s=seen.lasted_s,
+    )
 
 
 def is_seeded(seeding: SeedingRecord | None) -> bool:

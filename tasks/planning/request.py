@@ -11,8 +11,7 @@ import numpy.typing as npt
 from storage.planning_records import SeedingRecord
 from tasks.configuration.planning import PlanningConfig
 from tasks.planning.makespan import response_lengths
-from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
-from tasks.planning.prediction_error import Realised
+from tasks.planning.offer import Concluded, CrewOffer, GroupLengths, ReservedOffer, StepWaits
 from tasks.planning.step_time import NOMINAL
 
 
@@ -26,7 +25,7 @@ class PlanningRequest:
     plan, whose iteration may still be under way; None: there is no plan yet. train_s: seconds of a training step
     without waiting; None: unknown. training: whether it takes groups as they end, in the order of their numbers, or all
     at the end.
-    past: how the last iterations went beside what was expected, the newest first. control_s: seconds between published
+    past: the last iterations, the newest first. control_s: seconds between published
     weights and the next plan. overlaps: whether the next iteration is generated while this one is trained.
     spent_usd: the run's cost so far. usd_no_machine: an iteration's costs beside its machines (requests, egress, the
     control plane), as in the last one. length_max: the limit of a response's length in tokens.
@@ -46,7 +45,7 @@ class PlanningRequest:
     asked: tuple[tuple[str, int], ...] | None = None
     train_s: float | None = None
     training: Literal["as_ended", "in_order", "at_end"] = "as_ended"
-    past: tuple[Realised, ...] = ()
+    past: tuple[Concluded, ...] = ()
     control_s: float = 0.0
     overlaps: bool = False
     spent_usd: float = 0.0

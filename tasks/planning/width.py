@@ -20,7 +20,7 @@ import numpy as np
 from storage.planning_records import SeedingRecord
 from tasks.planning.crew import Crew, planned_crew, seedings, step_time
 from tasks.planning.outline import Outline, Outliner
-from tasks.planning.prediction_error import correction, is_seeded
+from tasks.planning.prediction_error import correction, errors, is_seeded
 from tasks.planning.request import BudgetExceeded, PlanningRequest
 from tasks.planning.stage_balance import BalanceStep, balance_step
 
@@ -111,6 +111,7 @@ class _Search:
     def __init__(self, request: PlanningRequest) -> None:
         self._request = request
         self._outliner = Outliner(request)
+        self._errors = errors(request)
         self._found: dict[Counts, tuple[Outline, ...]] = {}
 
     def best(self, counts: Counts, cost_weight: float = 0.0) -> Outline:
@@ -158,7 +159,7 @@ class _Search:
 
     def _factor(self, counts: Counts, seeding: SeedingRecord | None) -> float:
         width = {offer.pool: count for offer, count in zip(self._request.offers, counts, strict=True)}
-        return correction(self._request.past, width, seeded=is_seeded(seeding))
+        return correction(self._errors, width, seeded=is_seeded(seeding))
 
     def _outlined(self, looked_at: Iterable[Counts], cost_weight: float) -> list[Outline]:
         """Outlines of these widths, and of others met in a search for a better one that begins at the best of them."""

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from storage.planning_records import DecisionRecord
+from storage.planning_records import SeedingRecord
 from storage.records import TRAIN_POOL
 from tasks.forecasting.knowledge import Knowledge
 from tasks.forecasting.results import SimulatedIteration
 from tasks.forecasting.scenario import ToolsScenario
 from tasks.forecasting.virtual_ledger import PARTS
 from tasks.history.planning_inputs import REPORTS_READ
-from tasks.planning.offer import GroupLengths, StepWaits
+from tasks.planning.offer import Concluded, GroupLengths, StepWaits
 from tasks.planning.request import PlanningRequest
 from tests.simulated_scenarios import a_pool, a_scenario
 
@@ -23,7 +23,7 @@ def told(knowledge: Knowledge) -> PlanningRequest:
     return knowledge.request(LENGTHS, {"rollout": None}, {"rollout": 1}, None)
 
 
-def concluded(iteration: int, losses: int, train_s: float) -> tuple[SimulatedIteration, StepWaits]:
+def concluded(iteration: int, losses: int, train_s: float) -> tuple[SimulatedIteration, StepWaits, Concluded]:
     """An hour of a crew's processes and nine of machines without any; a dollar beside machines."""
     seconds = dict.fromkeys(PARTS, 0.0) | {"useful": 3000.0, "process": 600.0, "starting": 7200.0, "standing": 25_200.0}
     usd = dict.fromkeys(PARTS, 2.0) | {"requests": 0.75, "egress": 0.25}
@@ -52,7 +52,11 @@ def concluded(iteration: int, losses: int, train_s: float) -> tuple[SimulatedIte
         gpu_s=0.0,
         decisions=(),
     )
-    return result, waits
+    seeding = SeedingRecord(seeding_s=float(iteration), members=2)
+    facts = Concluded(
+        width={"rollout": 2}, there={}, seeding=seeding, lengths=np.full((8, 4), 100.0), train_s=train_s, lasted_s=100.0
+    )
+    return result, waits, facts
 
 
 def test_the_start_of_a_process_beside_a_pull_and_that_of_a_machine_are_known_apart():
@@ -65,22 +69,15 @@ def test_the_start_of_a_process_beside_a_pull_and_that_of_a_machine_are_known_ap
     assert (offer.machine_start_s, offer.kept, offer.there) == (500.0, False, 1)
 
 
-def test_what_was_expected_is_told_beside_what_came_the_newest_first():
+def test_the_last_iterations_are_told_the_newest_first():
     knowledge = Knowledge(a_scenario(a_pool(2)))
-    for iteration, expected_s in enumerate((80.0, 50.0)):
-        result, waits = concluded(iteration, losses=0, train_s=10.0)
-        width = DecisionRecord(
-            name="width",
-            chosen="rollout 2",
-            reason="",
-            inputs={"train_s": 10.0},
-            predicted={"timing_s/iteration": expected_s},
-        )
-        knowledge.learn(replace(result, decisions=(width,), control_s=4.0), waits, None)
+    assert told(knowledge).past == ()
+    for iteration in range(REPORTS_READ + 1):
+        result, waits, facts = concluded(iteration, losses=0, train_s=10.0)
+        knowledge.learn(replace(result, control_s=4.0), waits, facts)
     request = told(knowledge)
-    assert [seen.expected_s for seen in request.past] == [50.0, 80.0]
-    assert {(seen.width["rollout"], seen.seeded, seen.lasted_s) for seen in request.past} == {(2, False, 100.0)}
-    assert request.control_s == 4.0
+    assert (request.control_s, request.seeding) == (4.0, facts.seeding)
+    assert [seen.seeding.seeding_s for seen in request.past if seen.seeding] == list(range(REPORTS_READ, 0, -1))
 
 
 def test_how_training_takes_groups_is_known():
@@ -95,12 +92,12 @@ def test_how_training_takes_groups_is_known():
 
 def test_losses_are_per_hour_of_a_process_and_forgotten_with_their_reports():
     knowledge = Knowledge(a_scenario(a_pool(2)))
-    knowledge.learn(*concluded(0, losses=8, train_s=10.0), None)
+    knowledge.learn(*concluded(0, losses=8, train_s=10.0))
     assert told(knowledge).offers[0].losses_per_h == pytest.approx(8.0)
     for iteration in range(1, REPORTS_READ):
-        knowledge.learn(*concluded(iteration, losses=0, train_s=10.0), None)
+        knowledge.learn(*concluded(iteration, losses=0, train_s=10.0))
     assert told(knowledge).offers[0].losses_per_h == pytest.approx(8.0 / REPORTS_READ)
-    knowledge.learn(*concluded(REPORTS_READ, losses=0, train_s=10.0), None)
+    knowledge.learn(*concluded(REPORTS_READ, losses=0, train_s=10.0))
     assert told(knowledge).offers[0].losses_per_h == 0.0
 
 
@@ -108,7 +105,7 @@ def test_training_is_the_median_and_dollars_beside_machines_those_of_the_last():
     knowledge = Knowledge(a_scenario(a_pool(2)))
     assert (told(knowledge).train_s, told(knowledge).usd_no_machine, told(knowledge).waits) == (None, 0.0, None)
     for iteration, train_s in enumerate((10.0, 30.0, 12.0)):
-        knowledge.learn(*concluded(iteration, losses=0, train_s=train_s), None)
+        knowledge.learn(*concluded(iteration, losses=0, train_s=train_s))
     request = told(knowledge)
     assert (request.train_s, request.usd_no_machine, request.width) == (12.0, 1.0, (("rollout", 2),))
     assert request.spent_usd == pytest.approx(3 * (len(PARTS) * 2.0 + 1.0))
@@ -121,8 +118,8 @@ def test_the_waiting_for_tools_is_that_of_the_last_iterations_and_at_first_that_
     # 20 s for each response, of which 100 tokens are expected.
     assert told(knowledge).tool_s_per_token == pytest.approx(0.2)
     for iteration, tool_s in enumerate((30.0, 10.0)):
-        result, waits = concluded(iteration, losses=0, train_s=10.0)
-        knowledge.learn(replace(result, tool_s=tool_s), waits, None)
+        result, waits, facts = concluded(iteration, losses=0, train_s=10.0)
+        knowledge.learn(replace(result, tool_s=tool_s), waits, facts)
     assert told(knowledge).tool_s_per_token == pytest.approx(40.0 / 200)
     assert told(Knowledge(scenario)).tool_s_per_token == 0.0
     untold = replace(scenario, policy=replace(scenario.policy, plans_tools=False))

@@ -152,29 +152,55 @@ def test_the_longest_start_is_kept_by_the_plans_of_a_crew_that_stands():
     assert (near.cold_start_s, far.cold_start_s) == (75.0, 0.0)
 
 
-def test_what_was_expected_of_the_last_iterations_is_told_beside_what_came():
-    store = a_run([])
-    for iteration, expected_s in enumerate((100.0, 80.0)):
-        width = DecisionRecord(
-            name="width",
-            chosen="",
-            reason="",
-            inputs={"train_s": 5.0, "correction": 2.0},
-            predicted={"timing_s/iteration": expected_s},
-        )
-        plan = replace(a_plan(4, 3, iteration=iteration, decisions=(width,)), slots=SLOTS)
-        records.put(store, layout.plan(iteration), plan)
-        report = a_report(iteration)
-        timed = replace(report, metrics=report.metrics | {"timing_s/iteration": 70.0}, created_at_s=100.0 * iteration)
-        records.put(store, layout.report(iteration), replace(timed, train_ended_at_s=100.0 * iteration - 7.0))
+def a_timed_report(iteration, lengths=(5,) * 12, **metrics):
+    """It took 70 s, and so long after it was concluded the next one."""
+    report = replace(a_report(iteration, **metrics), lengths=lengths, created_at_s=100.0 * iteration)
+    timed = replace(report, metrics=report.metrics | {"timing_s/iteration": 70.0})
+    return replace(timed, train_ended_at_s=100.0 * iteration - 7.0)
+
+
+def test_how_the_last_iterations_went_is_told():
+    away = replace(OBSERVED, members_at_end=1)
+    store = a_run([a_timed_report(0, pools=(away,)), a_timed_report(1, wait_s=40.0)])
     request = planning_request(store, a_config(), 2, LENGTHS)
-    assert [(seen.expected_s, seen.lasted_s) for seen in request.past] == [(40.0, 70.0), (50.0, 70.0)]
+    newest, first = request.past
+    assert (newest.width, newest.lasted_s, newest.train_s) == ({"rollout": 1, "zone-b": 2}, 70.0, 60.0)
+    assert (first.seeding.seeding_s, newest.seeding.seeding_s) == (0.0, 1.0)
+    # The first found no machine; of the other's pools nobody saw one.
+    assert first.there == {"rollout": 0, "zone-b": 0}
+    assert newest.there == {"rollout": 1, "zone-b": None}
     assert (request.control_s, request.overlaps) == (7.0, False)
+    # An iteration that overlaps lasts from the end of the one before.
+    soon = replace(a_timed_report(1), created_at_s=30.0)
+    assert planning_request(a_run([a_timed_report(0), soon]), a_config(), 2, LENGTHS).past[0].lasted_s == 30.0
+    silent = replace(a_timed_report(0), metrics={"timing_s/train": 5.0, "cost/usd_run": 0.0})
+    assert planning_request(a_run([silent]), a_config(), 1, LENGTHS).past == ()
     ahead = a_config(algorithm={"max_staleness": 1})
     assert planning_request(store, ahead, 2, LENGTHS).overlaps
     assert planning_request(store, ahead, 2, LENGTHS).crew == "iteration"
     standing = a_config(rollout={"max_responses_in_flight": 16, "crew": "standing"})
     assert planning_request(store, standing, 2, LENGTHS).crew == "standing"
+
+
+def test_the_lengths_of_the_last_iterations_are_told_as_so_many_groups():
+    """Four groups of three are planned."""
+    ended = [
+        tuple(range(1, 13)),
+        # One response without a reward: three groups are whole, and one of them stands for two.
+        tuple(range(101, 112)),
+        # Twice as many, one of them empty.
+        (0, *range(202, 225)),
+        # Not even one group.
+        (7, 7),
+    ]
+    store = a_run([a_timed_report(iteration, lengths) for iteration, lengths in enumerate(ended)])
+    twice, short, whole = (seen.lengths for seen in planning_request(store, a_config(), 4, LENGTHS).past)
+    assert whole.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12]]
+    assert short[:, 0].tolist() == [101, 104, 104, 107]
+    assert twice[:, 0].tolist() == [1, 207, 216, 222]
+    # Groups of another size say nothing of these.
+    other = a_config(run={"url": "memory://request", "num_prompts_per_step": 4, "num_generations": 2})
+    assert planning_request(store, other, 4, LENGTHS).past == ()
 
 
 def test_dynamic_sampling_keeps_the_order():

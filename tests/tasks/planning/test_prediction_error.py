@@ -1,9 +1,15 @@
-"""Corrections: errors repeat, the more so the more alike the crews are; none without a past."""
+"""Corrections: outlines in hindsight, whose errors repeat, the more so the more alike the crews are."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
-from storage.planning_records import DecisionRecord, SeedingRecord
-from tasks.planning.prediction_error import CORRECTION, FACTOR_MAX, ITERATION, TRUST, Realised, correction, realised
+from storage.planning_records import SeedingRecord
+from tasks.planning.makespan import member_time_s
+from tasks.planning.prediction_error import FACTOR_MAX, TRUST, Realised, correction, errors
+from tasks.planning.step_time import NOMINAL
+from tests.planning_requests import CURVE, a_request, an_offer, concluded
 
 
 def seen(members: int, ratio: float, *, seeded: bool = False) -> Realised:
@@ -39,23 +45,36 @@ def test_a_factor_is_bounded_and_nonsense_ignored():
     assert factor(seen(4, 0.0)) == 1.0
 
 
-def decided(**inputs: float) -> tuple[DecisionRecord, ...]:
-    width = DecisionRecord(name="width", chosen="x", reason="y", inputs=inputs, predicted={ITERATION: 150.0})
-    return DecisionRecord(name="lengths", chosen="none", reason="y"), width
+SHORT, LONG = np.full((16, 4), 200.0), np.full((16, 4), 800.0)
 
 
-def test_an_expectation_counts_without_its_own_correction():
-    found = realised(decided(train_s=5.0, **{CORRECTION: 1.5}), {"rollout": 2}, None, 120.0)
-    assert found == Realised(width={"rollout": 2}, seeded=False, expected_s=100.0, lasted_s=120.0)
+def test_an_iteration_is_compared_with_its_outline_in_hindsight():
+    """Its lengths and its training count, and the machines that were there; not what was expected."""
+    offer = an_offer(machine_start_s=300.0, there=4, available=1)
+    request = a_request(offer, train_s=999.0, past=(concluded(LONG), concluded(SHORT, lasted_s=70.0)))
+    long, short = errors(request)
+    assert (long.lasted_s, short.lasted_s) == (100.0, 70.0)
+    assert short.expected_s == pytest.approx(30.0 + member_time_s([200.0] * 64, CURVE, 64))
+    assert long.expected_s == pytest.approx(30.0 + member_time_s([800.0] * 64, CURVE, 64))
+    [trained] = errors(replace(request, past=(concluded(SHORT, train_s=1000.0),)))
+    assert trained.expected_s > 1000.0
+    [two] = errors(replace(request, past=(concluded(SHORT, width={"rollout": 2, "gone": 3}),)))
+    assert two.expected_s == pytest.approx(30.0 + member_time_s([200.0] * 32, CURVE, 64))
+    assert short == errors(replace(request, past=(concluded(SHORT, there={"rollout": 1}, lasted_s=70.0),)))[0]
 
 
-def test_nothing_is_learned_where_training_was_not_known_or_nothing_expected():
-    assert realised(decided(), {}, None, 120.0) is None
-    assert realised((), {}, None, 120.0) is None
+def test_an_iteration_that_waited_for_machines_says_nothing():
+    waited = concluded(SHORT, width={"rollout": 2, "gone": 1}, there={"rollout": 1, "gone": None})
+    request = a_request(an_offer(), past=(waited, concluded(LONG)))
+    assert [seen.width for seen in errors(request)] == [{"rollout": 1}]
+
+
+def test_where_nothing_is_measured_nothing_was_outlined():
+    assert errors(a_request(an_offer(step_time=NOMINAL), past=(concluded(SHORT),))) == ()
 
 
 @pytest.mark.parametrize(("seconds", "seeded"), [(0.0, False), (5.0, True), (None, True)])
 def test_the_trainers_machines_count_as_generating_unless_they_do_not(seconds, seeded):
-    found = realised(decided(train_s=5.0), {}, SeedingRecord(seeding_s=seconds, members=1), 1.0)
-    assert found is not None
+    seeding = SeedingRecord(seeding_s=seconds, members=1)
+    [found] = errors(a_request(an_offer(), past=(concluded(SHORT, seeding=seeding),)))
     assert found.seeded is seeded

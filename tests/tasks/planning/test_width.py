@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from tasks.planning.offer import ReservedOffer
 from tasks.planning.outline import Outliner
-from tasks.planning.prediction_error import Realised
+from tasks.planning.prediction_error import errors
 from tasks.planning.request import BudgetExceeded
 from tasks.planning.step_time import NOMINAL
 from tasks.planning.width import CLEARLY, choose_width
-from tests.planning_requests import CURVE, a_request, an_offer, some_lengths, waits
+from tests.planning_requests import CURVE, a_request, an_offer, concluded, some_lengths, waits
 from tests.property_examples import part_of_examples
 
 COST = {"width": "cost"}
@@ -105,11 +105,17 @@ def test_a_crew_that_took_longer_than_expected_is_left():
     offer = an_offer(count_max=3, responses_max=8)
     best = weighed(0.3, offer)
     assert best.crew.size > 1
-    slow = Realised(width={"rollout": best.crew.size}, seeded=False, expected_s=100.0, lasted_s=300.0)
-    fine = [Realised(width={"rollout": n}, seeded=False, expected_s=100.0, lasted_s=100.0) for n in (1, 2, 3)]
-    past = (slow, *(seen for seen in fine if seen.width != slow.width))
-    other = weighed(0.3, offer, past=past, asked=(("rollout", best.crew.size),))
-    assert other.crew.size != best.crew.size
+    past = []
+    for members in (1, 2, 3):
+        lengths = some_lengths(64, sigma=0.05).expected[:, None].repeat(4, axis=1)
+        alone = concluded(lengths, width={"rollout": members})
+        [expected] = errors(a_request(offer, lengths=EVEN, past=(alone,)))
+        as_expected = replace(alone, lasted_s=expected.expected_s)
+        past.append(as_expected)
+    asked = (("rollout", best.crew.size),)
+    assert weighed(0.3, offer, past=tuple(past), asked=asked).crew.size == best.crew.size
+    slow = [replace(one, lasted_s=one.lasted_s * (3 if one.width == dict(asked) else 1)) for one in past]
+    assert weighed(0.3, offer, past=tuple(slow), asked=asked).crew.size != best.crew.size
 
 
 def test_a_dearer_pool_loses_its_members_to_a_cheaper_one():
