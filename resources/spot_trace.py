@@ -234,9 +234,13 @@ def read_trace(path: Path | str, seed: int = 0) -> SpotTrace:
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(f"{path}: cannot be read: {error}") from None
     try:
-        return readers[path.suffix](text, seed)
+        trace = readers[path.suffix](text, seed)
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
+    # It is repeated, which would lead nowhere.
+    if not trace.span_s:
+        raise TraceError(f"{path}: all its events are at second 0; allowed: a trace that lasts longer")
+    return trace
 
 
 @dataclass(frozen=True)

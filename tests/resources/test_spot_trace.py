@@ -71,6 +71,7 @@ def test_of_interleaved_counts_the_later_line_holds(tmp_path: Path):
         ("t.txt", "2021-12-11, 11:11:30, 5\n2021-12-11, 11:12, -1\n", "line 2: value '2021-12-11, 11:12, -1'"),
         ("t.txt", "2021-12-11, 11:11:30\n", "line 1: value '2021-12-11, 11:11:30'; allowed: date, time, count"),
         ("t.csv", "", "it is empty"),
+        ("t.csv", "0,add,a\n0,remove,a\n", "all its events are at second 0"),
         ("t.csv", "0,add,a\n5,stop,a\n", r"line 2: value '5,stop,a'; allowed: milliseconds,add\|remove,node"),
         ("t.csv", "0,add,a\n-5,remove,a\n", "line 2: value '-5,remove,a'"),
         ("t.csv", "0,add\n", "line 1: value '0,add'"),
