@@ -98,7 +98,7 @@ class Knowledge:
     def _offer(self, pool: PoolScenario, available: int | None, there: int) -> CrewOffer:
         """The offer of a pool. Its start is from process to weights, as in reports, without the machine's own start."""
         losses = sum(each.iteration.losses[pool.name] for each in self._recent)
-        process_s = sum(each.iteration.process_s(pool.name) for each in self._recent)
+        machine_s = sum(sum(each.iteration.seconds[pool.name].values()) for each in self._recent)
         return CrewOffer(
             pool=pool.name,
             count_min=pool.count_min,
@@ -111,7 +111,7 @@ class Knowledge:
             machine_start_s=pool.start_s,
             kept=pool.kept,
             there=there,
-            losses_per_h=losses / (process_s / SECONDS_PER_HOUR) if process_s else 0.0,
+            losses_per_h=losses / (machine_s / SECONDS_PER_HOUR) if machine_s else 0.0,
             available=available,
         )
 

@@ -43,7 +43,13 @@ def errors(request: PlanningRequest) -> tuple[Realised, ...]:
     these may have been on their way.
     """
     settled = [seen for seen in request.past if request.measured and _found_its_machines(seen)]
-    return tuple(_in_hindsight(request, seen) for seen in settled)
+    return tuple(_in_hindsight(request, seen) for seen in settled if _may_generate(request, seen))
+
+
+def _may_generate(request: PlanningRequest, seen: Concluded) -> bool:
+    """Whether any of the iteration's members are still on offer."""
+    alone = request.reserved is not None and is_seeded(seen.seeding)
+    return alone or any(seen.width.get(offer.pool, 0) for offer in request.offers)
 
 
 def _found_its_machines(seen: Concluded) -> bool:

@@ -26,7 +26,7 @@ from tasks.planning.stage_balance import BalanceStep, balance_step
 
 # Widths that are outlined before the search continues from the best of them, and the most that are outlined in all.
 OUTLINES, OUTLINES_MAX = 32, 64
-# The crew of the newest plan stays unless another one's score is better by this share.
+# The crew of the newest plan, if that knew how an iteration went, stays unless another's score is better by this share.
 CLEARLY = 0.05
 FREE_USD = 1e-9
 Counts = tuple[int, ...]
@@ -137,7 +137,9 @@ class _Search:
         looked_at = [counts for counts in _ladder(low, high) if _fewest(request) <= sum(counts)]
         before = tuple(dict(request.asked or ()).get(offer.pool, 0) for offer in request.offers)
         within = all(least <= b <= h for least, b, h in zip(low, before, high, strict=True))
-        is_kept = request.asked is not None and within and _fewest(request) <= sum(before)
+        # The crews of the first plans were chosen before anything was known.
+        informed = request.asked is not None and len(request.past) > 1
+        is_kept = informed and within and _fewest(request) <= sum(before)
         if is_kept and before not in looked_at:
             looked_at.append(before)
         outlines = sorted(self._outlined(looked_at, cost_weight), key=partial(_rank, cost_weight))

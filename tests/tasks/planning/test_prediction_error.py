@@ -69,6 +69,11 @@ def test_an_iteration_that_waited_for_machines_says_nothing():
     assert [seen.width for seen in errors(request)] == [{"rollout": 1}]
 
 
+def test_an_iteration_whose_members_are_on_offer_no_more_says_nothing():
+    gone = concluded(SHORT, width={"gone": 2})
+    assert errors(a_request(an_offer(), past=(gone,))) == ()
+
+
 def test_where_nothing_is_measured_nothing_was_outlined():
     assert errors(a_request(an_offer(step_time=NOMINAL), past=(concluded(SHORT),))) == ()
 

@@ -19,6 +19,8 @@ from tests.property_examples import part_of_examples
 COST = {"width": "cost"}
 RESERVED = ReservedOffer(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)
 EVEN = some_lengths(64, sigma=0.05)
+# Two iterations of these lengths, which waited for machines, so that they correct nothing.
+SEEN = (concluded(EVEN.expected[:, None].repeat(4, axis=1), there={"rollout": 0}),) * 2
 
 
 def weighed(cost_weight: float, *offers, **changes):
@@ -68,22 +70,26 @@ def test_more_weight_of_dollars_never_costs_more(groups):
 
 @pytest.mark.parametrize(("better", "stays"), [(0.5, True), (2.0, False)])
 def test_the_last_iterations_crew_stays_unless_another_is_clearly_better(better, stays):
-    seconds, _ = every(8, lengths=EVEN)
+    seconds, _ = every(8, lengths=EVEN, past=SEEN)
     last = an_offer(count_max=8)
     # By how much the best would have to be better, or twice that.
-    free = weighed(0.0, last).crew.size
+    free = weighed(0.0, last, past=SEEN).crew.size
     near = next(n for n in range(8, 0, -1) if seconds[n - 1] > seconds.min() * (1 + better * CLEARLY / (1 - CLEARLY)))
-    choice = weighed(0.0, last, asked=(("rollout", near),))
+    asked = (("rollout", near),)
+    choice = weighed(0.0, last, past=SEEN, asked=asked)
     if stays and seconds[near - 1] * (1 - CLEARLY) <= seconds.min():
         assert choice.crew.size == near
         assert choice.reason == "as before; no other is clearly better"
     else:
         assert choice.crew.size == free
+    # Until two iterations are concluded, the newest plan's crew was chosen before anything was known.
+    assert weighed(0.0, last, past=SEEN[:1], asked=asked).crew.size == free
 
 
 def test_no_crew_stays_as_well_as_any_other_and_the_newest_plan_counts():
     """A member would be better, but not clearly, than the trainer's machines alone."""
     past = {"settings": {"seeding": "auto"}, "reserved": RESERVED, "train_s": 1.0, "waits": waits(members=0.0)}
+    past["past"] = SEEN
     offer, weight = an_offer(count_min=0, count_max=1, start_s=0.0), 0.5
 
     def ratio(usd_per_h: float) -> float:
