@@ -38,7 +38,7 @@ def opened_environments(
     else:
         environments = ProcessEnvironments(
             turns,
-            Conversation(tokenizer, plan.tools, stops),
+            lambda tools: Conversation(tokenizer, tools, stops),
             stops,
             resets=_reset,
             read_object=lambda iteration, digest: store.get(layout.environment_state(iteration, digest)),
