@@ -26,12 +26,13 @@ import numpy as np
 
 from benchmarks.reporting import Target, finish, interleave, medians
 from tasks.configuration.planning import PlanningConfig
+from tasks.history.planning_inputs import REPORTS_READ
 from tasks.planning.dealing import Work, even_ranges, longest_first
 from tasks.planning.dispatch import Dispatch, dispatch
 from tasks.planning.division import assign_groups
 from tasks.planning.iteration_plan import plan_iteration
 from tasks.planning.makespan import Lengths, Member, ends_s, lower_bound_s, member_time_s
-from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
+from tasks.planning.offer import Concluded, CrewOffer, GroupLengths, ReservedOffer, StepWaits
 from tasks.planning.request import PlanningRequest
 from tasks.planning.step_time import StepTime
 
@@ -185,15 +186,24 @@ def planning_s(rounds: int, clock: Callable[[], float]) -> dict[tuple[int, str],
     """The seconds by `clock` for a whole plan, by number of responses and setting."""
     arms: dict[str, Callable[[], float]] = {}
     for groups, count in SIZES:
-        told = oracle(draw(log_normal, groups, 0.5, np.random.default_rng(groups)))
+        rng = np.random.default_rng(groups)
+        told = oracle(draw(log_normal, groups, 0.5, rng))
+        past = tuple(_concluded(draw(log_normal, groups, 0.5, rng), count) for _ in range(REPORTS_READ))
         for setting, planning in SETTINGS.items():
-            arms[f"{groups * NUM_GENERATIONS} {setting}"] = _timed(a_request(told, count, planning), clock)
+            arms[f"{groups * NUM_GENERATIONS} {setting}"] = _timed(a_request(told, past, count, planning), clock)
     found = medians(interleave(arms, rounds))
     return {(int(name.split(" ", 1)[0]), name.split(" ", 1)[1]): seconds for name, seconds in found.items()}
 
 
-def a_request(told: GroupLengths, members: int, planning: PlanningConfig) -> PlanningRequest:
-    """A request of a run with all measurements: step times, losses, starts, and the duration of training."""
+def _concluded(seen: Iteration, members: int) -> Concluded:
+    width = {"rollout": members}
+    return Concluded(width=width, there=width, seeding=None, lengths=seen.lengths, train_s=120.0, lasted_s=300.0)
+
+
+def a_request(
+    told: GroupLengths, past: tuple[Concluded, ...], members: int, planning: PlanningConfig
+) -> PlanningRequest:
+    """A request of a run with all measurements: step times, losses, starts, training, and the last iterations."""
     offer = CrewOffer(
         pool="rollout",
         count_min=1,
@@ -215,6 +225,8 @@ def a_request(told: GroupLengths, members: int, planning: PlanningConfig) -> Pla
         reserved=ReservedOffer(engines=8, usd_per_h=55.04, responses_max=128, step_time=CURVE),
         waits=waits,
         width=(("rollout", members),),
+        asked=(("rollout", members),),
+        past=past,
         train_s=120.0,
         length_max=LENGTH_MAX,
     )

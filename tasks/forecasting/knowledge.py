@@ -27,8 +27,8 @@ class _Concluded:
 class Knowledge:
     """What a run knows; it grows with every iteration, and holds nothing that was not seen by then.
 
-    The exceptions are the pools' step times and starts. As in tasks.history.planning_inputs, losses and training come
-    from the last reports, everything else from the last one.
+    The exceptions are the pools' step times and starts. As in tasks.history.planning_inputs, losses, training, lengths
+    and the waiting for tools come from the last reports, everything else from the last one.
     """
 
     def __init__(self, scenario: Scenario) -> None:

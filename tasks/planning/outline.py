@@ -180,10 +180,11 @@ class Outliner:
 
     @cached_property
     def _drawn(self) -> Floats:
-        """[draws, groups, num_generations] lengths: those of the last iterations, before there are any expected ones.
+        """[draws, groups, num_generations] lengths: of the last iterations, or, before there are any, expected ones.
 
-        A crew stays for many iterations, whatever the next one's lengths are. And the real ones have their real tail,
-        and as much in common within a group as they do.
+        A crew stays for many iterations, whatever the next one's lengths are. Real lengths also have their real tail,
+        and as much in common within a group as there is. An iteration counts as a draw, so that of many responses fewer
+        iterations are used.
         """
         request = self._request
         responses = len(request.lengths) * request.num_generations

@@ -43,13 +43,14 @@ def errors(request: PlanningRequest) -> tuple[Realised, ...]:
     these may have been on their way.
     """
     settled = [seen for seen in request.past if request.measured and _found_its_machines(seen)]
-    return tuple(_in_hindsight(request, seen) for seen in settled if _may_generate(request, seen))
+    return tuple(_in_hindsight(request, seen) for seen in settled if _is_on_offer(request, seen))
 
 
-def _may_generate(request: PlanningRequest, seen: Concluded) -> bool:
-    """Whether any of the iteration's members are still on offer."""
+def _is_on_offer(request: PlanningRequest, seen: Concluded) -> bool:
+    """Whether all that generated in the iteration is still on offer; an outline of a part of it would be too slow."""
+    members = {pool for pool, count in seen.width.items() if count}
     alone = request.reserved is not None and is_seeded(seen.seeding)
-    return alone or any(seen.width.get(offer.pool, 0) for offer in request.offers)
+    return members <= {offer.pool for offer in request.offers} and (bool(members) or alone)
 
 
 def _found_its_machines(seen: Concluded) -> bool:

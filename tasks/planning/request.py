@@ -24,9 +24,9 @@ class PlanningRequest:
     width: of the last concluded iteration; width is the number of members by pool. asked: the same number in the newest
     plan, whose iteration may still be under way; None: there is no plan yet. train_s: seconds of a training step
     without waiting; None: unknown. training: whether it takes groups as they end, in the order of their numbers, or all
-    at the end.
-    past: the last iterations, the newest first. control_s: seconds between published
-    weights and the next plan. overlaps: whether the next iteration is generated while this one is trained.
+    at the end. past: the last iterations, the newest first; their lengths have the shape [groups, num_generations] of
+    the next one. control_s: seconds between published weights and the next plan. overlaps: whether the next iteration
+    is generated while this one is trained.
     spent_usd: the run's cost so far. usd_no_machine: an iteration's costs beside its machines (requests, egress, the
     control plane), as in the last one. length_max: the limit of a response's length in tokens.
     tool_s_per_token: seconds for which responses wait for tools, per token that they decode. crew: the kind of crew

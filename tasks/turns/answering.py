@@ -4,7 +4,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from tasks.turns.environments import Answer, OpenTurn
 from tasks.turns.living_environments import EnvironmentLost, LivingEnvironments, Past
 from tasks.turns.tool_processes import Failed, NotBegun, Offer, ProcessLost, TimedOut
 from tasks.turns.tool_results import cut
+from tasks.turns.tool_schemas import Schema
 
 # A result may fill an observation; a token rarely stands for more characters.
 _CHARACTERS_PER_TOKEN = 64
@@ -53,11 +54,16 @@ class TurnCodec(Protocol):
         ...
 
 
-class Language:
-    """A codec of turns that several threads may use, and the tokens with which a turn of the policy ends."""
+CodecOf = Callable[[tuple[Schema, ...]], TurnCodec]
+"""The policy's language if prompts tell of these tools."""
 
-    def __init__(self, codec: TurnCodec, stop_token_ids: Collection[int]) -> None:
-        self._codec = codec
+
+class Language:
+    """Codecs of turns that several threads may use, and the tokens with which a turn of the policy ends."""
+
+    def __init__(self, codec_of: CodecOf, stop_token_ids: Collection[int]) -> None:
+        self._codec_of = codec_of
+        self._known: tuple[tuple[Schema, ...], TurnCodec] | None = None
         self._stop_token_ids = frozenset(stop_token_ids)
         # A tokenizer of transformers refuses a second thread while it encodes.
         self._lock = threading.Lock()
@@ -68,13 +74,19 @@ class Language:
         if not own or own[-1] not in self._stop_token_ids:
             return None
         with self._lock:
-            return self._codec.read(own).calls
+            return self._codec(turn).read(own).calls
 
-    def observation(self, calls: Sequence[CallRecord]) -> tuple[int, ...]:
-        """The tokens by which the policy reads the results of its calls."""
+    def observation(self, turn: OpenTurn, calls: Sequence[CallRecord]) -> tuple[int, ...]:
+        """The tokens by which the policy reads the results of the calls of a turn."""
         messages = [{"role": "tool", "name": call.name, "content": call.result} for call in calls]
         with self._lock:
-            return tuple(self._codec.suffix_ids(messages))
+            return tuple(self._codec(turn).suffix_ids(messages))
+
+    def _codec(self, turn: OpenTurn) -> TurnCodec:
+        """The codec of the turn's plan; a member may live through several, by which tools may have changed."""
+        if self._known is None or self._known[0] != turn.tools:
+            self._known = turn.tools, self._codec_of(turn.tools)
+        return self._known[1]
 
 
 class TurnAnswer:
@@ -255,14 +267,14 @@ class TurnAnswer:
         """The tokens of the results, which are cut until they are few enough; None if they never are."""
         most = self._config.observation_tokens_max
         longest = max(len(call.result) for call in self._calls)
-        token_ids = self._language.observation(self._calls)
+        token_ids = self._language.observation(self._turn, self._calls)
         while len(token_ids) > most and longest:
             longest = min(longest - 1, math.floor(0.95 * longest * most / len(token_ids)))
             self._calls[:] = [
                 call if len(call.result) <= longest else replace(call, result=cut(call.result, longest))
                 for call in self._calls
             ]
-            token_ids = self._language.observation(self._calls)
+            token_ids = self._language.observation(self._turn, self._calls)
         return token_ids if len(token_ids) <= most else None
 
 

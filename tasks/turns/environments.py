@@ -6,7 +6,7 @@ clock. Every implementation passes tests/contracts/environments_contract.py.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from storage.prompt_table import PromptRow
 from storage.shard import Finish
@@ -16,7 +16,7 @@ from storage.shard import Finish
 class OpenTurn:
     """A turn that the policy has ended, and that is to be answered.
 
-    run_seed, iteration, group: of the plan that the response is of.
+    run_seed, iteration, group, tools: of the plan that the response is of.
     epoch: of the claim under which the response is held; a tool can refuse a caller with an older one.
     token_ids: all tokens of the response so far, those of the turn last. logprobs: of those that the policy sampled.
     events: the answers to its earlier turns.
@@ -38,6 +38,7 @@ class OpenTurn:
     room: int
     unknown: bool
     restarts: int
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

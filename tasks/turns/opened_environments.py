@@ -23,7 +23,7 @@ from tasks.turns.process_environments import ProcessEnvironments
 def opened_environments(
     turns: TurnsConfig | None, store: ObjectStore, plan: PlanRecord, model_dir: Path
 ) -> Iterator[Environments | None]:
-    """The environments for this plan and later ones in the same store, closed at the end; None without turns.
+    """The environments for this plan and others of the same run, closed at the end; None without turns.
 
     Raises the errors of transformers for a tokenizer that it does not understand.
     """
@@ -38,7 +38,7 @@ def opened_environments(
     else:
         environments = ProcessEnvironments(
             turns,
-            Conversation(tokenizer, plan.tools, stops),
+            lambda tools: Conversation(tokenizer, tools, stops),
             stops,
             resets=_reset,
             read_object=lambda iteration, digest: store.get(layout.environment_state(iteration, digest)),

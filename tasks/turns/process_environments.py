@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tasks.configuration.turns import TurnsConfig
-from tasks.turns.answering import Language, TurnAnswer, TurnCodec
+from tasks.turns.answering import CodecOf, Language, TurnAnswer
 from tasks.turns.environments import Answer, OpenTurn
 from tasks.turns.living_environments import LivingEnvironments, Reset
 from tasks.turns.loop_environments import LoopEnvironments
@@ -21,18 +21,19 @@ class ProcessEnvironments(LoopEnvironments):
     def __init__(
         self,
         config: TurnsConfig,
-        codec: TurnCodec,
+        codec_of: CodecOf,
         stop_token_ids: Collection[int],
         resets: Callable[[OpenTurn], Reset],
         read_object: Callable[[int, str], bytes],
     ) -> None:
         """Processes start at once, so that the first turns find them loaded.
 
-        resets: what the plan has reset the environment of a turn's response with. read_object: the bytes of a state
-        that a member has stored in an iteration by this digest.
+        codec_of: called when a turn's plan has other tools than that of the turn before. resets: what the plan has
+        reset the environment of a turn's response with. read_object: the bytes of a state that a member has stored in
+        an iteration by this digest.
         """
         self._config = config
-        self._language = Language(codec, stop_token_ids)
+        self._language = Language(codec_of, stop_token_ids)
         self._resets = resets
         self._read_object = read_object
         super().__init__()

@@ -224,6 +224,7 @@ class Performer:
             room=plan.sampling.max_completion_length - len(turn.token_ids),
             unknown=turn.unknown,
             restarts=turn.restarts,
+            tools=plan.tools,
         )
 
     def _request(self, response: int, token_ids: tuple[int, ...]) -> GenerationRequest:

@@ -7,6 +7,7 @@ import pytest
 
 from storage.planning_records import SeedingRecord
 from tasks.planning.makespan import member_time_s
+from tasks.planning.offer import ReservedOffer
 from tasks.planning.prediction_error import FACTOR_MAX, TRUST, Realised, correction, errors
 from tasks.planning.step_time import NOMINAL
 from tests.planning_requests import CURVE, a_request, an_offer, concluded
@@ -58,7 +59,7 @@ def test_an_iteration_is_compared_with_its_outline_in_hindsight():
     assert long.expected_s == pytest.approx(30.0 + member_time_s([800.0] * 64, CURVE, 64))
     [trained] = errors(replace(request, past=(concluded(SHORT, train_s=1000.0),)))
     assert trained.expected_s > 1000.0
-    [two] = errors(replace(request, past=(concluded(SHORT, width={"rollout": 2, "gone": 3}),)))
+    [two] = errors(replace(request, past=(concluded(SHORT, width={"rollout": 2, "gone": 0}),)))
     assert two.expected_s == pytest.approx(30.0 + member_time_s([200.0] * 32, CURVE, 64))
     assert short == errors(replace(request, past=(concluded(SHORT, there={"rollout": 1}, lasted_s=70.0),)))[0]
 
@@ -69,9 +70,13 @@ def test_an_iteration_that_waited_for_machines_says_nothing():
     assert [seen.width for seen in errors(request)] == [{"rollout": 1}]
 
 
-def test_an_iteration_whose_members_are_on_offer_no_more_says_nothing():
-    gone = concluded(SHORT, width={"gone": 2})
-    assert errors(a_request(an_offer(), past=(gone,))) == ()
+@pytest.mark.parametrize("width", [{"gone": 2}, {"rollout": 1, "gone": 1}])
+@pytest.mark.parametrize("seconds", [0.0, None])
+def test_an_iteration_of_which_a_member_is_on_offer_no_more_says_nothing(width, seconds):
+    """Without its other members it would be outlined as slower than it was, also if the trainer's machines helped."""
+    gone = concluded(SHORT, width=width, seeding=SeedingRecord(seeding_s=seconds, members=1))
+    reserved = ReservedOffer(engines=1, usd_per_h=1.0, responses_max=64, step_time=CURVE)
+    assert errors(a_request(an_offer(), reserved=reserved, past=(gone,))) == ()
 
 
 def test_where_nothing_is_measured_nothing_was_outlined():

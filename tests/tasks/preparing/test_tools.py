@@ -18,6 +18,7 @@ from tasks.turns.group_seed import group_seed
 from tasks.turns.opened_environments import opened_environments
 from tasks.turns.reading import message_reader
 from tasks.turns.tool_schemas import ToolsUnusable, name_of
+from tests.character_turns import said as a_turn
 from tests.chat_tokenizers import FORGETFUL, QWEN, chat_tokenizer
 from tests.small_run import config, everything, memory_store
 from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
@@ -95,11 +96,14 @@ def test_members_and_trainers_speak_the_plan_s_tools_whatever_their_code_says(st
 
     monkeypatch.setattr(process_environments, "with_processes", no_process)
     changed = replace(plan, tools=({**plan.tools[0], "function": {**plan.tools[0]["function"], "name": "peek"}},))
-    for told in (plan, changed):
-        with opened_environments(chosen.turns, store, told, model_dir) as environments:
-            assert [name_of(schema) for schema in environments._language._codec.tools] == list(map(name_of, told.tools))
-    read = message_reader(chosen.turns, changed, model_dir)
     said = chat_tokenizer(QWEN)('<tool_call>\n{"name": "peek", "arguments": {}}\n</tool_call><|im_end|>')["input_ids"]
+    # A member may live longer than one execution, between which tools may change.
+    with opened_environments(chosen.turns, store, plan, model_dir) as environments:
+        for told in (plan, changed, plan):
+            turn = replace(a_turn(""), tools=told.tools)
+            [call] = environments._language._codec(turn).read(said).calls
+            assert (call.problem or "").startswith("there is no tool 'peek'") is (told is plan)
+    read = message_reader(chosen.turns, changed, model_dir)
     _, messages = read(prompts_of(store)[0], said, (len(said),), ())
     assert [call["function"]["name"] for call in messages[0]["tool_calls"]] == ["peek"]
 

@@ -53,7 +53,9 @@ def opened(notes: Callable[[], list[str]]) -> Iterator[Open]:
             **{"processes": 1, "load_time_limit_s": LIMIT_S, **settings},
         )
         found = Objects() if objects is None else objects
-        every.append(ProcessEnvironments(config, CharacterConversation(), [STOP], lambda _: reset, found.read))
+        every.append(
+            ProcessEnvironments(config, lambda _: CharacterConversation(), [STOP], lambda _: reset, found.read)
+        )
         return every[-1]
 
     yield opened

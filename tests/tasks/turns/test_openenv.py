@@ -74,7 +74,7 @@ def test_a_served_game_is_played_and_goes_on_in_another_session_of_its_server(se
 
     def open_environments() -> ProcessEnvironments:
         reset = Reset({}, SEED, opening)
-        opened.append(ProcessEnvironments(GAME, CharacterConversation(), [STOP], lambda _: reset, bytes))
+        opened.append(ProcessEnvironments(GAME, lambda _: CharacterConversation(), [STOP], lambda _: reset, bytes))
         return opened[-1]
 
     try:

@@ -40,7 +40,7 @@ def test_function_tools_of_verl_are_called_unchanged(verl_examples: Any):
         processes=1,
     )
     reset = Reset({}, 1, None)
-    environments = ProcessEnvironments(config, CharacterConversation(), [STOP], lambda _: reset, bytes)
+    environments = ProcessEnvironments(config, lambda _: CharacterConversation(), [STOP], lambda _: reset, bytes)
     try:
         texts = [
             '!get_weather {"city": "Tokyo"}',

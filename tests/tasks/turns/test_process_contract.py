@@ -29,7 +29,9 @@ class ToldToProcesses(Told):
             call_time_limit_s=LIMIT_S,
         )
         reset = Reset({"start": 3}, 99, "from 3")
-        self.opened.append(ProcessEnvironments(config, CharacterConversation(), [STOP], lambda _: reset, bytes))
+        self.opened.append(
+            ProcessEnvironments(config, lambda _: CharacterConversation(), [STOP], lambda _: reset, bytes)
+        )
         return self.opened[-1]
 
     def calling(self, response: int) -> OpenTurn:

@@ -62,7 +62,7 @@ def opened(notes: Callable[[], list[str]]) -> Iterator[Open]:
     def opened(*tools: str, reset: Reset = RESET, read_object: Any = no_objects, **settings: Any) -> Any:
         every.append(
             ProcessEnvironments(
-                config(*tools, **settings), CharacterConversation(), [STOP], lambda _: reset, read_object
+                config(*tools, **settings), lambda _: CharacterConversation(), [STOP], lambda _: reset, read_object
             )
         )
         return every[-1]
@@ -375,7 +375,8 @@ from tasks.configuration.turns import TurnsConfig
 from tasks.turns.living_environments import Reset
 from tasks.turns.process_environments import ProcessEnvironments
 config = TurnsConfig(tools=("tests.tool_functions:sleeps",), call_time_limit_s={LIMIT_S}, processes=2)
-environments = ProcessEnvironments(config, CharacterConversation(), [STOP], lambda _: Reset({{}}, 0, None), bytes)
+reset = Reset({{}}, 0, None)
+environments = ProcessEnvironments(config, lambda _: CharacterConversation(), [STOP], lambda _: reset, bytes)
 environments.begin([said('!sleeps {{"seconds": 1000}}', response) for response in range(4)])
 environments.answers({LIMIT_S})
 """

@@ -17,7 +17,7 @@ ROLL = '!roll {"sides": 1000000}'
 
 def opened(opening: str | None) -> ProcessEnvironments:
     reset = Reset({}, 1, opening)
-    return ProcessEnvironments(DICE, CharacterConversation(), [STOP], lambda _: reset, bytes)
+    return ProcessEnvironments(DICE, lambda _: CharacterConversation(), [STOP], lambda _: reset, bytes)
 
 
 def test_an_opening_follows_from_the_groups_seed_though_many_are_reset_side_by_side():

@@ -44,7 +44,7 @@ def examples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def opened(opening: str | None = None, **settings: object) -> ProcessEnvironments:
     config = TurnsConfig(processes=1, load_time_limit_s=LIMIT_S, call_time_limit_s=LIMIT_S, **settings)
     reset = Reset({}, 1, opening)
-    return ProcessEnvironments(config, CharacterConversation(), [STOP], lambda _: reset, bytes)
+    return ProcessEnvironments(config, lambda _: CharacterConversation(), [STOP], lambda _: reset, bytes)
 
 
 def test_the_database_tool_of_grpo_agent_answers():

@@ -36,7 +36,7 @@ def opened() -> Iterator[Callable[..., ProcessEnvironments]]:
 
     def opened(config: TurnsConfig, opening: str | None = None) -> ProcessEnvironments:
         reset = Reset({"answer": "crane"}, 1, opening)
-        every.append(ProcessEnvironments(config, CharacterConversation(), [STOP], lambda _: reset, bytes))
+        every.append(ProcessEnvironments(config, lambda _: CharacterConversation(), [STOP], lambda _: reset, bytes))
         return every[-1]
 
     yield opened

@@ -1,5 +1,7 @@
 """Sessions whose policy takes turns with a scripted environment: kills before, inside and after calls."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,6 +76,22 @@ def test_the_last_answer_has_the_reward_and_no_tokens():
         assert len(logprobs) == sum(origins[::2])
         assert len(origins) == 2 * len(calls) - 1
         assert [reward is not None for reward in rewards] == [False] * (len(calls) - 1) + [True]
+
+
+def test_a_turn_names_the_tools_of_its_plan():
+    told = []
+
+    class Listening(ScriptedEnvironments):
+        def begin(self, turns):
+            told.extend(turn.tools for turn in turns)
+            super().begin(turns)
+
+    clock, tools = ManualClock(), ({"type": "function"},)
+    environments = Listening(SCRIPT, ToolServer(), clock, VOCABULARY)
+    live(a_session(MemoryStore(), 0, clock=clock, environments=environments, plan=replace(a_plan(), tools=tools)))
+    assert told
+    assert set(map(len, told)) == {1}
+    assert told[0] == tools
 
 
 @pytest.mark.slow
