@@ -1,16 +1,16 @@
 """What an iteration with a given crew is expected to take and to cost, before a group is dealt.
 
-All running responses are assumed to advance together: while `a` of them run on `m` members, each gets a token every
-tau(a / m) seconds. This is TailSieve's identity (tasks/planning/makespan.py) for a crew whose size changes, because
-members start at different times and the trainer's engines stop when training begins. Members that are not evenly full
-take as much longer as the fullest of them: those that keep what they were dealt, because none of it waits
-(tasks/planning/rebalance.py), and the one that takes what others leave behind (tasks/planning/holders.py).
+Members move work among themselves until none is idle (tasks/planning/rebalance.py). So all running responses are
+assumed to be spread evenly over the members that are there, and to advance together: while `a` responses run on `m`
+members, each gets a token every tau(a / m) seconds. This is TailSieve's identity (tasks/planning/makespan.py) for a
+crew whose size changes, because members start at different times and the trainer's engines stop when training begins.
 With the objective "gpu_seconds" members keep what they were dealt and leave, so batches stay full instead.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,9 @@ import numpy.typing as npt
 from resources.prices import dollars
 from storage.planning_records import SeedingRecord
 from tasks.planning.crew import engines_stop_s, holding, ready
-from tasks.planning.holders import Part, fullness, phases, shares_of
 from tasks.planning.makespan import drawn_lengths, slot_totals
 from tasks.planning.offer import CrewOffer, ReservedOffer
+from tasks.planning.rebalance import LATE_RATIO
 from tasks.planning.request import PlanningRequest
 from tasks.planning.step_time import StepTime
 
@@ -61,13 +61,24 @@ class Outline:
     lasting_usd: float
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Part:
+    """Members that are alike and decode from start_s to end_s; count: how many are expected to be there."""
+
+    count: float
+    step_time: StepTime
+    responses_max: int
+    start_s: float
+    end_s: float
+    is_crew: bool
+
+
 class Outliner:
     """Outlines crews for one request; what does not depend on the crew is computed once."""
 
     def __init__(self, request: PlanningRequest) -> None:
         self._request = request
         self._totals: dict[int, tuple[Floats, Floats]] = {}
-        self._uneven: dict[tuple[int, StepTime], float] = {}
 
     def outline(self, counts: Counts, seeding: SeedingRecord | None, correction: float = 1.0) -> Outline:
         """The outline of a crew. correction: how many times as long as expected such iterations last."""
@@ -141,7 +152,7 @@ class Outliner:
             lasting_s = max(trained_s, seeded_s + train_s) + request.control_s
         return rollout_s, busy / size if size else 0.0, lasting_s
 
-    def _parts(self, counts: Counts, seeding: SeedingRecord | None, there: Counts) -> list[Part]:
+    def _parts(self, counts: Counts, seeding: SeedingRecord | None, there: Counts) -> list[_Part]:
         """Who decodes; there: how many members of each offer need no new machine."""
         request, reserved = self._request, self._request.reserved
         parts = []
@@ -167,9 +178,9 @@ class Outliner:
 
     def _part(
         self, offer: CrewOffer | ReservedOffer, count: float, start_s: float, end_s: float = float("inf")
-    ) -> Part:
+    ) -> _Part:
         curve, most = holding(self._request, offer)
-        return Part(
+        return _Part(
             count=count,
             step_time=curve,
             responses_max=most,
@@ -248,18 +259,13 @@ class Outliner:
         publish_s = self._request.publish_s
         return float((at_s + (train_s - publish_s) * left).max()) + publish_s
 
-    def _ended_s(self, parts: Sequence[Part], tokens: Floats, active: Floats) -> tuple[Floats, float]:
+    def _ended_s(self, parts: Sequence[_Part], tokens: Floats, active: Floats) -> tuple[Floats, float]:
         """([points] when each running response has that many tokens, member-seconds of the crew's decoding)."""
-        ended_s, done, busy, full = np.zeros(len(tokens)), 0.0, 0.0, 1.0
-        shares: dict[Part, float] = {}
-        for phase, (begin_s, end_s) in phases(parts):
-            running = float(np.interp(done, tokens, active))
-            before, shares = shares, shares_of(phase, shares, running)
-            if before.keys() - shares.keys():
-                full = fullness(shares, before, running)
-            pace, at_work = self._pace(shares, active, full)
-            if full == 1.0:
-                pace = pace * self._unevenness([part for part, share in shares.items() if share])
+        ended_s, done, busy = np.zeros(len(tokens)), 0.0, 0.0
+        shares: dict[_Part, float] = {}
+        for phase, (begin_s, end_s) in _phases(parts):
+            shares = _shares(phase, shares, float(np.interp(done, tokens, active)))
+            pace, at_work = self._pace(shares, active)
             steps_s = np.diff(np.maximum(tokens, done), prepend=done) * pace
             along_s = np.cumsum(steps_s)
             left_s = end_s - begin_s
@@ -271,58 +277,56 @@ class Outliner:
             done = float(np.interp(left_s, np.append(0.0, along_s), np.append(done, np.maximum(tokens, done))))
         return ended_s, busy
 
-    @property
-    def _by_length(self) -> bool:
-        """Whether groups are dealt by their length."""
-        return self._request.knows_lengths and self._request.settings.dispatch == "auto"
-
-    @cached_property
-    def _dealt(self) -> Floats:
-        """The lengths as in `_drawn`, with groups in the order in which they are dealt."""
-        if not self._by_length:
-            return self._drawn
-        longest_first = np.argsort(-self._drawn.sum(axis=2), axis=1)
-        dealt: Floats = np.take_along_axis(self._drawn, longest_first[:, :, None], axis=1)
-        return dealt
-
-    def _unevenness(self, holders: Sequence[Part]) -> float:
-        """How many times as long as if all shared evenly the member with the longest responses decodes.
-
-        If none waits, members keep what they were dealt: by length if that is known, else in turn.
-        """
-        draws, groups, size = self._drawn.shape
-        members, most = round(sum(part.count for part in holders)), max(holders, key=lambda part: part.count)
-        room = sum(part.count * part.responses_max for part in holders)
-        if members < 2 or groups * size > room or self._request.settings.objective == "gpu_seconds":
-            return 1.0
-        key = (members, most.step_time)
-        if key not in self._uneven:
-            dealt = np.zeros((draws, -(-groups // members) * members, size))
-            dealt[:, :groups] = self._dealt
-            dealt = dealt.reshape(draws, -1, members, size)
-            if self._by_length:
-                # To and fro, so that no member gets the longest of each round.
-                dealt[:, 1::2] = dealt[:, 1::2, ::-1].copy()
-            each = np.sort(dealt.swapaxes(1, 2).reshape(draws, members, -1), axis=2)[:, :, ::-1]
-            alone_s = (each @ most.step_time.rises(each.shape[2])).max(axis=1).mean()
-            running = np.arange(groups * size, 0, -1)
-            table = most.step_time.table(groups * size)
-            step_s = np.interp(np.maximum(1.0, running / members), np.arange(len(table)), table)
-            even_s = np.diff(self._sorted, prepend=0.0) @ step_s
-            self._uneven[key] = max(1.0, float(alone_s / even_s))
-        return self._uneven[key]
-
-    def _pace(self, shares: Mapping[Part, float], active: Floats, full: float) -> tuple[Floats, Floats]:
-        """([points] seconds per token of each of `active` running responses, [points] the crew's members at work).
-
-        full: how many times as full as the average member the one is that ends last.
-        """
+    def _pace(self, shares: Mapping[_Part, float], active: Floats) -> tuple[Floats, Floats]:
+        """([points] seconds per token of each of `active` running responses, [points] the crew's members at work)."""
         crew = sum(part.count for part in shares if part.is_crew)
         leaves = self._request.settings.objective == "gpu_seconds"
         share = active / active[0] if leaves else np.ones_like(active)
         rate = np.zeros_like(active)
         for part, held in shares.items():
-            batch = np.minimum(full * held * active / (part.count * share), part.responses_max)
+            batch = np.minimum(held * active / (part.count * share), part.responses_max)
             table = part.step_time.table(part.responses_max)
-            rate += part.count / full * share * batch / np.interp(np.maximum(1.0, batch), np.arange(len(table)), table)
+            rate += part.count * share * batch / np.interp(np.maximum(1.0, batch), np.arange(len(table)), table)
         return active / rate, crew * share
+
+
+def _shares(parts: Sequence[_Part], before: Mapping[_Part, float], running: float) -> dict[_Part, float]:
+    """The share of the running responses that each part decodes, from now on until parts come or go.
+
+    before: the shares until now. Parts that begin together share evenly. One that comes later gets what waits, and of
+    what is decoded only what its holders decode no sooner (tasks/planning/rebalance.py); it is left alone otherwise.
+    """
+    holders = {part: before[part] for part in parts if before.get(part)}
+    held = sum(holders.values())
+    if not held:
+        members = sum(part.count for part in parts)
+        return {part: part.count / members for part in parts}
+    shares = {part: share / held for part, share in holders.items()}
+    late = [part for part in parts if part not in shares]
+    room = sum(part.count * part.responses_max for part in late)
+    waiting = running - sum(part.count * part.responses_max for part in holders)
+    given = min(room, waiting)
+    if given <= 0:
+        spare = (part.count * _spare(part, share * running / part.count) for part, share in shares.items())
+        given = min(room, sum(spare))
+    moved = given / running
+    found = {part: share * (1 - moved) for part, share in shares.items()}
+    return found | {part: moved * part.count * part.responses_max / room for part in late}
+
+
+def _spare(part: _Part, batch: float) -> float:
+    """How many of a member's `batch` running responses are taken by a member that has none."""
+    step_s = part.step_time.step_s
+    plateau = part.step_time.plateau(part.responses_max)
+    if plateau < batch:
+        return min(batch - plateau, batch / 2)
+    return batch / 2 if batch >= 2 and step_s(round(batch)) * LATE_RATIO > step_s(round(batch / 2)) else 0.0
+
+
+def _phases(parts: Sequence[_Part]) -> Iterator[tuple[list[_Part], tuple[float, float]]]:
+    """The parts that decode together, and from when to when."""
+    times = sorted({time for part in parts for time in (part.start_s, part.end_s)})
+    for begin_s, end_s in pairwise(times):
+        there = [part for part in parts if part.start_s <= begin_s and part.end_s >= end_s]
+        if there:
+            yield there, (begin_s, end_s)

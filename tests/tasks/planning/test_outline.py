@@ -159,44 +159,6 @@ def test_lengths_are_those_of_the_last_iterations_if_there_are_any():
     assert outlined(both, 2).rollout_s == pytest.approx(30.0 + member_time_s([600.0] * 64, CURVE, 64))
 
 
-def test_members_keep_what_they_were_dealt_unless_some_of_it_waits():
-    """Every second group is long, so that one of two members is dealt all long ones."""
-    seen = np.full((32, 4), 100.0)
-    seen[::2] = 1000.0
-    request = a_request(an_offer(), lengths=NO_SPREAD, past=(concluded(seen),))
-    assert outlined(request, 2).rollout_s == pytest.approx(30.0 + member_time_s([1000.0] * 64, CURVE, 64), rel=1e-3)
-    evenly_s = 30.0 + member_time_s([1000.0] * 32 + [100.0] * 32, CURVE, 64)
-    known = replace(request, lengths=replace(NO_SPREAD, predictor="history"))
-    assert outlined(known, 2).rollout_s == pytest.approx(evenly_s, rel=1e-3)
-    # As many long ones for both.
-    assert outlined(replace(request, past=(concluded(np.sort(seen, axis=0)),)), 2).rollout_s == pytest.approx(
-        evenly_s, rel=1e-3
-    )
-    waiting = replace(request, offers=(an_offer(responses_max=32),))
-    longest_s = 30.0 + member_time_s([1000.0] * 64, CURVE, 32)
-    assert outlined(waiting, 2).rollout_s - 30.0 < 0.85 * (longest_s - 30.0)
-
-
-def test_who_looks_first_takes_what_the_engines_leave_behind():
-    """The engines stop when the crew comes, so that the crew's first member gets all."""
-    lengths = GroupLengths("none", np.full(8, 400.0), np.full(8, 400.0))
-    rising = StepTime(((1, 0.01), (64, 0.02)))
-    request = a_request(
-        an_offer(start_s=1.0, step_time=rising),
-        lengths=lengths,
-        reserved=replace(RESERVED, step_time=rising),
-        seeding=COLOCATED,
-    )
-    until_then = SeedingRecord(seeding_s=1.0, members=4)
-    alone_s = outlined(request, 1, seeding=until_then).rollout_s
-    assert outlined(request, 4, seeding=until_then).rollout_s == pytest.approx(alone_s)
-    assert outlined(request, 4).rollout_s < alone_s
-    # It keeps what it decodes no sooner for a smaller batch.
-    full = StepTime(((1, 0.01), (8, 0.02), (32, 0.08)))
-    fullest = replace(request, offers=(an_offer(start_s=1.0, step_time=full),))
-    assert outlined(fullest, 4, seeding=until_then).rollout_s < 0.5 * outlined(fullest, 1, seeding=until_then).rollout_s
-
-
 def test_training_waits_the_longer_the_more_a_groups_responses_have_in_common():
     lengths = np.geomspace(50.0, 5000.0, 128)
     alike, mixed = lengths.reshape(32, 4), np.random.default_rng(0).permutation(lengths).reshape(32, 4)
