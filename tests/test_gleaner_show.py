@@ -19,9 +19,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The url of a run: iteration 0 is compacted, 1 is committed, 2 is under way; it holds a tokenizer."""
-    url = str(tmp_path_factory.mktemp("show") / "run")
-    write_viewed_run(url, tmp_path_factory.mktemp("model"))
-    return url
+    return write_viewed_run(str(tmp_path_factory.mktemp("show") / "run"), tmp_path_factory.mktemp("model")).url
 
 
 def gleaner(*arguments):

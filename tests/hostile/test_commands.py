@@ -9,9 +9,7 @@ from tests.viewed_run import write_viewed_run
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    url = str(tmp_path_factory.mktemp("runs") / "run")
-    write_viewed_run(url, tmp_path_factory.mktemp("model"))
-    return url
+    return write_viewed_run(str(tmp_path_factory.mktemp("runs") / "run"), tmp_path_factory.mktemp("model")).url
 
 
 def gleaner(*arguments):

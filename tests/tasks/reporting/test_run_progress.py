@@ -37,9 +37,7 @@ print(time.monotonic() - began_s)
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The url of a run whose iteration 2 is generated."""
-    url = str(tmp_path_factory.mktemp("progress") / "run")
-    write_viewed_run(url, tmp_path_factory.mktemp("model"))
-    return url
+    return write_viewed_run(str(tmp_path_factory.mktemp("progress") / "run"), tmp_path_factory.mktemp("model")).url
 
 
 def test_a_terminal_shows_where_the_run_is_and_nothing_when_the_block_has_ended(run):

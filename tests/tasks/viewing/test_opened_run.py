@@ -23,9 +23,7 @@ from tests.viewed_run import CONFIG, write_viewed_run
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
     """Iteration 0 is compacted, 1 is committed, 2 is under way."""
-    path = str(tmp_path_factory.mktemp("opened") / "run")
-    write_viewed_run(path, tmp_path_factory.mktemp("model"))
-    return path
+    return write_viewed_run(str(tmp_path_factory.mktemp("opened") / "run"), tmp_path_factory.mktemp("model")).url
 
 
 @pytest.fixture
