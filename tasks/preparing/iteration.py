@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 from resources.granted import check_granted
 from resources.model_config import model_fields
@@ -57,6 +56,7 @@ from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import PromptSet
 from tasks.prompts.tokenise import Tokenizer
 from tasks.sharing.membership import check_admitted
+from tasks.turns.tool_schemas import Schema
 
 log = logging.getLogger(__name__)
 
@@ -272,7 +272,7 @@ def write_plan(
     first_prompt: int,
     stop_ids: tuple[int, ...],
     clock: Clock,
-    tools: tuple[dict[str, Any], ...] = (),
+    tools: tuple[Schema, ...] = (),
 ) -> None:
     """Write the prompts, then the plan that names them; losing the race to another planner is no error.
 
