@@ -179,7 +179,7 @@ class AliveRecord:
     holds whose end is not journalled yet; of these, `running` are being decoded, `waiting` wait for the engine,
     `acting` for an environment, and `released` are free for any member. tokens_per_s: recent decode rate of all; None
     if it did not decode all that time. plateau: the batch size beyond which that rate no longer rises (0: unknown).
-    usd_per_hour: its price, if not its pool's. room: how many further responses it could begin. working_at_s: when it
+    usd_per_hour: its price, if not its pool's. room: how many further responses it would begin. working_at_s: when it
     first had the weights. decode_s: seconds of decode steps. step_s: (batch size, mean seconds of a decode step),
     ascending. puts (LISTs included), gets, bytes_read: its requests to the store.
     """

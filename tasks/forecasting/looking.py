@@ -81,6 +81,7 @@ class Sight:
         return Seeker(
             room=member.room,
             running=len(member.running),
+            held=member.unfinished,
             loaded=member.state == "working",
             tokens_per_s=member.engine.tokens_per_s,
             free_only=self._free_only or member.isolated,
@@ -124,6 +125,7 @@ def _seen(member: Member, now_s: float, claim_ttl_s: float) -> Holder:
         released=0,
         tokens_per_s=running / float(member.engine.step_s[running]) if running else None,
         plateau=member.engine.plateau if running else 0,
+        room=member.room if member.alive else 0,
         isolated=member.set_apart,
     )
 

@@ -38,7 +38,8 @@ class Cause(Enum):
 class Holder:
     """A member with responses, as its last heartbeat shows it to the seeker; the counts are those of AliveRecord.
 
-    lost: what it holds is free; idle: it lives and looks for work, too. isolated: the plan gave it a small batch.
+    lost: what it holds is free; idle: it lives and looks for work, too. room: how many more responses it would begin.
+    isolated: the plan gave it a small batch.
     """
 
     incarnation: str
@@ -50,6 +51,7 @@ class Holder:
     released: int
     tokens_per_s: float | None
     plateau: int
+    room: int = 0
     isolated: bool = False
 
 
@@ -57,13 +59,15 @@ class Holder:
 class Seeker:
     """The member that looks for work.
 
-    room: responses it could begin now; running: those it decodes; loaded: whether it has the weights. tokens_per_s: of
-    one response, by the number decoded together, as far as it was measured (empty: not yet). free_only: it takes
-    nothing from living members, because its batch must stay small, or it should leave soon.
+    room: responses it could begin now; running: those it decodes; held: those, and what waits, also for tools. loaded:
+    whether it has the weights. tokens_per_s: of one response, by the number decoded together, as far as it was measured
+    (empty: not yet). free_only: it takes nothing from living members, because its batch must stay small, or it should
+    leave soon.
     """
 
     room: int
     running: int
+    held: int = 0
     loaded: bool = True
     tokens_per_s: Sequence[float] = ()
     free_only: bool = False
@@ -98,14 +102,19 @@ class Candidate:
     left: float | None = None
 
 
-def next_transfer(seeker: Seeker, holders: Sequence[Holder], unclaimed: int) -> Transfer | None:
+def next_transfer(
+    seeker: Seeker, holders: Sequence[Holder], unclaimed: int, share: int | None = None
+) -> Transfer | None:
     """The transfer to make next; None if there is no room, or nothing to take.
 
-    Free responses are shared with the other members that have none left, so that the first does not take all of them.
-    Unstarted work of an isolated member goes only to members that decode nothing else.
+    share: how many responses of the unclaimed and the lost the seeker may still take in this look; None: `free_share`.
+    Unstarted work of an isolated member goes only to members that decode nothing else. A member without weights takes
+    no running responses, because it could not decode them yet.
     """
     if seeker.room < 1:
         return None
+    if share is None:
+        share = free_share(seeker, holders, unclaimed)
     idle = 1 + sum(holder.idle for holder in holders)
     living = [holder for holder in holders if not holder.lost]
     lost = [holder for holder in holders if holder.lost and holder.unfinished]
@@ -115,7 +124,10 @@ def next_transfer(seeker: Seeker, holders: Sequence[Holder], unclaimed: int) -> 
     free += [Transfer(cause=Cause.RELEASED, incarnation=h.incarnation, count=h.released) for h in living if h.released]
     if free:
         most = max(free, key=lambda transfer: transfer.count)
-        return Transfer(cause=most.cause, incarnation=most.incarnation, count=_share(most.count, idle, seeker.room))
+        count = _share(most.count, idle, seeker.room)
+        if most.cause is not Cause.RELEASED and not seeker.free_only:
+            count = min(most.count, seeker.room, share)
+        return Transfer(cause=most.cause, incarnation=most.incarnation, count=count) if count else None
     if seeker.free_only:
         return None
     open_to_us = [holder for holder in living if not (holder.isolated and seeker.running)]
@@ -129,7 +141,31 @@ def next_transfer(seeker: Seeker, holders: Sequence[Holder], unclaimed: int) -> 
             # They are the last of its queue. It has begun them only if it has since ended about as many as come before.
             asks = fullest.waiting - count < fullest.running
             return Transfer(cause=Cause.UNSTARTED, incarnation=fullest.incarnation, count=count, asks=asks)
-    return None if seeker.running else _running_transfer(seeker, living)
+    return None if seeker.running or not seeker.loaded else _running_transfer(seeker, living)
+
+
+def free_share(seeker: Seeker, holders: Collection[Holder], unclaimed: int) -> int:
+    """How many of the unclaimed and the lost responses the seeker takes in one look.
+
+    As many as make it as full as the others with room, if these take theirs, too; so the first that looks does not take
+    all. Others without room take none, and do not count. At least one, in case the others are slow to look.
+    """
+    free = _free(holders, unclaimed)
+    fills = [(seeker.held, seeker.room)]
+    fills += [(each.unfinished, each.room) for each in holders if each.room and not each.lost]
+    low, high = 0, max(held + room for held, room in fills)
+    # The lowest level at which all of them together have room for what is free.
+    while low < high:
+        level = (low + high) // 2
+        if sum(min(room, max(0, level - held)) for held, room in fills) < free:
+            low = level + 1
+        else:
+            high = level
+    return max(1, low - seeker.held)
+
+
+def _free(holders: Collection[Holder], unclaimed: int) -> int:
+    return unclaimed + sum(holder.unfinished for holder in holders if holder.lost)
 
 
 class Turns:
@@ -142,14 +178,23 @@ class Turns:
         self._seeker = seeker
         self._holders = dict(holders)
         self._unclaimed = unclaimed
+        self._free = _free(holders.values(), unclaimed)
+        self._share = free_share(seeker, holders.values(), unclaimed)
 
     def next(self) -> Transfer | None:
         """The transfer to make now; None when the look is over."""
-        return next_transfer(self._seeker, list(self._holders.values()), self._unclaimed)
+        # What is free and left to others is not a reason to take what others decode.
+        if self._free and self._share < 1 and not self._seeker.free_only:
+            return None
+        return next_transfer(self._seeker, list(self._holders.values()), self._unclaimed, self._share)
 
     def took(self, transfer: Transfer, count: int) -> None:
         """Note that the transfer was tried and brought `count` responses."""
-        self._seeker = replace(self._seeker, room=self._seeker.room - count, running=self._seeker.running + count)
+        room, running, held = self._seeker.room - count, self._seeker.running + count, self._seeker.held + count
+        self._seeker = replace(self._seeker, room=room, running=running, held=held)
+        if transfer.cause in (Cause.UNCLAIMED, Cause.LOST):
+            self._free -= count
+            self._share -= count
         if transfer.incarnation is None:
             self._unclaimed = 0
         else:

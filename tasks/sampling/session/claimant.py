@@ -259,6 +259,7 @@ class Claimant:
             released=record.released if record else 0,
             tokens_per_s=record.tokens_per_s if record else None,
             plateau=record.plateau if record else 0,
+            room=record.room if record else 0,
             isolated=self._reader.book.incarnations[name] in self._isolated,
         )
 

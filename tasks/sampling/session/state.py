@@ -158,7 +158,7 @@ class State:
             acting=len(holdings.acting),
             released=len(self.released_journalled.items() & holdings.released.items()),
             plateau=self.rate.plateau(),
-            room=self.room(),
+            room=self.room() if self.wants_work() else 0,
             working_at_s=self.working_at_s,
             decode_s=self.rate.total_s,
             step_s=self.rate.points(),
@@ -183,6 +183,7 @@ class State:
         return Seeker(
             room=self.room(),
             running=len(self.holdings.in_flight),
+            held=len(self.holdings.held),
             loaded=self.holdings.state == "working",
             tokens_per_s=self.rate.per_response(self.engine_max),
             free_only=self.config.objective == "gpu_seconds" or self.holdings.is_isolated,

@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.planning.rebalance import Candidate, Cause, Holder, Seeker, Transfer, choose, next_transfer, should_cut
+from tasks.planning.rebalance import (
+    Candidate,
+    Cause,
+    Holder,
+    Seeker,
+    Transfer,
+    Turns,
+    choose,
+    free_share,
+    next_transfer,
+    should_cut,
+)
 
 IDLE = Seeker(room=8, running=0)
 
@@ -24,6 +35,10 @@ def a_holder(name: str = "a", **changes) -> Holder:
         plateau=0,
     )
     return replace(quiet, **changes)
+
+
+def from_the_lost(count: int) -> Transfer:
+    return Transfer(cause=Cause.LOST, incarnation="a", count=count)
 
 
 def a_candidate(response: int, **changes) -> Candidate:
@@ -45,9 +60,120 @@ def test_what_is_free_comes_first_and_the_largest_heap_of_it():
 
 
 def test_what_is_free_is_shared_with_the_others_that_have_nothing():
-    holders = [a_holder("a", lost=True, unfinished=9), a_holder("b", idle=True), a_holder("c", idle=True)]
+    holders = [
+        a_holder("a", lost=True, unfinished=9),
+        a_holder("b", idle=True, room=8),
+        a_holder("c", idle=True, room=8),
+    ]
     assert next_transfer(IDLE, holders, 0) == Transfer(cause=Cause.LOST, incarnation="a", count=3)
     assert next_transfer(replace(IDLE, room=2), holders, 0) == Transfer(cause=Cause.LOST, incarnation="a", count=2)
+
+
+def test_of_what_is_free_a_member_takes_only_what_makes_it_as_full_as_those_with_room():
+    lost, busy = a_holder("a", lost=True, unfinished=9), a_holder("b", unfinished=7, running=7, room=9)
+    roomy = Seeker(room=20, running=3, held=4)
+    # Twenty responses for two, of which it holds four.
+    assert next_transfer(roomy, [lost, busy], 0) == from_the_lost(6)
+    assert next_transfer(replace(roomy, room=2), [lost, busy], 0) == from_the_lost(2)
+    # What is free elsewhere counts, too: twenty-eight for two, but the other one has room for nine.
+    assert free_share(roomy, [lost, busy], 8) == 10
+    assert free_share(roomy, [lost, replace(busy, room=2)], 8) == 15
+    # Whoever holds more than the others leaves it to them, except for one, in case they do not look.
+    assert next_transfer(replace(roomy, held=30), [lost, busy], 0) == from_the_lost(1)
+    # Members without room do not count, however little they hold.
+    assert next_transfer(replace(roomy, held=30), [lost, replace(busy, room=0)], 0) == from_the_lost(9)
+
+
+def test_what_a_holder_was_asked_for_is_not_divided():
+    asked = a_holder("a", unfinished=60, running=60, released=30)
+    others = [a_holder(str(n), unfinished=2, running=2, room=62) for n in range(9)]
+    transfer = next_transfer(Seeker(room=64, running=0), [asked, *others], 0)
+    assert transfer == Transfer(cause=Cause.RELEASED, incarnation="a", count=30)
+
+
+def test_who_takes_only_what_is_free_fills_its_batch():
+    lost, busy = a_holder("a", lost=True, unfinished=9), a_holder("b", unfinished=7, running=7, room=9)
+    leaving = Seeker(room=8, running=4, held=4, free_only=True)
+    assert next_transfer(leaving, [lost, busy], 0) == from_the_lost(8)
+    assert next_transfer(leaving, [lost, busy, a_holder("c", idle=True, room=8)], 0) == from_the_lost(5)
+
+
+def looks(
+    held: dict[str, int], most: dict[str, int], lost: list[int], unclaimed: int = 0
+) -> tuple[dict[str, int], int]:
+    """What the members hold when nothing is free any more, and after how many rounds; all look in turn.
+
+    most: responses that each decodes together. lost: what each lost member holds.
+    """
+    held, heaps = dict(held), {f"lost {n}": count for n, count in enumerate(lost)}
+    for rounds in range(1, 50):
+        for name in held:
+            holders = {
+                other: a_holder(other, unfinished=n, running=n, idle=not n, room=most[other] - n)
+                for other, n in held.items()
+                if other != name
+            }
+            holders |= {heap: a_holder(heap, lost=True, unfinished=n) for heap, n in heaps.items() if n}
+            seeker = Seeker(room=most[name] - held[name], running=held[name], held=held[name])
+            turns = Turns(seeker, holders, unclaimed)
+            while transfer := turns.next():
+                assert transfer.cause in (Cause.LOST, Cause.UNCLAIMED)
+                held[name] += transfer.count
+                if transfer.incarnation is None:
+                    unclaimed -= transfer.count
+                else:
+                    heaps[transfer.incarnation] -= transfer.count
+                turns.took(transfer, transfer.count)
+        if not unclaimed and not any(heaps.values()):
+            return held, rounds
+    raise AssertionError(f"left after {rounds} rounds: {unclaimed} and {heaps}")
+
+
+def test_what_is_free_is_shared_evenly_in_one_round_whoever_looks_first():
+    most = dict.fromkeys("abcd", 64)
+    held, rounds = looks({"a": 0, "b": 3, "c": 0, "d": 10}, most, [], unclaimed=19)
+    assert (held, rounds) == ({"a": 8, "b": 7, "c": 7, "d": 10}, 1)
+    # Many small heaps are no more than one large one.
+    held, rounds = looks({"a": 0, "b": 3, "c": 0, "d": 10}, most, [1] * 19)
+    assert (held, rounds) == ({"a": 8, "b": 7, "c": 7, "d": 10}, 1)
+    # Only whoever looks first takes one beyond its share, in case that the others do not look.
+    held, rounds = looks({"d": 10, "a": 0, "b": 3, "c": 0}, most, [4] * 4, unclaimed=3)
+    assert (held, rounds) == ({"d": 11, "a": 7, "b": 7, "c": 7}, 1)
+
+
+def test_members_without_room_hold_nobody_up():
+    """One member with a large engine, and six whose small engines are full, although these hold less."""
+    held = {"large": 100} | {f"small {n}": 32 for n in range(6)}
+    most = {name: 256 if name == "large" else 32 for name in held}
+    found, rounds = looks(held, most, [100])
+    assert (found["large"], rounds) == (200, 1)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=6),
+    st.lists(st.integers(1, 20), max_size=6),
+    st.integers(0, 40),
+)
+def test_what_is_free_never_waits_while_somebody_has_room(members, lost, unclaimed):
+    rooms = sum(room for _, room in members)
+    held = {str(n): own for n, (own, _) in enumerate(members)}
+    most = {str(n): own + room for n, (own, room) in enumerate(members)}
+    lost = lost[: max(0, rooms // 20)]
+    unclaimed = min(unclaimed, rooms - sum(lost))
+    found, rounds = looks(held, most, lost, unclaimed)
+    assert sum(found.values()) == sum(held.values()) + sum(lost) + unclaimed
+    # One round, and a second one for what many small sources left over.
+    assert rounds <= 2
+
+
+def test_what_others_are_to_take_is_no_reason_to_take_what_they_decode():
+    lost, busy = a_holder("a", lost=True, unfinished=60), a_holder("b", unfinished=60, running=4, waiting=56, room=9)
+    turns = Turns(Seeker(room=100, running=200, held=200), {"a": lost, "b": busy}, 0)
+    first = turns.next()
+    assert first is not None
+    assert first.cause is Cause.LOST
+    turns.took(first, first.count)
+    assert turns.next() is None or first.count == 60
 
 
 def test_unstarted_work_of_the_fullest_is_halved_even_while_one_decodes():
@@ -70,6 +196,16 @@ def test_the_last_of_a_queue_are_asked_for_only_if_their_holder_may_have_begun_t
     transfer = next_transfer(IDLE, [still_loading], 0)
     assert transfer is not None
     assert not transfer.asks
+
+
+def test_who_has_no_weights_yet_takes_nothing_that_is_decoded():
+    full = a_holder(unfinished=12, running=12, plateau=8, tokens_per_s=0.0)
+    assert next_transfer(replace(IDLE, loaded=False), [full], 0) is None
+    assert next_transfer(IDLE, [full], 0) is not None
+    waiting = replace(full, unfinished=14, waiting=2)
+    transfer = next_transfer(replace(IDLE, loaded=False), [waiting], 0)
+    assert transfer is not None
+    assert transfer.cause is Cause.UNSTARTED
 
 
 def test_running_responses_move_beyond_the_plateau_only_and_only_to_one_that_decodes_nothing():
