@@ -159,6 +159,46 @@ def test_lengths_are_those_of_the_last_iterations_if_there_are_any():
     assert outlined(both, 2).rollout_s == pytest.approx(30.0 + member_time_s([600.0] * 64, CURVE, 64))
 
 
+def test_members_keep_what_they_were_dealt_unless_some_of_it_waits():
+    """Every second group is long, so that one of two members is dealt all long ones."""
+    seen = np.full((32, 4), 100.0)
+    seen[::2] = 1000.0
+    request = a_request(an_offer(), lengths=NO_SPREAD, past=(concluded(seen),))
+    assert outlined(request, 2).rollout_s == pytest.approx(30.0 + member_time_s([1000.0] * 64, CURVE, 64), rel=1e-3)
+    evenly_s = 30.0 + member_time_s([1000.0] * 32 + [100.0] * 32, CURVE, 64)
+    known = replace(request, lengths=replace(NO_SPREAD, predictor="history"))
+    assert outlined(known, 2).rollout_s == pytest.approx(evenly_s, rel=1e-3)
+    # As many long ones for both.
+    assert outlined(replace(request, past=(concluded(np.sort(seen, axis=0)),)), 2).rollout_s == pytest.approx(
+        evenly_s, rel=1e-3
+    )
+    waiting = replace(request, offers=(an_offer(responses_max=32),))
+    longest_s = 30.0 + member_time_s([1000.0] * 64, CURVE, 32)
+    assert outlined(waiting, 2).rollout_s - 30.0 < 0.85 * (longest_s - 30.0)
+
+
+def test_members_share_evenly_what_the_engines_leave_behind():
+    """Two engines decode 16 responses each for a second, and four members then 8 each."""
+    lengths = GroupLengths("none", np.full(8, 400.0), np.full(8, 400.0))
+    rising = StepTime(((1, 0.01), (64, 0.02)))
+    reserved = replace(RESERVED, step_time=rising)
+    request = a_request(an_offer(start_s=1.0, step_time=rising), lengths=lengths, reserved=reserved, seeding=COLOCATED)
+    found = outlined(request, 4, seeding=SeedingRecord(seeding_s=1.0, members=4))
+    done = 1.0 / rising.step_s(16)
+    assert found.rollout_s == pytest.approx(1.0 + (400.0 - done) * rising.step_s(8))
+
+
+def test_the_last_members_groups_end_later_and_the_others_do_not():
+    """All groups have a long response, and those of one of two members have no other."""
+    seen = np.full((32, 4), 1000.0)
+    seen[::2, 1:] = 100.0
+    request = a_request(an_offer(), lengths=NO_SPREAD, past=(concluded(seen),), train_s=2.0)
+    found = outlined(request, 2)
+    assert found.rollout_s == pytest.approx(30.0 + member_time_s([1000.0] * 64, CURVE, 64), rel=1e-3)
+    # If all had ended with the last, all of training would follow.
+    assert 0.5 < found.iteration_s - found.rollout_s < 1.5
+
+
 def test_training_waits_the_longer_the_more_a_groups_responses_have_in_common():
     lengths = np.geomspace(50.0, 5000.0, 128)
     alike, mixed = lengths.reshape(32, 4), np.random.default_rng(0).permutation(lengths).reshape(32, 4)
