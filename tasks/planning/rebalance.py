@@ -108,8 +108,7 @@ def next_transfer(
     """The transfer to make next; None if there is no room, or nothing to take.
 
     share: how many responses of the unclaimed and the lost the seeker may still take in this look; None: `free_share`.
-    Unstarted work of an isolated member goes only to members that decode nothing else. A member without weights takes
-    no running responses, because it could not decode them yet.
+    Unstarted work of an isolated member goes only to members that decode nothing else.
     """
     if seeker.room < 1:
         return None
@@ -141,7 +140,7 @@ def next_transfer(
             # They are the last of its queue. It has begun them only if it has since ended about as many as come before.
             asks = fullest.waiting - count < fullest.running
             return Transfer(cause=Cause.UNSTARTED, incarnation=fullest.incarnation, count=count, asks=asks)
-    return None if seeker.running or not seeker.loaded else _running_transfer(seeker, living)
+    return None if seeker.running else _running_transfer(seeker, living)
 
 
 def free_share(seeker: Seeker, holders: Collection[Holder], unclaimed: int) -> int:

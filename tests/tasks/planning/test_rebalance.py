@@ -198,16 +198,6 @@ def test_the_last_of_a_queue_are_asked_for_only_if_their_holder_may_have_begun_t
     assert not transfer.asks
 
 
-def test_who_has_no_weights_yet_takes_nothing_that_is_decoded():
-    full = a_holder(unfinished=12, running=12, plateau=8, tokens_per_s=0.0)
-    assert next_transfer(replace(IDLE, loaded=False), [full], 0) is None
-    assert next_transfer(IDLE, [full], 0) is not None
-    waiting = replace(full, unfinished=14, waiting=2)
-    transfer = next_transfer(replace(IDLE, loaded=False), [waiting], 0)
-    assert transfer is not None
-    assert transfer.cause is Cause.UNSTARTED
-
-
 def test_running_responses_move_beyond_the_plateau_only_and_only_to_one_that_decodes_nothing():
     full = a_holder(unfinished=12, running=12, plateau=8)
     assert next_transfer(IDLE, [full], 0) == Transfer(cause=Cause.OVERFULL, incarnation="a", count=4, asks=True)
