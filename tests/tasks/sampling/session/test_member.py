@@ -262,7 +262,8 @@ def test_a_member_tells_what_it_took(store):
     assert {batch for batch, _ in told.step_s} <= {1, 2, 3, 4}
     assert all(step_s >= 0.001 for _, step_s in told.step_s)
     assert told.step_s
-    assert told.room == 4
+    # It is gone, and would begin nothing more.
+    assert (told.state, told.room) == ("gone", 0)
     # Its shard, heartbeats and claim; its model, prompts, plan and weights.
     assert told.puts >= 4
     assert told.gets >= 10
