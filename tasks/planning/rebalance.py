@@ -112,8 +112,6 @@ def next_transfer(
     """
     if seeker.room < 1:
         return None
-    if share is None:
-        share = free_share(seeker, holders, unclaimed)
     idle = 1 + sum(holder.idle for holder in holders)
     living = [holder for holder in holders if not holder.lost]
     lost = [holder for holder in holders if holder.lost and holder.unfinished]
@@ -125,6 +123,7 @@ def next_transfer(
         most = max(free, key=lambda transfer: transfer.count)
         count = _share(most.count, idle, seeker.room)
         if most.cause is not Cause.RELEASED and not seeker.free_only:
+            share = free_share(seeker, holders, unclaimed) if share is None else share
             count = min(most.count, seeker.room, share)
         return Transfer(cause=most.cause, incarnation=most.incarnation, count=count) if count else None
     if seeker.free_only:
