@@ -37,7 +37,7 @@ def look(claimant, seeker, known, released=0):
     claimant.refresh()
     seen = claimant.look(known, running=seeker.running, released=released)
     taken = [*seen.stray]
-    turns = Turns(seeker, seen.holders, seen.unclaimed)
+    turns = Turns(seeker, seen.holders, seen.unclaimed, seen.unseen)
     while not seen.stray and (transfer := turns.next()):
         work = claimant.take(transfer).work
         turns.took(transfer, len(work))

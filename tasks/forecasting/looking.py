@@ -51,8 +51,10 @@ class Sight:
         seeker = self._seeker(member)
         if not self._may_find(member, seeker):
             return set()
-        names = looked_at([name for name in members if name != member.name], self._rng)
-        turns = Turns(seeker, {name: self._holder(members[name]) for name in names}, self._unclaimed())
+        others = [name for name in members if name != member.name]
+        names = looked_at(others, self._rng)
+        holders = {name: self._holder(members[name]) for name in names}
+        turns = Turns(seeker, holders, self._unclaimed(), len(others) - len(names))
         givers: set[str] = set()
         self._fruitless += 1
         while transfer := turns.next():

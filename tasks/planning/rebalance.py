@@ -8,6 +8,7 @@ that the plan set apart for a small batch are not drawn into a large one (Stream
 `should_cut` says when a member that has ended most of its responses hands the others over and leaves.
 """
 
+import math
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -169,15 +170,17 @@ def _free(holders: Collection[Holder], unclaimed: int) -> int:
 class Turns:
     """The transfers of one look: at most one from each source, while there is room.
 
-    holders: the members that were looked at, by incarnation. unclaimed: how many responses have no claim.
+    holders: the members that were looked at, by incarnation. unclaimed: how many responses have no claim. unseen: how
+    many more members there are; they count as like those that were looked at, and take as much.
     """
 
-    def __init__(self, seeker: Seeker, holders: Mapping[str, Holder], unclaimed: int) -> None:
+    def __init__(self, seeker: Seeker, holders: Mapping[str, Holder], unclaimed: int, unseen: int = 0) -> None:
         self._seeker = seeker
         self._holders = dict(holders)
         self._unclaimed = unclaimed
         self._free = _free(holders.values(), unclaimed)
-        self._share = free_share(seeker, holders.values(), unclaimed)
+        seen = (1 + len(holders)) / (1 + len(holders) + unseen)
+        self._share = free_share(seeker, holders.values(), math.ceil(seen * unclaimed))
 
     def next(self) -> Transfer | None:
         """The transfer to make now; None when the look is over."""

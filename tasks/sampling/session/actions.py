@@ -230,13 +230,14 @@ class Seen:
     """What a look shows.
 
     stray: responses that an earlier, failed action claimed; if there are any, nothing else was looked at. holders: the
-    members that may hold unfinished responses, by incarnation. unclaimed: how many responses have no claim.
-    nothing_left: every response of the plan was seen to have ended. working: the heartbeats of other crew members that
-    decode.
+    members that may hold unfinished responses, by incarnation. unseen: how many more such members there are, beyond
+    those that one look looks at. unclaimed: how many responses have no claim. nothing_left: every response of the plan
+    was seen to have ended. working: the heartbeats of other crew members that decode.
     """
 
     stray: tuple[Work, ...] = ()
     holders: Mapping[str, Holder] = field(default_factory=dict)
+    unseen: int = 0
     unclaimed: int = 0
     nothing_left: bool = False
     working: tuple[AliveRecord, ...] = ()

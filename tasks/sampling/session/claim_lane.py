@@ -158,7 +158,7 @@ class ClaimLane:
                 state.take(seen.stray)
             return
         found = 0
-        turns = Turns(seeker, seen.holders, seen.unclaimed)
+        turns = Turns(seeker, seen.holders, seen.unclaimed, seen.unseen)
         while transfer := turns.next():
             taken: Taken | None = yield from self._read(partial(Take, transfer))
             if taken is None:

@@ -167,7 +167,13 @@ class Claimant:
             and not book.refresh()  # nothing was claimed during the look
         )
         working = tuple(record for record in seen if record.state == "working" and self._is_crew(record.slot))
-        return Seen(holders=holders, unclaimed=unclaimed, nothing_left=nothing_left, working=working)
+        return Seen(
+            holders=holders,
+            unseen=len(names) - len(chosen),
+            unclaimed=unclaimed,
+            nothing_left=nothing_left,
+            working=working,
+        )
 
     def own_unit_ended(self, known: Mapping[int, int], *, cuts: bool = False, has_cut: bool = False) -> bool | None:
         """Whether the responses that this slot is responsible for have ended, as far as other members hold them.

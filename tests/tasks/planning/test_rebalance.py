@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.planning.rebalance import (
+    LOOKS_MAX,
     Candidate,
     Cause,
     Holder,
@@ -139,6 +140,14 @@ def test_what_is_free_is_shared_evenly_in_one_round_whoever_looks_first():
     # Only whoever looks first takes one beyond its share, in case that the others do not look.
     held, rounds = looks({"d": 10, "a": 0, "b": 3, "c": 0}, most, [4] * 4, unclaimed=3)
     assert (held, rounds) == ({"d": 11, "a": 7, "b": 7, "c": 7}, 1)
+
+
+def test_members_that_one_look_does_not_see_take_their_part_of_what_nobody_has_claimed():
+    holders = {str(n): a_holder(str(n), idle=True, room=64) for n in range(LOOKS_MAX)}
+    everybody, newcomer = 4 * LOOKS_MAX, Seeker(room=64, running=0)
+    seen = Turns(newcomer, holders, 5 * everybody, unseen=everybody - 1 - LOOKS_MAX).next()
+    alone = Turns(newcomer, holders, 5 * (1 + LOOKS_MAX)).next()
+    assert seen == alone == Transfer(cause=Cause.UNCLAIMED, incarnation=None, count=5)
 
 
 def test_members_without_room_hold_nobody_up():

@@ -16,7 +16,7 @@ from storage.shard import Finish
 from storage.store import StoreUnavailable
 from tasks.planning.rebalance import LOOKS_MAX, Seeker, Turns
 from tasks.sampling.session.claimant import LOOKS_TO_ANSWER, SHARDS_A_CALL
-from tests.claimants import IDLE, PLAN, TTL_S, a_claimant, nothing_left, numbers, owners, say, seek
+from tests.claimants import IDLE, PLAN, TTL_S, a_claimant, look, nothing_left, numbers, owners, say, seek
 from tests.journals import Incarnation, a_plan
 
 
@@ -380,5 +380,8 @@ def test_a_look_reads_a_bounded_number_of_heartbeats():
     for member in crew:
         say(store, member.name, unfinished=1, running=1)
     me = a_claimant(store, f"{slots:05d}-joined", slot=slots, plan=plan)
-    assert not nothing_left(me, {})
-    assert store.looks == LOOKS_MAX
+    taken, seen = look(me, IDLE, {})
+    assert not taken
+    assert not seen.nothing_left
+    assert store.looks == len(seen.holders) == LOOKS_MAX
+    assert seen.unseen == slots - LOOKS_MAX

@@ -86,6 +86,17 @@ def test_an_isolated_member_is_not_refilled_from_the_living():
     assert tail.state.holdings.waiting
 
 
+@pytest.mark.parametrize(("idle_timeout_s", "room"), [(0.0, 0), (HELPS_S, 1)])
+def test_a_member_that_helps_nobody_tells_the_others_of_no_room(idle_timeout_s, room):
+    plan = replace(a_plan(), slots=(replace(a_plan().slots[0], groups=(0,)),))
+    member = a_session(MemoryStore(), 0, plan=plan, idle_timeout_s=idle_timeout_s)
+    member.claim()
+    while not member.state.holdings.in_flight:
+        member.advance()
+    told = member.state.vitals()
+    assert (told.running, told.room) == (IN_FLIGHT - 1, room)
+
+
 def test_to_save_machine_time_it_leaves_the_living_alone_and_goes_at_once():
     store, clock = MemoryStore(), ManualClock()
     quick, slow = (a_session(store, slot, clock=clock, **SAVES) for slot in range(2))
