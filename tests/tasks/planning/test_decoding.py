@@ -67,6 +67,19 @@ def test_whoever_comes_finds_nothing_where_all_run_unless_their_holder_is_too_fu
     assert None in found.kept_by
 
 
+@given(
+    st.lists(st.integers(1, 500), min_size=1, max_size=40),
+    st.lists(st.floats(0, 8, exclude_min=True), min_size=1, max_size=4),
+    st.booleans(),
+)
+def test_parts_that_come_and_go_with_nothing_to_do_change_nothing(lengths, starts_s, leaves):
+    comers = [replace(MEMBER, start_s=start_s, end_s=start_s + 1.0) for start_s in starts_s]
+    tokens = [float(length) for length in lengths]
+    found, alone = run(tokens, MEMBER, *comers, leaves=leaves), run(tokens, MEMBER, leaves=leaves)
+    assert found.ends_s == pytest.approx(alone.ends_s)
+    assert found.kept_by == alone.kept_by
+
+
 def test_which_responses_are_long_is_not_known_to_who_takes_some():
     """Half are taken; the longest one stays."""
     full, late = (replace(MEMBER, step_time=FULL_AT_8, start_s=start_s) for start_s in (0.0, 0.5))
