@@ -8,7 +8,6 @@ that the plan set apart for a small batch are not drawn into a large one (Stream
 `should_cut` says when a member that has ended most of its responses hands the others over and leaves.
 """
 
-import math
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -123,7 +122,7 @@ def next_transfer(
     if free:
         most = max(free, key=lambda transfer: transfer.count)
         count = _share(most.count, idle, seeker.room)
-        if most.cause is not Cause.RELEASED and not seeker.free_only:
+        if most.cause is not Cause.RELEASED:
             share = free_share(seeker, holders, unclaimed) if share is None else share
             count = min(most.count, seeker.room, share)
         return Transfer(cause=most.cause, incarnation=most.incarnation, count=count) if count else None
@@ -143,15 +142,22 @@ def next_transfer(
     return None if seeker.running else _running_transfer(seeker, living)
 
 
-def free_share(seeker: Seeker, holders: Collection[Holder], unclaimed: int) -> int:
-    """How many of the unclaimed and the lost responses the seeker takes in one look.
+def free_share(seeker: Seeker, holders: Collection[Holder], unclaimed: int, unseen: int = 0) -> int:
+    """How many of the unclaimed and the lost responses the seeker takes in one look; at least one.
 
-    As many as make it as full as the others with room, if these take theirs, too; so the first that looks does not take
-    all. Others without room take none, and do not count. At least one, in case the others are slow to look.
+    It fills up to the level at which it and the other members with room hold all that is free, so that the first that
+    looks does not take all. Members without room take none, and do not count. If it takes only what is free, it takes
+    an equal share with the members that have nothing left. unseen: how many more members there are; of them the same
+    part has room as of the holders, and the unclaimed responses, which the holders do not show, are theirs as well.
     """
+    takers = [each for each in holders if (each.idle if seeker.free_only else each.room) and not each.lost]
+    if unseen and holders:
+        seen = (1 + len(takers)) * len(holders)
+        unclaimed = -(-unclaimed * seen // (seen + unseen * len(takers)))
     free = _free(holders, unclaimed)
-    fills = [(seeker.held, seeker.room)]
-    fills += [(each.unfinished, each.room) for each in holders if each.room and not each.lost]
+    if seeker.free_only:
+        return -(-free // (1 + len(takers)))
+    fills = [(seeker.held, seeker.room), *((each.unfinished, each.room) for each in takers)]
     low, high = 0, max(held + room for held, room in fills)
     # The lowest level at which all of them together have room for what is free.
     while low < high:
@@ -171,7 +177,7 @@ class Turns:
     """The transfers of one look: at most one from each source, while there is room.
 
     holders: the members that were looked at, by incarnation. unclaimed: how many responses have no claim. unseen: how
-    many more members there are; they count as like those that were looked at, and take as much.
+    many more members there are.
     """
 
     def __init__(self, seeker: Seeker, holders: Mapping[str, Holder], unclaimed: int, unseen: int = 0) -> None:
@@ -179,13 +185,12 @@ class Turns:
         self._holders = dict(holders)
         self._unclaimed = unclaimed
         self._free = _free(holders.values(), unclaimed)
-        seen = (1 + len(holders)) / (1 + len(holders) + unseen)
-        self._share = free_share(seeker, holders.values(), math.ceil(seen * unclaimed))
+        self._share = free_share(seeker, holders.values(), unclaimed, unseen)
 
     def next(self) -> Transfer | None:
         """The transfer to make now; None when the look is over."""
         # What is free and left to others is not a reason to take what others decode.
-        if self._free and self._share < 1 and not self._seeker.free_only:
+        if self._free and self._share < 1:
             return None
         return next_transfer(self._seeker, list(self._holders.values()), self._unclaimed, self._share)
 

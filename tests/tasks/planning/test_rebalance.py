@@ -145,9 +145,25 @@ def test_what_is_free_is_shared_evenly_in_one_round_whoever_looks_first():
 def test_members_that_one_look_does_not_see_take_their_part_of_what_nobody_has_claimed():
     holders = {str(n): a_holder(str(n), idle=True, room=64) for n in range(LOOKS_MAX)}
     everybody, newcomer = 4 * LOOKS_MAX, Seeker(room=64, running=0)
-    seen = Turns(newcomer, holders, 5 * everybody, unseen=everybody - 1 - LOOKS_MAX).next()
-    alone = Turns(newcomer, holders, 5 * (1 + LOOKS_MAX)).next()
-    assert seen == alone == Transfer(cause=Cause.UNCLAIMED, incarnation=None, count=5)
+    unseen = everybody - 1 - LOOKS_MAX
+    for seeker in (newcomer, replace(newcomer, free_only=True)):
+        seen = Turns(seeker, holders, 5 * everybody, unseen).next()
+        alone = Turns(seeker, holders, 5 * (1 + LOOKS_MAX)).next()
+        assert seen == alone == Transfer(cause=Cause.UNCLAIMED, incarnation=None, count=5)
+    # A fraction of a response is one.
+    assert free_share(newcomer, holders.values(), 5 * everybody + 1, unseen) == 6
+    # What a lost member among those that were seen has left is theirs alone.
+    lost = [*holders.values(), a_holder("lost", lost=True, unfinished=2 * (1 + LOOKS_MAX))]
+    assert free_share(newcomer, lost, 0, unseen) == 2
+
+
+def test_members_that_one_look_does_not_see_have_room_as_often_as_those_that_it_sees():
+    full = {str(n): a_holder(str(n), unfinished=64, running=64) for n in range(LOOKS_MAX)}
+    newcomer, unseen = Seeker(room=64, running=0), 3 * LOOKS_MAX - 1
+    assert free_share(newcomer, full.values(), 64, unseen) == 64
+    half = {**full, **{str(n): a_holder(str(n), room=64) for n in range(LOOKS_MAX // 2)}}
+    # The newcomer and half of the others: 64 in all.
+    assert free_share(newcomer, half.values(), 64 * 5, unseen) == 5
 
 
 def test_members_without_room_hold_nobody_up():

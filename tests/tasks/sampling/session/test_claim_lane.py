@@ -1,7 +1,9 @@
 """The claim lane: how a member looks for work, and what it reads in between."""
 
+from dataclasses import replace
+
 from storage.store import StoreUnavailable
-from tasks.planning.rebalance import Holder
+from tasks.planning.rebalance import LOOKS_MAX, Cause, Holder, Transfer
 from tasks.sampling.session.actions import (
     Claims,
     Lane,
@@ -52,6 +54,15 @@ def looking():
     for result in (None, False, None, (), False):
         member.tell(Lane.CLAIM, result)
     return member
+
+
+def test_members_that_a_look_does_not_see_are_left_their_part():
+    member = looking()
+    member.tell(Lane.CLAIM)
+    member.tell(Lane.CLAIM, False)
+    empty = {str(n): replace(a_holder(str(n)), lost=False, unfinished=0, running=0, room=8) for n in range(LOOKS_MAX)}
+    [take] = member.tell(Lane.CLAIM, Seen(holders=empty, unclaimed=8 * LOOKS_MAX, unseen=3 * LOOKS_MAX - 1))
+    assert take == Take(Transfer(cause=Cause.UNCLAIMED, incarnation=None, count=2))
 
 
 def test_the_news_are_read_between_the_parts_of_long_journals():
