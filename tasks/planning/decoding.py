@@ -1,11 +1,13 @@
 """When each response of an iteration ends, if parts of a crew decode them: members that come and go together.
 
-Each part has a clock that counts tokens: all that it runs get one token per step, so nothing is done per token. While
-`a` responses run on its `m` members, a step takes tau(a / m) seconds, which is TailSieve's identity
-(tasks/planning/makespan.py) for members that are evenly full. The rules are those of members
-(tasks/planning/rebalance.py). When a part comes or goes, what waits, and what that part leaves behind, is shared by all
-that have room. When a response ends, its part takes the next one that waits. What runs stays with its part, unless the
-members of that part are so full that they decode no sooner for it.
+Every running response of a part gets one token per step, so each part needs one counter of tokens, and nothing is done
+per token. While `a` responses run on the `m` members of a part, a step takes as long as that of one member with a / m
+responses, as if all members were evenly full (the identity of tasks/planning/makespan.py).
+
+The rules are those of members (tasks/planning/rebalance.py). When a part comes or goes, what waits, and what that part
+leaves behind, is shared by all that have room. When a response ends, its part takes the next one that waits. A part
+that has run empty takes running responses of the fullest part, if that one decodes as fast without them or the helpers
+decode them much faster.
 """
 
 import heapq
@@ -35,16 +37,17 @@ class Part:
     is_crew: bool
 
 
-# How many times as long the last member of these parts takes as if all were evenly full.
+# How many times as long the member of these parts that ends last decodes as if all were evenly full.
 Unevenness = Callable[[Sequence[Part]], float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decoded:
-    """ends_s: when each response has ended, in the order as given. busy_s: member-seconds of the crew's decoding.
+    """ends_s: when each response has ended, in the order as given.
 
-    kept_by: the part that has decoded the response from its first to its last token, if no response has waited or moved
-    by then; else None. So members of that part still have what they were dealt.
+    busy_s: member-seconds of the crew, from the start of each part until the last response ends; if members leave, each
+    until it has no work. kept_by: the part that has decoded the response, if no response of any part has waited or
+    moved by then, so that all members still have what they were dealt; else None.
     """
 
     ends_s: list[float]
@@ -68,9 +71,9 @@ def decoded(
 class _Clock:
     """A part and the responses that it runs.
 
-    tokens: those that each response has got if it has run from the start. running: (tokens at which it ends, response),
-    a heap. next_s: when the next of them ends if nothing changes. busy_s: member-seconds. helps: whether it has taken
-    running responses.
+    room: how many of the given responses, each of which stands for `weight`, it decodes together. tokens: those that
+    each has got if it has run from the start. running: (tokens at which it ends, response), a heap. next_s: when the
+    next of them ends if nothing changes. busy_s: member-seconds.
     """
 
     def __init__(self, part: Part, responses: int, weight: float, *, leaves: bool) -> None:
@@ -80,7 +83,6 @@ class _Clock:
         self.now_s = part.start_s
         self.next_s = math.inf
         self.running: list[tuple[float, int]] = []
-        self.helps = False
         self._each = weight / part.count
         asked = np.maximum(1.0, np.arange(responses + 1) * self._each)
         batch = np.minimum(asked, part.responses_max)
@@ -128,7 +130,7 @@ class _Clock:
         return ends
 
     def end_first(self, ends_s: Sequence[float]) -> list[int]:
-        """The first of the running responses, which end at these times, one after another; none begins meanwhile."""
+        """End one response at each of these times, the first of `ends_s`, and return them; none begins meanwhile."""
         running, count = len(self.running), len(ends_s)
         passed_s = np.diff(ends_s, prepend=self.now_s)
         there = np.arange(running, running - count, -1) / self._most if self._leaves else np.ones(count)
@@ -169,14 +171,14 @@ class _Clock:
         self.running = [each for place, each in enumerate(ordered) if place not in given]
         return [(ordered[place][0] - self.tokens, ordered[place][1]) for place in sorted(given)]
 
-    def spare(self) -> float:
-        """How many running responses one member without any takes from one of these."""
-        step_s, batch = self.part.step_time.step_s, self.batch
-        plateau = self.part.step_time.plateau(self.part.responses_max)
+    def spare(self, helper: StepTime) -> float:
+        """How many running responses a member that has none, with these step times, takes from one of this part."""
+        batch, plateau = self.batch, self.part.step_time.plateau(self.part.responses_max)
         if plateau < batch:
             return min(batch - plateau, batch / 2)
-        is_late = batch >= 2 and step_s(round(batch)) * LATE_RATIO > step_s(round(batch / 2))
-        return batch / 2 if is_late else 0.0
+        moved = (batch + 1) / 2
+        here_s, there_s = self.part.step_time.step_s(max(1, round(batch))), helper.step_s(max(1, round(moved)))
+        return moved if there_s < LATE_RATIO * here_s else 0.0
 
 
 class _Decoding:
@@ -216,7 +218,7 @@ class _Decoding:
         return Decoded(ends_s=self._ends_s, kept_by=self._kept_by, busy_s=busy_s)
 
     def _run_on(self, until_s: float) -> None:
-        """While nothing waits, all that ends before a part changes or has no work; this is quicker than one by one."""
+        """While nothing waits: end all that ends before until_s and before any part runs empty, at once."""
         ahead = [(clock, clock.ends_s()) for clock in self._clocks if clock.running]
         until_s = min(until_s, *(ends_s[-1] for _, ends_s in ahead)) if ahead else until_s
         for clock, ends_s in ahead:
@@ -227,7 +229,7 @@ class _Decoding:
     def _note_end(self, clock: _Clock, response: int, now_s: float) -> None:
         self._ends_s[response] = now_s
         self._left -= 1
-        if self._keeps and not clock.helps:
+        if self._keeps:
             self._kept_by[response] = clock.part
 
     def _end(self, clock: _Clock, now_s: float) -> None:
@@ -246,7 +248,8 @@ class _Decoding:
         for clock in self._clocks:
             clock.advance(now_s)
         stopped = [clock for clock in self._clocks if clock.part.end_s <= now_s]
-        left = [each for clock in stopped for each in self._left_by(clock)]
+        dealt = [clock.part for clock in self._clocks if clock.running]
+        left = [each for clock in stopped for each in self._left_by(clock, dealt)]
         self._keeps = self._keeps and not left
         # What was begun first goes on first.
         self._waiting.extendleft(sorted(left, key=lambda each: each[1], reverse=True))
@@ -276,26 +279,28 @@ class _Decoding:
         for _, place in free:
             self._clocks[place].fill(self._waiting)
 
-    def _left_by(self, clock: _Clock) -> list[tuple[float, int]]:
-        """(tokens left, response) of what a part leaves behind; its last member has decoded less."""
+    def _left_by(self, clock: _Clock, dealt: Sequence[Part]) -> list[tuple[float, int]]:
+        """(tokens left, response) of what a part leaves behind; its last member has decoded less.
+
+        dealt: the parts that have had responses from the beginning.
+        """
         left, count = clock.give(len(clock.running)), clock.part.count
         if not self._keeps or count < 2:
             return left
-        dealt = [one.part for one in self._clocks if one is clock or (one.running and not one.helps)]
         more = clock.tokens * (1 - 1 / self._unevenness(dealt))
         of_others = len(left) - round(len(left) / count)
         return [(tokens + more * (place >= of_others), response) for place, (tokens, response) in enumerate(left)]
 
     def _help(self, clock: _Clock) -> None:
-        """Let a clock without work take running responses that their holders decode no sooner."""
-        others = [other for other in self._clocks if other.running and other.spare() >= 1]
+        """Let a part that has run empty take running responses of the fullest part that can spare some."""
+        others = [other for other in self._clocks if other.running and other.spare(clock.part.step_time) >= 1]
         if self._leaves or not others:
             return
         fullest = max(others, key=lambda other: other.batch)
         pairs = min(clock.part.count, fullest.part.count)
-        if count := min(int(clock.room), int(pairs * fullest.spare() / self._weight)):
+        if count := min(int(clock.room), int(pairs * fullest.spare(clock.part.step_time) / self._weight)):
             fullest.advance(clock.now_s)
             for given in fullest.give(count):
                 clock.begin(*given)
             fullest.schedule()
-            clock.helps = True
+            self._keeps = False

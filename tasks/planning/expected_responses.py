@@ -78,8 +78,8 @@ class ExpectedResponses:
     def unevenness(self, parts: Sequence[Part]) -> float:
         """How many times as long the member with the longest responses decodes as all would if they shared evenly.
 
-        If none waits, members keep what they were dealt: the longest groups to and fro if lengths are known (as if they
-        were known exactly), else in turn.
+        If none waits, members keep what they were dealt. If lengths are predicted, groups are dealt longest first, to
+        the members from first to last and back again, as if the predictions were exact; else in turn.
         """
         draws, groups, size = self._drawn.shape
         members, room = (

@@ -107,7 +107,7 @@ class Outliner:
         return machines_s, usd
 
     def _times_s(self, counts: Counts, seeding: SeedingRecord | None, there: Counts) -> tuple[float, float, float]:
-        """(until the last response has ended, the mean member's decoding, until the next plan), seconds."""
+        """(until the last response has ended, from start to end of the mean member, until the next plan), seconds."""
         request = self._request
         parts = self._parts(counts, seeding, there)
         leaves = request.settings.objective == "gpu_seconds"
@@ -115,7 +115,7 @@ class Outliner:
         found = decoded(expected.queue, parts, weight=expected.weight, unevenness=expected.unevenness, leaves=leaves)
         ended_s = self._ended_s(found)
         rollout_s = float(ended_s.max())
-        size = sum(counts)
+        come = sum(offer.expected(count) for offer, count in zip(request.offers, counts, strict=True))
         train_s = request.training_s or 0.0
         # Training begins when the trainer's engines have stopped.
         seeded_s = min(rollout_s, max((part.end_s for part in parts if not part.is_crew), default=0.0))
@@ -126,7 +126,7 @@ class Outliner:
         else:
             trained_s = self._trained_s(ended_s, train_s)
             lasting_s = max(trained_s, seeded_s + train_s) + request.control_s
-        return rollout_s, found.busy_s / size if size else 0.0, lasting_s
+        return rollout_s, found.busy_s / come if come else 0.0, lasting_s
 
     def _parts(self, counts: Counts, seeding: SeedingRecord | None, there: Counts) -> list[Part]:
         """Who decodes; there: how many members of each offer need no new machine."""

@@ -15,7 +15,7 @@ ITERATION, CORRECTION = "timing_s/iteration", "correction"
 WEIGHT = {"same": 1.0, "size": 0.2, "kind": 0.02}
 # How much of the error of the nearest of them is expected again.
 TRUST = {"same": 0.9, "size": 0.8, "kind": 0.7}
-# An iteration counts half as much as one this many iterations later.
+# An iteration counts half as much as the one this many places later, of those that count.
 HALF_LIFE = 4
 FACTOR_MAX = 4.0
 
@@ -39,8 +39,8 @@ def errors(request: PlanningRequest) -> tuple[Realised, ...]:
     """The last iterations beside their outlines, the newest first.
 
     An outline in hindsight has the iteration's own lengths and training. So what is left is the outline's error, not
-    the luck of the draw, which does not repeat. Iterations that had to wait for machines say nothing, because some of
-    these may have been on their way.
+    the luck of the draw, which does not repeat. Iterations that found fewer machines than planned are left out, because
+    it is not known when the others came.
     """
     settled = [seen for seen in request.past if request.measured and _found_its_machines(seen)]
     return tuple(_in_hindsight(request, seen) for seen in settled if _is_on_offer(request, seen))

@@ -73,19 +73,26 @@ def test_whoever_comes_finds_nothing_where_all_run_unless_their_holder_is_too_fu
     st.booleans(),
 )
 def test_parts_that_come_and_go_with_nothing_to_do_change_nothing(lengths, starts_s, leaves):
-    comers = [replace(MEMBER, start_s=start_s, end_s=start_s + 1.0) for start_s in starts_s]
+    comers = [replace(MEMBER, start_s=start_s, end_s=start_s + 1.0, is_crew=False) for start_s in starts_s]
     tokens = [float(length) for length in lengths]
     found, alone = run(tokens, MEMBER, *comers, leaves=leaves), run(tokens, MEMBER, leaves=leaves)
     assert found.ends_s == pytest.approx(alone.ends_s)
+    assert found.busy_s == pytest.approx(alone.busy_s)
     assert found.kept_by == alone.kept_by
 
 
 def test_which_responses_are_long_is_not_known_to_who_takes_some():
     """Half are taken; the longest one stays."""
-    full, late = (replace(MEMBER, step_time=FULL_AT_8, start_s=start_s) for start_s in (0.0, 0.5))
+    full = replace(MEMBER, step_time=FULL_AT_8)
+    late = replace(full, step_time=FULL_AT_8.scaled(2.0), start_s=0.5)
     found = run([100.0] * 31 + [1000.0], full, late)
-    assert found.kept_by.count(None) == 16
-    assert found.kept_by[-1] is full
+    # At first both decode sixteen, and the later one is slower.
+    tokens = 100 - 0.5 / FULL_AT_8.step_s(32)
+    assert found.ends_s.count(max(found.ends_s)) == 1
+    assert sorted(found.ends_s)[:15] == pytest.approx([0.5 + tokens * FULL_AT_8.step_s(16)] * 15)
+    assert sorted(found.ends_s)[15:31] == pytest.approx([0.5 + tokens * 2 * FULL_AT_8.step_s(16)] * 16)
+    # No member has what it was dealt any more.
+    assert found.kept_by == [None] * 32
 
 
 def test_one_helper_takes_from_one_holder_and_from_one_that_has_something_to_spare():
@@ -96,8 +103,20 @@ def test_one_helper_takes_from_one_holder_and_from_one_that_has_something_to_spa
     assert min(found.ends_s) == pytest.approx(0.5 + 95 * FULL_AT_8.step_s(20))
     # The fullest has nothing to spare, but another has.
     found = run([100.0] * 64, MEMBER, replace(full, responses_max=24), late)
-    # It gives twelve, and four more when the fullest has ended what it had.
-    assert found.kept_by.count(None) == 16
+    # It gives twelve. When the fullest has ended what it had, it takes four of twelve, and then of the other twelve.
+    all_s = 100 * RISING.step_s(40)
+    assert sorted(found.ends_s)[:40] == pytest.approx([all_s] * 40)
+    left = 100 - 0.5 / FULL_AT_8.step_s(24) - (all_s - 0.5) / FULL_AT_8.step_s(12)
+    assert sorted(found.ends_s)[40:44] == pytest.approx([all_s + left * RISING.step_s(4)] * 4)
+    assert sorted(found.ends_s)[44] > sorted(found.ends_s)[43] + 0.1
+
+
+def test_a_fast_member_relieves_a_slow_one_and_a_slow_one_no_fast_one():
+    slow = replace(MEMBER, step_time=RISING.scaled(10.0))
+    assert max(run([100.0] * 8, slow, replace(MEMBER, start_s=0.5)).ends_s) < 0.5 * max(run([100.0] * 8, slow).ends_s)
+    found = run([100.0] * 8, MEMBER, replace(slow, start_s=0.5))
+    assert found.ends_s == run([100.0] * 8, MEMBER).ends_s
+    assert found.kept_by == [MEMBER] * 8
 
 
 def test_a_response_that_stands_for_more_than_have_room_takes_the_time_of_all_of_them():
@@ -140,7 +159,9 @@ def test_members_that_leave_keep_their_batch_and_are_busy_less():
     # To the end they decode as many together as in the beginning.
     assert max(leaves.ends_s) == pytest.approx(800 * RISING.step_s(8))
     assert max(leaves.ends_s) > max(stays.ends_s)
-    assert leaves.busy_s < 0.7 * stays.busy_s
+    # Each leaves when its own have ended, a hundred tokens after the one before it.
+    assert leaves.busy_s == pytest.approx(sum(100 * (1 + k) * RISING.step_s(8) for k in range(8)))
+    assert stays.busy_s == pytest.approx(8 * max(stays.ends_s))
     assert leaves.kept_by == [None] * 64
 
 

@@ -82,6 +82,14 @@ def test_kept_machines_are_paid_for_from_plan_to_plan_and_others_while_they_work
     assert other.usd_rollout == pytest.approx(2 * 2.0 * other.rollout_s / 3600)
 
 
+def test_only_machines_that_are_expected_to_come_are_paid_for():
+    scarce = an_offer(kept=False, count_max=4, available=2)
+    found = outlined(a_request(scarce, lengths=NO_SPREAD), 4)
+    two = outlined(a_request(replace(scarce, available=None), lengths=NO_SPREAD), 2)
+    assert found.rollout_s == pytest.approx(two.rollout_s)
+    assert found.machines_s == pytest.approx(two.machines_s)
+
+
 def test_the_trainers_machines_are_paid_for_from_plan_to_plan():
     request = a_request(an_offer(usd_per_h=0.0), lengths=NO_SPREAD, reserved=RESERVED, train_s=50.0, usd_no_machine=0.5)
     found = outlined(request, 2)
@@ -147,6 +155,16 @@ def test_whoever_comes_later_finds_nothing_where_all_run_and_their_holders_are_n
     full = StepTime(((1, 0.01), (8, 0.02), (32, 0.08)))
     fullest = replace(request, offers=tuple(replace(one, step_time=full) for one in request.offers))
     assert outlined(fullest, 1, 1).rollout_s < 0.75 * outlined(fullest, 1, 0).rollout_s
+
+
+def test_more_members_that_come_later_never_make_it_longer():
+    full_at_8 = StepTime(((1, 0.01), (8, 0.02), (64, 0.16)))
+    long_and_short = np.full((32, 4), 100.0)
+    long_and_short[::2] = 1000.0
+    offers = [an_offer(pool, start_s=s, step_time=full_at_8, count_max=20) for pool, s in (("a", 0.0), ("b", 1.0))]
+    request = a_request(*offers, lengths=NO_SPREAD, past=(concluded(long_and_short),))
+    found = [outlined(request, 2, late).rollout_s for late in range(9)]
+    assert found == sorted(found, reverse=True)
 
 
 def test_lengths_are_those_of_the_last_iterations_if_there_are_any():
