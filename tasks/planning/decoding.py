@@ -27,11 +27,16 @@ _DONE_TOKENS = 1e-9
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Part:
-    """Members that are alike and decode from start_s to end_s; count: how many are expected to be there."""
+    """Members that are alike and decode from start_s to end_s.
+
+    count: how many are expected to be there. prefill_tokens_per_s: how fast one computes the tokens that others have
+    decoded, before it goes on with their responses; it decodes nothing meanwhile.
+    """
 
     count: float
     step_time: StepTime
     responses_max: int
+    prefill_tokens_per_s: float
     start_s: float
     end_s: float
     is_crew: bool
@@ -76,15 +81,16 @@ class _Clock:
     next of them ends if nothing changes. busy_s: member-seconds.
     """
 
-    def __init__(self, part: Part, responses: int, weight: float, *, leaves: bool) -> None:
+    def __init__(self, part: Part, lengths: Sequence[float], weight: float, *, leaves: bool) -> None:
         self.part = part
+        self._lengths = lengths
         self.room = max(1.0, part.count * part.responses_max / weight)
         self.tokens = self.busy_s = 0.0
         self.now_s = part.start_s
         self.next_s = math.inf
         self.running: list[tuple[float, int]] = []
         self._each = weight / part.count
-        asked = np.maximum(1.0, np.arange(responses + 1) * self._each)
+        asked = np.maximum(1.0, np.arange(len(lengths) + 1) * self._each)
         batch = np.minimum(asked, part.responses_max)
         step_s = np.interp(batch, np.arange(part.responses_max + 1), part.step_time.table(part.responses_max))
         # By the number that run. One that stands for more responses than have room takes the time of all of them.
@@ -104,9 +110,9 @@ class _Clock:
         return len(self.running) < self.room
 
     def advance(self, now_s: float) -> None:
-        """Let time pass until now_s, before which no response ends."""
-        passed_s = now_s - self.now_s
-        self.now_s = now_s
+        """Let time pass until now_s, before which no response ends; while it prefills, none gets a token."""
+        passed_s = max(0.0, now_s - self.now_s)
+        self.now_s += passed_s
         self.tokens += passed_s / self._step_s
         there = len(self.running) / max(1, self._most) if self._leaves else 1.0
         self.busy_s += passed_s * there * self.part.count
@@ -142,15 +148,22 @@ class _Clock:
         return ended
 
     def begin(self, tokens: float, response: int) -> None:
-        """Run a response that has so many tokens left."""
+        """Run a response that has so many tokens left; the others are its prefix."""
         heapq.heappush(self.running, (self.tokens + tokens, response))
+        self._prefill(self._lengths[response] - tokens)
 
     def fill(self, waiting: deque[tuple[float, int]]) -> None:
         """Begin the first of these (tokens left, response), as many as have room."""
         count = min(len(waiting), max(0, math.ceil(self.room - len(self.running))))
-        begun = (waiting.popleft() for _ in range(count))
+        begun = [waiting.popleft() for _ in range(count)]
         self.running += [(self.tokens + tokens, response) for tokens, response in begun]
         heapq.heapify(self.running)
+        self._prefill(sum(self._lengths[response] - tokens for tokens, response in begun))
+
+    def _prefill(self, tokens: float) -> None:
+        passed_s = tokens * self._each / self.part.prefill_tokens_per_s
+        self.now_s += passed_s
+        self.busy_s += passed_s * self.part.count
 
     def end(self, now_s: float) -> list[int]:
         """The responses that end now."""
@@ -185,6 +198,7 @@ class _Decoding:
     def __init__(
         self, lengths: Sequence[float], parts: Sequence[Part], *, weight: float, unevenness: Unevenness, leaves: bool
     ) -> None:
+        self._lengths = lengths
         self._parts = parts
         self._weight = weight
         self._unevenness = unevenness
@@ -256,7 +270,7 @@ class _Decoding:
         self._stopped += stopped
         self._clocks = [clock for clock in self._clocks if clock.part.end_s > now_s]
         come = [part for part in self._parts if part.start_s == now_s < part.end_s]
-        self._clocks += [_Clock(part, len(self._ends_s), self._weight, leaves=self._leaves) for part in come]
+        self._clocks += [_Clock(part, self._lengths, self._weight, leaves=self._leaves) for part in come]
         self._begin_waiting()
         self._keeps = self._keeps and not self._waiting
         for clock in self._clocks:

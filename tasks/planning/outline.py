@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from resources.prices import dollars
 from storage.planning_records import SeedingRecord
-from tasks.planning.crew import engines_stop_s, holding, ready
+from tasks.planning.crew import engines_stop_s, holding, ready, step_time
 from tasks.planning.decoding import Decoded, Part, decoded
 from tasks.planning.expected_responses import ExpectedResponses
 from tasks.planning.makespan import streamed_s
@@ -160,6 +160,7 @@ class Outliner:
             count=count,
             step_time=curve,
             responses_max=most,
+            prefill_tokens_per_s=step_time(self._request, offer).prefill_tokens_per_s,
             start_s=start_s,
             end_s=end_s,
             is_crew=isinstance(offer, CrewOffer),

@@ -14,7 +14,15 @@ from tasks.planning.step_time import StepTime
 RISING = StepTime(((1, 0.01), (64, 0.02)))
 # No more tokens per second beyond a batch of 8.
 FULL_AT_8 = StepTime(((1, 0.01), (8, 0.02), (64, 0.16)))
-MEMBER = Part(count=1, step_time=RISING, responses_max=64, start_s=0.0, end_s=math.inf, is_crew=True)
+MEMBER = Part(
+    count=1,
+    step_time=RISING,
+    responses_max=64,
+    prefill_tokens_per_s=math.inf,
+    start_s=0.0,
+    end_s=math.inf,
+    is_crew=True,
+)
 ENGINES = replace(MEMBER, count=2, end_s=2.0, is_crew=False)
 
 
@@ -126,6 +134,20 @@ def test_a_response_that_stands_for_more_than_have_room_takes_the_time_of_all_of
         assert max(run([100.0] * 8, few, weight=weight).ends_s) == pytest.approx(all_s, rel=0.15)
     # As for a member that is there for a tenth of the time.
     assert max(run([100.0], replace(MEMBER, count=0.1, responses_max=1)).ends_s) == pytest.approx(10 * 100 * 0.01)
+
+
+def test_what_others_have_decoded_is_prefilled_first_and_what_nobody_has_is_not():
+    slow = replace(MEMBER, prefill_tokens_per_s=100.0)
+    assert run([100.0] * 8, slow).ends_s == run([100.0] * 8, MEMBER).ends_s
+    engines, crew = replace(ENGINES, count=1), replace(slow, count=2, start_s=2.0)
+    tokens = 2.0 / RISING.step_s(8)
+    found = run([400.0] * 8, engines, crew)
+    # Each of two members prefills what four responses have got, and decodes nothing meanwhile.
+    prefill_s = 4 * tokens / 100.0
+    assert found.ends_s == pytest.approx([2.0 + prefill_s + (400.0 - tokens) * RISING.step_s(4)] * 8)
+    assert found.busy_s == pytest.approx(2 * (max(found.ends_s) - 2.0))
+    # So does who helps, and who comes meanwhile does not disturb it.
+    assert run([400.0] * 8, engines, crew, replace(MEMBER, start_s=2.5)).ends_s == pytest.approx(found.ends_s)
 
 
 def test_responses_that_end_as_their_part_stops_are_not_handed_on():

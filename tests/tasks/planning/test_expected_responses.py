@@ -11,7 +11,15 @@ from tasks.planning.expected_responses import DECODED_MAX, ExpectedResponses
 from tasks.planning.makespan import member_time_s
 from tests.planning_requests import CURVE, a_request, concluded, some_lengths
 
-MEMBERS = Part(count=2, step_time=CURVE, responses_max=4096, start_s=0.0, end_s=math.inf, is_crew=True)
+MEMBERS = Part(
+    count=2,
+    step_time=CURVE,
+    responses_max=4096,
+    prefill_tokens_per_s=math.inf,
+    start_s=0.0,
+    end_s=math.inf,
+    is_crew=True,
+)
 
 
 def seen(*lengths: np.ndarray, predictor: str = "none") -> ExpectedResponses:

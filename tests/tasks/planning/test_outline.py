@@ -98,9 +98,12 @@ def test_the_trainers_machines_are_paid_for_from_plan_to_plan():
 
 def test_the_trainers_engines_generate_until_training_begins():
     request = a_request(an_offer(start_s=0.0), lengths=NO_SPREAD, reserved=RESERVED, train_s=0.0)
-    alone, helped = outlined(request, 2), outlined(request, 2, seeding=SeedingRecord(seeding_s=3.0, members=2))
+    alone, helped = outlined(request, 2), outlined(request, 2, seeding=SeedingRecord(seeding_s=9.0, members=2))
     always = outlined(request, 2, seeding=SeedingRecord(seeding_s=None, members=2))
-    assert alone.rollout_s > helped.rollout_s > always.rollout_s
+    assert alone.rollout_s > helped.rollout_s == always.rollout_s
+    # What they leave behind is prefilled again, which takes longer here than what they save.
+    briefly = outlined(request, 2, seeding=SeedingRecord(seeding_s=3.0, members=2))
+    assert alone.rollout_s < briefly.rollout_s < 1.01 * alone.rollout_s
     # For as long as nothing else is there, they cannot stop.
     none = replace(request, offers=(an_offer(start_s=0.0, available=0),))
     stays = outlined(none, 2, seeding=SeedingRecord(seeding_s=3.0, members=0))
@@ -196,14 +199,15 @@ def test_members_keep_what_they_were_dealt_unless_some_of_it_waits():
 
 
 def test_members_share_evenly_what_the_engines_leave_behind():
-    """Two engines decode 16 responses each for a second, and four members then 8 each."""
+    """Two engines decode 16 responses each for a second. Four members prefill 8 each, and then decode them."""
     lengths = GroupLengths("none", np.full(8, 400.0), np.full(8, 400.0))
     rising = StepTime(((1, 0.01), (64, 0.02)))
     reserved = replace(RESERVED, step_time=rising)
     request = a_request(an_offer(start_s=1.0, step_time=rising), lengths=lengths, reserved=reserved, seeding=COLOCATED)
     found = outlined(request, 4, seeding=SeedingRecord(seeding_s=1.0, members=4))
     done = 1.0 / rising.step_s(16)
-    assert found.rollout_s == pytest.approx(1.0 + (400.0 - done) * rising.step_s(8))
+    prefill_s = 8 * done / rising.prefill_tokens_per_s
+    assert found.rollout_s == pytest.approx(1.0 + prefill_s + (400.0 - done) * rising.step_s(8))
 
 
 def test_the_last_members_groups_end_later_and_the_others_do_not():
