@@ -28,6 +28,9 @@ from tasks.planning.stage_balance import BalanceStep, balance_step
 OUTLINES, OUTLINES_MAX = 32, 64
 # The crew of the newest plan, if that knew how an iteration went, stays unless another's score is better by this share.
 CLEARLY = 0.05
+# Seeding is tried this many times as long as the controller says, and again while that is better. The best time must be
+# better by SEEDING_GAIN, because outlines are inexact.
+SEEDING_STEP, SEEDINGS_MAX, SEEDING_GAIN = 1.25, 4, 0.03
 FREE_USD = 1e-9
 Counts = tuple[int, ...]
 
@@ -117,11 +120,32 @@ class _Search:
     def best(self, counts: Counts, cost_weight: float = 0.0) -> Outline:
         """The outline of these members with the seeding that suits them best."""
         if counts not in self._found:
-            self._found[counts] = tuple(
-                self._outliner.outline(counts, seeding, self._factor(counts, seeding))
-                for seeding in seedings(self._request, counts)
-            )
+            ways = [self._outline(counts, seeding) for seeding in seedings(self._request, counts)]
+            self._found[counts] = (*ways, *self._longer_or_shorter(ways[0]))
         return min(self._found[counts], key=partial(_rank, cost_weight))
+
+    def _outline(self, counts: Counts, seeding: SeedingRecord | None) -> Outline:
+        return self._outliner.outline(counts, seeding, self._factor(counts, seeding))
+
+    def _longer_or_shorter(self, controlled: Outline) -> list[Outline]:
+        """The same crew with longer seeding, or else with shorter, if the iteration then ends clearly sooner.
+
+        RLBoost's controller lets the trainer and the crew wait equally long, which need not end the iteration soonest.
+        """
+        tried: list[Outline] = []
+        if self._request.waits is None or controlled.seeding is None or not controlled.seeding.seeding_s:
+            return tried
+        best = controlled
+        for factor in (SEEDING_STEP, 1 / SEEDING_STEP):
+            while best.seeding and best.seeding.seeding_s and len(tried) < SEEDINGS_MAX:
+                seeding = replace(best.seeding, seeding_s=best.seeding.seeding_s * factor)
+                tried.append(self._outline(controlled.counts, seeding))
+                if tried[-1].lasting_s >= best.lasting_s:
+                    break
+                best = tried[-1]
+            if best is not controlled:
+                break
+        return tried if best.lasting_s < (1 - SEEDING_GAIN) * controlled.lasting_s else []
 
     def choice(self, outline: Outline, reason: str) -> WidthChoice:
         """The choice of these members, with the seeding that suits this iteration best."""

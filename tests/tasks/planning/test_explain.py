@@ -73,7 +73,7 @@ PAST = {"reserved": RESERVED, "settings": {"seeding": "auto"}, "train_s": 100.0}
 def test_seeding_says_who_waited_and_what_the_closed_form_says():
     before = SeedingRecord(seeding_s=60.0, members=4)
     last = waits(wait_train_s=30.0, rollout_s=200.0)
-    found = decisions(a_request(an_offer(), **PAST, groups=400, seeding=before, waits=last))["seeding"]
+    found = decisions(a_request(an_offer(), **PAST, groups=1600, seeding=before, waits=last))["seeding"]
     assert found.chosen == "70.0 s"
     assert found.predicted == {"seeding/seconds": 70.0}
     assert found.reason == "the trainer waited for longer than the crew"
@@ -84,10 +84,11 @@ def test_seeding_says_who_waited_and_what_the_closed_form_says():
     assert (plenty.chosen, plenty.reason[:17]) == ("none", "the members alone")
     alone = decisions(a_request(**PAST))["seeding"]
     assert alone.chosen == "until nothing is left"
-    moved = decisions(a_request(an_offer(count_max=3), **PAST, groups=1000, seeding=before, waits=last))["seeding"]
+    short = PAST | {"train_s": 10.0}
+    moved = decisions(a_request(an_offer(count_max=3), **short, groups=800, seeding=before, waits=last))["seeding"]
     assert moved.reason == "the time that the last iteration's work needs"
     known = SeedingRecord(seeding_s=60.0, members=4, memory={"3": 80.0})
-    back = decisions(a_request(an_offer(count_max=3), **PAST, groups=400, seeding=known, waits=last))["seeding"]
+    back = decisions(a_request(an_offer(count_max=3), **PAST, groups=300, seeding=known, waits=last))["seeding"]
     assert (back.chosen, back.reason) == ("80.0 s", "the time that suited 3 members before")
 
 
@@ -103,6 +104,20 @@ def test_seeding_is_left_out_where_the_iteration_is_expected_to_end_sooner_witho
     assert seconds["none"] < min(seconds["70.0 s"], seconds["until nothing is left"])
 
 
+def test_seeding_lasts_longer_or_shorter_than_the_controller_says_where_the_iteration_then_ends_sooner():
+    before, last = SeedingRecord(seeding_s=60.0, members=4), waits(wait_train_s=30.0, rollout_s=200.0)
+    for groups, train_s, chosen in ((600, 100.0, "109.4 s"), (400, 200.0, "44.8 s")):
+        request = a_request(an_offer(), **PAST | {"train_s": train_s}, groups=groups, seeding=before, waits=last)
+        found = decisions(request)["seeding"]
+        assert found.chosen == chosen
+        assert found.reason == "the iteration is expected to end sooner than with 70.0 s"
+        seconds = {name: figures.get("timing_s/iteration", 1e9) for name, figures in found.alternatives.items()}
+        assert min(seconds, key=seconds.__getitem__) == chosen
+    # 109.4 s would be better by less than 3 %.
+    hardly = a_request(an_offer(), **PAST, groups=400, seeding=before, waits=last)
+    assert decisions(hardly)["seeding"].chosen == "70.0 s"
+
+
 def test_seeding_goes_on_where_handing_over_would_cost_more():
     before = SeedingRecord(seeding_s=60.0, members=1)
     last = waits(wait_train_s=30.0, rollout_s=200.0, members=1.0, members_at_end=1)
@@ -113,10 +128,11 @@ def test_seeding_goes_on_where_handing_over_would_cost_more():
 def test_seeding_says_what_it_went_by():
     last = waits(wait_train_s=30.0, rollout_s=200.0)
     initial = SeedingRecord(seeding_s=150.0, members=4)
-    second = decisions(a_request(an_offer(), **PAST, groups=1600, seeding=initial, waits=last))["seeding"]
+    quick = PAST | {"train_s": 20.0}
+    second = decisions(a_request(an_offer(), **quick, groups=1000, seeding=initial, waits=last))["seeding"]
     assert second.reason == "the time that the last iteration's work needs"
     colocated = SeedingRecord(seeding_s=None, members=0)
-    after = decisions(a_request(an_offer(), **PAST, groups=1600, seeding=colocated, waits=last))["seeding"]
+    after = decisions(a_request(an_offer(), **quick, groups=600, seeding=colocated, waits=last))["seeding"]
     assert (after.chosen, after.reason[:13]) == ("150.0 s", "as configured")
     untold = decisions(a_request(an_offer(), **PAST, seeding=replace(initial, seeding_s=9.0)))["seeding"]
     assert (untold.chosen, untold.reason) == ("9.0 s", "as before, because the waits are unknown")
