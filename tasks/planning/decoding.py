@@ -29,8 +29,8 @@ _DONE_TOKENS = 1e-9
 class Part:
     """Members that are alike and decode from start_s to end_s.
 
-    count: how many are expected to be there. prefill_tokens_per_s: how fast one computes the tokens that others have
-    decoded, before it goes on with their responses; it decodes nothing meanwhile.
+    count: how many are expected to be there. prefill_tokens_per_s: how fast one computes the tokens that a response
+    already has when it takes it over; it decodes nothing meanwhile.
     """
 
     count: float
@@ -110,7 +110,7 @@ class _Clock:
         return len(self.running) < self.room
 
     def advance(self, now_s: float) -> None:
-        """Let time pass until now_s, before which no response ends; while it prefills, none gets a token."""
+        """Let time pass until now_s, before which no response ends. While the part prefills, its own now_s is later."""
         passed_s = max(0.0, now_s - self.now_s)
         self.now_s += passed_s
         self.tokens += passed_s / self._step_s
@@ -148,7 +148,7 @@ class _Clock:
         return ended
 
     def begin(self, tokens: float, response: int) -> None:
-        """Run a response that has so many tokens left; the others are its prefix."""
+        """Run a response that has so many tokens left; those that it has already are prefilled first."""
         heapq.heappush(self.running, (self.tokens + tokens, response))
         self._prefill(self._lengths[response] - tokens)
 

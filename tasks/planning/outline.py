@@ -160,7 +160,7 @@ class Outliner:
             count=count,
             step_time=curve,
             responses_max=most,
-            prefill_tokens_per_s=step_time(self._request, offer).prefill_tokens_per_s,
+            prefill_tokens_per_s=step_time(self._request, offer).prefill_tokens_per_s(offer.responses_max),
             start_s=start_s,
             end_s=end_s,
             is_crew=isinstance(offer, CrewOffer),

@@ -59,10 +59,10 @@ class StepTime:
         """Tokens per second of all responses together."""
         return batch / self.step_s(batch) if batch else 0.0
 
-    @property
-    def prefill_tokens_per_s(self) -> float:
-        """About how fast prompts and prefixes are computed, which no engine tells; not slower than decoding."""
-        return max(PREFILL_TOKENS / self.step_s(1), *(batch / step_s for batch, step_s in self.points))
+    def prefill_tokens_per_s(self, batch_max: int) -> float:
+        """About how fast tokens are prefilled, which no engine tells; not slower than up to batch_max are decoded."""
+        decoded = np.arange(1, batch_max + 1) / self.table(batch_max)[1:]
+        return max(PREFILL_TOKENS / self.step_s(1), float(decoded.max()))
 
     def plateau(self, batch_max: int) -> int:
         """The smallest batch up to batch_max whose tokens per second are within 5 % of the best."""

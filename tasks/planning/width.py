@@ -28,8 +28,8 @@ from tasks.planning.stage_balance import BalanceStep, balance_step
 OUTLINES, OUTLINES_MAX = 32, 64
 # The crew of the newest plan, if that knew how an iteration went, stays unless another's score is better by this share.
 CLEARLY = 0.05
-# Seeding is tried this many times as long as the controller says, and again while that is better. The best time must be
-# better by SEEDING_GAIN, because outlines are inexact.
+# Seeding is tried SEEDING_STEP times as long as the controller says, and again while no worse; else divided by it; at
+# most SEEDINGS_MAX times in all. The best must be better by SEEDING_GAIN, because outlines are inexact.
 SEEDING_STEP, SEEDINGS_MAX, SEEDING_GAIN = 1.25, 4, 0.03
 FREE_USD = 1e-9
 Counts = tuple[int, ...]
@@ -128,24 +128,26 @@ class _Search:
         return self._outliner.outline(counts, seeding, self._factor(counts, seeding))
 
     def _longer_or_shorter(self, controlled: Outline) -> list[Outline]:
-        """The same crew with longer seeding, or else with shorter, if the iteration then ends clearly sooner.
+        """The same crew with longer seeding, or else with shorter, if the iteration is then clearly shorter; else none.
 
-        RLBoost's controller lets the trainer and the crew wait equally long, which need not end the iteration soonest.
+        RLBoost's controller lets the trainer and the crew wait equally long, which need not be the shortest iteration.
         """
-        tried: list[Outline] = []
-        if self._request.waits is None or controlled.seeding is None or not controlled.seeding.seeding_s:
-            return tried
-        best = controlled
+        request, seeding = self._request, controlled.seeding
+        if request.waits is None or request.reserved is None or seeding is None or not seeding.seeding_s:
+            return []
+        least_s = max(request.settings.seeding_s_min, request.reserved.start_s)
+        best, tries, seconds = controlled, 0, seeding.seeding_s
         for factor in (SEEDING_STEP, 1 / SEEDING_STEP):
-            while best.seeding and best.seeding.seeding_s and len(tried) < SEEDINGS_MAX:
-                seeding = replace(best.seeding, seeding_s=best.seeding.seeding_s * factor)
-                tried.append(self._outline(controlled.counts, seeding))
-                if tried[-1].lasting_s >= best.lasting_s:
+            while tries < SEEDINGS_MAX and seconds * factor > least_s:
+                tries, seconds = tries + 1, seconds * factor
+                tried = self._outline(controlled.counts, replace(seeding, seeding_s=seconds))
+                if tried.lasting_s > best.lasting_s:
                     break
-                best = tried[-1]
+                best = tried
             if best is not controlled:
                 break
-        return tried if best.lasting_s < (1 - SEEDING_GAIN) * controlled.lasting_s else []
+            seconds = seeding.seeding_s
+        return [best] if best.lasting_s < (1 - SEEDING_GAIN) * controlled.lasting_s else []
 
     def choice(self, outline: Outline, reason: str) -> WidthChoice:
         """The choice of these members, with the seeding that suits this iteration best."""

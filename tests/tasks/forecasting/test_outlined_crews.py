@@ -66,7 +66,7 @@ def test_an_outline_takes_as_long_as_its_members_do(given):
 def test_a_member_prefills_the_long_responses_that_the_trainers_engines_leave_behind():
     """About as a 7B model on H100s: without prefill an outline is 7 % shorter."""
     steps_s = ((1, 0.0088), (16, 0.0102), (64, 0.0148), (128, 0.0209), (233, 0.0352))
-    prefill_tokens_per_s = StepTime(steps_s).prefill_tokens_per_s
+    prefill_tokens_per_s = StepTime(steps_s).prefill_tokens_per_s(233)
     engine = {"step_s": steps_s, "responses_max": 233, "prefill_tokens_per_s": prefill_tokens_per_s, "process_s": 20.0}
     given = a_scenario(
         a_pool(1, **engine),

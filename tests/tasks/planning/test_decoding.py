@@ -146,8 +146,14 @@ def test_what_others_have_decoded_is_prefilled_first_and_what_nobody_has_is_not(
     prefill_s = 4 * tokens / 100.0
     assert found.ends_s == pytest.approx([2.0 + prefill_s + (400.0 - tokens) * RISING.step_s(4)] * 8)
     assert found.busy_s == pytest.approx(2 * (max(found.ends_s) - 2.0))
-    # So does who helps, and who comes meanwhile does not disturb it.
+    # Who comes meanwhile does not disturb it.
     assert run([400.0] * 8, engines, crew, replace(MEMBER, start_s=2.5)).ends_s == pytest.approx(found.ends_s)
+    # So does who takes some from a member that is too full.
+    full = replace(MEMBER, step_time=FULL_AT_8)
+    late = replace(full, start_s=0.5, prefill_tokens_per_s=100.0)
+    at_once, later = run([100.0] * 32, full, replace(full, start_s=0.5)), run([100.0] * 32, full, late)
+    assert min(later.ends_s) == pytest.approx(min(at_once.ends_s))
+    assert max(later.ends_s) > max(at_once.ends_s) + 0.2
 
 
 def test_responses_that_end_as_their_part_stops_are_not_handed_on():

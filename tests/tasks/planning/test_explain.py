@@ -116,6 +116,11 @@ def test_seeding_lasts_longer_or_shorter_than_the_controller_says_where_the_iter
     # 109.4 s would be better by less than 3 %.
     hardly = a_request(an_offer(), **PAST, groups=400, seeding=before, waits=last)
     assert decisions(hardly)["seeding"].chosen == "70.0 s"
+    # Never less than configured.
+    for least_s, chosen in ((5.0, "44.8 s"), (60.0, "70.0 s")):
+        limited = {**PAST, "train_s": 150.0, "settings": {"seeding": "auto", "seeding_s_min": least_s}}
+        bounded = decisions(a_request(an_offer(), **limited, groups=300, seeding=before, waits=last))["seeding"]
+        assert bounded.chosen == chosen
 
 
 def test_seeding_goes_on_where_handing_over_would_cost_more():

@@ -206,7 +206,7 @@ def test_members_share_evenly_what_the_engines_leave_behind():
     request = a_request(an_offer(start_s=1.0, step_time=rising), lengths=lengths, reserved=reserved, seeding=COLOCATED)
     found = outlined(request, 4, seeding=SeedingRecord(seeding_s=1.0, members=4))
     done = 1.0 / rising.step_s(16)
-    prefill_s = 8 * done / rising.prefill_tokens_per_s
+    prefill_s = 8 * done / rising.prefill_tokens_per_s(64)
     assert found.rollout_s == pytest.approx(1.0 + prefill_s + (400.0 - done) * rising.step_s(8))
 
 

@@ -14,8 +14,11 @@ def test_prefill_is_estimated_from_the_shortest_step_as_the_forecast_estimates_i
     size = ModelSize(parameters=parameters, weight_bytes=2, kv_bytes_per_token=57_344.0, layers=28)
     device = Device(accelerator=accelerator(name), gpus=1, bandwidth_efficiency=0.6, mfu=0.35)
     curve = StepTime(step_points(size, device, 128, 1000.0))
-    assert 0.5 < curve.prefill_tokens_per_s / prefill_tokens_per_s(size, device) < 2.0
+    assert 0.5 < curve.prefill_tokens_per_s(128) / prefill_tokens_per_s(size, device) < 2.0
 
 
 def test_prefill_is_never_slower_than_decoding():
-    assert StepTime(((64, 0.1), (512, 0.2))).prefill_tokens_per_s == pytest.approx(512 / 0.2)
+    assert StepTime(((64, 0.1), (512, 0.2))).prefill_tokens_per_s(512) == pytest.approx(512 / 0.2)
+    flat = StepTime(((1, 0.02), (8, 0.0202)))
+    assert flat.prefill_tokens_per_s(64) == pytest.approx(150 / 0.02)
+    assert flat.prefill_tokens_per_s(256) == pytest.approx(flat.tokens_per_s(256))
