@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.reporting import Target, finish
 from resources.accelerators import accelerator
@@ -136,13 +136,19 @@ def drawn(setting: int) -> Scenario:
 
 def static_crews(given: Scenario) -> dict[tuple[int, str], Scenario]:
     """The scenario with each fixed number of members, by (members, seeding)."""
-    pool, found = given.pools[0], {}
-    for count in range(pool.count + 1):
-        for seeding in ("auto", "off") if count else ("auto",):
-            planning = replace(given.policy.planning, width="fixed", seeding=seeding)
-            pools = (replace(pool, count=count, places=pool.count),) if count else ()
-            found[count, seeding] = replace(given, pools=pools, policy=replace(given.policy, planning=planning))
-    return found
+    return {
+        (count, seeding): fixed_crew(given, count, seeding)
+        for count in range(given.pools[0].count + 1)
+        for seeding in (("auto", "off") if count else ("auto",))
+    }
+
+
+def fixed_crew(given: Scenario, count: int, seeding: Literal["auto", "off"]) -> Scenario:
+    """The scenario of one pool with this number of members, which take their machines from the same market."""
+    pool = given.pools[0]
+    planning = replace(given.policy.planning, width="fixed", seeding=seeding)
+    pools = (replace(pool, count=count, places=pool.count),) if count else ()
+    return replace(given, pools=pools, policy=replace(given.policy, planning=planning))
 
 
 def weighed(run: SimulatedRun, cost_weight: float) -> float:

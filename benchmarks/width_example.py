@@ -18,7 +18,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.reporting import Target, finish
-from benchmarks.width_choice import WITHIN, weighed
+from benchmarks.width_choice import WITHIN, fixed_crew, weighed
 from tasks.configuration.run_config import parse
 from tasks.forecasting.inputs import gather
 from tasks.forecasting.probe import NoProbe
@@ -49,12 +49,7 @@ def scenario(arm: Arm) -> Scenario:
     config = parse(document)
     given = configured(config, gather(config, NoProbe(reason="nothing has run"))).scenario
     given = replace(given, work=replace(given.work, iterations=arm.iterations))
-    if arm.fixed is None:
-        return given
-    pools = tuple(replace(pool, count=arm.fixed, places=arm.offered) for pool in given.pools)
-    return replace(
-        given, pools=pools, policy=replace(given.policy, planning=replace(given.policy.planning, width="fixed"))
-    )
+    return given if arm.fixed is None else fixed_crew(given, arm.fixed, config.planning.seeding)
 
 
 def weight_of(arm: Arm) -> float:

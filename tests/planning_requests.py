@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from storage.planning_records import SeedingRecord
 from tasks.configuration.planning import PlanningConfig
+from tasks.planning.decoding import Part
 from tasks.planning.offer import Concluded, CrewOffer, GroupLengths, ReservedOffer, StepWaits
 from tasks.planning.request import PlanningRequest
 from tasks.planning.step_time import NOMINAL, StepTime
@@ -27,6 +28,20 @@ def an_offer(pool: str = "rollout", **changes: Any) -> CrewOffer:
         responses_max=64,
         step_time=CURVE,
         start_s=30.0,
+    )
+    return replace(plain, **changes)
+
+
+def a_part(**changes: Any) -> Part:
+    """A member that is there from the beginning to the end, and prefills in no time."""
+    plain = Part(
+        count=1,
+        step_time=CURVE,
+        responses_max=64,
+        prefill_tokens_per_s=math.inf,
+        start_s=0.0,
+        end_s=math.inf,
+        is_crew=True,
     )
     return replace(plain, **changes)
 

@@ -61,13 +61,17 @@ class StepTime:
 
     def prefill_tokens_per_s(self, batch_max: int) -> float:
         """About how fast tokens are prefilled, which no engine tells; not slower than up to batch_max are decoded."""
-        decoded = np.arange(1, batch_max + 1) / self.table(batch_max)[1:]
-        return max(PREFILL_TOKENS / self.step_s(1), float(decoded.max()))
+        return max(PREFILL_TOKENS / self.step_s(1), float(self._rates(batch_max).max()))
 
     def plateau(self, batch_max: int) -> int:
         """The smallest batch up to batch_max whose tokens per second are within 5 % of the best."""
-        rates = np.arange(1, batch_max + 1) / self.table(batch_max)[1:]
+        rates = self._rates(batch_max)
         return int(np.argmax(rates >= FLAT * rates.max())) + 1
+
+    def _rates(self, batch_max: int) -> npt.NDArray[np.float64]:
+        """Tokens per second of all responses together, of batches from 1 to batch_max."""
+        rates: npt.NDArray[np.float64] = np.arange(1, batch_max + 1) / self.table(batch_max)[1:]
+        return rates
 
     def scaled(self, factor: float) -> "StepTime":
         """The curve of a machine on which every step takes `factor` times as long."""

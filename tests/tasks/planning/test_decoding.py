@@ -1,6 +1,5 @@
 """Clocks of parts: against times by hand, and what happens to responses as parts come and go."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -10,19 +9,12 @@ from hypothesis import strategies as st
 from tasks.planning.decoding import Decoded, Part, decoded
 from tasks.planning.makespan import member_time_s
 from tasks.planning.step_time import StepTime
+from tests.planning_requests import a_part
 
 RISING = StepTime(((1, 0.01), (64, 0.02)))
 # No more tokens per second beyond a batch of 8.
 FULL_AT_8 = StepTime(((1, 0.01), (8, 0.02), (64, 0.16)))
-MEMBER = Part(
-    count=1,
-    step_time=RISING,
-    responses_max=64,
-    prefill_tokens_per_s=math.inf,
-    start_s=0.0,
-    end_s=math.inf,
-    is_crew=True,
-)
+MEMBER = a_part(step_time=RISING)
 ENGINES = replace(MEMBER, count=2, end_s=2.0, is_crew=False)
 
 

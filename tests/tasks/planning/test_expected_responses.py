@@ -6,20 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tasks.planning.decoding import Part
 from tasks.planning.expected_responses import DECODED_MAX, ExpectedResponses
 from tasks.planning.makespan import member_time_s
-from tests.planning_requests import CURVE, a_request, concluded, some_lengths
+from tests.planning_requests import CURVE, a_part, a_request, concluded, some_lengths
 
-MEMBERS = Part(
-    count=2,
-    step_time=CURVE,
-    responses_max=4096,
-    prefill_tokens_per_s=math.inf,
-    start_s=0.0,
-    end_s=math.inf,
-    is_crew=True,
-)
+MEMBERS = a_part(count=2, responses_max=4096)
 
 
 def seen(*lengths: np.ndarray, predictor: str = "none") -> ExpectedResponses:
