@@ -27,8 +27,16 @@ CLOSE_S = 1.0
 # The most that one request may write. More needs an upload in parts, whose condition some servers ignore.
 BODY_BYTES_MAX = 5 << 30
 ADDRESSING_STYLES = ("path", "virtual", "auto")
+# By the name of botocore's setting: the variable that says when checksums are sent, and when they are asked for.
+CHECKSUMS = {
+    "request_checksum_calculation": "AWS_REQUEST_CHECKSUM_CALCULATION",
+    "response_checksum_validation": "AWS_RESPONSE_CHECKSUM_VALIDATION",
+}
+CHECKSUM_TIMES = ("when_supported", "when_required")
 
-Verdict = Literal["exists", "missing", "outside", "again", "bucket", "credentials", "region", "unfit", "denied"]
+Verdict = Literal[
+    "exists", "missing", "outside", "again", "bucket", "credentials", "region", "request", "unfit", "denied"
+]
 VERDICTS: dict[str, Verdict] = {
     "PreconditionFailed": "exists",
     "412": "exists",
@@ -44,6 +52,10 @@ VERDICTS: dict[str, Verdict] = {
     "301": "region",
     "NotImplemented": "unfit",
     "501": "unfit",
+    # Of status 400, unlike the others that are about credentials.
+    "ExpiredToken": "denied",
+    "InvalidToken": "denied",
+    "TokenRefreshRequired": "denied",
     # Another conditional write or a delete of the same key was under way (409).
     "ConditionalRequestConflict": "again",
     "OperationAborted": "again",
@@ -55,12 +67,17 @@ VERDICTS: dict[str, Verdict] = {
     "XAmzContentSHA256Mismatch": "again",
     "BadDigest": "again",
 }
+_CHECKSUM_ADVICE = (
+    "some servers know no checksums, which are sent and asked for with AWS_REQUEST_CHECKSUM_CALCULATION and "
+    "AWS_RESPONSE_CHECKSUM_VALIDATION when_supported: set both to when_required"
+)
 ADVICE: dict[Verdict, str] = {
     "bucket": "no such bucket: create it, or correct the URL or the endpoint",
     "credentials": "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or FLYTE_AWS_ACCESS_KEY_ID and "
     "FLYTE_AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give the machine a role)",
     "region": "the bucket is in another region: set AWS_REGION",
-    "unfit": "the server does not implement this request",
+    "request": f"the server refuses something in this request; {_CHECKSUM_ADVICE}",
+    "unfit": f"the server does not implement something in this request; {_CHECKSUM_ADVICE}",
     "denied": "refused: check the credentials (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN or the "
     "machine's role); they need s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket",
 }
@@ -104,7 +121,8 @@ class S3Store:
     take at 8 MiB/s. A call without an answer, a throttled one and a server error are retried until then, after a random
     part of `backoff_s` * 2^n, at most 5 s. A body is one request, at most 5 GiB. The environment gives endpoint, region
     and credentials: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_REGION, AWS_S3_ADDRESSING_STYLE, AWS_ACCESS_KEY_ID and
-    all else that botocore reads; FLYTE_AWS_* stand in for absent ones.
+    all else that botocore reads; FLYTE_AWS_* stand in for absent ones. S3's checksums are left to AWS: the signature
+    covers a body's SHA-256, and what is stored here has digests of its own.
     """
 
     def __init__(self, bucket: str, prefix: str = "", *, deadline_s: float = 20.0, backoff_s: float = 0.2) -> None:
@@ -207,9 +225,10 @@ class S3Store:
             if not budget.pause(self._backoff_s):
                 break
         unknown = "; a write may or may not have happened" if verb in WRITES else ""
+        advice = f"; {_CHECKSUM_ADVICE}" if isinstance(last, botocore.exceptions.FlexibleChecksumError) else ""
         raise StoreUnavailable(
             f"{where}: no answer within {budget.elapsed_s:.3g} s and {budget.attempts} attempts, "
-            f"last {_name(last)}{unknown}"
+            f"last {_name(last)}{unknown}{advice}"
         ) from last
 
     def _endpoint(self) -> str:
@@ -282,7 +301,8 @@ def session_options(environment: Mapping[str, str]) -> dict[str, Any]:
     """Arguments of S3FileSystem from environment variables; Flyte's FLYTE_AWS_* replace absent AWS_*.
 
     Servers other than AWS are addressed by path unless AWS_S3_ADDRESSING_STYLE says otherwise, because few of them have
-    a host name per bucket. Raises ValueError, which names the variable.
+    a host name per bucket. They get no checksums that S3 does not require, unless the variables of CHECKSUMS say
+    otherwise: many refuse them, and some store them as part of the body. Raises ValueError, which names the variable.
     """
 
     def first(*names: str) -> str | None:
@@ -295,6 +315,12 @@ def session_options(environment: Mapping[str, str]) -> dict[str, Any]:
     if style not in ADDRESSING_STYLES:
         raise ValueError(f"AWS_S3_ADDRESSING_STYLE: value {style!r}; allowed: {', '.join(ADDRESSING_STYLES)}")
     region = first("AWS_REGION", "AWS_DEFAULT_REGION")
+    checksums: dict[str, str] = {}
+    for setting, variable in CHECKSUMS.items():
+        time = environment.get(variable) or ("when_required" if endpoint else "")
+        if time and time.lower() not in CHECKSUM_TIMES:
+            raise ValueError(f"{variable}: value {time!r}; allowed: {', '.join(CHECKSUM_TIMES)}")
+        checksums |= {setting: time.lower()} if time else {}
     flyte = not environment.get("AWS_ACCESS_KEY_ID")
     return {
         "endpoint_url": endpoint,
@@ -305,6 +331,7 @@ def session_options(environment: Mapping[str, str]) -> dict[str, Any]:
             "retries": {"total_max_attempts": 1, "mode": "standard"},
             "max_pool_connections": 32,
             "s3": {"addressing_style": style},
+            **checksums,
         },
     }
 
@@ -326,7 +353,9 @@ def judge(error: Exception) -> Verdict | None:
     if verdict is not None:
         return verdict
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return "again" if status >= 500 or status in (408, 409, 425, 429) else "denied"
+    if status >= 500 or status in (408, 409, 425, 429):
+        return "again"
+    return "request" if 400 <= status < 500 and status not in (401, 403) else "denied"
 
 
 def _name(error: Exception) -> str:
@@ -336,5 +365,5 @@ def _name(error: Exception) -> str:
 
 
 def _refusal(where: str, verdict: Verdict, error: Exception) -> StorageError:
-    kind = StoreUnfit if verdict == "unfit" else StoreDenied
+    kind = StoreUnfit if verdict in ("request", "unfit") else StoreDenied
     return kind(f"{where}: {ADVICE.get(verdict, ADVICE['denied'])} ({_name(error)})")

@@ -141,13 +141,49 @@ def test_refused_credentials_are_not_retried_and_not_shown(server, code):
         (301, "PermanentRedirect", StoreDenied, "set AWS_REGION"),
         (400, "AuthorizationHeaderMalformed", StoreDenied, "set AWS_REGION"),
         (501, "NotImplemented", StoreUnfit, "does not implement"),
-        (400, "SomethingNew", StoreDenied, "SomethingNew"),
+        (400, "ExpiredToken", StoreDenied, "check the credentials"),
+        (401, "Unknown", StoreDenied, "check the credentials"),
+        (400, "SomethingNew", StoreUnfit, r"refuses something in this request.*\(SomethingNew\)"),
     ],
 )
 def test_other_refusals(server, status, code, kind, advice):
     store, _ = server((status, code, ""))
     with pytest.raises(kind, match=advice):
         store.create("a", b"x")
+
+
+@pytest.mark.parametrize("answer", [(400, "InvalidArgument"), (400, "InvalidRequest"), (501, "NotImplemented")])
+@pytest.mark.parametrize("verb", VERBS[:3])
+def test_a_server_that_knows_no_checksums_gets_none(credentials, answer, verb):
+    """Ceph before 18, MinIO of 2023, OVH's and others refuse what newer clients of AWS add unasked."""
+    with scripted_server([(*answer, "")], refused_header="checksum") as (endpoint, seen):
+        credentials.setenv("AWS_ENDPOINT_URL", endpoint)
+        store = S3Store("bucket", "run", deadline_s=60)
+        verb(store)
+        assert len(seen) == 1
+        store.close()
+        credentials.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_supported")
+        credentials.setenv("AWS_RESPONSE_CHECKSUM_VALIDATION", "When_Supported")
+        store = S3Store("bucket", "run", deadline_s=60)
+        with pytest.raises(StoreUnfit, match=rf"set both to when_required \({answer[1]}\)") as caught:
+            verb(store)
+        assert "AWS_REQUEST_CHECKSUM_CALCULATION" in str(caught.value)
+        assert "credentials" not in str(caught.value)
+        store.close()
+
+
+def test_a_checksum_of_something_else_is_not_looked_at_unless_it_is_asked_for(credentials):
+    """Some servers state the whole object's checksum for a part of it."""
+    with scripted_server([(200, "", "body")], checksum="AAAAAA==") as (endpoint, _):
+        credentials.setenv("AWS_ENDPOINT_URL", endpoint)
+        store = S3Store("bucket", "run", deadline_s=60)
+        assert store.get("a") == b"body"
+        store.close()
+        credentials.setenv("AWS_RESPONSE_CHECKSUM_VALIDATION", "when_supported")
+        store = S3Store("bucket", "run", deadline_s=8)
+        with pytest.raises(StoreUnavailable, match=r"last FlexibleChecksumError; .*AWS_RESPONSE_CHECKSUM_VALIDATION"):
+            store.get("a")
+        store.close()
 
 
 @pytest.mark.parametrize(
@@ -296,6 +332,21 @@ def test_flytes_variables_stand_in_for_absent_ones():
     assert (options["endpoint_url"], options["key"], options["secret"]) == ("http://own", None, None)
 
 
+def test_checksums_are_left_to_aws_unless_the_environment_says_otherwise():
+    kept = ("request_checksum_calculation", "response_checksum_validation")
+
+    def chosen(**environment):
+        given = session_options(environment)["config_kwargs"]
+        return tuple(given.get(name) for name in kept)
+
+    assert chosen() == (None, None)
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "FLYTE_AWS_ENDPOINT"):
+        assert chosen(**{name: "http://own"}) == ("when_required", "when_required")
+    asked = {"AWS_REQUEST_CHECKSUM_CALCULATION": "WHEN_SUPPORTED", "AWS_ENDPOINT_URL": "http://own"}
+    assert chosen(**asked) == ("when_supported", "when_required")
+    assert chosen(AWS_RESPONSE_CHECKSUM_VALIDATION="when_required") == (None, "when_required")
+
+
 def test_region_and_addressing_come_from_the_environment():
     assert session_options({})["config_kwargs"]["s3"] == {"addressing_style": "auto"}
     assert session_options({})["client_kwargs"] == {}
@@ -308,7 +359,12 @@ def test_region_and_addressing_come_from_the_environment():
 
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
-    [("AWS_ENDPOINT_URL", "minio:9000", "http://"), ("AWS_S3_ADDRESSING_STYLE", "paths", "path, virtual, auto")],
+    [
+        ("AWS_ENDPOINT_URL", "minio:9000", "http://"),
+        ("AWS_S3_ADDRESSING_STYLE", "paths", "path, virtual, auto"),
+        ("AWS_REQUEST_CHECKSUM_CALCULATION", "never", "when_supported, when_required"),
+        ("AWS_RESPONSE_CHECKSUM_VALIDATION", "never", "when_supported, when_required"),
+    ],
 )
 def test_bad_variables_are_named(name, value, allowed):
     with pytest.raises(ValueError, match=f"{name}.*allowed: .*{allowed}"):
