@@ -1,33 +1,47 @@
 """The command `gleaner init`: writes a configuration from the one of another library."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
 from resources.documents import BYTES_MAX
-from tasks.adopting import trl_meaning, verl_meaning
-from tasks.adopting.adoption import FILL_IN, Adoption, NotAdopted, Setting, text_of
-from tasks.adopting.trl_script import read_script
-from tasks.adopting.verl_script import read_overrides
+from tasks.adopting import trl_defaults, trl_meaning, trl_script, verl_defaults, verl_meaning, verl_script
+from tasks.adopting.adoption import Adoption, NotAdopted, Setting, text_of
 
-# By name: how the library calls itself, what reads a file of it, and what decides about the settings.
-LIBRARIES: dict[str, tuple[str, Callable[[str], list[Setting]], Callable[[Adoption], None]]] = {
-    "trl": ("TRL", read_script, trl_meaning.carry_over),
-    "verl": ("verl", read_overrides, verl_meaning.carry_over),
+
+class Library(NamedTuple):
+    """How a library calls itself, what reads a file of it and the words behind, what decides, and its defaults."""
+
+    name: str
+    read: Callable[[str, Path, Sequence[str]], list[Setting]]
+    carry_over: Callable[[Adoption], None]
+    defaults: Mapping[str, Any]
+
+
+LIBRARIES = {
+    "trl": Library("TRL", trl_script.read, trl_meaning.carry_over, trl_defaults.ALL),
+    "verl": Library("verl", verl_script.read, verl_meaning.carry_over, verl_defaults.DEFAULTS),
 }
 
 
-@click.command(short_help="Write a configuration from one of TRL or verl.")
+@click.command(
+    short_help="Write a configuration from one of TRL or verl.", context_settings={"ignore_unknown_options": True}
+)
 @click.option("--from", "library", type=click.Choice([*LIBRARIES]), required=True, help="The library that FILE is for.")
 @click.argument("file", type=click.Path(path_type=Path))
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
 @click.option("--to", "target", type=click.Path(path_type=Path), default=Path("run.yaml"), show_default=True)
-def init(library: str, file: Path, target: Path) -> None:
-    """Write a configuration from a TRL script (FILE), which is read and not executed, or from a shell script for verl.
+def init(library: str, file: Path, words: tuple[str, ...], target: Path) -> None:
+    """Write a configuration from FILE, which is read and not executed.
+
+    For TRL, FILE is a script, or the YAML file of `trl grpo --config`; for verl, a shell script or a YAML file. WORDS
+    are what follows FILE on your command line: `--learning_rate 1e-6` for TRL, `data.seed=1` for verl.
 
     Says what was not carried over, line by line, and what you must fill in. Never overwrites a file.
     """
-    adoption = adopt(library, file)
+    adoption = adopt(library, file, words)
     text = text_of(adoption, file.name)
     try:
         with target.open("x", encoding="utf-8") as written:
@@ -36,19 +50,19 @@ def init(library: str, file: Path, target: Path) -> None:
         raise ValueError(f"--to: {target} exists; allowed: a file that does not exist") from None
     except OSError as error:
         raise ValueError(f"--to: {target} cannot be written: {error.strerror}") from None
-    for left in adoption.left:
-        click.echo(f"not carried over: {left}")
-    for field in adoption.missing:
-        click.echo(f"fill in: {field}: {FILL_IN[field][0]}")
+    for each in adoption.told:
+        click.echo(f"{each.kind}: {each}")
+    for field, what in adoption.missing.items():
+        click.echo(f"fill in: {field}: {what}")
     click.echo(f"written: {target}, with {len(adoption.fields)} fields")
 
 
-def adopt(library: str, file: Path) -> Adoption:
+def adopt(library: str, file: Path, words: Sequence[str] = ()) -> Adoption:
     """What becomes of the settings in a file; raises ValueError, in one line, if there are none."""
-    name, read, carry_over = LIBRARIES[library]
+    known = LIBRARIES[library]
     try:
-        adoption = Adoption(read(_text(file)), name)
-        carry_over(adoption)
+        adoption = Adoption(known.read(_text(file), file, words), known.name, known.defaults)
+        known.carry_over(adoption)
     except NotAdopted as error:
         raise ValueError(f"{file}: {error}") from None
     return adoption

@@ -1,33 +1,42 @@
-"""Reads the settings of a TRL script with ast: it is parsed and never executed.
+"""Reads the settings of a TRL script: it is parsed and never executed.
 
-It finds the one call of GRPOConfig, the model that GRPOTrainer gets as text, and PEFT's LoraConfig.
+It finds the one GRPOConfig, what is changed in it later, what GRPOTrainer gets, and PEFT's LoraConfig. Where the script
+reads its command line, the words that are given with it count.
 """
 
 import ast
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 
-from tasks.adopting.adoption import NotAdopted, Setting, shown
+from tasks.adopting.adoption import NotAdopted, Setting
+from tasks.adopting.script_functions import ScriptFunctions
+from tasks.adopting.script_names import Change, Scope, ScriptNames
+from tasks.adopting.script_values import ScriptValues, called, is_parsing, source
+from tasks.adopting.trl_defaults import ALL
+from tasks.adopting.trl_trainer import lora_name, lora_settings, setting, settings_of_call, trainer_settings
+from tasks.adopting.trl_words import read_document, read_words
 
-# What of the other calls is read, and the name that it has as a script argument of TRL.
-_TRAINER = {"model": "model_name_or_path"}
-_LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "target_modules": "lora_target_modules"}
+_FILES_OF_WORDS = (".yaml", ".yml")
+_NO_CONFIG = "it has no call of GRPOConfig; allowed: a Python script with exactly one"
+_NO_WORDS = (
+    "it reads its settings from the command line; allowed: with them behind the file, as in "
+    "`--learning_rate 1e-6` or `--config grpo.yaml`"
+)
+# What TRL's own script for its command `trl grpo` defines, and what it changes itself.
+_OWN = ({"GRPOScriptArguments"}, {"main", "make_parser"}, {"model_init_kwargs"})
+_MAKING_ROWS = frozenset({"map", "filter", "select", "shuffle", "train_test_split", "take"})
 
 
-def read_script(text: str) -> list[Setting]:
-    """The settings of a script, in its order; raises NotAdopted."""
-    tree = _parsed(text)
-    configs = _calls(tree, "GRPOConfig")
-    if not configs:
-        raise NotAdopted("it has no call of GRPOConfig; allowed: a Python script with exactly one")
-    if len(configs) > 1:
-        lines = ", ".join(str(call.lineno) for call in configs)
-        raise NotAdopted(f"it has {len(configs)} calls of GRPOConfig, on lines {lines}; allowed: exactly one")
-    found = list(_settings(configs[0]))
-    for name, kept in (("GRPOTrainer", _TRAINER), ("LoraConfig", _LORA)):
-        calls = _calls(tree, name)
-        found += _renamed(calls[0], kept) if len(calls) == 1 else _several(calls, name)
-    return sorted(found, key=lambda each: each.line)
+def read(text: str, path: Path, words: Sequence[str]) -> list[Setting]:
+    """The settings of a script and of its command line, or of a YAML file for `trl grpo --config`; raises NotAdopted.
+
+    Of those with the same name the last one counts.
+    """
+    if path.suffix in _FILES_OF_WORDS:
+        return read_words(words, read_document(text))
+    return list(_Script(_parsed(text), path, words).settings())
 
 
 def _parsed(text: str) -> ast.Module:
@@ -43,52 +52,152 @@ def _parsed(text: str) -> ast.Module:
         raise NotAdopted("it is no Python that can be read: it is nested too deeply") from None
 
 
-def _calls(tree: ast.Module, name: str) -> list[ast.Call]:
-    """The calls of a class, by its name or by the one that an import gives it, in the order of their lines."""
-    known = {name}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            known |= {alias.asname for alias in node.names if alias.name == name and alias.asname}
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node.func) in known]
-    return sorted(calls, key=lambda call: (call.lineno, call.col_offset))
+class _Script:
+    """A parsed script with the words of its command line."""
 
+    def __init__(self, tree: ast.Module, path: Path, words: Sequence[str]) -> None:
+        self._tree = tree
+        self._names = ScriptNames(tree)
+        self._reads_words = any(is_parsing(node) for node in ast.walk(tree))
+        if words and not self._reads_words:
+            raise NotAdopted(f"it reads no command line; allowed behind it: nothing, not {words[0]!r}")
+        self._words = read_words(words)
+        self._configs = self._calls("GRPOConfig")
+        if len(self._configs) > 1:
+            lines = ", ".join(str(call.lineno) for call in self._configs)
+            raise NotAdopted(f"it has {len(self._configs)} calls of GRPOConfig, on lines {lines}; allowed: exactly one")
+        # TrlParser and HfArgumentParser make the GRPOConfig themselves.
+        self._is_parsed = not self._configs and self._reads_words and "GRPOConfig" in self._loaded_names()
+        given = {each.name: each.value for each in self._words if each.unknown is None}
+        self._values = ScriptValues(self._names, ALL | given if self._is_parsed else given)
+        self._functions = ScriptFunctions(self._values, path)
 
-def _called(function: ast.expr) -> str:
-    return (
-        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
-    )
+    def settings(self) -> Iterator[Setting]:
+        trainers = self._calls("GRPOTrainer")
+        if not self._configs and not self._is_parsed and not trainers:
+            raise NotAdopted(_NO_CONFIG)
+        if self._is_parsed and not self._words:
+            raise NotAdopted(_NO_WORDS)
+        if self._is_parsed:
+            yield from self._words
+        yield from self._subclasses()
+        for call in self._configs:
+            yield from settings_of_call(self._values, call)
+        # Of what stands in a function above, it is not known when it runs.
+        yield from self._changes()
+        if self._is_parsed and self._is_trls_own():
+            return
+        if len(trainers) > 1:
+            text = f"it has {len(trainers)} calls of GRPOTrainer; allowed: one"
+            yield from (
+                Setting(line=trainers[-1].lineno, name=name, unknown=text)
+                for name in ("model_name_or_path", "reward_funcs")
+            )
+        for call in trainers if len(trainers) == 1 else ():
+            yield from trainer_settings(self._values, self._functions, call, is_parsed=self._is_parsed)
+        yield from self._adapters(trainers)
+        for change in self._names.changes:
+            bound = self._followed(change.base) if isinstance(change.base, ast.Name) else None
+            if isinstance(bound, ast.Call) and called(bound.func) == "LoraConfig":
+                yield self._changed(change, lora_name(change.name))
 
-
-def _settings(call: ast.Call) -> Iterator[Setting]:
-    for index, argument in enumerate(call.args):
-        # The first field of transformers' TrainingArguments.
-        yield _setting("output_dir" if index == 0 else f"argument {index + 1} by position", argument)
-    for keyword in call.keywords:
-        if keyword.arg is None:
-            yield Setting(line=keyword.value.lineno, name="**", text=_source(keyword.value))
+    def _adapters(self, trainers: Sequence[ast.Call]) -> Iterator[Setting]:
+        """The LoraConfig of a script whose GRPOTrainer gets none: it may be in the model already."""
+        keywords = {keyword.arg for call in trainers for keyword in call.keywords}
+        calls = self._calls("LoraConfig")
+        if "peft_config" in keywords or not calls:
+            return
+        if len(calls) > 1:
+            text = f"it has {len(calls)} calls of LoraConfig; allowed: one"
+            yield Setting(line=calls[-1].lineno, name="peft_config", unknown=text)
+        elif trainers and not self._calls("get_peft_model") and not self._calls("add_adapter"):
+            yield Setting(line=calls[0].lineno, name="LoraConfig", value="LoraConfig(...)")
         else:
-            yield _setting(keyword.arg, keyword.value)
+            yield from lora_settings(self._values, calls[0])
+
+    def _subclasses(self) -> Iterator[Setting]:
+        """The fields that a class derived from GRPOConfig sets, and that it or a trainer of its own does more."""
+        for node in ast.walk(self._tree):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            bases = {called(base) for base in node.bases}
+            if "GRPOConfig" in bases:
+                for statement in node.body:
+                    target = statement.targets[0] if isinstance(statement, ast.Assign) else statement
+                    target = target.target if isinstance(target, ast.AnnAssign) else target
+                    value = getattr(statement, "value", None)
+                    if isinstance(target, ast.Name) and isinstance(value, ast.expr):
+                        yield setting(self._values, target.id, value)
+            if bases & {"GRPOConfig", "GRPOTrainer"} and any(isinstance(each, ast.FunctionDef) for each in node.body):
+                yield Setting(line=node.lineno, name=f"class {node.name}", value=node.name)
+
+    def _changes(self) -> Iterator[Setting]:
+        """What is set in the configuration after it was made."""
+        for change in self._names.changes:
+            whole = self._is_config(change.base)
+            scope = self._names.scope_of(change.base)
+            is_ours = change.name in ALL or change.name in {each.name for each in self._words}
+            if whole is None or (whole is False and not is_ours):
+                continue
+            if not whole or _in_class(scope):
+                yield self._changed(replace(change, is_certain=False), change.name)
+            elif not (self._is_parsed and self._is_trls_own() and change.name in _OWN[2]):
+                yield self._changed(change, change.name)
+        for call in self._calls("replace"):
+            if call.args and self._is_config(call.args[0]):
+                text = f"{source(call)} may set anything"
+                yield Setting(line=call.lineno, name="**", unknown=text)
+
+    def _changed(self, change: Change, name: str) -> Setting:
+        """What is set later; its value is known only if it is set in every run of the script."""
+        if not change.is_certain or change.value is None:
+            text = f"{source(change.base)}.{change.name} is set where it may or may not count"
+            return Setting(line=change.line, name=name, unknown=text)
+        return setting(self._values, name, change.value, line=change.line)
+
+    def _is_config(self, node: ast.expr) -> bool | None:
+        """True for the GRPOConfig, False for what may be it, as a function's parameter; None for anything else."""
+        if isinstance(node, ast.Attribute):
+            return True if node.attr == "args" else None
+        if not isinstance(node, ast.Name):
+            return None
+        found = self._names.found(node)
+        bound = [] if found is None else [self._followed(each.value) for each in found[1]]
+        if any(each in self._configs for each in bound if each is not None):
+            return True
+        if self._is_parsed and self._values.holds_arguments(node):
+            return True
+        return False if self._values.holds_arguments(node) and not self._reads_words else None
+
+    def _followed(self, node: ast.AST | None) -> ast.AST | None:
+        return self._values.resolved(node) if isinstance(node, ast.expr) else node
+
+    def _calls(self, name: str) -> list[ast.Call]:
+        """The calls of a function or class, under any name that an import gives it, or of a class derived from it."""
+        known = {name}
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.ImportFrom):
+                known |= {alias.asname for alias in node.names if alias.name == name and alias.asname}
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.ClassDef) and known & {called(base) for base in node.bases}:
+                known.add(node.name)
+        calls = [node for node in ast.walk(self._tree) if isinstance(node, ast.Call) and called(node.func) in known]
+        return sorted(calls, key=lambda call: (call.lineno, call.col_offset))
+
+    def _loaded_names(self) -> set[str]:
+        return {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)}
+
+    def _is_trls_own(self) -> bool:
+        """Whether this is the script of TRL itself, which does what the command line says and nothing more."""
+        classes = {node.name for node in ast.walk(self._tree) if isinstance(node, ast.ClassDef)}
+        functions = {node.name for node in ast.walk(self._tree) if isinstance(node, ast.FunctionDef)}
+        methods = {node.attr for node in ast.walk(self._tree) if isinstance(node, ast.Attribute)}
+        return classes == _OWN[0] and functions == _OWN[1] and not methods & _MAKING_ROWS
 
 
-def _renamed(call: ast.Call, kept: Mapping[str, str]) -> Iterator[Setting]:
-    for keyword in call.keywords:
-        if keyword.arg is not None and keyword.arg in kept:
-            yield _setting(kept[keyword.arg], keyword.value)
-
-
-def _several(calls: list[ast.Call], name: str) -> list[Setting]:
-    return [Setting(line=call.lineno, name=name, text=f"one of {len(calls)} calls") for call in calls]
-
-
-def _setting(name: str, node: ast.expr) -> Setting:
-    try:
-        return Setting(line=node.lineno, name=name, value=ast.literal_eval(node))
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        return Setting(line=node.lineno, name=name, text=_source(node))
-
-
-def _source(node: ast.expr) -> str:
-    try:
-        return shown(ast.unparse(node))
-    except RecursionError:
-        return "what is nested too deeply"
+def _in_class(scope: Scope | None) -> bool:
+    while scope is not None:
+        if isinstance(scope.node, ast.ClassDef):
+            return True
+        scope = scope.parent
+    return False

@@ -11,6 +11,7 @@ TRL = {
     "adam_epsilon": "optimizer.eps",
     "beta": "algorithm.kl_coef",
     "bf16": "trainer.dtype",
+    "chat_template_kwargs": "data.chat_template_kwargs",
     "dataset_name": "data.source",
     "delta": "algorithm.clip_ratio_c",
     "epsilon": "algorithm.clip_ratio_low",
