@@ -1,42 +1,45 @@
-r"""The text of an answer: which part of a completion or a ground truth states it, and how it is written.
+r"""The text of an answer: which part of a completion or of a ground truth states it.
 
-Pure functions of text; `math_answer` compares what they return.
+Pure functions of text. How the part is written is in `answer_notation`, and what it means in `answer_reading`.
 """
 
-import math
 import re
+from typing import NamedTuple
 
-# A number of more digits is never computed: comparing with it takes the whole time limit of a response.
-DIGITS_MAX = 4_000
 _THINKING = re.compile(r"<think>.*", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)[ \t]+([^\s${}]++)(?!\{)")
-# LaTeX's ways to set thousands apart, between a digit and three more.
-_THIN_SPACE = re.compile(r"(?<=\d)(?:\\[,;:!> ]|~|\{,\})\s*(?=\d{3}(?!\d))")
-_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d)")
-_COMMA = re.compile(r"(?<=\d),(?=\d)")
-# A number at the beginning of the line of an answer, and after it the words of a sentence.
+_BOXED = "\\boxed{"
+# What may stand between the boxes of one list, and what does between boxes that may be one.
+_SEPARATOR = re.compile(r"[\s$.,;&]*(?:,|;|\b(?:and|or)\b|\\text\{\s*(?:and|or)\s*\})[\s$]*")
+_SEPARATED = re.compile(r"[,;]|\b(?:and|or)\b")
+_BETWEEN_MAX = 70
+_SENTENCE_MAX = 4_000
+_OPEN, _CLOSE = re.compile(r"<\s*answer\s*>", re.IGNORECASE), re.compile(r"<\s*/\s*answer\s*>", re.IGNORECASE)
+_MARKER = "####"
+# A number at the beginning of a line, and after it the words of a sentence, which have other numbers.
 _STATED = re.compile(
     r"([-+]?[$€£¥]?[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?%?)"
-    r"(?:[.,;:!]?\s+[(\u2013\u2014-]*\s*(?!or\b|and\b)[^\W\d_]{2}|[.;!]?$)"
+    r"[.,;:!]?\s+[(\u2013\u2014-]*\s*(?!or\b|and\b)[^\W\d_]{2}(?=.*\d)"
 )
-_DRESS = re.compile(
-    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|mbox|emph)\s*\{([^{}]*)\}"
+_HEADING = re.compile(r"[*_# \t]*(?:the\s+)?(?:final\s+)?answer[*_: \t]*", re.IGNORECASE)
+# "The answer is", and GSM8K's "A:" where it begins the last line.
+_PHRASE = re.compile(
+    r"\banswers?\b(?:\s+(?:to|for|of)\s[^.:\n]{0,80}?)?[*_\"]{0,3}\s*"
+    r"(?::|=|\b(?:is|are|was|equals|would\s+be|must\s+be|should\s+be)\b(?:\s*:)?)"
+    r"|(?:^|\n)A:(?=[^\n]*\s*\Z)|(?:^|\n)[*_# \t]*(?:final\s+)?answer[*_: \t]*\n",
+    re.IGNORECASE,
 )
-_LETTERS = re.compile(r"[^\W\d_]+(?:[\s,.'\u2019-]+[^\W\d_]+)*[\s.]*")
-_NUMBER = re.compile(r"(\d+)(?:\.\d+)?")
-_DOLLAR = re.compile(r"(?<!\\)(?:\\\\)*\$")
-_POWER = re.compile(r"\^|\*\*|!")
+_MATHEMATICS = re.compile(r"(\$\$?)(?:\\.|[^$\\])+\1|\\\((?:(?!\\\)).)+\\\)|\\\[(?:(?!\\\]).)+\\\]", re.DOTALL)
+_SENTENCE_END = re.compile(r"(?<!\\)[.!?](?=\s|[*_\"]*\s|[*_\"]*\Z)|\n")
 
 
-def dollar_signs(text: str) -> int:
-    r"""How many dollar signs in `text` open or close mathematics, unlike `\$`, which is money."""
-    return len(_DOLLAR.findall(text))
+class Box(NamedTuple):
+    """A box in a text: its content, and where it begins and ends."""
 
-
-def without_dollar_signs(text: str) -> str:
-    r"""The same without dollar signs, those of money too."""
-    return text.replace("\\$", "").replace("$", "")
+    content: str
+    begin: int
+    end: int
 
 
 def outside_thinking(completion: str) -> str:
@@ -44,87 +47,105 @@ def outside_thinking(completion: str) -> str:
     return _THINKING.sub("", completion.rpartition("</think>")[2])
 
 
-def plain_notation(text: str) -> str:
-    r"""The same with `\boxed` for every box, without space in thousands, and with commas as English writes them.
+def stated(text: str) -> list[tuple[str, ...]]:
+    r"""What `text` may state as its answer, most likely first, each as one part or the parts of a list; or nothing.
 
-    `1\,000` becomes `1000`, and `1,22`, which is no number in English, becomes the list `1, 22`; `1,220` stays.
+    It is the last \boxed{} or \fbox{}, or all boxes of a list; without a box what stands between the last `<answer>`
+    and `</answer>`; without these, what follows the last "####" or "the answer is". Where the last box or tag has no
+    end, there is no answer.
     """
-    text = _BARE_BOX.sub(lambda box: f"\\boxed{{{box.group(1).rstrip('.,;')}}}", text)
-    text = _THIN_SPACE.sub("", _BOX.sub(r"\\boxed", text))
-    pieces, end = [], 0
-    for number in _THOUSANDS.finditer(text):
-        pieces += [_COMMA.sub(", ", text[end : number.start()]), number.group()]
-        end = number.end()
-    return "".join(pieces) + _COMMA.sub(", ", text[end:])
+    boxes = _boxes(_with_plain_boxes(text))
+    if boxes is not None:
+        return _of_boxes(_with_plain_boxes(text), boxes)
+    opened, closed = (list(tag.finditer(text)) for tag in (_OPEN, _CLOSE))
+    if opened:
+        content = text[opened[-1].end() : closed[-1].start()] if closed else ""
+        content = content[: first.start()] if (first := _CLOSE.search(content)) else content
+        text = _after_marker_or_phrase(content) or content.strip()
+    else:
+        text = _after_marker_or_phrase(text)
+    return [(text,)] if text else []
+
+
+def _after_marker_or_phrase(text: str) -> str:
+    phrase = max(_PHRASE.finditer(text), key=re.Match.start, default=None)
+    if _MARKER in text and (phrase is None or text.rfind(_MARKER) > phrase.start()):
+        return after_marker(text)
+    return first_sentence(text[phrase.end() :]) if phrase else ""
 
 
 def after_marker(text: str) -> str:
-    """The answer that GSM8K's marker "####" states: the rest of the line after the last one; all of a text without.
+    """The rest of the line after the last "####" (GSM8K), or the line after it if that only says "Answer".
 
-    If the line begins with a number that words follow, the answer is the number.
+    If the line begins with a number that words and other numbers follow, the answer is the number.
     """
-    if "####" not in text:
-        return text
-    lines = text.rpartition("####")[2].strip().splitlines()
+    lines = [line for line in text.rpartition(_MARKER)[2].strip().splitlines() if line.strip()]
+    lines = lines[1:] if lines and _HEADING.fullmatch(lines[0]) else lines
     line = lines[0].strip("*_` \t") if lines else ""
-    stated = _STATED.match(line)
-    return stated.group(1) if stated else line
+    begun = _STATED.match(line)
+    return begun.group(1) if begun else line
 
 
-def without_space_in_numbers(line: str) -> str:
-    """The same with `1 234` as `1234`, and `1 22` as the list `1, 22`."""
-    return re.sub(r"(?<=\d)\s+(?=[\d.])", ", ", re.sub(r"(?<=\d) (?=\d{3}(?!\d))", "", line))
+def first_sentence(text: str) -> str:
+    """The first sentence or line of `text`; points and line ends within mathematics end none."""
+    text = text[:_SENTENCE_MAX].lstrip(" \t\r\n*_:=")
+    spans = [found.span() for found in _MATHEMATICS.finditer(text)]
+    for end in _SENTENCE_END.finditer(text):
+        if not any(begin < end.start() < close - 1 for begin, close in spans):
+            return text[: end.start()].strip()
+    return text.strip()
 
 
-def is_prose(line: str) -> bool:
-    """Whether the line of an answer is a sentence about it, or says itself which part of it is mathematics."""
-    if re.match(r"[-+]?\.?\d", line):
-        return False
-    return dollar_signs(line) > 0 or re.search(r"(?<![\\\w])[^\W\d_]{2}", _DRESS.sub("", line)) is not None
+def without_boxes(content: str) -> str:
+    r"""The same with the content of each \boxed{} in place of it."""
+    text, place = _with_plain_boxes(content), -1
+    while (place := text.find(_BOXED)) >= 0:
+        end = _closing(text, place + len(_BOXED))
+        if end is None:
+            break
+        text = text[:place] + text[place + len(_BOXED) : end] + text[end + 1 :]
+    return text
 
 
-def box_contents(text: str) -> list[str]:
-    r"""What stands in each `\boxed{}`, in order; a box without an end goes to the end of the text."""
-    contents, start = [], text.find("\\boxed{")
+def _with_plain_boxes(text: str) -> str:
+    r"""The same with `\boxed{...}` for each box."""
+    text = _BARE_BOX.sub(lambda box: f"{_BOXED}{box.group(1).rstrip('.,;')}}}", text)
+    return _BOX.sub(r"\\boxed", text)
+
+
+def _boxes(text: str) -> list[Box] | None:
+    """The outermost boxes; None without any, and none if the last has no end."""
+    if _BOXED not in text:
+        return None
+    boxes: list[Box] = []
+    start = text.find(_BOXED)
     while start >= 0:
-        begin = start + len("\\boxed{")
-        end = _closing(text, begin)
-        contents.append(text[begin:end])
-        start = text.find("\\boxed{", begin)
-    return contents
+        end = _closing(text, start + len(_BOXED))
+        if end is None:
+            return []
+        boxes.append(Box(text[start + len(_BOXED) : end], start, end + 1))
+        start = text.find(_BOXED, end)
+    return boxes
 
 
-def letters_of(answer: str) -> str | None:
-    r"""The letters of an answer in words, without `\text{}` and case; None for an answer with anything but letters.
-
-    Mathematics reads a word as the product of its letters, so to it all anagrams are equal.
-    """
-    bare = _DRESS.sub(r" \1 ", without_dollar_signs(answer)).replace("\\ ", " ").replace("~", " ").strip()
-    return "".join(filter(str.isalpha, bare)).casefold() if _LETTERS.fullmatch(bare) else None
-
-
-def is_word(answer: str) -> bool:
-    """Whether an answer is in words: nothing but letters, and two of them are adjacent."""
-    return letters_of(answer) is not None and re.search(r"[^\W\d_]{2}", _DRESS.sub(r" \1 ", answer)) is not None
-
-
-def is_too_large(text: str) -> bool:
-    """Whether a power, factorial or binomial coefficient in `text` may have more than DIGITS_MAX digits.
-
-    It estimates from above. It takes the numbers of a base, an exponent or an argument for factors of a product.
-    """
-    flat = re.sub(r"\\left|\\right|\\cdot|\\times|(?<=\d),(?=\d{3})|\s+", "", text)
-    if re.search(r"binom|choose", flat) and re.search(r"\d{6}|\d\^", flat):
-        return True
-    try:
-        _digits_of_product(flat)
-    except (OverflowError, RecursionError):
-        return True
-    return False
+def _of_boxes(text: str, boxes: list[Box]) -> list[tuple[str, ...]]:
+    r"""The last box, which corrects what stands before it, or the list that it ends, as in `\boxed{1}, \boxed{2}`."""
+    if not boxes:
+        return []
+    group, is_list = [boxes[-1].content], True
+    for box, after in zip(reversed(boxes[:-1]), reversed(boxes[1:]), strict=True):
+        between = text[box.end : after.begin]
+        is_separator = _SEPARATOR.fullmatch(between) is not None
+        if not is_separator and (len(between) > _BETWEEN_MAX or not _SEPARATED.search(between)):
+            break
+        is_list = is_list and is_separator
+        group.insert(0, box.content)
+    parts, last = tuple(dict.fromkeys(group)), (boxes[-1].content,)
+    return [parts] if is_list else [last, parts]
 
 
-def _closing(text: str, begin: int) -> int:
-    """The index of the brace that closes the group whose content begins at `begin`; the text's end without one."""
+def _closing(text: str, begin: int) -> int | None:
+    """The index of the brace that closes the group whose content begins at `begin`; None without one."""
     depth, index = 1, begin
     while index < len(text):
         if text[index] == "\\":
@@ -134,61 +155,4 @@ def _closing(text: str, begin: int) -> int:
             if not depth:
                 return index
         index += 1
-    return len(text)
-
-
-class _TooLargeError(OverflowError):
-    """A number has more than DIGITS_MAX digits."""
-
-
-def _digits_of_product(text: str) -> float:
-    """An upper estimate of the decimal logarithm of the product of the numbers in `text`."""
-    total, index = 0.0, 0
-    while index < len(text):
-        digits, index = _factor(text, index)
-        total += digits
-    return total
-
-
-def _factor(text: str, index: int) -> tuple[float, int]:
-    """The digits of the number, group or sign at `index`, with its powers and factorials, and the index after it."""
-    if text[index] == "_":  # the bounds of a sum are no powers
-        _, index = _atom(text, index + 1)
-        if text[index : index + 1] == "^":
-            _, index = _factor(text, index + 1) if index + 1 < len(text) else (0.0, index + 1)
-        return 0.0, index
-    digits, index = _atom(text, index)
-    while index < len(text) and (power := _POWER.match(text, index)):
-        index = power.end()
-        if power.group() == "!":
-            argument = 10.0**digits
-            digits = math.lgamma(argument + 1) / math.log(10)
-        elif index < len(text):
-            exponent, index = _factor(text, index)
-            digits = max(digits, 1.0) * 10.0**exponent
-        if digits > DIGITS_MAX:
-            raise _TooLargeError
-    return digits, index
-
-
-def _atom(text: str, index: int) -> tuple[float, int]:
-    number = _NUMBER.match(text, index)
-    if number:
-        whole = len(number.group(1))
-        if whole > DIGITS_MAX:
-            raise _TooLargeError
-        return math.log10(max(1.0, float(number.group()))) if whole < 300 else float(whole), number.end()
-    if text[index : index + 1] in ("{", "(", "["):
-        close = _group_end(text, index)
-        return _digits_of_product(text[index + 1 : close]), close + 1
-    return 0.0, index + 1
-
-
-def _group_end(text: str, index: int) -> int:
-    """The index of the bracket that closes the one at `index`, whatever its kind; the text's end without one."""
-    depth = 0
-    for place in range(index, len(text)):
-        depth += (text[place] in "{([") - (text[place] in "})]")
-        if not depth:
-            return place
-    return len(text)
+    return None

@@ -5,57 +5,52 @@ It runs in the worker process under the parent's time limit; math-verify's own t
 
 import logging
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from tasks.grading import answer_text
+from tasks.grading.answer_reading import NoReading, Reading, read
+from tasks.grading.number_size import LENGTH_MAX
 from tasks.grading.reward import GradingCase, GradingError, Needs
 
 GROUND_TRUTH_COLUMNS = ("ground_truth", "answer", "solution")
 NEEDS: Needs = (GROUND_TRUTH_COLUMNS,)
 _NAMED_ROWS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class _Stated:
-    """What a text states as its answer: its only box or the line after its marker, if any; and texts to parse."""
-
-    answer: str | None
-    readings: tuple[str, ...]
+# Decimals are compared as math-verify does, to 6 places, and, because small ones would all be 0, to 4 digits.
+_PLACES, _RELATIVE = 6, Fraction(1, 10_000)
+_TIME = re.compile(r"\d{1,2}:\d{2}")
+_COLLECTION = re.compile(r"\s*[\[{]\s*[\"'{]")
 
 
 def grade_mathematics(case: GradingCase) -> float:
     r"""1.0 when the completion's answer equals the first of GROUND_TRUTH_COLUMNS that the case has, else 0.0.
 
-    The answer is what follows the last `</think>`: the last \boxed{} or \fbox{}, or all of them as a set; or else the
-    line after the last "####" (GSM8K); or else what math-verify takes for the final answer. Answers in words are
-    compared letter by letter. A number too large to compute equals only itself as it is written. Raises ValueError if
-    the ground truth is missing or is not mathematics, because that is not the response's fault.
+    The answer follows the last `</think>`. It is the last \boxed{} or \fbox{}, or all boxes of a list; or else what the
+    last `<answer>` and `</answer>` enclose; or else what follows the last "####" (GSM8K) or "the answer is". A text
+    without any of these states no answer. Answers in words are compared letter by letter. A number too large to compute
+    equals only itself as it is written. Raises ValueError if the ground truth is missing or cannot be read, because
+    that is not the response's fault.
     """
-    truth = _truth(case.columns)
-    gold = _stated_by_truth(truth)
-    parsed = _parsed_truth(truth, gold)
-    stated = _stated(answer_text.outside_thinking(case.completion))
-    if gold.answer is not None and stated.answer is not None:
-        if gold.answer.split() == stated.answer.split():
-            return 1.0
-        letters = answer_text.letters_of(stated.answer)
-        if letters is not None and answer_text.is_word(gold.answer):
-            return 1.0 if letters == answer_text.letters_of(gold.answer) else 0.0
-    return 1.0 if parsed and any(_equal(parsed, reading) for reading in stated.readings) else 0.0
+    return 1.0 if _is_right(_read_truth(_truth(case.columns)), case.completion) else 0.0
 
 
 def check_truths(cases: Sequence[GradingCase]) -> None:
-    """Raise GradingError, which names some of the rows, if there are cases whose ground truth cannot be graded."""
+    r"""Raise GradingError, which names some of the rows, if there are cases whose ground truth cannot be graded.
+
+    Each truth must be readable, and equal to what is read of it in `\boxed{}` and in `<answer>` tags; of prose, its
+    number must be. cases: one for each row, whose prompt is the row's file and line, and whose response its number.
+    """
     found = []
     for case in cases:
         try:
-            truth = _truth(case.columns)
-            _parsed_truth(truth, _stated_by_truth(truth))
+            _check_truth(_truth(case.columns))
         except ValueError as error:
-            found.append(f"row {case.response}: {error}")
+            found.append(f"{case.prompt or f'row {case.response}'}: {error}")
     if found:
         more = f"; and {len(found) - _NAMED_ROWS} more rows" if len(found) > _NAMED_ROWS else ""
         raise GradingError(f"reward 'math' cannot grade {'; '.join(found[:_NAMED_ROWS])}{more}")
@@ -68,58 +63,155 @@ def _truth(columns: dict[str, Any]) -> Any:
     return truth
 
 
-def _parsed_truth(truth: Any, gold: _Stated) -> list[Any]:
-    """The ground truth for math-verify; empty if it holds a number that is too large to compute."""
-    if gold.answer and answer_text.is_too_large(gold.answer):
-        return []
-    parsed = next((found for reading in gold.readings if (found := _parsed(reading))), [])
-    if not parsed:
-        raise ValueError(f"the ground truth {str(truth)[:200]!r} is no mathematics")
-    return parsed
+def _check_truth(truth: Any) -> None:
+    """Raise ValueError for a truth that no answer can equal, or only one that is written as it is by chance."""
+    for reading in _read_truth(truth):
+        if len(reading.written) > LENGTH_MAX:
+            raise ValueError(
+                f"the ground truth {_shown(truth)} has more than {LENGTH_MAX:,} characters and states no answer"
+            )
+        if reading.number is not None and reading.formula == reading.written:
+            continue
+        forms = [reading.written, *([reading.formula] if reading.number is not None else [])]
+        for form in forms:
+            for text in (f"\\boxed{{{form}}}", f"<answer>{form}</answer>"):
+                if not _is_right([reading], text):
+                    raise ValueError(f"the ground truth {_shown(truth)} is not equal to {text[:200]!r}")
+        if reading.formula and not reading.is_word and not _parsed(reading.formula):
+            raise ValueError(f"the ground truth {_shown(truth)} is no mathematics")
 
 
-def _stated_by_truth(truth: Any) -> _Stated:
-    # A float's own text may have an exponent, "1e-05", which is a product with e in mathematics.
-    written = f"{Decimal(str(truth)):f}" if isinstance(truth, float) and math.isfinite(truth) else str(truth)
-    text = answer_text.plain_notation(written)
-    contents = answer_text.box_contents(text)
-    if contents:
-        return _Stated(contents[0] if len(contents) == 1 else None, (text,))
-    answer = answer_text.after_marker(text).strip()
-    signs = answer_text.dollar_signs(answer)
-    # math-verify finds mathematics in prose by delimiters, so a bare ground truth gets some.
-    bare = answer if not signs else answer_text.without_dollar_signs(answer)
-    return _Stated(answer, (answer,) if signs and signs % 2 == 0 else (f"\\boxed{{{bare}}}",))
+def _read_truth(truth: Any) -> list[Reading]:
+    """What a ground truth may mean; ValueError says why it means nothing."""
+    match truth:
+        case dict():
+            raise ValueError(
+                f"the ground truth {_shown(truth)} is an object; allowed: text, a number, or a list of one"
+            )
+        case list() | tuple():
+            return _read_list(truth)
+        case float() if not math.isfinite(truth):
+            raise ValueError(f"the ground truth {_shown(truth)} is no number")
+    # A float's own text may have an exponent.
+    text = f"{Decimal(str(truth)):f}" if isinstance(truth, float) else str(truth)
+    if _COLLECTION.match(text):
+        raise ValueError(f"the ground truth {_shown(truth)} is a list or object as text; allowed: its only value")
+    text = answer_text.outside_thinking(text)
+    found = [_read_parts(parts) for parts in answer_text.stated(text) or [(text,)]]
+    readings = [reading for readings, _ in found for reading in readings]
+    if not readings:
+        raise ValueError(f"the ground truth {_shown(truth)} {found[0][1]}")
+    return readings
 
 
-def _stated(completion: str) -> _Stated:
-    text = answer_text.plain_notation(completion)
-    contents = answer_text.box_contents(text)
-    if contents:
-        last = f"\\boxed{{{contents[-1]}}}"
-        # math-verify joins the boxes of a line to a set, so the last box, a corrected answer, is checked alone first.
-        return _Stated(contents[-1], (last, text) if len(contents) > 1 else (last,))
-    if "####" not in text:
-        return _Stated(None, (text,))
-    line = answer_text.without_space_in_numbers(answer_text.after_marker(text))
-    return _Stated(line, (line if answer_text.is_prose(line) else f"\\boxed{{{line}}}",))
+def _read_list(truths: Sequence[Any]) -> list[Reading]:
+    """Of a list of equal values; different ones may be alternatives, or all of them the answer."""
+    readings = [_read_truth(each) for each in truths if each is not None]
+    if not readings:
+        raise ValueError(f"the ground truth {_shown(truths)} is a list without a value")
+    first = readings[0]
+    for other in readings[1:]:
+        if not any(_equal(mine, its) for mine in first for its in other):
+            raise ValueError(f"the ground truth {_shown(truths)} is a list of different values; allowed: equal ones")
+    return [each for alternatives in readings for each in alternatives]
 
 
-def _equal(gold: list[Any], reading: str) -> bool:
+def _is_right(truths: Sequence[Reading], completion: str) -> bool:
+    return any(
+        _equal(truth, answer)
+        for parts in answer_text.stated(answer_text.outside_thinking(completion))
+        for answer in _read_parts(parts)[0]
+        for truth in truths
+    )
+
+
+def _read_parts(parts: Sequence[str]) -> tuple[list[Reading], str]:
+    """The reading of one part, of several that are equal, or of all as a list; without one, the reason."""
+    try:
+        readings = [read(part) for part in parts]
+        if all(_equal(readings[-1], other) for other in readings[:-1]):
+            return [readings[-1]], ""
+        return [read(", ".join(parts))], ""
+    except NoReading as error:
+        return [], str(error)
+
+
+def _equal(truth: Reading, answer: Reading) -> bool:
+    if truth.written.split() == answer.written.split():
+        return True
+    said = _equal_in_words(truth, answer)
+    if said is not None:
+        return said
+    if not truth.formula or not answer.formula or _say_otherwise(truth, answer):
+        return False
+    if truth.number is not None and answer.number is not None:
+        return _same_number(truth.number, answer.number, truth.is_percentage != answer.is_percentage)
+    if _TIME.fullmatch(truth.formula) and _TIME.fullmatch(answer.formula):
+        return truth.formula == answer.formula
+    return _verified(truth.formula, answer.formula)
+
+
+def _equal_in_words(truth: Reading, answer: Reading) -> bool | None:
+    """Whether words or the letters of choices are equal; None where these do not decide."""
+    if truth.is_word and answer.letters is not None:
+        return truth.letters == answer.letters
+    if truth.choice and answer.choice:
+        is_letter_alone = truth.choice == truth.formula or answer.choice == answer.formula
+        return False if truth.choice != answer.choice else True if is_letter_alone else None
+    return None
+
+
+def _say_otherwise(truth: Reading, answer: Reading) -> bool:
+    """Whether what stands around two formulas, or how many values they have, tells them apart."""
+    if truth.label and answer.label and truth.label != answer.label:
+        return True
+    if truth.unit and answer.unit and truth.unit.differs(answer.unit):
+        return True
+    if truth.base and answer.base and truth.base != answer.base:
+        return True
+    if (truth.number is not None and answer.count > 1) or (answer.number is not None and truth.count > 1):
+        return True
+    return truth.repeats != answer.repeats or truth.goes_on != answer.goes_on
+
+
+def _same_number(truth: Fraction, answer: Fraction, one_is_percentage: bool) -> bool:
+    """Whether two numbers are one; 9% is both 0.09 and 9, but 0.9% is not 0.9, which is 90%."""
+    if _close(truth, answer):
+        return True
+    return one_is_percentage and any(
+        _close(100 * mine, its) and abs(its) >= 1 for mine, its in ((truth, answer), (answer, truth))
+    )
+
+
+def _close(mine: Fraction, its: Fraction) -> bool:
+    return mine == its or (
+        round(mine, _PLACES) == round(its, _PLACES) and abs(mine - its) <= _RELATIVE * max(abs(mine), abs(its))
+    )
+
+
+def _verified(truth: str, answer: str) -> bool:
     from math_verify import verify  # noqa: PLC0415 - see _parsed
 
-    looked_at = answer_text.box_contents(reading) or reading.strip().splitlines()[-1:]
-    if any(answer_text.is_too_large(text) for text in looked_at):
-        return False
-    answer = _parsed(reading)
-    return bool(answer) and bool(verify(gold, answer, timeout_seconds=None))
+    gold, found = _parsed(truth), _parsed(answer)
+    return (
+        bool(gold)
+        and bool(found)
+        and bool(verify(list(gold), list(found), allow_set_relation_comp=True, timeout_seconds=None))
+    )
 
 
-def _parsed(text: str) -> list[Any]:
+@lru_cache(maxsize=4096)
+def _parsed(formula: str) -> tuple[Any, ...]:
     # Imported here, because it takes most of a second and only the worker process needs it.
-    from math_verify import parse  # noqa: PLC0415
+    from math_verify import LatexExtractionConfig, parse  # noqa: PLC0415
 
     # Otherwise it logs at every call that its time-outs are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    found: list[Any] = parse(text, parsing_timeout=None)
-    return found
+    # Units are read here, because it would take the last letter of `5t` for one.
+    normal = replace(LatexExtractionConfig().normalization_config, units=False, boxed="last")
+    config = [LatexExtractionConfig(boxed_match_priority=0, normalization_config=normal)]
+    return tuple(parse(f"\\boxed{{{formula}}}", config, parsing_timeout=None))
+
+
+def _shown(truth: Any) -> str:
+    return repr(str(truth)[:200])

@@ -81,7 +81,7 @@ def test_notation_decides_neither_for_nor_against(completion: str, truth: Any, i
 def test_numbers_too_large_to_compute_take_no_time(answer: str):
     began_s = time.thread_time()
     assert grade(rf"\boxed{{{answer}}}", ground_truth="7") == 0.0
-    assert grade(answer, ground_truth="7") == 0.0
+    assert grade(f"The answer is {answer}", ground_truth="7") == 0.0
     assert time.thread_time() - began_s < 5
 
 
@@ -102,6 +102,35 @@ def test_truths_that_cannot_be_graded_are_named():
     ]
     assert str(error.value).endswith("; and 3 more rows")
     check_truths(cases[:1])
+
+
+@pytest.mark.parametrize(
+    ("truth", "message"),
+    [
+        ({"target": 98, "numbers": [44, 19]}, "is an object; allowed: text, a number, or a list of one"),
+        ('{"target": 98}', "is a list or object as text; allowed: its only value"),
+        ('["4"]', "is a list or object as text; allowed: its only value"),
+        ([], "is a list without a value"),
+        ([1, 2], "is a list of different values; allowed: equal ones"),
+        (float("inf"), "is no number"),
+        ("He bought 3 and ate 1. " * 100, "has more than 2,000 characters and states no answer"),
+        ("He bought 3 and ate 1.", "is prose with several numbers"),
+        ("more than 4", "has words that change its number"),
+        (r"\boxed{4", "has a box or a tag without an end"),
+        ("}x{", r"is not equal to '\\\\boxed\{\}x\{\}'"),
+    ],
+)
+def test_each_truth_that_is_refused_is_told_why(truth: Any, message: str):
+    with pytest.raises(
+        GradingError, match=rf"^reward 'math' cannot grade rows: line 3: the ground truth .* {message}$"
+    ):
+        check_truths([GradingCase(0, "rows: line 3", "", (), {"answer": truth})])
+
+
+def test_values_of_a_list_that_are_equal_are_one_truth():
+    for completion in (r"\boxed{0.5}", r"\boxed{1/2}"):
+        assert grade(completion, answer=["0.5", r"\frac{1}{2}", None]) == 1.0
+    assert grade(r"\boxed{0.4}", answer=["0.5", r"\frac{1}{2}"]) == 0.0
 
 
 @pytest.mark.parametrize("completion", ["", "I do not know", r"\boxed{73}", r"\boxed{}", "#### 7 2", "####"])
