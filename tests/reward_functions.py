@@ -21,6 +21,15 @@ def noting(file: str) -> Callable[..., list[float]]:
     return grade
 
 
+def beginning_with(n: int) -> Callable[..., list[float]]:
+    """The share of the first n tokens that are even; only an integer is a number of tokens."""
+
+    def grade(completion_ids: list[list[int]], **_columns: Any) -> list[float]:
+        return [sum(index < len(ids) and ids[index] % 2 == 0 for index in range(n)) / n for ids in completion_ids]
+
+    return grade
+
+
 def needs_an_answer(completions: list[str], answer: list[str], **_columns: Any) -> list[float]:
     return [float(text == wanted) for text, wanted in zip(completions, answer, strict=True)]
 

@@ -49,7 +49,8 @@ class BoundFunction:
     `call` takes cases, one at a time unless `batched`, and returns the function's result (an awaitable for a coroutine
     function): a sequence of values if `batched`, else one value. `prepare`, if there is one, is called once before the
     first call and does what is too costly for loading the function. `check` raises GradingError for cases that `call`
-    could not grade.
+    could not grade. `verifies`: it is a verifier of Gleaner's own, which fails for no answer. If `call` raises for a
+    case that `check` allows, or needs too much time or memory, the answer is given up.
     """
 
     needs: Needs
@@ -57,6 +58,7 @@ class BoundFunction:
     call: Callable[[Sequence[GradingCase]], Any]
     prepare: Callable[[], None] | None = None
     check: Callable[[Sequence[GradingCase]], None] | None = None
+    verifies: bool = False
 
 
 def bind(function: Callable[..., Any], name: str) -> BoundFunction:

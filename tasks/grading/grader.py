@@ -7,18 +7,25 @@ import json
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from storage.paths import expanded
-from tasks.configuration.rewards import RewardConfig, reward_names
+from tasks.configuration.rewards import BUILT_IN, RewardConfig, reward_names
 from tasks.grading.arithmetic import ArithmeticReward
 from tasks.grading.environment import EnvironmentReward
 from tasks.grading.isolation import IsolatedReward
 from tasks.grading.length import LengthReward
-from tasks.grading.reward import GradingCase, GradingError, Needs, Reward, RewardOutcome
+from tasks.grading.reward import (
+    GradedConversation,
+    GradingCase,
+    GradingError,
+    Needs,
+    Reward,
+    RewardOutcome,
+)
 from tasks.prompts.prompt import Prompt, PromptSet
 
 _LOG = logging.getLogger(__name__)
@@ -31,13 +38,15 @@ _NO_FOLDERS: Mapping[str, Path] = MappingProxyType({})
 class Graded:
     """A response's reward: the weighted sum of `values`, in which None stands for a function that does not apply.
 
-    `values` and `errors` are by function name; a function with an error has the configured failure_reward as its value.
+    All are by function name. A function with an error has the configured failure_reward as its value, and a verifier
+    that has given the answer up has 0.
     """
 
     response: int
     reward: float
     values: dict[str, float | None]
     errors: dict[str, str]
+    given_up: dict[str, str] = field(default_factory=dict)
 
 
 class Grader:
@@ -85,13 +94,14 @@ class Grader:
         A function that fails for a response counts as its failure_reward. Functions that return None are left out of
         the sum; if all do, all count as failed. Raises GradingError, with the first error, for a failure if on_failure
         is "stop", for a function that fails for all of the first cases, and for one that fails for a share of the cases
-        above its failed_share_max.
+        above its failed_share_max. An answer that a verifier gives up is no failure.
         """
         for case in cases:
             self.check_columns(case.columns)
         outcomes = [reward.grade(cases) for reward in self._rewards]
         graded = [self._combine(case, [of_reward[index] for of_reward in outcomes]) for index, case in enumerate(cases)]
         self._check_failures(graded)
+        self._tell_of_given_up(graded)
         return graded
 
     def close(self) -> None:
@@ -114,6 +124,18 @@ class Grader:
                 )
         self._has_graded = True
 
+    def _tell_of_given_up(self, graded: Sequence[Graded]) -> None:
+        for name in self.names:
+            found = [each.given_up[name] for each in graded if name in each.given_up]
+            if found:
+                _LOG.warning(
+                    "reward %s gave up on %d of %d answers, which count as 0; the first: %s",
+                    name,
+                    len(found),
+                    len(graded),
+                    found[0],
+                )
+
     def _combine(self, case: GradingCase, outcomes: Sequence[RewardOutcome]) -> Graded:
         if all(outcome.value is None and outcome.error is None for outcome in outcomes):
             outcomes = [
@@ -131,45 +153,93 @@ class Grader:
                 value = config.failure_reward
             values[name] = value
             total += 0.0 if value is None else config.weight * value
-        return Graded(case.response, total, values, errors)
+        given_up = {
+            name: told for name, outcome in zip(self.names, outcomes, strict=True) if (told := outcome.given_up)
+        }
+        return Graded(case.response, total, values, errors, given_up)
 
 
 def check_rewards(
     configs: Sequence[RewardConfig],
-    columns: Collection[str],
+    columns: Collection[str] | None,
     held: Collection[str] = frozenset(),
     prompts: PromptSet | None = None,
     *,
-    every_truth: bool = True,
-) -> None:
+    is_new: bool = True,
+    with_turns: bool = False,
+) -> list[str]:
     """Raise GradingError for the first function that cannot be used, or needs a column that is not in `columns`.
 
+    columns: those of the prompts; None where these cannot be read.
     Every function is loaded, except the reward models named in `held`, which were checked before. prompts: each reward
-    model tokenises a few of them, spread from the first to the last, and "math" parses the ground truth of each, unless
-    `every_truth` is false. Its error names the rows, which count from 0.
+    model tokenises a few of them, spread from the first to the last. If `is_new`, "math" parses the ground truth of
+    each, and names rows by file and line, or else by their numbers, which count from 0; and each function of the user's
+    own is called for the first. with_turns: the run's responses have turns. Returns doubts.
     """
+    tried: dict[int, RewardOutcome] = {}
     with ExitStack() as stack:
-        for name, config in zip(_names(configs), configs, strict=True):
+        for place, (name, config) in enumerate(zip(_names(configs), configs, strict=True)):
             if name in held:
                 continue
             reward = stack.enter_context(closing(_open_reward(name, config, _NO_FOLDERS, "auto")))
-            _check_needs(reward, columns)
+            if columns is not None:
+                _check_needs(reward, columns)
             if prompts is None or not isinstance(reward, IsolatedReward):
                 continue
             if config.model is not None:
                 reward.check([_case(place, prompts[place]) for place in _places(len(prompts))])
-            elif config.function == "math" and every_truth:
+            elif config.function == "math" and is_new:
                 for cases in _with_distinct_truths(prompts, reward.needs):
                     reward.check(cases)
+            elif config.function not in BUILT_IN and is_new:
+                tried[place] = reward.attempt(_empty_case(prompts[0], with_turns=with_turns))
+                _check_attempt(place, config, tried[place])
+    return _doubts(configs, tried)
+
+
+def _empty_case(prompt: Prompt, *, with_turns: bool) -> GradingCase:
+    """A response to a prompt that says nothing: only a token that ends it, whichever that is."""
+    conversation = None
+    if with_turns and not isinstance(prompt.text_or_messages, str):
+        asked = prompt.text_or_messages
+        conversation = GradedConversation([*asked, {"role": "assistant", "content": ""}], len(asked), 1, None)
+    return GradingCase(0, prompt.text_or_messages, "", (0,), prompt.columns, conversation)
+
+
+def _check_attempt(place: int, config: RewardConfig, outcome: RewardOutcome) -> None:
+    if outcome.error is not None:
+        told = " ".join(outcome.error.split())
+        allowed = "" if "; allowed: " in told else "; allowed: a finite number or None"
+        raise GradingError(f"{_tried(place, config)} {told}{allowed}")
+
+
+def _doubts(configs: Sequence[RewardConfig], tried: Mapping[int, RewardOutcome]) -> list[str]:
+    """A line about each function that gave no number; raises GradingError if no function can have given one."""
+    without = [place for place, outcome in tried.items() if outcome.value is None]
+    if without and len(without) == len(configs):
+        raise GradingError(
+            f"{_tried(without[0], configs[without[0]])} gave None; allowed: a number from one of rewards"
+        )
+    return [
+        f"{_tried(place, configs[place])} gave None, which leaves it out of the reward; a number counts"
+        for place in without
+    ]
+
+
+def _tried(place: int, config: RewardConfig) -> str:
+    return f"rewards.{place}: value {config.function!r}, which for the first prompt and an empty completion"
 
 
 def _with_distinct_truths(prompts: PromptSet, needs: Needs) -> Iterator[list[GradingCase]]:
-    """One case for each distinct value of the needed columns, in lists of at most _CHECKED_TRUTHS."""
+    """One case for each distinct value of the needed columns, in lists of at most _CHECKED_TRUTHS.
+
+    The prompt of a case is the place of the first row with that value.
+    """
     wanted = {column for alternatives in needs for column in alternatives}
     distinct: dict[str, GradingCase] = {}
     for place, prompt in enumerate(prompts):
         truths = {column: prompt.columns[column] for column in sorted(wanted & prompt.columns.keys())}
-        distinct.setdefault(json.dumps(truths), GradingCase(place, "", "", (), truths))
+        distinct.setdefault(json.dumps(truths), GradingCase(place, prompt.place, "", (), truths))
     cases = list(distinct.values())
     yield from (cases[start : start + _CHECKED_TRUTHS] for start in range(0, len(cases), _CHECKED_TRUTHS))
 
@@ -203,7 +273,7 @@ def _open_reward(name: str, config: RewardConfig, folders: Mapping[str, Path], d
     if config.arguments is not None:
         settings = {"arguments": config.arguments}
     if config.pattern is not None:
-        settings = {"pattern": config.pattern, "time_limit_s": config.time_limit_s}
+        settings = {"pattern": config.pattern}
     if config.model is not None:
         settings = {
             "name": name,
@@ -214,7 +284,8 @@ def _open_reward(name: str, config: RewardConfig, folders: Mapping[str, Path], d
             "batch_tokens_max": config.batch_tokens_max,
             "max_length": config.max_length,
         }
-    return IsolatedReward(name, config.function, config.time_limit_s, config.load_time_limit_s, settings)
+    stops = config.on_failure == "stop"
+    return IsolatedReward(name, config.function, config.time_limit_s, config.load_time_limit_s, settings, stops=stops)
 
 
 def _names(configs: Sequence[RewardConfig]) -> list[str]:

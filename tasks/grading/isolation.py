@@ -9,11 +9,13 @@ import logging
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from resources import user_process
 from resources.wire import PeerGone, receive, send
+from tasks.grading.answer_limits import GRACE_S
+from tasks.grading.patience import Patience
 from tasks.grading.reward import GradingCase, GradingError, Needs, RewardOutcome
 
 _EXIT_TIME_LIMIT_S = 1.0
@@ -24,6 +26,14 @@ class CallFailed(Exception):  # noqa: N818 - reads as what happened
     """A call gave no outcomes; the message is the end of a sentence about the function that says why."""
 
 
+class CallHung(CallFailed):
+    """The call took all of its time."""
+
+
+class ProcessEnded(CallFailed):
+    """The call ended the process."""
+
+
 class WorkerProcess:
     """A child process with one loaded function, started when first needed and again after a kill."""
 
@@ -32,11 +42,19 @@ class WorkerProcess:
         self._settings = dict(settings)
         self._load_time_limit_s = load_time_limit_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._prepares = self._is_prepared = False
+        self._prepares = self._is_prepared = self._verifies = False
+        self.start_s = 0.0
+        """How long it took to load and prepare the function the last time."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a child that has not been killed."""
+        return self._process is not None
 
     def load(self) -> dict[str, Any]:
         """Start a child, in place of a running one, and return its description of the function. Raises GradingError."""
         self.kill()
+        began_s = time.monotonic()
         self._process = user_process.start("tasks.grading.worker")
         try:
             reply = self._exchange({"load": self._function, "settings": self._settings}, self._load_time_limit_s)
@@ -47,6 +65,8 @@ class WorkerProcess:
             raise GradingError(reply["error"])
         self._prepares = reply["prepares"]
         self._is_prepared = not self._prepares
+        self._verifies = reply["verifies"]
+        self.start_s = time.monotonic() - began_s
         return reply
 
     def prepare(self) -> None:
@@ -55,6 +75,7 @@ class WorkerProcess:
             self.load()
         if self._is_prepared:
             return
+        began_s = time.monotonic()
         try:
             reply = self._exchange({"prepare": True}, self._load_time_limit_s)
         except CallFailed as error:
@@ -63,6 +84,7 @@ class WorkerProcess:
             self.kill()
             raise GradingError(reply["error"])
         self._is_prepared = True
+        self.start_s += time.monotonic() - began_s
 
     def check(self, cases: Sequence[GradingCase]) -> None:
         """Raise GradingError for the first of these cases that the loaded function could not grade."""
@@ -73,22 +95,31 @@ class WorkerProcess:
         if "error" in reply:
             raise GradingError(reply["error"])
 
-    def grade(self, cases: Sequence[GradingCase], time_limit_s: float) -> list[RewardOutcome]:
-        """The outcomes of one call of the function; raises CallFailed.
+    def make_ready(self) -> None:
+        """Start the child and prepare its function, if that is to be done; raises CallFailed.
 
-        If preparing the function fails, it is tried once more and then raises GradingError, because missing weights or
-        memory are not the responses' fault.
+        If preparing the function fails, or starting a verifier of Gleaner's own, it is tried once more and then raises
+        GradingError, because missing weights or memory are not the responses' fault.
         """
         try:
             self.prepare()
         except GradingError as error:
-            if not self._prepares:
+            if not self._prepares and not self._verifies:
                 raise CallFailed(f"could not be started again: {error}") from None
             _LOG.warning("%s; trying once more", error)
             self.prepare()
-        reply = self._exchange({"grade": _rows(cases)}, time_limit_s)
+
+    def grade(self, cases: Sequence[GradingCase], time_limit_s: float, grace_s: float = 0.0) -> list[RewardOutcome]:
+        """The outcomes of one call of the function; raises CallFailed, and GradingError as `make_ready` does.
+
+        grace_s: how much longer than the limit this process waits for a function that keeps to it.
+        """
+        self.make_ready()
+        reply = self._exchange({"grade": _rows(cases), "limit_s": time_limit_s}, time_limit_s, grace_s)
         if reply.get("spoiled"):
             self.kill()
+        if "hung" in reply:
+            raise CallHung(_no_answer(time_limit_s))
         if "raised" in reply:
             raise CallFailed(f"raised {reply['raised']}")
         return [RewardOutcome(*outcome) for outcome in reply["outcomes"]]
@@ -103,23 +134,27 @@ class WorkerProcess:
             if pipe is not None:
                 pipe.close()
 
-    def _exchange(self, message: dict[str, Any], time_limit_s: float) -> dict[str, Any]:
+    def _exchange(self, message: dict[str, Any], time_limit_s: float, grace_s: float = 0.0) -> dict[str, Any]:
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
             raise CallFailed("has no process")
-        deadline_s = time.monotonic() + time_limit_s
+        deadline_s = time.monotonic() + time_limit_s + grace_s
         try:
             send(process.stdin.fileno(), message, deadline_s)
             return receive(process.stdout.fileno(), deadline_s)
         except TimeoutError:
             self.kill()
-            raise CallFailed(f"did not answer within {time_limit_s:g} s") from None
+            raise CallHung(_no_answer(time_limit_s)) from None
         except PeerGone:
             # The pipe closes a moment before the process has an exit status, and killing it then would hide that.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_EXIT_TIME_LIMIT_S)
             self.kill()
-            raise CallFailed(f"ended its process with status {process.returncode}") from None
+            raise ProcessEnded(f"ended its process with status {process.returncode}") from None
+
+
+def _no_answer(time_limit_s: float) -> str:
+    return f"did not answer within {time_limit_s:.3g} s"
 
 
 def _rows(cases: Sequence[GradingCase]) -> list[list[Any]]:
@@ -132,7 +167,8 @@ def _rows(cases: Sequence[GradingCase]) -> list[list[Any]]:
 class IsolatedReward:
     """A Reward whose function runs in a child process.
 
-    If the call for a batch raises, runs out of time or ends the process, the responses are graded again one by one.
+    If the call for a batch raises, runs out of time or ends the process, the responses are graded again one by one, in
+    the time that `Patience` allows. A verifier of Gleaner's own does not fail for an answer; it gives the answer up.
     """
 
     def __init__(
@@ -142,46 +178,115 @@ class IsolatedReward:
         time_limit_s: float,
         load_time_limit_s: float,
         settings: Mapping[str, Any] | None = None,
+        *,
+        stops: bool = False,
     ) -> None:
         """Start the child and load `function`, with the `settings` of a built-in function or a factory's arguments.
 
-        Raises GradingError if it cannot be used.
+        stops: the first failure ends grading with GradingError. Raises GradingError if the function cannot be used.
         """
         self.name = name
         self._time_limit_s = time_limit_s
+        self._stops = stops
         self._worker = WorkerProcess(function, load_time_limit_s, settings or {})
         description = self._worker.load()
         self.needs: Needs = tuple(tuple(alternatives) for alternatives in description["needs"])
         self._batched = bool(description["batched"])
+        self._verifies = bool(description["verifies"])
+        self._patience = Patience(time_limit_s)
 
     def grade(self, batch: Sequence[GradingCase]) -> list[RewardOutcome]:
-        """See `Reward`; raises GradingError if the function cannot be prepared."""
-        if self._batched and len(batch) > 1:
-            try:
-                outcomes = self._worker.grade(batch, self._time_limit_s)
-            except CallFailed as error:
-                _LOG.warning(
-                    "reward %s %s for a batch of %d; grading one response at a time", self.name, error, len(batch)
-                )
-            else:
-                return [self._named(case, outcome) for case, outcome in zip(batch, outcomes, strict=True)]
-        return [self._grade_one(case) for case in batch]
+        """See `Reward`; raises GradingError if the function cannot be prepared, and for a failure if that `stops`."""
+        self._patience.expect(len(batch))
+        outcomes = self._grade_at_once(batch) if self._batched and len(batch) > 1 else None
+        if outcomes is not None:
+            return [self._named(case, outcome) for case, outcome in zip(batch, outcomes, strict=True)]
+        return [
+            self._named(case, self._grade_one(case, len(batch) - place)) for place, case in enumerate(batch, start=1)
+        ]
 
     def check(self, cases: Sequence[GradingCase]) -> None:
         """Raise GradingError for cases that the function says it could not grade, such as by their ground truth."""
         self._worker.check(cases)
 
+    def attempt(self, case: GradingCase) -> RewardOutcome:
+        """The outcome of one call for a response, or for two like it if the function is called for batches.
+
+        With two, a function that gives one value whatever it gets is found. An error does not name the response.
+        """
+        try:
+            outcomes = self._worker.grade([case] * (2 if self._batched else 1), self._time_limit_s)
+        except CallFailed as error:
+            return RewardOutcome(None, str(error))
+        return next((outcome for outcome in outcomes if outcome.error is not None), outcomes[0])
+
     def close(self) -> None:
         self._worker.kill()
 
-    def _grade_one(self, case: GradingCase) -> RewardOutcome:
+    def _grade_at_once(self, batch: Sequence[GradingCase]) -> list[RewardOutcome] | None:
+        """The outcomes of one call for all; None if it fails, or is not worth it."""
+        if not self._patience.allowed_s(self._worker.start_s):
+            return None
         try:
-            outcome = self._worker.grade([case], self._time_limit_s)[0]
+            return self._call(batch, self._time_limit_s)
         except CallFailed as error:
-            outcome = RewardOutcome(None, str(error))
-        return self._named(case, outcome)
+            told = "reward %s %s for a batch of %d; grading one response at a time"
+            _LOG.warning(told, self.name, error, len(batch))
+            return None
+
+    def _grade_one(self, case: GradingCase, left: int) -> RewardOutcome:
+        """The outcome of a call for one response, after which `left` more are to be graded."""
+        patience = self._patience
+        allowed_s = patience.allowed_s(self._worker.start_s)
+        if not allowed_s:
+            return self._in_vain(f"was not called, after {patience.hung} calls that hung")
+        try:
+            return self._call([case], allowed_s)[0]
+        except CallHung as error:
+            patience.hung += 1
+            self._tell_of_hung(left)
+            return self._in_vain(str(error))
+        except ProcessEnded as error:
+            return self._in_vain(str(error))
+        except CallFailed as error:
+            return RewardOutcome(None, str(error))
+
+    def _call(self, cases: Sequence[GradingCase], limit_s: float) -> list[RewardOutcome]:
+        """One call of the function, whose time is noted; raises CallFailed."""
+        began_s = time.monotonic()
+        try:
+            self._worker.make_ready()
+        except CallFailed:
+            self._patience.lost(time.monotonic() - began_s, ended=True)
+            raise
+        began_s = time.monotonic()
+        try:
+            outcomes = self._worker.grade(cases, limit_s, GRACE_S if self._verifies else 0.0)
+        except (CallHung, ProcessEnded):
+            ended = not self._worker.is_running
+            start_s = self._worker.start_s if ended else 0.0
+            self._patience.lost(time.monotonic() - began_s + start_s, ended=ended)
+            raise
+        self._patience.answered(time.monotonic() - began_s)
+        return outcomes
+
+    def _in_vain(self, told: str) -> RewardOutcome:
+        """The outcome of a response for which a call was not answered; `told` says why."""
+        return RewardOutcome(0.0, given_up=told) if self._verifies else RewardOutcome(None, told)
+
+    def _tell_of_hung(self, left: int) -> None:
+        """Log how many responses have hung, while the others wait: at the first, the second, the fourth and so on."""
+        hung, lost_s = self._patience.hung, self._patience.lost_s
+        if hung.bit_count() == 1:
+            told = (
+                "reward %s: responses of this iteration for which it hung: %d; %.1f s are lost, and %d more wait for it"
+            )
+            _LOG.warning(told, self.name, hung, lost_s, left)
 
     def _named(self, case: GradingCase, outcome: RewardOutcome) -> RewardOutcome:
-        if outcome.error is None:
-            return outcome
-        return RewardOutcome(None, f"reward {self.name} of response {case.response} {outcome.error}")
+        told = f"reward {self.name} of response {case.response}"
+        if outcome.error is not None:
+            if self._stops:
+                raise GradingError(f"{told} {outcome.error}")
+            return RewardOutcome(None, f"{told} {outcome.error}")
+        return outcome if outcome.given_up is None else replace(outcome, given_up=f"{told} {outcome.given_up}")

@@ -15,7 +15,7 @@ from transformers.quantizers import AutoHfQuantizer
 from tasks.grading.reward import GradingError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-_INDEX = "model.safetensors.index.json"
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class ModelFolder:
@@ -54,7 +54,9 @@ class ModelFolder:
         """The shapes of all tensors, from the safetensors headers, which are compared with the files' sizes."""
         index = self._path / _INDEX
         files = sorted(self._path.glob("*.safetensors"))
-        if index.is_file():
+        if (self._path / _WEIGHTS).is_file():
+            files = [self._path / _WEIGHTS]
+        elif index.is_file():
             try:
                 names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             except (ValueError, KeyError, AttributeError, TypeError):
@@ -62,6 +64,7 @@ class ModelFolder:
             absent = sorted(map(str, names - {file.name for file in files}))
             if absent:
                 raise self.refused(f"lacks the file {absent[0]} of its {_INDEX}")
+            files = [file for file in files if file.name in names]
         if not files:
             raise self.refused("holds no .safetensors file, and pickles are never read")
         shapes: dict[str, tuple[int, ...]] = {}

@@ -52,10 +52,15 @@ class GradingCase:
 
 @dataclass(frozen=True, slots=True)
 class RewardOutcome:
-    """One function's result for one response: a finite value, None for not applicable, or an error and no value."""
+    """One function's result for one response: a finite value, None for not applicable, or an error and no value.
+
+    given_up: why a verifier of Gleaner's own stopped looking at an answer, whose value is then 0. Whatever an answer
+    says, it is no error of such a verifier.
+    """
 
     value: float | None
     error: str | None = None
+    given_up: str | None = None
 
 
 class Reward(Protocol):
@@ -68,7 +73,10 @@ class Reward(Protocol):
     def needs(self) -> Needs: ...
 
     def grade(self, batch: Sequence[GradingCase]) -> list[RewardOutcome]:
-        """One outcome per case, in order. A failure becomes the outcome's error, which names the response."""
+        """One outcome per case, in order. A failure becomes the outcome's error, which names the response.
+
+        Raises GradingError instead for the first failure of a reward that is configured to stop at it.
+        """
         ...
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ this process.
 import importlib
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -14,10 +15,11 @@ from resources.user_process import describe, serve_parent
 from resources.wire import pack
 from tasks.configuration.user_function import NotAFunction, load_function
 from tasks.grading import math_answer
+from tasks.grading.answer_limits import OutOfTime, limit_memory, limited_time
 from tasks.grading.binding import BoundFunction, ProcessSpoiled, bind
 from tasks.grading.completion_format import FormatVerifier
 from tasks.grading.outcome import batch_outcomes, value_outcome
-from tasks.grading.reward import GradedConversation, GradingCase, GradingError
+from tasks.grading.reward import GradedConversation, GradingCase, GradingError, RewardOutcome
 
 
 def main() -> None:
@@ -34,7 +36,7 @@ def main() -> None:
             cases = _cases(request["check"])
             _answer(replies, _attempted(partial(bound.check, cases) if bound.check else None))
         else:
-            _answer(replies, _grade(bound, _cases(request["grade"])))
+            _answer(replies, _grade(bound, _cases(request["grade"]), request["limit_s"]))
 
 
 def _cases(rows: list[list[Any]]) -> list[GradingCase]:
@@ -57,7 +59,14 @@ def _load(spec: str, settings: dict[str, Any]) -> tuple[BoundFunction | None, di
         return None, {"error": str(error)}
     except BaseException as error:  # noqa: BLE001 - an import may raise anything, sys.exit included
         return None, {"error": f"reward {spec!r} cannot be loaded: {describe(error)}"}
-    return bound, {"needs": bound.needs, "batched": bound.batched, "prepares": bound.prepare is not None}
+    if bound.verifies:
+        limit_memory()
+    return bound, {
+        "needs": bound.needs,
+        "batched": bound.batched,
+        "prepares": bound.prepare is not None,
+        "verifies": bound.verifies,
+    }
 
 
 def _bound(spec: str, settings: dict[str, Any]) -> BoundFunction:
@@ -68,10 +77,11 @@ def _bound(spec: str, settings: dict[str, Any]) -> BoundFunction:
             False,
             lambda cases: math_answer.grade_mathematics(cases[0]),
             check=math_answer.check_truths,
+            verifies=True,
         )
     if spec == "format":
         verifier = FormatVerifier(**settings)
-        return BoundFunction((), False, lambda cases: verifier.grade(cases[0].completion))
+        return BoundFunction((), False, lambda cases: verifier.grade(cases[0].completion), verifies=True)
     if spec == "reward_model":
         from tasks.grading.reward_model import RewardModel, RewardModelSettings  # noqa: PLC0415 - imports torch
 
@@ -101,13 +111,25 @@ def _attempted(call: Callable[[], None] | None) -> dict[str, Any]:
     return {}
 
 
-def _grade(bound: BoundFunction, cases: list[GradingCase]) -> dict[str, Any]:
+def _grade(bound: BoundFunction, cases: list[GradingCase], limit_s: float) -> dict[str, Any]:
     try:
-        returned = _awaited(partial(bound.call, cases))
+        with limited_time(limit_s) if bound.verifies else nullcontext():
+            returned = _awaited(partial(bound.call, cases))
         outcomes = batch_outcomes(returned, len(cases)) if bound.batched else [value_outcome(returned)]
+    except OutOfTime:
+        return {"hung": True}
     except BaseException as error:  # noqa: BLE001 - a reward function may raise anything, sys.exit included
-        return {"raised": describe(error), "spoiled": isinstance(error, ProcessSpoiled)}
-    return {"outcomes": [[outcome.value, outcome.error] for outcome in outcomes]}
+        if not bound.verifies:
+            return {"raised": describe(error), "spoiled": isinstance(error, ProcessSpoiled)}
+        outcomes = [_given_up(bound, case, error) for case in cases]
+    return {"outcomes": [[outcome.value, outcome.error, outcome.given_up] for outcome in outcomes]}
+
+
+def _given_up(bound: BoundFunction, case: GradingCase, error: BaseException) -> RewardOutcome:
+    """The outcome of a case for which a verifier raised: an error if the row is at fault, else 0."""
+    fault = _attempted(partial(bound.check, [case]) if bound.check else None).get("error")
+    raised = f"raised {describe(error)}"
+    return RewardOutcome(0.0, given_up=raised) if fault is None else RewardOutcome(None, raised)
 
 
 def _awaited(call: Callable[[], Any]) -> Any:

@@ -1,4 +1,5 @@
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from tasks.configuration.data import DataConfig
 from tasks.configuration.rewards import RewardConfig
 from tasks.grading.grader import Graded, Grader, check_rewards
 from tasks.grading.reward import GradingCase, GradingError
+from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import Prompt
 
 REWARDS = """
@@ -235,8 +238,18 @@ def test_every_ground_truth_is_read_before_anything_is_generated():
     mathematics, prompts = [RewardConfig(function="math")], Rows((r"\$18.90", *"7" * 3000, "", "8"))
     with pytest.raises(GradingError, match=r"^reward 'math' cannot grade row 3001: the ground truth '' is no mathemat"):
         check_rewards(mathematics, prompts.columns, prompts=prompts)
-    check_rewards(mathematics, prompts.columns, prompts=prompts, every_truth=False)
+    check_rewards(mathematics, prompts.columns, prompts=prompts, is_new=False)
     check_rewards(mathematics, prompts.columns, prompts=Rows((r"\$18.90", "7")))
+
+
+@pytest.mark.slow
+def test_a_ground_truth_that_cannot_be_read_is_named_by_file_and_line(tmp_path: Path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a", "answer": "7"}\n\n{"prompt": "b", "answer": {"target": 7}}\n')
+    prompts = load_prompts(DataConfig(source=str(rows)))
+    where = f"{rows}: line 3: the ground truth \"{{'target': 7}}\" is an object"
+    with pytest.raises(GradingError, match=f"^reward 'math' cannot grade {re.escape(where)}"):
+        check_rewards([RewardConfig(function="math")], prompts.columns, prompts=prompts)
 
 
 def test_names_that_would_collide_are_written_out():

@@ -101,8 +101,11 @@ def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     monkeypatch.syspath_prepend(str(tmp_path))
     opened: list[IsolatedReward] = []
 
-    def open_reward(function: str, time_limit_s: float = 300.0, load_time_limit_s: float = 300.0) -> IsolatedReward:
-        opened.append(IsolatedReward(function.rpartition(":")[2], function, time_limit_s, load_time_limit_s))
+    def open_reward(
+        function: str, time_limit_s: float = 300.0, load_time_limit_s: float = 300.0, *, stops: bool = False
+    ) -> IsolatedReward:
+        name = function.rpartition(":")[2]
+        opened.append(IsolatedReward(name, function, time_limit_s, load_time_limit_s, stops=stops))
         return opened[-1]
 
     yield open_reward
@@ -259,12 +262,42 @@ def test_a_process_that_a_call_has_spoiled_serves_no_other_call(rewards: Open):
 
 
 @pytest.mark.slow
-def test_an_expression_that_takes_for_ever_is_killed_and_the_rest_graded():
-    settings = {"pattern": "(a+)+b", "time_limit_s": 1.5}
-    with closing(IsolatedReward("format", "format", 1.5, 300.0, settings)) as reward:
+def test_an_expression_that_takes_for_ever_is_interrupted_and_the_rest_graded():
+    with closing(IsolatedReward("format", "format", 1.5, 300.0, {"pattern": "(a+)+b"})) as reward:
+        process = reward._worker._process
         outcomes = reward.grade(cases("aab", "a" * 60, "aa"))
-    assert [outcome.value for outcome in outcomes] == [1.0, None, 0.0]
-    assert outcomes[1].error == "reward format of response 101 did not answer within 1.5 s"
+        assert reward._worker._process is process
+    assert [outcome.value for outcome in outcomes] == [1.0, 0.0, 0.0]
+    assert outcomes[1].given_up == "reward format of response 101 did not answer within 1.5 s"
+
+
+@pytest.mark.slow
+def test_a_function_that_always_hangs_costs_a_few_time_limits_and_says_how_often_meanwhile(
+    rewards: Open, caplog: pytest.LogCaptureFixture
+):
+    reward = rewards("odd_rewards:picky_score", time_limit_s=0.5)
+    outcomes = reward.grade(cases(*["spin"] * 200))
+    assert all(outcome.value is None and outcome.error for outcome in outcomes)
+    assert reward._patience.hung < 200
+    assert reward._patience.lost_s < 20 * (0.5 + reward._worker.start_s)
+    assert "was not called, after " in str(outcomes[-1].error)
+    told = [record.getMessage() for record in caplog.records if "for which it hung" in record.getMessage()]
+    assert [line.partition("it hung: ")[2].partition(";")[0] for line in told[:3]] == ["1", "2", "4"]
+    assert told[0].startswith("reward picky_score: ")
+    assert told[0].endswith(", and 199 more wait for it")
+    # What is not called any more is not called in the next micro-batch either.
+    assert "was not called" in str(reward.grade(cases("spin"))[0].error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", ["picky", "picky_score"])
+@pytest.mark.parametrize("word", ["raise", "die"])
+def test_a_reward_that_stops_stops_at_the_first_failure(rewards: Open, function: str, word: str):
+    """The response after it would never be graded."""
+    reward = rewards(f"odd_rewards:{function}", time_limit_s=20.0, stops=True)
+    with pytest.raises(GradingError, match=f"reward {function} of response 101 "):
+        reward.grade(cases("yes", word, "spin", "spin"))
+    assert reward._patience.hung == 0
 
 
 def test_the_worker_ends_when_its_parent_is_killed(rewards: Open, tmp_path: Path):

@@ -147,6 +147,9 @@ def damaged(folder: Path, target: Path, kind: str) -> Path:
         case "head alone":
             save_file({"score.weight": load_file(weights)["score.weight"]}, weights, {"format": "pt"})
         case _:
+            if kind == "index":
+                # A file of this name is read whatever an index says.
+                weights.rename(copy / "model-1.safetensors")
             file, text = BROKEN_FILES[kind]
             (copy / file).write_text(text)
     return copy
