@@ -8,8 +8,9 @@ sampled a token. Importance weights correct for it; this module only measures an
 import functools
 import math
 import operator
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +25,24 @@ from tasks.learning.loss import TokenLosses, denominator, kl_penalty
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 
 
+def _added(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    """Add counts of the same bins; () stands for no counts."""
+    return tuple(map(operator.add, left, right)) if left and right else left or right
+
+
+# How two totals become one; fields without a word about it are added.
+_REDUCER = "reducer"
+_LARGEST, _SMALLEST, _BY_BIN = {_REDUCER: max}, {_REDUCER: min}, {_REDUCER: _added}
+
+
+def _reducer(of: "Field[Any]") -> Callable[[Any, Any], Any]:
+    reducer: Callable[[Any, Any], Any] = of.metadata.get(_REDUCER, operator.add)
+    return reducer
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepTotals:
-    """Sums over trained tokens, unless noted otherwise.
+    """Sums over trained tokens, unless noted otherwise. The sum of two totals follows from the fields.
 
     Attributes:
         responses: The ids of the trained responses, in training order.
@@ -71,36 +87,16 @@ class StepTotals:
     importance: float = 0.0
     importance_square: float = 0.0
     importance_clipped: float = 0.0
-    ratio_max: float = 0.0
-    log_ratio_counts: tuple[int, ...] = ()
-    sampler_ratio_min: float = math.inf
-    sampler_ratio_max: float = 0.0
+    ratio_max: float = field(default=0.0, metadata=_LARGEST)
+    log_ratio_counts: tuple[int, ...] = field(default=(), metadata=_BY_BIN)
+    sampler_ratio_min: float = field(default=math.inf, metadata=_SMALLEST)
+    sampler_ratio_max: float = field(default=0.0, metadata=_LARGEST)
     staleness: int = 0
-    staleness_max: int = 0
+    staleness_max: int = field(default=0, metadata=_LARGEST)
 
     def __add__(self, other: "StepTotals") -> "StepTotals":
         return StepTotals(
-            responses=self.responses + other.responses,
-            left_out=self.left_out + other.left_out,
-            tokens=self.tokens + other.tokens,
-            loss=self.loss + other.loss,
-            policy_loss=self.policy_loss + other.policy_loss,
-            kl=self.kl + other.kl,
-            entropy=self.entropy + other.entropy,
-            ppo_kl=self.ppo_kl + other.ppo_kl,
-            mismatch_kl=self.mismatch_kl + other.mismatch_kl,
-            clipped_low=self.clipped_low + other.clipped_low,
-            clipped_high=self.clipped_high + other.clipped_high,
-            importance_tokens=self.importance_tokens + other.importance_tokens,
-            importance=self.importance + other.importance,
-            importance_square=self.importance_square + other.importance_square,
-            importance_clipped=self.importance_clipped + other.importance_clipped,
-            ratio_max=max(self.ratio_max, other.ratio_max),
-            log_ratio_counts=_added(self.log_ratio_counts, other.log_ratio_counts),
-            sampler_ratio_min=min(self.sampler_ratio_min, other.sampler_ratio_min),
-            sampler_ratio_max=max(self.sampler_ratio_max, other.sampler_ratio_max),
-            staleness=self.staleness + other.staleness,
-            staleness_max=max(self.staleness_max, other.staleness_max),
+            **{each.name: _reducer(each)(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)}
         )
 
     @property
@@ -162,11 +158,6 @@ class StepTotals:
             "importance/weight_mean": self.importance / count,
             "importance/clipped_frac": self.importance_clipped / count,
         }
-
-
-def _added(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
-    """Add counts of the same bins; () stands for no counts."""
-    return tuple(map(operator.add, left, right)) if left and right else left or right
 
 
 def combined(totals: Iterable[StepTotals]) -> StepTotals:

@@ -1,5 +1,5 @@
 import threading
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 
 import numpy as np
 import pytest
@@ -58,6 +58,24 @@ def test_totals_add_up_and_divide_by_hand():
         }
     )
     assert total.metrics("seq-mean-token-mean")["loss"] == pytest.approx(2 / 3)
+
+
+def test_every_field_of_two_totals_is_in_their_sum():
+    """Whatever fields there are: numbers are added, but the smallest and largest are kept, and bins stay apart."""
+    first, second, expected = {}, {}, {}
+    for place, each in enumerate(fields(StepTotals), start=1):
+        one, other = place, 100 * place
+        if isinstance(each.default, tuple):
+            first[each.name], second[each.name] = (one, one + 1), (other, other + 1)
+            by_bin = (one + other, one + other + 2)
+            expected[each.name] = by_bin if each.name == "log_ratio_counts" else (one, one + 1, other, other + 1)
+            continue
+        first[each.name], second[each.name] = one, other
+        expected[each.name] = one + other
+        if each.name.endswith(("_min", "_max")):
+            expected[each.name] = one if each.name.endswith("_min") else other
+    assert asdict(StepTotals(**first) + StepTotals(**second)) == expected
+    assert asdict(StepTotals(**second) + StepTotals()) == second
 
 
 def test_importance_is_of_the_whole_step_and_only_where_there_is_some():
