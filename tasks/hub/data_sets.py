@@ -10,6 +10,8 @@ import pyarrow.parquet as pq
 from tasks.hub.repositories import HubError, bars_only_on_a_terminal, explained, one_line
 
 PIECE_BYTES = 64 << 20
+# Where `datasets` puts the first fields of CSV records with one more than the header; all others move one to the left.
+_INDEX = "__index_level_0__"
 # What `datasets` reads without any code of the repository, and what it has prepared before.
 _TABLES = ("arrow", "cache", "csv", "json", "parquet", "text")
 
@@ -62,6 +64,8 @@ def _rows(repo: str, commit: str, subset: str | None, split: str | None, section
         allowed = ", ".join(map(repr, splits))
         raise HubError(f"{section}.split: value {split!r}; allowed: {allowed} (splits of {repo})")
     loaded: datasets.Dataset = builder.as_dataset(split=split)
+    if kind == "csv" and _INDEX in loaded.column_names:
+        raise HubError(f"{section}.source: value {repo!r} has records with more fields than the header of its CSV file")
     return loaded
 
 

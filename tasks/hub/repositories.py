@@ -20,7 +20,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 # What a model folder is read for; the patterns of huggingface_hub, in which a star matches "/" too.
 _PATTERNS = [f"*{suffix}" for suffix in sorted(model_files.SUFFIXES | {".safetensors"})]
-_INDEX = "model.safetensors.index.json"
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _DEEPER = ["*/*"]
 _BLOCK_BYTES = 1 << 20
 
@@ -91,7 +91,9 @@ def count_parameters(repo: str, commit: str, field: str) -> int:
         api = huggingface_hub.HfApi()
         names = api.list_repo_files(repo, revision=commit)
         _check_has_safetensors(names, repo, field)
-        if _INDEX in names:
+        if _WEIGHTS in names:
+            names = [_WEIGHTS]
+        elif _INDEX in names:
             index = json.loads(Path(huggingface_hub.hf_hub_download(repo, _INDEX, revision=commit)).read_bytes())
             names = sorted(set(index["weight_map"].values()))
         headers = [

@@ -89,3 +89,7 @@ class ArithmeticPrompts:
 
     def __iter__(self) -> Iterator[Prompt]:
         return (self[index] for index in range(self._size))
+
+    def place(self, index: int) -> str:
+        """The number of a problem, for messages."""
+        return f"problem {index}"

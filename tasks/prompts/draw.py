@@ -7,7 +7,7 @@ from storage.prompt_table import PromptRow
 from tasks.configuration.data import DataConfig
 from tasks.prompts.openings import opened
 from tasks.prompts.order import prompt_index
-from tasks.prompts.prompt import Prompt, PromptSet
+from tasks.prompts.prompt import Prompt, PromptError, PromptSet
 from tasks.prompts.tokenise import AgentTokenizer, Tokenizer, tokenise
 
 
@@ -27,11 +27,18 @@ def draw_prompts(
     context_length: int,
     max_completion_length: int,
     openings: Sequence[str | None] = (),
+    section: str = "",
 ) -> list[PromptRow]:
     """The prompts at running positions first .. first + count - 1; raises PromptError naming one that does not fit.
 
-    openings: what environments add to each of them, or what agents ask first; () if nothing.
+    openings: what environments add to each of them, or what agents ask first; () if nothing. section: what stands
+    before `sampling` in the configuration.
     """
+    if max_completion_length >= context_length:
+        raise PromptError(
+            f"{section}sampling.max_completion_length: value {max_completion_length}; allowed: less than the context "
+            f"of the engine and the model ({context_length}), which also holds the prompt"
+        )
     rows = []
     for number, prompt in enumerate(prompts_at(prompts, data, first, count)):
         opening = openings[number] if openings else None
@@ -42,6 +49,18 @@ def draw_prompts(
         else:
             asked, shown = replace(prompt, text_or_messages=opened(prompt, opening)), tokenizer
             kept = asked.text_or_messages
-        ids = tokenise(asked, shown, data.max_prompt_length, context_length, max_completion_length)
+        ids = tokenise(asked, shown, data, context_length, max_completion_length)
         rows.append(PromptRow(prompt.id, ids, kept, prompt.columns, opening))
     return rows
+
+
+def check_embedded(rows: Sequence[PromptRow], vocab_size: int) -> None:
+    """Raise PromptError for the first prompt with a token for which the model has no embedding."""
+    for row in rows:
+        highest = max(row.token_ids)
+        if highest >= vocab_size:
+            raise PromptError(
+                f"prompt {row.prompt_id!r} has the token {highest}, for which the model has no embedding; allowed: ids "
+                f"below {vocab_size} (vocab_size in its config.json). The tokenizer is another model's, or tokens were "
+                "added to it alone"
+            )

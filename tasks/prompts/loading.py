@@ -4,15 +4,25 @@ In TRL's format, `prompt` holds text or messages, and other columns are free. In
 also offered as the column `ground_truth`, and `extra_info.index` is the id if it is unique.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from storage.paths import expanded
 from tasks.configuration.data import ARITHMETIC, DataConfig
+from tasks.configuration.problems import names
 from tasks.prompts.arithmetic import ArithmeticPrompts
+from tasks.prompts.csv_rows import CsvRows
 from tasks.prompts.plain_values import check_text, plain
 from tasks.prompts.prompt import Prompt, PromptError, PromptSet, check_prompt
 from tasks.prompts.rows import DatasetRows, JsonLines, ParquetRows, Rows
+from tasks.prompts.written_values import read_value
+
+# SkyRL calls the same structure reward_spec.
+TRUTH_COLUMNS = ("reward_model", "reward_spec")
+
+# By the ending of a file's name.
+_READERS: Mapping[str, Callable[[Path], Rows]] = {".csv": CsvRows, ".jsonl": JsonLines, ".parquet": ParquetRows}
 
 
 class RowPrompts:
@@ -21,6 +31,7 @@ class RowPrompts:
     def __init__(self, rows: Rows, config: DataConfig) -> None:
         """Check the prompt column and the ids; raises PromptError."""
         self._rows = rows
+        self.doubts = rows.doubts if isinstance(rows, CsvRows) else ()
         self._prompt_column = config.prompt_column
         self._size = len(rows) if config.limit is None else min(config.limit, len(rows))
         if self._size == 0:
@@ -43,30 +54,49 @@ class RowPrompts:
         except (TypeError, ValueError) as error:
             raise PromptError(f"{where}: {error}") from None
         content = check_prompt(row.pop(self._prompt_column), where)
-        return Prompt(self._ids[index], content, _with_ground_truth(row))
+        return Prompt(self._ids[index], content, _with_ground_truth(row), where)
 
     def __iter__(self) -> Iterator[Prompt]:
         return (self[index] for index in range(self._size))
 
+    def place(self, index: int) -> str:
+        """The file and line or row of a prompt, for messages."""
+        return self._rows.place(index)
 
-def load_prompts(config: DataConfig, *, check_rows: bool = True) -> PromptSet:
+
+def load_prompts(config: DataConfig, *, check_rows: bool = True, section: str = "data") -> PromptSet:
     """Open the prompts of `config`. PromptError says what is wrong and where.
 
     `check_rows` converts every row once, so that a wrong row is found before the run begins; a process may skip this if
-    an earlier one has done it.
+    an earlier one has done it. section: of the run's configuration, to name a field by.
     """
+    try:
+        return _loaded(config, check_rows=check_rows)
+    except PromptError as error:
+        is_of_field = str(error).partition(":")[0] in names(DataConfig)
+        raise PromptError(f"{section}.{error}" if is_of_field else str(error)) from error
+
+
+def _loaded(config: DataConfig, *, check_rows: bool) -> PromptSet:
     if config.source == ARITHMETIC:
         size = config.size if config.limit is None else min(config.size, config.limit)
         return ArithmeticPrompts(size, config.seed, config.arithmetic)
     prompts = RowPrompts(_open_rows(config), config)
     if check_rows:
-        for prompt in prompts:
+        for number, prompt in enumerate(prompts):
             missing = prompts.columns - prompt.columns.keys()
+            if "json_as_text" not in config.allow:
+                _check_nested_truth(prompt, prompts.place(number))
             if missing:
                 raise PromptError(
                     f"source: prompt {prompt.id!r} of {config.source} has no {', '.join(sorted(missing))}"
                 )
     return prompts
+
+
+def doubts_of(prompts: PromptSet, section: str = "data") -> list[str]:
+    """What of a file of prompts may not be read as it was meant; each line begins with the field of the section."""
+    return [f"{section}.{doubt}" for doubt in prompts.doubts] if isinstance(prompts, RowPrompts) else []
 
 
 def _open_rows(config: DataConfig) -> Rows:
@@ -77,18 +107,16 @@ def _open_rows(config: DataConfig) -> Rows:
         raise PromptError(f"source: value {config.source[:80]!r} cannot be opened: {error}"[:300]) from None
     if not exists:
         raise PromptError(
-            f"source: value {config.source!r}; allowed: {ARITHMETIC!r}, or an existing .jsonl or .parquet file, "
+            f"source: value {config.source!r}; allowed: {ARITHMETIC!r}, or an existing {', '.join(_READERS)} file, "
             f"or a directory written by datasets.save_to_disk"
         )
     if path.is_dir():
         return DatasetRows(path, config.split)
     if config.split is not None:
         raise PromptError(f"split: value {config.split!r}; allowed: null, because {path} is a file")
-    if path.suffix == ".jsonl":
-        return JsonLines(path)
-    if path.suffix == ".parquet":
-        return ParquetRows(path)
-    raise PromptError(f"source: {path} ends in {path.suffix!r}; allowed: .jsonl, .parquet, or a directory")
+    if path.suffix in _READERS:
+        return _READERS[path.suffix](path)
+    raise PromptError(f"source: {path} ends in {path.suffix!r}; allowed: {', '.join(_READERS)}, or a directory")
 
 
 def _check_column(rows: Rows, column: str, field_name: str) -> None:
@@ -132,11 +160,21 @@ def _is_id(value: Any) -> bool:
     return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, str) and value != "")
 
 
+def _check_nested_truth(prompt: Prompt, where: str) -> None:
+    """Raise PromptError for a structure with the ground truth that is text, so that rewards would not be given it."""
+    for name in TRUTH_COLUMNS:
+        value = prompt.columns.get(name)
+        if isinstance(value, str) and isinstance(read_value(value), Mapping):
+            raise PromptError(
+                f"source: {where}: the column {name} is text that holds an object; allowed: an object "
+                "(json.loads of the text), or data.allow: [json_as_text]"
+            )
+
+
 def _with_ground_truth(columns: dict[str, Any]) -> dict[str, Any]:
     """Add verl's nested ground truth under the name that its reward functions use."""
     if "ground_truth" not in columns:
-        # SkyRL calls the same structure reward_spec.
-        for name in ("reward_model", "reward_spec"):
+        for name in TRUTH_COLUMNS:
             nested = columns.get(name)
             if isinstance(nested, dict) and "ground_truth" in nested:
                 return {**columns, "ground_truth": nested["ground_truth"]}

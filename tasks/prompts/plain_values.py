@@ -39,6 +39,17 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
     raise TypeError(f"{where}: a value of type {type(value).__name__} is not JSON; remove the column or convert it")
 
 
+def without_nulls(value: Any) -> Any:
+    """The value without the names, at every depth, whose value is null.
+
+    Arrow gives all mappings of a column the same names, so a null cannot be told from a name that is absent. Nulls in
+    lists are kept: Arrow adds none.
+    """
+    if isinstance(value, Mapping):
+        return {name: without_nulls(item) for name, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
 def check_text(text: str, where: str) -> str:
     """Return `text`; raises ValueError, whose message begins with `where`, for a half of a surrogate pair.
 

@@ -4,8 +4,10 @@ A prompt is text or chat messages. The rest of its row are columns, kept as plai
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from tasks.prompts.plain_values import without_nulls
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 Message = dict[str, Any]
@@ -17,11 +19,15 @@ class PromptError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt: plain text or a list of {"role", "content"} messages, and the other columns of its row."""
+    """One prompt: plain text or a list of {"role", "content"} messages, and the other columns of its row.
+
+    place: the file and line or row of it, for messages; empty where it has none.
+    """
 
     id: str
     text_or_messages: str | list[Message]
     columns: dict[str, Any]
+    place: str = field(default="", compare=False)
 
 
 class PromptSet(Protocol):
@@ -37,6 +43,10 @@ class PromptSet(Protocol):
     def __getitem__(self, index: int) -> Prompt: ...
 
     def __iter__(self) -> Iterator[Prompt]: ...
+
+    def place(self, index: int) -> str:
+        """Where prompt `index` stands, such as the file and line, for messages."""
+        ...
 
 
 def check_prompt(value: Any, where: str) -> str | list[Message]:
@@ -56,14 +66,29 @@ def check_prompt(value: Any, where: str) -> str | list[Message]:
 def _check_message(message: Any, where: str) -> Message:
     if not isinstance(message, Mapping):
         raise PromptError(f'{where} is {_describe(message)}; allowed: {{"role": ..., "content": ...}}')
-    # Arrow gives all messages of a column the same keys; a null means that the key is absent.
-    present = {key: value for key, value in message.items() if value is not None}
-    role, content = present.get("role"), present.get("content")
+    present: Message = without_nulls(message)
+    role, content, calls = present.get("role"), present.get("content"), present.get("tool_calls")
     if role not in ROLES:
         raise PromptError(f"{where} has the role {role!r}; allowed: {', '.join(ROLES)}")
+    if calls is not None and not (isinstance(calls, list) and all(isinstance(call, Mapping) for call in calls)):
+        raise PromptError(f"{where} has tool_calls that are no list of objects; allowed: a list of calls, or none")
+    if content is None and role == "assistant" and calls:
+        # Some templates print a null, and others cannot append to it.
+        return {**present, "content": ""}
+    if isinstance(content, list) and content:
+        return {**present, "content": "".join(_text_of_part(part, where) for part in content)}
     if not isinstance(content, str):
         raise PromptError(f"{where} has a content that is {_describe(content)}; allowed: text")
     return present
+
+
+def _text_of_part(part: Any, where: str) -> str:
+    """The text of a part of a message's content; chat templates that know parts put their texts one after another."""
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        kind = repr(part.get("type")) if isinstance(part, Mapping) else _describe(part)
+        raise PromptError(f'{where} has a part that is {kind}; allowed: text, or parts {{"type": "text", "text": ...}}')
+    return text
 
 
 def _describe(value: Any) -> str:

@@ -1,9 +1,10 @@
-"""Readers of files of rows: JSON lines, Parquet, and datasets written by datasets.save_to_disk.
+"""Readers of files of rows: JSON lines, Parquet, and datasets written by datasets.save_to_disk; `csv_rows` has CSV.
 
 A row is a mapping from columns to values of the format's types. These readers do not know which column is the prompt.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,7 +69,11 @@ class JsonLines:
 
 def _parse_line(line: bytes, where: str) -> dict[str, Any]:
     try:
-        value = json.loads(line.decode("utf-8-sig"))
+        value = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_distinct)
+    except _KeyTwiceError as error:
+        raise PromptError(
+            f"{where}: the key {error.args[0][:80]!r} is there twice; allowed: once in an object"
+        ) from None
     except ValueError as error:
         raise PromptError(f"{where} is not JSON: {error}") from None
     except RecursionError:
@@ -76,6 +81,17 @@ def _parse_line(line: bytes, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise PromptError(f"{where} is {type(value).__name__}; allowed: a JSON object")
     return value
+
+
+class _KeyTwiceError(Exception):
+    """An object of JSON with two values for the key in its arguments; readers take the first, the last, or both."""
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _KeyTwiceError(Counter(key for key, _ in pairs).most_common(1)[0][0])
+    return found
 
 
 @contextmanager

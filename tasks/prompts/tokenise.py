@@ -6,7 +6,9 @@ Truncating a prompt would silently train on another question, so prompts are nev
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from tasks.configuration.data import DataConfig
 from tasks.prompts.prompt import Message, Prompt, PromptError
+from tasks.prompts.rendering import rendering
 
 
 class Tokenizer(Protocol):
@@ -15,7 +17,13 @@ class Tokenizer(Protocol):
     def __call__(self, text: str) -> Mapping[str, Any]: ...
 
     def apply_chat_template(
-        self, conversation: list[Message], *, add_generation_prompt: bool, tokenize: bool, return_dict: bool
+        self,
+        conversation: list[Message],
+        *,
+        add_generation_prompt: bool,
+        tokenize: bool,
+        return_dict: bool,
+        **template_arguments: Any,
     ) -> Any: ...
 
 
@@ -31,47 +39,55 @@ class AgentTokenizer(Tokenizer, Protocol):
 def tokenise(
     prompt: Prompt,
     tokenizer: Tokenizer,
-    max_prompt_length: int | None,
+    data: DataConfig,
     context_length: int,
     max_completion_length: int,
 ) -> tuple[int, ...]:
-    """The token ids of `prompt`: messages by the chat template with its generation prompt, text as it is.
+    """The token ids of `prompt`: messages by the chat template (see `rendering`), text as it is.
 
-    Raises PromptError, naming the prompt, if there are no tokens, or more than `max_prompt_length`, or if they leave
-    fewer than `max_completion_length` of the `context_length`.
+    Raises PromptError, naming the prompt, if there are no tokens, or more than `data.max_prompt_length`, or if they
+    leave fewer than `max_completion_length` of the `context_length`.
     """
-    ids = _encode(prompt, tokenizer)
-    length = len(ids)
+    ids = _encode(prompt, tokenizer, data)
+    length, max_prompt_length = len(ids), data.max_prompt_length
     if length == 0:
         raise PromptError(f"prompt {prompt.id!r} has no tokens")
     if max_prompt_length is not None and length > max_prompt_length:
         raise PromptError(
-            f"prompt {prompt.id!r} has {length} tokens; allowed: {max_prompt_length} (max_prompt_length). "
-            f"Remove the prompt or raise max_prompt_length"
+            f"prompt {prompt.id!r} has {length} tokens; allowed: {max_prompt_length} (data.max_prompt_length). "
+            f"Remove the prompt or raise data.max_prompt_length"
         )
     if length + max_completion_length > context_length:
         raise PromptError(
             f"prompt {prompt.id!r} has {length} tokens; allowed: {context_length - max_completion_length} "
-            f"(context_length {context_length} less max_completion_length {max_completion_length}). "
-            f"Remove the prompt, lower max_completion_length or raise context_length"
+            f"(rollout.context_length {context_length} less sampling.max_completion_length {max_completion_length}). "
+            f"Remove the prompt, lower sampling.max_completion_length or raise rollout.context_length"
         )
     return ids
 
 
-def _encode(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
+def _encode(prompt: Prompt, tokenizer: Tokenizer, data: DataConfig) -> tuple[int, ...]:
     ids: Sequence[int]
-    if isinstance(prompt.text_or_messages, str):
+    messages = prompt.text_or_messages
+    if isinstance(messages, str):
         try:
-            ids = tokenizer(prompt.text_or_messages)["input_ids"]
+            ids = tokenizer(messages)["input_ids"]
         except PromptError as error:
             raise PromptError(f"prompt {prompt.id!r}: {error}") from None
-    else:
-        try:
-            ids = tokenizer.apply_chat_template(
-                prompt.text_or_messages, add_generation_prompt=True, tokenize=True, return_dict=False
-            )
-        except Exception as error:  # a template is a program of the model's author and may raise anything
-            raise PromptError(
-                f"prompt {prompt.id!r}: the chat template refused it: {' '.join(str(error).split())[:300]}"
-            ) from error
+        return tuple(int(token) for token in ids)
+    if not getattr(tokenizer, "chat_template", True):
+        raise PromptError(
+            f"policy.path: the tokenizer has no chat template, and prompt {prompt.id!r} is chat messages; allowed: a "
+            "model with a chat template (chat_template.jinja beside tokenizer.json), or prompts that are text"
+        )
+    try:
+        how = rendering(messages, prompt.columns, data)
+    except PromptError as error:
+        raise PromptError(f"prompt {prompt.id!r}: {error}") from None
+    try:
+        ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **how)
+    except Exception as error:  # a template is a program of the model's author and may raise anything
+        raise PromptError(
+            f"prompt {prompt.id!r}: the chat template refused it: {' '.join(str(error).split())[:300]}"
+        ) from error
     return tuple(int(token) for token in ids)

@@ -99,6 +99,86 @@ def a_list(folder):
     return file
 
 
+def key_twice(folder):
+    file = folder / "rows.jsonl"
+    file.write_text('{"prompt": "a", "answer": "4", "answer": "5"}\n')
+    return file
+
+
+def key_twice_in_a_message(folder):
+    file = folder / "rows.jsonl"
+    file.write_text('{"prompt": [{"role": "user", "content": "a", "role": "system"}]}\n')
+    return file
+
+
+def key_twice_deep_in_a_column(folder):
+    file = folder / "rows.jsonl"
+    file.write_text(
+        '{"prompt": "a"}\n{"prompt": "a", "x": [{"y": {"' + "z" * 999 + '": 1, "' + "z" * 999 + '": 1}}]}\n'
+    )
+    return file
+
+
+def csv_with_a_short_line(folder):
+    file = folder / "rows.csv"
+    file.write_text("prompt,answer\na\n")
+    return file
+
+
+def csv_with_an_open_quote(folder):
+    file = folder / "rows.csv"
+    file.write_text('prompt,answer\n"a,4\n')
+    return file
+
+
+def csv_of_zeros(folder):
+    file = folder / "rows.csv"
+    file.write_bytes(b"\0" * 1000)
+    return file
+
+
+def folder_named_as_csv(folder):
+    (folder / "rows.csv").mkdir()
+    return folder / "rows.csv"
+
+
+def rows(folder, **row):
+    file = folder / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"prompt": "a", **row}) + "\n")
+    return file
+
+
+def truth_as_text(folder):
+    return rows(folder, reward_model='{"ground_truth": "4"}')
+
+
+def truth_as_printed(folder):
+    return rows(folder, reward_spec="{'ground_truth': '4'}")
+
+
+def messages_of_others(folder):
+    return rows(folder, prompt=[{"from": "human", "value": "a"}])
+
+
+def an_image(folder):
+    return rows(folder, prompt=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
+
+
+def calls_as_text(folder):
+    return rows(folder, prompt=[{"role": "assistant", "content": "", "tool_calls": '[{"name": "f"}]'}])
+
+
+def a_conversation_as_an_object(folder):
+    return rows(folder, prompt={"messages": [{"role": "user", "content": "a"}]})
+
+
+def deep_message(folder):
+    inner = '{"a":' * 200 + "1" + "}" * 200
+    file = folder / "rows.jsonl"
+    file.write_text('{"prompt": [{"role": "user", "content": "a", "tool_calls": [' + inner + "]}]}\n")
+    return file
+
+
 def folder_named_as_a_file(folder):
     (folder / "rows.jsonl").mkdir()
     return folder / "rows.jsonl"
@@ -119,7 +199,7 @@ def unknown_user(folder):
 CASES = [value for value in list(globals().values()) if getattr(value, "__module__", "") == __name__]
 
 
-@pytest.mark.parametrize("write", [case for case in CASES if case is not saved], ids=lambda case: case.__name__)
+@pytest.mark.parametrize("write", [case for case in CASES if case not in (saved, rows)], ids=lambda case: case.__name__)
 def test_it_is_refused_in_one_line(tmp_path, write):
     config = DataConfig(
         source=str(write(tmp_path)),

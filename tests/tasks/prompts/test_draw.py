@@ -70,7 +70,7 @@ def test_one_prompt_that_does_not_fit_refuses_the_draw_by_its_name(tmp_path):
     (tmp_path / "long.jsonl").write_text('{"prompt": "short", "id": "a"}\n{"prompt": "much longer", "id": "b"}\n')
     data = DataConfig(source=str(tmp_path / "long.jsonl"), id_column="id")
     assert len(draw(0, 2, data, context_length=21)) == 2
-    with pytest.raises(PromptError, match=r"prompt 'b' has 11 tokens; allowed: 10 \(context_length 20 less"):
+    with pytest.raises(PromptError, match=r"prompt 'b' has 11 tokens; allowed: 10 \(rollout.context_length 20 less"):
         draw(0, 2, data, context_length=20)
     limited = DataConfig(source=str(tmp_path / "long.jsonl"), id_column="id", max_prompt_length=10)
     with pytest.raises(PromptError, match=r"prompt 'b' has 11 tokens; allowed: 10 \(max_prompt_length"):

@@ -180,9 +180,9 @@ def test_rows_need_not_be_checked_twice(tmp_path: Path):
 def test_files_that_are_not_there_or_not_what_they_seem(tmp_path: Path):
     with pytest.raises(PromptError, match=r"source: value '/no/such[.]jsonl'; allowed: 'arithmetic', or an existing"):
         load("/no/such.jsonl")
-    (tmp_path / "a.csv").write_text("prompt\nx\n")
-    with pytest.raises(PromptError, match=r"ends in '.csv'; allowed: .jsonl, .parquet"):
-        load(str(tmp_path / "a.csv"))
+    (tmp_path / "a.txt").write_text("prompt\nx\n")
+    with pytest.raises(PromptError, match=r"ends in '.txt'; allowed: .csv, .jsonl, .parquet, or a directory"):
+        load(str(tmp_path / "a.txt"))
     (tmp_path / "a.parquet").write_text("prompt\nx\n")
     with pytest.raises(PromptError, match=r"a.parquet is not a readable Parquet file"):
         load(str(tmp_path / "a.parquet"))
@@ -192,3 +192,10 @@ def test_bytes_in_a_column_are_named(tmp_path: Path):
     source = write_parquet(tmp_path / "a.parquet", [{"prompt": "x", "image": b"png"}])
     with pytest.raises(PromptError, match="row 0: image: a value of type bytes is not JSON"):
         load(source)
+
+
+def test_a_key_that_is_there_twice_is_named_with_its_line(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "a", "extra": {"x": 1}}\n\n{"prompt": "a", "extra": [{"x": 1, "y": 2, "x": 1}]}\n')
+    with pytest.raises(PromptError, match=r"a[.]jsonl: line 3: the key 'x' is there twice; allowed: once in an object"):
+        load(str(path))

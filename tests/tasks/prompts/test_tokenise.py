@@ -5,6 +5,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from tasks.configuration.data import DataConfig
 from tasks.prompts.prompt import Prompt, PromptError
 from tasks.prompts.tokenise import tokenise
 
@@ -16,18 +17,26 @@ class Letters:
         return {"input_ids": [ord(letter) for letter in text]}
 
     def apply_chat_template(
-        self, conversation: list[dict[str, Any]], *, add_generation_prompt: bool, tokenize: bool, return_dict: bool
+        self,
+        conversation: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tokenize: bool,
+        return_dict: bool,
+        **template_arguments: Any,
     ) -> Any:
         assert add_generation_prompt
         assert tokenize
         assert not return_dict
+        assert not template_arguments
         if conversation[0]["role"] == "tool":
             raise ValueError("tools come later")
         return [ord(letter) for message in conversation for letter in message["content"]] + [62]
 
 
 def run(content: Any, max_prompt_length: int | None = None, context_length: int = 100, completion: int = 10) -> Any:
-    return tokenise(Prompt("p7", content, {}), Letters(), max_prompt_length, context_length, completion)
+    data = DataConfig(max_prompt_length=max_prompt_length)
+    return tokenise(Prompt("p7", content, {}), Letters(), data, context_length, completion)
 
 
 def test_text_is_tokenised_as_it_is():
@@ -47,8 +56,8 @@ def test_a_real_tokenizer_fits_the_protocol():
         "{% if add_generation_prompt %}assistant{% endif %}"
     )
     chat = Prompt("0", [{"role": "user", "content": "hi"}], {})
-    assert tokenise(chat, tokenizer, None, 10, 1) == (1, 2, 3)
-    assert tokenise(Prompt("0", "hi there", {}), tokenizer, None, 10, 1) == (2, 0)
+    assert tokenise(chat, tokenizer, DataConfig(), 10, 1) == (1, 2, 3)
+    assert tokenise(Prompt("0", "hi there", {}), tokenizer, DataConfig(), 10, 1) == (2, 0)
 
 
 def test_limits_are_inclusive():
@@ -59,8 +68,12 @@ def test_limits_are_inclusive():
 @pytest.mark.parametrize(
     ("content", "limits", "message"),
     [
-        ("abcd", {"max_prompt_length": 3}, "prompt 'p7' has 4 tokens; allowed: 3 .max_prompt_length"),
-        ("abcd", {"context_length": 13}, "prompt 'p7' has 4 tokens; allowed: 3 .context_length 13 less max_completion"),
+        ("abcd", {"max_prompt_length": 3}, "prompt 'p7' has 4 tokens; allowed: 3 .data.max_prompt_length"),
+        (
+            "abcd",
+            {"context_length": 13},
+            "prompt 'p7' has 4 tokens; allowed: 3 .rollout.context_length 13 less sampling.max_completion",
+        ),
         ("", {}, "prompt 'p7' has no tokens"),
         ([{"role": "tool", "content": "x"}], {}, "prompt 'p7': the chat template refused it: tools come later"),
     ],
@@ -68,3 +81,10 @@ def test_limits_are_inclusive():
 def test_what_does_not_fit_is_refused_and_never_cut(content: Any, limits: dict[str, int], message: str):
     with pytest.raises(PromptError, match=message):
         run(content, **limits)
+
+
+def test_without_a_chat_template_messages_are_refused_with_what_to_do():
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"hi": 0}, unk_token="hi")))
+    with pytest.raises(PromptError, match=r"policy\.path: the tokenizer has no chat template, and prompt 'p' is chat"):
+        tokenise(Prompt("p", [{"role": "user", "content": "hi"}], {}), tokenizer, DataConfig(), 10, 1)
+    assert tokenise(Prompt("p", "hi", {}), tokenizer, DataConfig(), 10, 1) == (0,)
