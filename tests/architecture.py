@@ -51,15 +51,15 @@ TRACKERS = {"tensorboard", "wandb", "mlflow"}
 _FLYTE_MODULES = r"resources\.(pools|pod_template|images|flyte_admin|kubernetes_api)|tasks\.\w+|workflows(\.\w+)?"
 CONFINED = {
     "torch": r"tasks\.learning\.(?!(padding|follow|recorded_batches|pretrained)$)\w+"
-    r"|tasks\.sampling\.engines\.(torch_engine|adapter_merge|\w*decoder|batch|kv_cache|slot_table|tied_names|keyed_noise\w*)"
-    r"|tasks\.sampling\.engines\.(weight_tensors|vllm_engine|vllm_sampler)|tasks\.(grading\.reward_model|(device|doctor)\.\w+)",
+    r"|tasks\.sampling\.engines\.(torch_engine|adapter_merge|\w*decoder|batch|kv_cache|slot_table|steady_positions|keyed_noise\w*|weight_tensors|vllm_(engine|sampler))"
+    r"|tasks\.(models\.stored_names|preparing\.(model_trial|small_copy)|grading\.reward_model|(device|doctor)\.\w+)",
     "triton": r"tasks\.sampling\.engines\.keyed_noise_triton",
     "vllm": r"tasks\.sampling\.engines\.vllm_names",
     **dict.fromkeys(TRACKERS, r"tasks\.reporting\.tracking"),
     **dict.fromkeys(FLYTE, _FLYTE_MODULES),
 }
 
-# Libraries that take long to import, and the modules that can be imported without waiting for them.
+# Libraries that take long to import, and the modules that need not wait for them.
 HEAVY = {"torch", "triton", "transformers", "datasets", "vllm", "s3fs", "math_verify", "flytekit"} | TRACKERS
 LIGHT = re.compile(
     r"storage\.(?!(s3|cloud)$)[\w.]+|resources\.(?!(pod_template|flyte_admin)$)\w+|tasks\.(configuration|planning|prompts|reporting)\.\w+"

@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,14 +21,15 @@ from storage.weights.adapters import FIRST, SECOND, AdapterRecord
 from tasks.configuration.lora import LoraConfig
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import TokenBatch
-from tasks.learning.policy import Policy
+from tasks.learning.policy import Policy, names_in, own_tensors
 from tasks.learning.ranks import Ranks
-from tasks.learning.sharded import Stored, whole
+from tasks.learning.sharded import Stored, header, whole
 from tasks.learning.trained_model import PolicyError
 from tasks.sampling.engines.adapter_merge import merged_weight
 
 _ADAPTER = "default"
 _BASE = ".base_layer."
+_OF_LINEAR = ("weight", "bias")
 _FIRST, _SECOND = f".lora_A.{_ADAPTER}.weight", f".lora_B.{_ADAPTER}.weight"
 
 
@@ -60,29 +62,44 @@ class AdaptedPolicy(Policy):
         self._lora = lora
         self._begin = _Beginning(tensors, seed)
         super().__init__(
-            model_dir, {}, config, ranks=ranks, trainable=_is_adapter, adapt=lambda module: _inject(module, lora)
+            model_dir,
+            {},
+            config,
+            ranks=ranks,
+            trainable=_is_adapter,
+            adapt=lambda module: inject_adapters(module, lora),
         )
 
     def load_tensors(self, tensors: Mapping[str, Stored]) -> None:
-        """Replace all values; without `tensors`, by the pretrained model's and the adapters' initial ones."""
-        super().load_tensors(tensors or self._begin.tensors(self.module))
+        """Replace the pretrained model's values, without `tensors` by those of the constructor, and the adapters'."""
+        given = tensors or self._begin.pretrained()
+        if self.adapter is not None:
+            self._check_adapted_names(given)
+        own = ((self._within[name], tensor) for name, tensor in own_tensors(self._architecture, given))
+        self._replace(chain(own, self._begin.adapters(self.module)))
+
+    def _check_adapted_names(self, tensors: Mapping[str, Stored]) -> None:
+        """Raise PolicyError if an adapted layer has another name in the checkpoint: readers merge by its names."""
+        names = names_in(self._architecture, {name: header(tensor) for name, tensor in tensors.items()})
+        for own, name in self._within.items():
+            if _BASE in name and names.stored_name(own) != own:
+                raise PolicyError(
+                    f"lora.publish: value 'adapter', and the model's files have no {own!r}, as transformers calls the "
+                    "weight of an adapted layer; allowed: merged"
+                )
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """The adapters' parameters."""
         return {name: parameter for name, parameter in super().parameters().items() if _is_adapter(name)}
 
-    def canonical(self, name: str) -> str:
-        """As in `TrainedModel`."""
-        return _published(super().canonical(self._within[name]))
-
     @functools.cached_property
     def _within(self) -> dict[str, str]:
         """Each pretrained tensor's name -> its name in the module with adapters."""
-        return {_published(name): name for name in self.module.state_dict() if not _is_adapter(name)}
+        return {_unadapted(name): name for name in self.module.state_dict() if not _is_adapter(name)}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of `tensors()`."""
-        return {_published(name): shape for name, shape in super().shapes().items() if not _is_adapter(name)}
+        return {_unadapted(name): shape for name, shape in super().shapes().items() if not _is_adapter(name)}
 
     def each_tensor(
         self, dtype: torch.dtype = torch.float32, dtypes: Mapping[str, torch.dtype] | None = None
@@ -94,14 +111,14 @@ class AdaptedPolicy(Policy):
         for name in super().shapes():
             if _is_adapter(name):
                 continue
-            published = _published(name)
+            own = _unadapted(name)
             merged = value = whole(state[name].detach())
             layer, is_adapted, leaf = name.partition(_BASE)
             if is_adapted and leaf == "weight":
                 first, second = (whole(state[layer + end].detach()) for end in (_FIRST, _SECOND))
                 merged = merged_weight(value, first, second, scale, transposed=layer in transposed)
-            dtype_here = (dtypes or {}).get(published, dtype)
-            yield published, self.on_host(merged.to(dtype_here) if merged.is_floating_point() else merged)
+            dtype_here = (dtypes or {}).get(own, dtype)
+            yield own, self.on_host(merged.to(dtype_here) if merged.is_floating_point() else merged)
 
     @property
     def adapter(self) -> AdapterRecord | None:
@@ -164,20 +181,21 @@ class _Beginning:
     """The initial values of an adapted model: the pretrained ones, and adapters that change nothing yet."""
 
     def __init__(self, tensors: Mapping[str, Stored], seed: int) -> None:
-        self._tensors = tensors
+        self._tensors: Mapping[str, Stored] = tensors
         self._seed = seed
 
-    def tensors(self, module: Any) -> dict[str, Stored]:
-        state = module.state_dict()
-        within = {_published(name): name for name in state}
-        values = {within.get(name, name): tensor for name, tensor in self._tensors.items()}
-        self._tensors = {}
-        for name, value in state.items():
+    def pretrained(self) -> Mapping[str, Stored]:
+        """The pretrained model's tensors, which are given away."""
+        tensors, self._tensors = self._tensors, {}
+        return tensors
+
+    def adapters(self, module: Any) -> Iterator[tuple[str, Tensor]]:
+        """The adapters' tensors, by the names of a module that has them."""
+        for name, value in module.state_dict().items():
             if name.endswith(_FIRST):
-                values[name] = self._first(name, tuple(value.shape))
+                yield name, self._first(name, tuple(value.shape))
             elif name.endswith(_SECOND):
-                values[name] = torch.zeros(tuple(value.shape))
-        return values
+                yield name, torch.zeros(tuple(value.shape))
 
     def _first(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Uniform within +-1 / sqrt(inputs), as in peft; seeded by name, so that ranks and versions do not matter."""
@@ -187,7 +205,8 @@ class _Beginning:
         return (torch.rand(shape, generator=generator) * 2 - 1) * bound
 
 
-def _inject(module: Any, lora: LoraConfig) -> None:
+def inject_adapters(module: Any, lora: LoraConfig) -> None:
+    """Give the linear layers of a module their adapters, in place; raises PolicyError."""
     try:
         import peft  # noqa: PLC0415 - an extra, and slow
     except ImportError:
@@ -196,7 +215,7 @@ def _inject(module: Any, lora: LoraConfig) -> None:
     settings = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=cast("Any", lora.alpha),  # an int only by its annotation
-        target_modules=list(lora.target_modules) or "all-linear",
+        target_modules=list(lora.target_modules) or _linear_layers(module),
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",
@@ -205,9 +224,31 @@ def _inject(module: Any, lora: LoraConfig) -> None:
         with warnings.catch_warnings():
             # peft finds out by itself which layers hold their weights transposed.
             warnings.filterwarnings("ignore", "fan_in_fan_out")
+            # Of experts, which are refused below.
+            warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys")
             peft.inject_adapter_in_model(settings, module, adapter_name=_ADAPTER)
     except ValueError as error:
         raise PolicyError(f"lora.target_modules: {error}") from None
+    experts = [name for name in module.state_dict() if _BASE in name and name.rpartition(_BASE)[2] not in _OF_LINEAR]
+    if experts:
+        name = experts[0].replace(_BASE[:-1], "")
+        raise PolicyError(
+            f"lora.target_modules: peft would adapt {name}, too, which is no linear layer; allowed: names that no "
+            "experts have, such as q_proj"
+        )
+
+
+def _linear_layers(module: Any) -> list[str]:
+    """All but the head. peft's own choice, all-linear, has the experts of mixtures, too."""
+    head = module.get_output_embeddings()
+    layers = [name for name, layer in module.named_modules() if _is_linear(layer) and layer is not head]
+    if not layers:
+        raise PolicyError("lora.target_modules: the model has no linear layers; allowed: null for lora")
+    return layers
+
+
+def _is_linear(layer: Any) -> bool:
+    return isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"
 
 
 def _check_targets(module: Any, targets: Sequence[str]) -> None:
@@ -217,7 +258,7 @@ def _check_targets(module: Any, targets: Sequence[str]) -> None:
         chosen = any(name == target or name.endswith(f".{target}") for target in targets)
         if chosen and layer is head:
             raise PolicyError(f"lora.target_modules: {name} is the head; allowed: linear layers before it")
-        if chosen and not (isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"):
+        if chosen and not _is_linear(layer):
             raise PolicyError(f"lora.target_modules: {name} is of type {type(layer).__name__}; allowed: linear layers")
 
 
@@ -225,5 +266,5 @@ def _is_adapter(name: str) -> bool:
     return name.endswith((_FIRST, _SECOND))
 
 
-def _published(name: str) -> str:
+def _unadapted(name: str) -> str:
     return name.replace(_BASE, ".")

@@ -44,7 +44,7 @@ from tasks.learning.replaying import base_of, iteration_trainer, learner_at
 from tasks.learning.restoring import restore_learner
 from tasks.learning.totals import check_staleness
 from tasks.learning.trained_model import training_device
-from tasks.prompts.decode import open_decoder
+from tasks.prompts.decode import open_completion_decoder
 from tasks.sampling.session.crew_watch import CrewWatch, LeftAlone
 from tasks.turns.reading import message_reader
 
@@ -189,7 +189,7 @@ def _step(
                 plan,
                 prompts=prompts,
                 grader=stack.enter_context(open_grader(store, config.rewards, config.trainer.device)),
-                decode=open_decoder(model),
+                decode=open_completion_decoder(model, plan.sampling),
                 read_messages=message_reader(config.turns, plan, model),
                 follow=FollowConfig.of(config),
                 tokens_max=config.trainer.micro_batch_tokens_max,

@@ -26,7 +26,7 @@ from tasks.grading.run_rewards import open_grader
 from tasks.learning.follow import FollowConfig
 from tasks.learning.lease import keep_lease
 from tasks.learning.recorded_batches import RecordedBatches
-from tasks.prompts.decode import open_decoder
+from tasks.prompts.decode import open_completion_decoder
 from tasks.sampling.session.crew_watch import CrewWatch
 from tasks.turns.reading import message_reader
 
@@ -114,7 +114,7 @@ def _record(
             plan,
             prompts=prompt_table.read_prompts(store, plan),
             grader=stack.enter_context(open_grader(store, config.rewards, config.trainer.device)),
-            decode=open_decoder(folder),
+            decode=open_completion_decoder(folder, plan.sampling),
             read_messages=message_reader(config.turns, plan, folder),
             follow=FollowConfig.of(config),
             tokens_max=config.trainer.micro_batch_tokens_max,

@@ -17,10 +17,11 @@ from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import TokenBatch
 from tasks.learning.loss import clipped_value_loss
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
+from tasks.learning.policy import own_tensors
 from tasks.learning.ranks import Ranks
 from tasks.learning.scoring import Valuer
 from tasks.learning.sharded import Stored, add_nothing, skeleton
-from tasks.learning.trained_model import TrainedModel, compute_dtype, read_model_config, training_device
+from tasks.learning.trained_model import TrainedModel, compute_dtype, read_architecture, training_device
 
 
 class Critic(TrainedModel):
@@ -60,11 +61,12 @@ class Critic(TrainedModel):
         *,
         ranks: Ranks | None = None,
     ) -> "Critic":
-        """An untrained critic: the body of a policy's `tensors`, and a head whose values are zero."""
+        """An untrained critic: the body of a policy's stored `tensors`, and a head whose values are zero."""
         with torch.device("meta"):
             body = _body(Path(model_dir))
         prefix = f"{body.base_model_prefix}."
-        names = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        own = own_tensors(read_architecture(Path(model_dir)), tensors)
+        names = {name.removeprefix(prefix): tensor for name, tensor in own if name.startswith(prefix)}
         hidden = body.get_input_embeddings().weight.shape[1]
         head = {"value_head.weight": torch.zeros(1, hidden), "value_head.bias": torch.zeros(1)}
         return cls(model_dir, {f"model.{name}": tensor for name, tensor in names.items()} | head, config, ranks=ranks)
@@ -76,7 +78,7 @@ class Critic(TrainedModel):
 
 
 def _body(model_dir: Path) -> Any:
-    config = read_model_config(model_dir)
+    config = read_architecture(model_dir)
     from transformers import AutoModel  # noqa: PLC0415 - costs seconds, and only here
 
     return AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)

@@ -103,8 +103,11 @@ def estimate(
 def length_penalties(
     responses: Sequence[GradedResponse], algorithm: AlgorithmConfig, sampling: SamplingParams
 ) -> Tensor:
-    """The penalties of long responses (DAPO's overlong shaping), [B] float64, at most 0."""
-    lengths = torch.tensor([graded.policy_length for graded in responses])
+    """The penalties of long responses (DAPO's overlong shaping), [B] float64, at most 0.
+
+    Lengths count what the limit counts: observations, too.
+    """
+    lengths = torch.tensor([graded.length for graded in responses])
     buffer = algorithm.overlong_buffer_length
     if buffer is None:
         return torch.zeros(len(responses), dtype=torch.float64)

@@ -1,24 +1,30 @@
 """Policy: a Hugging Face causal language model for the trainer, which needs log-probs and named tensors.
 
-Parameters are float32 whatever the compute dtype. This module also checks that the head is a plain linear layer.
+Parameters are float32 whatever the compute dtype. This module also checks that the head is a plain linear layer, and
+that training draws no random numbers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+from torch import Tensor
 
+from resources.model_config import positions_max
 from tasks.configuration.trainer import TrainerConfig
-from tasks.learning.batching import TokenBatch
+from tasks.learning.batching import TokenBatch, collate
+from tasks.learning.head import check_head
 from tasks.learning.liger import apply_liger_kernels
 from tasks.learning.ranks import Ranks
 from tasks.learning.scoring import Scorer
-from tasks.learning.sharded import Stored, skeleton
+from tasks.learning.sharded import Stored, header, skeleton, whole_stored
 from tasks.learning.token_objective import TokenLoss
-from tasks.learning.trained_model import PolicyError, TrainedModel, compute_dtype, read_model_config, training_device
+from tasks.learning.trained_model import PolicyError, TrainedModel, compute_dtype, read_architecture, training_device
+from tasks.models.stored_names import StoredNames, StoredNamesError
+
+# So many that noise in a choice among a few experts shows.
+_NOISE_TOKENS = 64
 
 
 class Scores(Protocol):
@@ -33,15 +39,16 @@ class Policy(TrainedModel):
 
     Args:
         model_dir: A directory with the model's config.json.
-        tensors: Name -> values, Hugging Face names; a tied tensor may be given under any of its names.
+        tensors: Name -> values, as the model's files have them, or under the module's names; a tied tensor may be given
+            under any of its names, or under several with equal values.
         config: dtype, device, gradient_checkpointing and use_liger_kernel are used.
         trainable: Which parameters have gradients; False for a reference policy.
         ranks: The ranks that train it; default: this process alone, on the device of the configuration.
         adapt: A function that changes the module's layers before it gets its tensors.
 
     Raises:
-        PolicyError: The model does not exist, its head is not a plain linear layer, or tensors have other names or
-            shapes.
+        PolicyError: The model does not exist, its head is not a plain linear layer, it draws random numbers in
+            training, or tensors have other names or shapes.
     """
 
     def __init__(
@@ -55,11 +62,21 @@ class Policy(TrainedModel):
         adapt: Callable[[Any], None] = lambda _module: None,
     ) -> None:
         ranks = ranks or Ranks(device=training_device(config.device))
-        module = _build(Path(model_dir), config, ranks, adapt)
-        self._scorer = _CheckedScorer(module, compute_dtype(config))
+        # Kept, because weights are loaded and named when the directory may be gone.
+        self._architecture = read_architecture(Path(model_dir))
+        module = build_module(Path(model_dir), config, ranks, adapt)
+        check_head(module)
+        self._scorer = Scorer(module, compute_dtype(config))
         super().__init__(module, tensors, config, trainable=trainable, root=self._scorer, ranks=ranks)
-        register_fsdp_forward_method(self._scorer, "logits_of_head")
-        _check_head(self._scorer, self.device)
+        _check_noise(self)
+
+    def load_tensors(self, tensors: Mapping[str, Stored]) -> None:
+        """Replace all values in place; raises PolicyError, with nothing changed, if names, shapes or ties differ."""
+        self._replace(own_tensors(self._architecture, tensors))
+
+    def stored_names(self, stored: Mapping[str, Tensor]) -> StoredNames:
+        """The names in the module of stored tensors, which may be on the device meta; raises PolicyError."""
+        return names_in(self._architecture, stored)
 
     def logprobs(self, batch: TokenBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probs of the tokens in the response mask under softmax(logits / temperature), and entropies.
@@ -85,27 +102,41 @@ class Policy(TrainedModel):
         return logprobs, entropy, total
 
 
-class _CheckedScorer(Scorer):
-    """A scorer that can also compute the model's own logits, for `_check_head`."""
+def names_in(architecture: Any, stored: Mapping[str, Tensor]) -> StoredNames:
+    """The names of stored tensors in the module of a `read_architecture`; raises PolicyError."""
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - costs seconds, and only here
 
-    def logits_of_head(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The model's logits, and those of its head alone; both [B, L, V]."""
-        dtype = self.compute_dtype
-        with torch.autocast(input_ids.device.type, dtype=dtype, enabled=dtype is not None):
-            hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-            logits: Tensor = self.model(input_ids=input_ids, use_cache=False).logits
-            return logits, self.model.get_output_embeddings()(hidden)
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
+    try:
+        return StoredNames(module, stored)
+    except StoredNamesError as error:
+        raise PolicyError(f"tensors: {error}") from None
 
 
-def _build(model_dir: Path, config: TrainerConfig, ranks: Ranks, adapt: Callable[[Any], None]) -> Any:
-    architecture = read_model_config(model_dir)
+def own_tensors(architecture: Any, stored: Mapping[str, Stored]) -> Iterator[tuple[str, Stored]]:
+    """The tensors of a causal language model under its module's names, converted when they are reached.
+
+    Of several ranks all must call it and iterate over it. Raises PolicyError, before the first, for names, shapes or
+    values of tied tensors that are not the model's.
+    """
+    names = names_in(architecture, {name: header(tensor) for name, tensor in stored.items()})
+    try:
+        names.check_ties(stored, whole_stored)
+    except StoredNamesError as error:
+        raise PolicyError(f"tensors: {error}") from None
+    return names.to_module(stored, whole_stored)
+
+
+def build_module(model_dir: Path, config: TrainerConfig, ranks: Ranks, adapt: Callable[[Any], None]) -> Any:
+    architecture = read_architecture(model_dir)
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - costs seconds, and only here
 
     with skeleton(ranks):
         try:
             module = AutoModelForCausalLM.from_config(architecture, dtype=torch.float32, trust_remote_code=False)
-        except ValueError as error:
-            reason = " ".join(str(error).split())
+        except Exception as error:  # noqa: BLE001 - fields of a wrong kind raise anything in a model's code
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise PolicyError(f"model: no causal language model can be built of {str(model_dir)!r}: {reason}") from None
         if config.use_liger_kernel:
             apply_liger_kernels(module, ranks.device)
@@ -113,16 +144,25 @@ def _build(model_dir: Path, config: TrainerConfig, ranks: Ranks, adapt: Callable
     return module
 
 
-def _check_head(scorer: _CheckedScorer, device: torch.device) -> None:
-    """Refuse models with more than a linear layer after the last hidden state: their log-probs would be wrong."""
-    model: Any = scorer.model
-    head = model.get_output_embeddings()
-    if not isinstance(head, nn.Linear):
-        raise PolicyError(f"model: {type(model).__name__} has no linear head; allowed: causal language models")
-    ids = torch.arange(min(4, head.weight.shape[0]), device=device)[None, :]
+def _check_noise(policy: Policy) -> None:
+    """Refuse models with noise in training: sampling has none, so that the same policy would give other log-probs."""
+    rows, reach = policy.module.get_input_embeddings().weight.shape[0], positions_max(policy.module.config.to_dict())
+    tokens = [token % rows for token in range(min(_NOISE_TOKENS, (reach or _NOISE_TOKENS) - 1))]
+    batch = collate([0], [tokens[:1]], [tokens], [[0.0] * len(tokens)])
+    before = _generators(policy.device)
     with torch.no_grad():
-        expected, actual = scorer.logits_of_head(ids)
-    if isinstance(scorer, FSDPModule):
-        scorer.reshard()
-    if expected.shape != actual.shape or not torch.allclose(expected, actual, rtol=1e-4, atol=1e-4):
-        raise PolicyError(f"model: {type(model).__name__} transforms its logits; allowed: models with a linear head")
+        first = policy.logprobs(batch, 1.0)[0]
+        # Some draw a number and make nothing of it, such as whether to leave out a layer with a probability of zero.
+        if all(map(torch.equal, before, _generators(policy.device))) or torch.equal(
+            first, policy.logprobs(batch, 1.0)[0]
+        ):
+            return
+    raise PolicyError(
+        f"model: {type(policy.module).__name__} draws random numbers in training, so that the same policy would give "
+        "other log-probs than in sampling; allowed: models without noise"
+    )
+
+
+def _generators(device: torch.device) -> list[Tensor]:
+    """The states of torch's generators from which a pass on `device` may draw."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]

@@ -13,6 +13,11 @@ from safetensors import SafetensorError, deserialize, safe_open
 from resources.model_config import CONFIG, ModelConfigError, model_fields, whole_number
 from storage.weights.tensor_sets import TensorBlock
 
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+_PIECE_BYTES = 1 << 22
+
 
 class ModelError(ValueError):
     """The directory policy.path holds no usable model."""
@@ -20,8 +25,13 @@ class ModelError(ValueError):
 
 def check_model(directory: Path) -> None:
     """Raise ModelError unless a directory holds a model that Gleaner can read; reads no tensor."""
-    vocabulary_size(directory)
-    stop_token_ids(directory)
+    vocab_size = vocabulary_size(directory)
+    beyond = [token for token in stop_token_ids(directory) if token >= vocab_size]
+    if beyond:
+        raise ModelError(
+            f"policy.path: {str(directory)!r} has eos_token_id {beyond[0]}, which cannot be sampled; allowed: ids "
+            f"below vocab_size ({vocab_size})"
+        )
     seen: set[str] = set()
     for file in weight_files(directory):
         try:
@@ -55,7 +65,10 @@ def vocabulary_size(directory: Path) -> int:
 
 
 def stop_token_ids(directory: Path) -> tuple[int, ...]:
-    """The model's end-of-sequence ids, from generation_config.json and config.json; ModelError when it has none."""
+    """The ids that generation_config.json and config.json name as ends; ModelError if they name none.
+
+    A tokenizer and its chat template may name others: see tasks/preparing/stop_tokens.py.
+    """
     found: set[int] = set()
     for name in ("generation_config.json", CONFIG):
         if (directory / name).is_file():
@@ -82,11 +95,16 @@ def _fields(directory: Path, name: str) -> dict[str, Any]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a model directory, in name order; ModelError when there are none, or one is missing."""
-    index = directory / "model.safetensors.index.json"
+    """The safetensors files that transformers reads of a model directory, in name order: one file, else an index's.
+
+    Raises ModelError if there is neither, or a file is missing.
+    """
+    if (directory / _WEIGHTS).is_file():
+        return [directory / _WEIGHTS]
+    index = directory / _INDEX
     if index.is_file():
         try:
-            names = sorted({str(Path(name)) for name in _fields(directory, index.name)["weight_map"].values()})
+            names = sorted({str(Path(name)) for name in _fields(directory, _INDEX)["weight_map"].values()})
         except (KeyError, AttributeError, TypeError):
             raise ModelError(f"policy.path: {index} is not an index of safetensors files") from None
         files = [directory / name for name in names if Path(name).name == name]
@@ -94,12 +112,15 @@ def weight_files(directory: Path) -> list[Path]:
         if absent or len(files) != len(names):
             raise ModelError(f"policy.path: {index} names files that are not there: {absent or names}")
         return files
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        pickles = [file.name for pattern in ("*.bin", "*.pt") for file in sorted(directory.glob(pattern))]
-        hint = f"; {pickles[0]} is a pickle, which is never read: convert it to safetensors" if pickles else ""
-        raise ModelError(f"policy.path: {str(directory)!r} holds no .safetensors file{hint}")
-    return files
+    others = sorted(file.name for file in directory.glob("*.safetensors"))
+    if others:
+        raise ModelError(
+            f"policy.path: {str(directory)!r} holds {others[0]}, but neither {_WEIGHTS} nor {_INDEX}, which alone "
+            "transformers reads"
+        )
+    pickles = [file.name for pattern in ("*.bin", "*.pt") for file in sorted(directory.glob(pattern))]
+    hint = f"; {pickles[0]} is a pickle, which is never read: convert it to safetensors" if pickles else ""
+    raise ModelError(f"policy.path: {str(directory)!r} holds no .safetensors file{hint}")
 
 
 def read_tensors(directory: Path) -> dict[str, TensorBlock]:
@@ -124,14 +145,21 @@ def count_parameters(directory: Path) -> int:
 
 def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """The shapes of a model directory's tensors by name, from the files' headers; raises ModelError."""
-    shapes: dict[str, tuple[int, ...]] = {}
+    return {name: shape for name, (_, shape) in tensor_headers(directory).items()}
+
+
+def tensor_headers(directory: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The dtypes, as safetensors calls them, and shapes of a model directory's tensors; raises ModelError."""
+    headers: dict[str, tuple[str, tuple[int, ...]]] = {}
     for file in weight_files(directory):
         try:
             with safe_open(file, framework="np") as tensors:
-                shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in list(tensors.keys())}
+                for name in list(tensors.keys()):
+                    part = tensors.get_slice(name)
+                    headers[name] = (str(part.get_dtype()), tuple(part.get_shape()))
         except (SafetensorError, OSError) as error:
             raise _not_whole(file, error) from None
-    return shapes
+    return headers
 
 
 def _not_whole(file: Path, error: Exception) -> ModelError:
@@ -140,3 +168,32 @@ def _not_whole(file: Path, error: Exception) -> ModelError:
 
 def _twice(name: str, directory: Path) -> ModelError:
     return ModelError(f"policy.path: tensor {name!r} is in two files of {str(directory)!r}")
+
+
+def same_values(directory: Path, one: str, other: str) -> bool:
+    """Whether two tensors of a model directory have the same dtype, shape and bytes; reads both piece by piece."""
+    first, second = (_stored_at(directory, name) for name in (one, other))
+    if first[1:3] != second[1:3]:
+        return False
+    with first[0].open("rb") as ours, second[0].open("rb") as theirs:
+        left = first[4] - first[3]
+        ours.seek(first[3])
+        theirs.seek(second[3])
+        while left > 0:
+            piece = ours.read(min(left, _PIECE_BYTES))
+            if not piece or piece != theirs.read(len(piece)):
+                return False
+            left -= len(piece)
+    return True
+
+
+def _stored_at(directory: Path, name: str) -> tuple[Path, str, tuple[int, ...], int, int]:
+    """A tensor's file, dtype, shape, and the positions of its first byte and of the one behind its last."""
+    for file in weight_files(directory):
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(length)).get(name)
+        if header is not None:
+            start, end = (8 + length + offset for offset in header["data_offsets"])
+            return file, header["dtype"], tuple(header["shape"]), start, end
+    raise ModelError(f"policy.path: {str(directory)!r} has no tensor {name!r}")

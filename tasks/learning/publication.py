@@ -4,7 +4,7 @@ Published weights promise that their checkpoint exists if one is due, or else th
 objects of both are written side by side; only the order of their manifests matters. Every rank takes part.
 """
 
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -162,7 +162,7 @@ def published_adapter(policy: Policy) -> AdapterRecord | None:
 
 
 def published_blocks(store: ObjectStore, policy: Policy, ranks: Ranks, *, lasting: bool = False) -> Blocks:
-    """The policy's tensors for publication, each in the dtype that it has in the run's first weights.
+    """The policy's tensors for publication, with the names, shapes and dtypes of the run's first weights.
 
     If adapters are published alone, their factors in float32.
 
@@ -173,13 +173,15 @@ def published_blocks(store: ObjectStore, policy: Policy, ranks: Ranks, *, lastin
     if isinstance(policy, AdaptedPolicy) and policy.adapter is not None:
         factors = policy.each_factor()
         return {name: as_block(tensor.clone() if lasting else tensor) for name, tensor in factors if ranks.is_first}
-    given = {name: DTYPES[entry.dtype] for name, entry in read_manifest(store, layout.weights(0)).tensors.items()}
-    # A tied tensor has several names, and the first weights may use any of them.
-    dtypes = {policy.canonical(name): dtype for name, dtype in given.items()} | given
-    usual, _ = Counter(dtype for dtype in given.values() if dtype.is_floating_point).most_common(1)[0]
+    entries = read_manifest(store, layout.weights(0)).tensors
+    first = {name: torch.empty(each.shape, dtype=DTYPES[each.dtype], device="meta") for name, each in entries.items()}
+    names = policy.stored_names(first)
     blocks: Blocks = {}
-    for name, tensor in policy.each_tensor(usual, dtypes):
-        if ranks.is_first:
-            # For a policy on the CPU, float32 tensors are the parameters themselves.
-            blocks[name] = as_block(tensor.clone() if lasting and tensor.dtype == torch.float32 else tensor)
+    own = policy.each_tensor(dtypes=names.dtypes)
+    if not ranks.is_first:
+        deque(own, maxlen=0)
+        return blocks
+    for name, tensor in names.to_stored(own):
+        # For a policy on the CPU, float32 tensors are the parameters themselves.
+        blocks[name] = as_block(tensor.clone() if lasting and tensor.dtype == torch.float32 else tensor)
     return blocks

@@ -8,6 +8,7 @@ all equal are recorded as filtered, and the iteration is closed when enough othe
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Literal
 
 from storage import layout, records
@@ -24,6 +25,14 @@ from tasks.grading.reward import GradingCase, GradingError
 from tasks.learning.follow import FollowConfig, GroupFollower, RecordedElsewhereError
 from tasks.learning.padding import padded_tokens
 from tasks.turns.reading import ReadMessages
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What is said for people of the responses of a micro-batch: failed calls, and answers that were given up."""
+
+    errors: list[str] = field(default_factory=list)
+    given_up: list[str] = field(default_factory=list)
 
 
 class BatchReader:
@@ -193,23 +202,24 @@ class RecordedBatches(Batches):
         return records.read(self._store, BatchRecord, key)
 
     def _new_batch(self, number: int, recorded: Callable[[], bool]) -> BatchRecord:
-        errors: list[str] = []
+        told = _Told()
         filtered: list[GradedResponse] = []
         if self._plan.groups_wanted is None:
-            responses = self._grade(self._gather(recorded), errors)
+            responses = self._grade(self._gather(recorded), told)
         else:
             missing = self._plan.groups_wanted - self._groups_trained
-            responses, filtered = self._gather_graded(missing, recorded, errors)
+            responses, filtered = self._gather_graded(missing, recorded, told)
         return BatchRecord(
             iteration=self._plan.iteration,
             number=number,
             responses=tuple(responses),
             filtered=tuple(filtered),
-            reward_errors=tuple(errors),
+            reward_errors=tuple(told.errors),
+            given_up=tuple(told.given_up),
         )
 
-    def _grade(self, groups: Sequence[int], errors: list[str]) -> list[GradedResponse]:
-        """Grade the responses of finished groups, in order; errors of reward functions are added to `errors`.
+    def _grade(self, groups: Sequence[int], told: _Told) -> list[GradedResponse]:
+        """Grade the responses of finished groups, in order; what reward functions could not do is added to `told`.
 
         Those that failed are not graded.
         """
@@ -217,7 +227,8 @@ class RecordedBatches(Batches):
         finished = [self._follower.response(response) for response in responses]
         cases = [self._case(response) for response in finished if response.finish is not Finish.FAILED]
         graded = {outcome.response: outcome for outcome in self._grader.grade(cases)}
-        errors += [error for outcome in graded.values() for error in outcome.errors.values()]
+        told.errors.extend(error for outcome in graded.values() for error in outcome.errors.values())
+        told.given_up.extend(why for outcome in graded.values() for why in outcome.given_up.values())
         return [_graded(response, graded.get(response.response)) for response in finished]
 
     def _gather(self, recorded: Callable[[], bool]) -> list[int]:
@@ -242,7 +253,7 @@ class RecordedBatches(Batches):
         return groups
 
     def _gather_graded(
-        self, missing: int, recorded: Callable[[], bool], errors: list[str]
+        self, missing: int, recorded: Callable[[], bool], told: _Told
     ) -> tuple[list[GradedResponse], list[GradedResponse]]:
         """Wait for groups in plan order and grade them; return those to train, at most `missing`, and those filtered.
 
@@ -257,7 +268,7 @@ class RecordedBatches(Batches):
             extended = [*lengths, *self._lengths(group)]
             if kept and padded_tokens(extended) > self._tokens_max:
                 break
-            graded = self._grade([group], errors)
+            graded = self._grade([group], told)
             if is_filtered(self._plan, graded):
                 filtered += graded
                 continue

@@ -20,7 +20,9 @@ from tasks.learning.policy import Policy, Scores
 from tasks.learning.ranks import Ranks
 from tasks.learning.sharded import Stored
 from tasks.learning.shared_reading import read_shared
-from tasks.learning.trained_model import training_device
+from tasks.learning.trained_model import PolicyError, training_device
+from tasks.sampling.engines.choose import context_length
+from tasks.sampling.engines.steady_positions import unsteady
 
 REFERENCE_VERSION = 0
 
@@ -108,6 +110,9 @@ def learner_of(state: StoredState, config: RunConfig, model: Path, ranks: Ranks 
     saved = state.policy()
     generator = None if saved is None else saved.state.rng_tensor()
     policy = _policy(state, saved, config, model, ranks)
+    reason = unsteady(policy.module, context_length(config.rollout, model))
+    if reason is not None:
+        raise PolicyError(reason)
     optimizer = PolicyOptimizer(policy.parameters(), config.optimizer)
     if saved:
         checkpoint.restore(saved, policy, optimizer)

@@ -113,7 +113,7 @@ def copy_stored(target: Tensor, values: Stored) -> None:
     target and `values` are rows; then every rank must call it.
     """
     if not isinstance(target, DTensor):
-        target.copy_(values.whole() if isinstance(values, OwnRows) else values)
+        target.copy_(whole_stored(values))
         return
     if target.placements != (Shard(0),):
         raise ValueError(f"placements: value {target.placements}; allowed: {(Shard(0),)}")
@@ -121,6 +121,17 @@ def copy_stored(target: Tensor, values: Stored) -> None:
         mesh = target.device_mesh
         values = values[own_rows(values.shape[0], mesh.size(), mesh.get_local_rank())]
     target.to_local().copy_(values.rows if isinstance(values, OwnRows) else values)
+
+
+def whole_stored(values: Stored) -> Tensor:
+    """The whole tensor; for rows this is a collective: every rank must call it."""
+    return values.whole() if isinstance(values, OwnRows) else values
+
+
+def header(values: Stored) -> Tensor:
+    """The shape and dtype of the whole tensor, on the device meta."""
+    rows = values.rows if isinstance(values, OwnRows) else values
+    return torch.empty(tuple(values.shape), dtype=rows.dtype, device="meta")
 
 
 def add_nothing(scores: Tensor) -> None:

@@ -1,9 +1,10 @@
-"""TrainedModel: a Hugging Face model with float32 parameters, whole or sharded, and its tensors by published name.
+"""TrainedModel: a Hugging Face model with float32 parameters, whole or sharded, and its tensors by the module's names.
 
-This module handles tied names and checks that loaded tensors are this model's.
+A tied tensor has its first name. This module checks that loaded tensors are this model's. `tasks.models.stored_names`
+knows the names that a policy's tensors have in weight versions.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.ranks import Ranks
 from tasks.learning.sharded import Relocate, Stored, copy_stored, shard, whole
+from tasks.models.configuration import ModelConfigurationError, read_model_config
+from tasks.models.stored_names import own_names
 
 _NAMES_SHOWN = 5
 
@@ -35,30 +38,20 @@ def compute_dtype(config: TrainerConfig) -> torch.dtype | None:
     return torch.bfloat16 if config.dtype == "bfloat16" else None
 
 
-def read_model_config(model_dir: Path) -> Any:
-    """The transformers configuration in a model directory, without dropout; raises PolicyError."""
-    from transformers import AutoConfig  # noqa: PLC0415 - costs seconds, and only here
-
-    if not (model_dir / "config.json").is_file():
-        raise PolicyError(f"model: {str(model_dir)!r} holds no config.json; allowed: a Hugging Face model directory")
+def read_architecture(model_dir: Path) -> Any:
+    """The transformers configuration in a model directory, as `read_model_config`; raises PolicyError."""
     try:
-        config = AutoConfig.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0]
-        raise PolicyError(f"model: {str(model_dir / 'config.json')!r} is not understood: {reason}") from None
-    # Dropout would make the ratio to the sampling policy random, and would make resumed training differ.
-    for name, value in config.to_dict().items():
-        if "drop" in name and isinstance(value, float):
-            setattr(config, name, 0.0)
-    return config
+        return read_model_config(model_dir)
+    except ModelConfigurationError as error:
+        raise PolicyError(f"model: {error}") from None
 
 
 class TrainedModel:
-    """A module whose tensors have published names. Not thread-safe.
+    """A module with named tensors. Not thread-safe.
 
     Args:
         module: A float32 module on its device; for several ranks, one made in `tasks.learning.sharded.skeleton`.
-        tensors: Name -> values, Hugging Face names; a tied tensor may be given under any of its names. Of several ranks
+        tensors: Name -> values, the module's names; a tied tensor may be given under any of its names. Of several ranks
             each gives its rows, or the whole tensor.
         config: gradient_checkpointing is used.
         trainable: Which parameters have gradients, by name; False for a model that is only evaluated.
@@ -82,15 +75,14 @@ class TrainedModel:
         self.module = module
         self._root: nn.Module = root or module
         self._is_first = ranks is None or ranks.is_first
-        self._canonical = _canonical_names(module)
+        self._canonical = own_names(module)
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(trainable(name) if callable(trainable) else trainable)
         if ranks is not None and ranks.world_size > 1:
             shard(self._root, ranks, compute_dtype(config))
         self.device: torch.device = next(module.parameters()).device
         self.load_tensors(tensors)
-        # Layers recompute their activations in training mode only. Without dropout, that mode changes nothing else.
-        module.train()
+        _compute_as_sampled(module)
         if config.gradient_checkpointing and trainable:
             module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
@@ -98,12 +90,8 @@ class TrainedModel:
         """Name -> parameter, in the model's order; a tied parameter occurs once, under its first name."""
         return dict(self.module.named_parameters())
 
-    def canonical(self, name: str) -> str:
-        """The published name of a tensor, given any of its names; KeyError for an unknown name."""
-        return self._canonical[name]
-
     def tensors(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-        """Name -> values for publication, on the first rank's CPU, floating ones in `dtype`, tied tensors once.
+        """Name -> values on the first rank's CPU, floating ones in `dtype`, tied tensors once.
 
         They may share memory with the parameters. Every rank must call it and gets all tensors; a rank that does not
         need them iterates over `each_tensor` instead.
@@ -149,17 +137,17 @@ class TrainedModel:
 
     def load_trained(self, tensors: Mapping[str, Stored]) -> None:
         """Replace the tensors that training changes; PolicyError, with nothing changed, if names or shapes differ."""
-        self.load_tensors(tensors)
+        self.load_some(tensors, set(self._canonical.values()))
 
     def load_tensors(self, tensors: Mapping[str, Stored]) -> None:
         """Replace all values in place; raises PolicyError, with nothing changed, if names or shapes differ."""
-        self.load_some(tensors, set(self._canonical.values()))
+        self.load_trained(tensors)
 
     def load_some(self, tensors: Mapping[str, Stored], names: Collection[str]) -> None:
         """Replace the values of the tensors `names`, all of which must be given; raises as `load_tensors`."""
         known = {name for name, canonical in self._canonical.items() if canonical in names}
         unknown = sorted(set(tensors) - known)
-        # A tensor's published name goes last, so that it wins over its aliases.
+        # A tensor's first name goes last, so that it wins over its others.
         ordered = sorted(set(tensors) & known, key=lambda name: self._canonical[name] == name)
         given = {self._canonical[name]: tensors[name] for name in ordered}
         missing = sorted(set(names) - set(given))
@@ -171,16 +159,26 @@ class TrainedModel:
                 raise PolicyError(
                     f"tensor {name!r}: shape {tuple(tensor.shape)}; allowed: {tuple(state[name].shape)} (config.json)"
                 )
-        with torch.no_grad():
-            for name, tensor in given.items():
-                copy_stored(state[name], tensor)
+        self._replace(given.items())
+
+    @torch.no_grad()
+    def _replace(self, tensors: Iterable[tuple[str, Stored]]) -> None:
+        """Replace values in place, by the module's names; names and shapes have been checked."""
+        state = self.module.state_dict()
+        for name, tensor in tensors:
+            copy_stored(state[name], tensor)
 
 
-def _canonical_names(module: nn.Module) -> dict[str, str]:
-    """Each name in the state -> the published name of its tensor (the first of a tied parameter's names)."""
-    first: dict[int, str] = {}
-    names = {name: first.setdefault(id(p), name) for name, p in module.named_parameters(remove_duplicate=False)}
-    return {name: names.get(name, name) for name in module.state_dict()}
+def _compute_as_sampled(module: nn.Module) -> None:
+    """Put modules into evaluation mode, in which no router and no dropout draws random numbers.
+
+    Models and their layers stay in training mode, because they recompute their activations only in that mode.
+    """
+    from transformers import PreTrainedModel  # noqa: PLC0415 - costs seconds
+    from transformers.modeling_layers import GradientCheckpointingLayer  # noqa: PLC0415
+
+    for part in module.modules():
+        part.training = isinstance(part, PreTrainedModel | GradientCheckpointingLayer)
 
 
 def _shown(names: list[str]) -> str:

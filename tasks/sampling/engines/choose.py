@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import Literal
 
-from resources.model_config import ModelConfigError, model_fields, whole_number
+from resources.model_config import ModelConfigError, model_fields, positions_max
 from storage.clock import SystemClock
 from tasks.configuration.rollout import RolloutConfig
 from tasks.sampling.engines.engine import Engine, EngineError
@@ -81,7 +81,7 @@ def context_length(config: RolloutConfig, model_dir: Path) -> int:
     Raises EngineError when the user's limit exceeds the model's, or when neither is given.
     """
     try:
-        own = whole_number(model_fields(model_dir).get("max_position_embeddings"), 2)
+        own = positions_max(model_fields(model_dir))
     except ModelConfigError as error:
         raise EngineError(str(error)) from None
     asked = config.context_length

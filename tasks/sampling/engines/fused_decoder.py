@@ -5,7 +5,7 @@ Projections that read the same input are one matrix product. On a CPU in float32
 layout, in which a product of few rows runs at about twice the speed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM
 
 from tasks.sampling.engines.compiled_products import bound_compiled_products
 from tasks.sampling.engines.kv_cache import KeyValueCache, Window
-from tasks.sampling.engines.tied_names import tied_names
 
 _MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
 # The other types depend on the length of the sequence, which differs within a batch.
@@ -72,30 +71,30 @@ class FusedDecoder:
         self._device = device
         self._packs = device.type == "cpu" and dtype == torch.float32 and _has_onednn()
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        self.shapes, self.aliases = tied_names(model)
+            self.module: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         self._num_layers: int = config.num_hidden_layers
         self._heads: int = config.num_attention_heads
         self._kv_heads: int = config.num_key_value_heads
         self._size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._epsilon: float = config.rms_norm_eps
-        self._cos, self._sin = _rotations(type(model.model.rotary_emb)(config), context_length, dtype, device)
+        self._cos, self._sin = _rotations(type(self.module.model.rotary_emb)(config), context_length, dtype, device)
         self._layers: dict[int, _Layer] = {}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        given = dict(tensors)
         # Layer by layer, so that old and new weights of the whole model are never in memory together.
         for index in range(self._num_layers):
             prefix = f"model.layers.{index}."
             self._layers[index] = self._layer(
-                {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+                {name.removeprefix(prefix): tensor for name, tensor in given.items() if name.startswith(prefix)}
             )
-        self._embedding = self._placed(tensors[_EMBEDDING])
-        self._final_norm = self._placed(tensors[_FINAL_NORM])
-        head = tensors.get(_HEAD)
+        self._embedding = self._placed(given[_EMBEDDING])
+        self._final_norm = self._placed(given[_FINAL_NORM])
+        head = given.get(_HEAD)
         if head is None and not self._packs:
             self._head = _Matrix(self._embedding, None)
         else:
-            self._head = self._matrix([tensors[_EMBEDDING] if head is None else head], [])
+            self._head = self._matrix([given[_EMBEDDING] if head is None else head], [])
 
     def prefill(self, token_ids: Tensor, window: Window, cache: KeyValueCache) -> None:
         self._hidden(token_ids, window, cache)

@@ -4,7 +4,9 @@ It is slower than the fused decoder, because every layer passes through the mode
 language model whose attention takes its mask as an argument. The first load tests whether a model does.
 """
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,31 +17,44 @@ from transformers.cache_utils import Cache
 
 from tasks.sampling.engines.engine import EngineError
 from tasks.sampling.engines.kv_cache import KeyValueCache, Window
-from tasks.sampling.engines.tied_names import tied_names
+from tasks.sampling.engines.steady_positions import unsteady
 
+# Of a comparison: tokens of a short row, the most tokens of a long one, and how many follow the length that it crosses.
+_FEW, _MANY, _AFTER = 6, 256, 3
+# Fields of config.json whose values may be lengths from which on a model computes something else.
+_A_LENGTH = re.compile("window|chunk|position|floor|seq|length|block")
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
 
 
 class HuggingFaceDecoder:
     """Any causal language model that `AutoModelForCausalLM` builds."""
 
-    def __init__(self, config: Any, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: Any, *, dtype: torch.dtype, device: torch.device, context_length: int) -> None:
         self._dtype = dtype
         self._device = device
+        self._stretches = _stretches(config.get_text_config().to_dict(), context_length)
         self._model = _build(config, dtype, device)
         if getattr(self._model, "_is_stateful", False):
             raise EngineError(f"model_dir: model_type {config.model_type!r} keeps a state; allowed: attention only")
-        self.shapes, self.aliases = tied_names(self._model)
+        reason = unsteady(self._model, context_length)
+        if reason is not None:
+            raise EngineError(reason)
         self._checked = False
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    @property
+    def module(self) -> Any:
+        return self._model
+
+    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """See `Decoder`. The first call also compares the cached pass with a plain one; EngineError if they differ."""
-        for name, tensor in tensors.items():
-            self._model.get_parameter(name).copy_(tensor)
+        state = self._model.state_dict()
+        for name, tensor in tensors:
+            state[name].copy_(tensor)
         if self._checked:
             return
         try:
-            error = self._relative_error()
+            # A NaN is the largest here, as anywhere in this comparison.
+            error = max((self._relative_error(*stretch) for stretch in self._stretches), key=_badness)
         except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as failure:
             raise EngineError(f"{self._refusal}: {type(failure).__name__}: {failure}") from failure
         if not error <= _TOLERANCE[self._dtype]:
@@ -63,20 +78,31 @@ class HuggingFaceDecoder:
             "(allowed: attention that takes its mask and positions as arguments)"
         )
 
-    def _relative_error(self) -> float:
-        """The relative error of the logits of two rows of different length, against a pass without a cache."""
-        cache = KeyValueCache(rows=2, context_length=8, dtype=self._dtype, device=self._device)
+    def _relative_error(self, first: int, count: int) -> float:
+        """The relative error of the logits of two rows of different length, against a pass without a cache.
+
+        The longer row has `count` tokens, from position `first` on; those before it are absent in both passes.
+        """
+        cache = KeyValueCache(rows=2, context_length=count + 2, dtype=self._dtype, device=self._device)
         vocab_size = self._model.get_input_embeddings().weight.shape[0]
-        token_ids = torch.arange(1, 13, device=self._device).view(2, 6).remainder(vocab_size)
+        token_ids = torch.arange(1, 2 * count + 1, device=self._device).view(2, count).remainder(vocab_size)
         start = torch.zeros(2, dtype=torch.int64, device=self._device)
-        self.prefill(token_ids[:, :5], cache.window(start, 5, 5), cache)
-        lengths = torch.tensor([5, 3], device=self._device)
+        body = getattr(self._model, self._model.base_model_prefix, self._model)
+        window = cache.window(start, count - 1, count - 1)
+        body(input_ids=token_ids[:, : count - 1], **_inputs(window, cache, first))
+        lengths = torch.tensor([count - 1, count - 3], device=self._device)
         last = token_ids.gather(1, lengths.unsqueeze(1))
-        found = self.logits(last, cache.window(lengths, 1, 6), cache).float()
-        wanted = torch.stack(
-            [self._model(input_ids=token_ids[row : row + 1, : n + 1]).logits[0, -1] for row, n in enumerate((5, 3))]
-        ).float()
+        window = cache.window(lengths, 1, count)
+        found = self._model(input_ids=last, **_inputs(window, cache, first)).logits[:, -1].float()
+        wanted = torch.stack([self._plain(token_ids[row, : n + 1], first) for row, n in enumerate(lengths.tolist())])
         return float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6))
+
+    def _plain(self, token_ids: Tensor, first: int) -> Tensor:
+        """The logits [V] after tokens (int64 [T]) from position `first` on, without a cache."""
+        positions = {"position_ids": torch.arange(first, first + len(token_ids), device=self._device)[None]}
+        # From position 0 on as the trainer does it, which gives none.
+        logits: Tensor = self._model(input_ids=token_ids[None], **(positions if first else {})).logits
+        return logits[0, -1].float()
 
 
 class _CacheView(Cache):  # type: ignore[misc]  # transformers is untyped here
@@ -99,13 +125,43 @@ class _CacheView(Cache):  # type: ignore[misc]  # transformers is untyped here
         return self._window.span, 0
 
 
-def _inputs(window: Window, cache: KeyValueCache) -> dict[str, Any]:
+def _inputs(window: Window, cache: KeyValueCache, first: int = 0) -> dict[str, Any]:
+    """What a forward pass takes beside the tokens; `first` is the position of the cache's first token."""
     return {
         "attention_mask": window.mask,
-        "position_ids": window.positions.expand(window.count, -1),
+        "position_ids": (window.positions + first).expand(window.count, -1),
         "past_key_values": _CacheView(window, cache),
         "use_cache": True,
     }
+
+
+def _stretches(fields: Mapping[str, Any], context_length: int) -> list[tuple[int, int]]:
+    """The stretches (first position, tokens) with which a decoder is compared with a plain pass.
+
+    They cross each length that the configuration names and the context reaches, at which a model may change what it
+    computes, and the end of the context: from the first token on where that is short, else with a few tokens alone.
+    """
+    crossed = sorted({length for length in _lengths(fields) if length + _AFTER <= context_length})
+    stretches = [(0, min(_FEW, max(4, context_length)))]
+    for length in crossed:
+        if length + _AFTER <= _MANY:
+            stretches.append((0, length + _AFTER))
+        else:
+            stretches.append((length + _AFTER - _FEW, _FEW))
+    stretches += [(context_length - _FEW, _FEW)] if context_length > _FEW else []
+    return list(dict.fromkeys(stretches))
+
+
+def _lengths(fields: Mapping[str, Any]) -> Iterator[int]:
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from _lengths(value)
+        elif _A_LENGTH.search(str(name)) and isinstance(value, int) and value + _AFTER > _FEW:
+            yield value
+
+
+def _badness(error: float) -> float:
+    return math.inf if math.isnan(error) else error
 
 
 def _build(config: Any, dtype: torch.dtype, device: torch.device) -> Any:
@@ -115,10 +171,10 @@ def _build(config: Any, dtype: torch.dtype, device: torch.device) -> Any:
     with torch.random.fork_rng(devices=generators), torch.inference_mode(mode=False), device:
         try:
             model = build(attn_implementation="sdpa")
-        except (ValueError, ImportError):
+        except Exception:  # noqa: BLE001 - fields of a wrong kind raise anything in a model's code
             try:
                 model = build(attn_implementation="eager")
-            except (ValueError, KeyError, ImportError) as error:
+            except Exception as error:
                 reason = " ".join(str(error).split())
                 raise EngineError(f"model_dir: no causal language model can be built: {reason}") from error
     return model.to(device).requires_grad_(requires_grad=False).eval()

@@ -123,7 +123,7 @@ class TorchEngine:
         given = torch_weights(version, tensors)
         if self._decoder is None:
             self._decoder = self._build()
-        self._decoder.load(matched_weights(self._decoder, given))
+        self._decoder.load(matched_weights(self._decoder.module, given).to_module(given))
         self._table.forget()
         if self._cache is None:
             self._cache = KeyValueCache(

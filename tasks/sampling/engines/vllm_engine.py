@@ -24,14 +24,14 @@ from torch import Tensor
 from storage.weights.adapters import BASE_VERSION
 from storage.weights.tensor_sets import TensorBlock
 from tasks.configuration.rollout import VllmConfig
+from tasks.models.stored_names import StoredNames, has_experts
 from tasks.sampling.engines.adapted_weights import AdaptedWeights
 from tasks.sampling.engines.admission import check_idle, check_requests, check_sizes, finish_reason
 from tasks.sampling.engines.decoder import matched_weights, model_config, torch_weights
 from tasks.sampling.engines.engine import EngineDied, EngineError, FinishReason, GenerationRequest, TokenDelta
-from tasks.sampling.engines.tied_names import tied_names
 from tasks.sampling.engines.vllm_adapter import adapter_request, check_adapter, write_adapter
 from tasks.sampling.engines.vllm_core import Core, CoreRequest, OwnProcess, SameProcess
-from tasks.sampling.engines.vllm_names import installed_version, resolve
+from tasks.sampling.engines.vllm_names import EXPERTS_ON_CPU, installed_version, resolve
 from tasks.sampling.engines.vllm_settings import build_vllm_config, prepare_environment
 
 log = logging.getLogger(__name__)
@@ -47,17 +47,8 @@ class _InFlight:
     begun: bool = False
 
 
-@dataclass(frozen=True)
-class _Parameters:
-    """The parameters of the model's Hugging Face class, whose name is `architecture`."""
-
-    architecture: str
-    shapes: dict[str, tuple[int, ...]]
-    aliases: dict[str, str]
-
-
 class VllmEngine:
-    """An `Engine`; `load_weights` takes weights by the names and shapes of the model's Hugging Face class."""
+    """An `Engine`; `load_weights` takes weights that transformers would load into the model's Hugging Face class."""
 
     def __init__(
         self,
@@ -100,7 +91,9 @@ class VllmEngine:
         if not self._device or device not in ("auto", self._device):
             found = self._device or "no device"
             raise EngineError(f"rollout.device: value {device!r}, and vLLM {installed_version()} finds {found} here")
-        self._parameters = _parameters(self._model_dir)
+        self._module = _module(self._model_dir)
+        if self._device == "cpu" and has_experts(self._module):
+            raise EngineError(EXPERTS_ON_CPU)
         self._folder = tempfile.TemporaryDirectory(prefix="gleaner-vllm-")
         self._in_flight: dict[int, _InFlight] = {}
         self._responses: dict[str, int] = {}
@@ -155,12 +148,13 @@ class VllmEngine:
             self._load_whole(core, version, tensors)
 
     def _load_whole(self, core: Core, version: int, tensors: Mapping[str, TensorBlock]) -> None:
-        matched = matched_weights(self._parameters, torch_weights(version, tensors))
+        given = torch_weights(version, tensors)
+        names = matched_weights(self._module, given)
         began_s = time.monotonic()
         path = Path(self._folder.name) / "weights.safetensors"
         self._version, self._adapter, self._holds_base = None, None, False
         try:
-            self._write(matched, version, path)
+            self._write(given, names, version, path)
             written_s = time.monotonic() - began_s
             taken_s = self._guarded(lambda: core.load(str(path), str(version)))
         finally:
@@ -181,11 +175,15 @@ class VllmEngine:
         self._version, self._adapter = version, adapter_request(str(folder), replace=False)
         log.info("adapter %d in vLLM: %.2f s to load", version, taken_s)
 
-    def _write(self, tensors: dict[str, Tensor], version: int, path: Path) -> None:
-        """Write weights to a file for vLLM's workers, tied parameters under all their names, each a full copy."""
+    def _write(self, given: Mapping[str, Tensor], names: StoredNames, version: int, path: Path) -> None:
+        """Write weights to a file for vLLM's workers by their stored names, from which vLLM has mappings of its own.
+
+        Tied parameters are written under all their names, each a full copy.
+        """
         try:
-            tied = {alias: tensors[name] for alias, name in self._parameters.aliases.items()}
-            save_file(_apart(tensors | tied), path)
+            tied = {alias: given[name] for alias, name in names.other_names.items()}
+            stored = {name: tensor for name, tensor in given.items() if name not in names.passed_over}
+            save_file(_apart(stored | tied), path)
         except (OSError, MemoryError, SafetensorError) as error:
             raise self._dead(EngineDied(f"weights {version}: {path} cannot be written: {error}")) from error
 
@@ -254,7 +252,7 @@ class VllmEngine:
             dtype=self._dtype,
             max_responses_in_flight=self._max_in_flight,
             context_length=self._context_length,
-            architecture=self._parameters.architecture,
+            architecture=type(self._module).__name__,
             on_cpu=self._device == "cpu",
             keyed=self._keyed,
         )
@@ -369,14 +367,13 @@ class VllmEngine:
             raise self._dead(EngineDied(f"vLLM used weights {sorted(spans)} instead of {version}"))
 
 
-def _parameters(model_dir: Path) -> _Parameters:
-    """Names and shapes of the model's parameters, from its configuration alone; EngineError if there is none."""
+def _module(model_dir: Path) -> Any:
+    """The model's Hugging Face class without values, from its configuration alone; EngineError if there is none."""
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - seconds to import
 
     config = model_config(model_dir)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    return _Parameters(type(model).__name__, *tied_names(model))
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

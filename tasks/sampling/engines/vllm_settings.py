@@ -16,6 +16,9 @@ from tasks.sampling.engines.vllm_names import installed_version, resolve
 log = logging.getLogger(__name__)
 CPU_BLOCK_SIZE = 32
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# The names that families of models give to the same sizes.
+_HEADS, _HIDDEN = ("num_attention_heads", "n_head", "n_heads"), ("hidden_size", "n_embd", "d_model")
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
 _KV_BYTES_MAX_CPU = 4 << 30
 _BATCH_INVARIANT_CAPABILITY = 80
 OWNER = "GLEANER_VLLM_OWNER"  # the process whose end also ends vLLM's workers, see vllm_worker
@@ -126,13 +129,18 @@ def cpu_cache_bytes(model_dir: Path, dtype: str, max_responses_in_flight: int, c
     """The bytes of a key-value cache that holds every response at its maximal length, at most 4 GiB."""
     model = _model(model_dir)
     model = model.get("text_config") or model
-    heads = model["num_attention_heads"]
-    head_dim = model.get("head_dim") or model["hidden_size"] // heads
-    per_token: int = (
-        2 * model["num_hidden_layers"] * (model.get("num_key_value_heads") or heads) * head_dim * _BYTES[dtype]
-    )
+    heads, hidden, layers = (_first_of(model, names) for names in (_HEADS, _HIDDEN, _LAYERS))
+    if not (heads and hidden and layers):
+        return _KV_BYTES_MAX_CPU
+    head_dim = model.get("head_dim") or hidden // heads
+    per_token: int = 2 * layers * (model.get("num_key_value_heads") or heads) * head_dim * _BYTES[dtype]
     blocks = max_responses_in_flight * math.ceil(context_length / CPU_BLOCK_SIZE) + 8
     return min(_KV_BYTES_MAX_CPU, max(8 << 20, blocks * CPU_BLOCK_SIZE * per_token))
+
+
+def _first_of(model: dict[str, Any], names: tuple[str, ...]) -> int:
+    """The field that has one of the names, 0 without."""
+    return next((int(model[name]) for name in names if model.get(name)), 0)
 
 
 def _adapters(config: VllmConfig) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 This module knows the dtype names of safetensors, and nothing of models.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,9 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+# What a checkpoint may hold beside these, and no tensor of a run.
+_FOREIGN = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu}
+_FOREIGN |= {"U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "C64": torch.complex64}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -38,6 +43,20 @@ def as_torch(block: TensorBlock) -> Tensor:
     # torch cannot mark memory as read-only and warns about it, so read-only memory is copied.
     owned = bytearray(data) if data.readonly else data
     return torch.frombuffer(owned, dtype=dtype).view(block.shape)
+
+
+def on_meta(headers: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Tensor]:
+    """Tensors without values, on the device meta, of the dtypes and shapes in the headers of safetensors files.
+
+    Raises:
+        ValueError: torch has no such dtype, as with 4-bit floats; names the tensor.
+    """
+    known, found = DTYPES | _FOREIGN, {}
+    for name, (dtype, shape) in headers.items():
+        if dtype not in known:
+            raise ValueError(f"{name!r}: dtype: value {dtype!r}; allowed: {', '.join(DTYPES)}")
+        found[name] = torch.empty(shape, dtype=known[dtype], device="meta")
+    return found
 
 
 def as_block(tensor: Tensor) -> TensorBlock:

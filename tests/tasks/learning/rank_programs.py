@@ -27,13 +27,11 @@ from storage.metered import MeteredStore
 from storage.run import read_plan
 from storage.store import StoreUnavailable
 from storage.weights import tensor_sets
-from tasks.configuration.algorithm import AlgorithmConfig
-from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.run_config import parse
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning import checkpoint, generation
 from tasks.learning.advance import advance
-from tasks.learning.batching import collate, dealt_passes, idle_batch
+from tasks.learning.batching import idle_batch
 from tasks.learning.checkpoint import TrainerState
 from tasks.learning.learner import Learner
 from tasks.learning.optimizer import PolicyOptimizer
@@ -43,62 +41,23 @@ from tasks.learning.ranks import joined
 from tasks.learning.scoring import Valuer
 from tasks.learning.sharded import OwnRows, add_nothing, own_part, skeleton, whole
 from tasks.learning.shared_reading import read_shared
-from tasks.learning.step import accumulate
-from tasks.learning.trained_model import TrainedModel, compute_dtype, read_model_config
+from tasks.learning.trained_model import TrainedModel, compute_dtype, read_architecture
 from tasks.sampling.engines.weight_tensors import DTYPES, as_block
 from tasks.sampling.session.seeding_member import seed
 from tasks.sharing.phase_trainer import PhaseTrainer
 from tests.small_run import EXECUTION
-from tests.tasks.learning.tiny_model import VOCABULARY, write_model
+from tests.tasks.learning.mixture_programs import mixture
+from tests.tasks.learning.rank_batches import (
+    OPTIMIZER,
+    micro_batch,
+    passes_of,
+    train,
+)
+from tests.tasks.learning.tiny_model import write_model
 
-# A large eps: Adam's step is otherwise the sign of a gradient, also of one that is nothing but rounding.
-OPTIMIZER = OptimizerConfig(learning_rate=1e-3, weight_decay=0.01, eps=1e-4)
-ALGORITHM = AlgorithmConfig()
-LENGTHS = ((3, 9), (1, 2), (5, 4), (2, 11), (6, 1))  # prompt and completion of five responses: not a multiple of 2
-TOKENS_MAX = 24
 DRAWS = 60
 # Many times what a collective takes on a busy machine.
 COLLECTIVE_MAX_S = 4.0
-
-
-def rows(step):
-    generator = torch.Generator().manual_seed(step)
-    draw = [
-        torch.randint(0, VOCABULARY, (length,), generator=generator).tolist() for pair in LENGTHS for length in pair
-    ]
-    return draw[::2], draw[1::2]
-
-
-def micro_batch(step, positions):
-    prompts, completions = rows(step)
-    return collate(
-        positions,
-        [prompts[i] for i in positions],
-        [completions[i] for i in positions],
-        [[-1.0] * len(completions[i]) for i in positions],
-    )
-
-
-def passes_of(ranks):
-    return dealt_passes([sum(pair) for pair in LENGTHS], TOKENS_MAX, ranks.world_size)[ranks.rank]
-
-
-def train(policy, optimizer, ranks, steps):
-    """Optimizer steps over all responses, each on one of the ranks; the loss and the gradient's norm of each."""
-    measured = []
-    for step in steps:
-        loss = 0.0
-        for positions in passes_of(ranks):
-            if not positions:
-                add_nothing(policy.logprobs(idle_batch(policy.device), 1.0)[0])
-                continue
-            advantages = torch.tensor([0.5 - (position % 3) for position in positions])
-            batch = micro_batch(step, positions)
-            loss += accumulate(policy, batch, advantages, ALGORITHM, temperature=1.0, max_completion_length=12).loss
-        tokens = float(sum(completion for _, completion in LENGTHS))
-        outcome = optimizer.step(tokens)
-        measured.append([ranks.all_sum([loss])[0] / tokens, outcome.grad_norm])
-    return measured
 
 
 def new_policy(directory, ranks, *, tied=True, trainable=True, **config):
@@ -112,7 +71,7 @@ def values(directory, ranks, **config):
     """The norm of a value model's gradient, for the sum of all values."""
     model = directory / f"model{ranks.rank}True"
     with skeleton(ranks):
-        body = AutoModel.from_config(read_model_config(model), dtype=torch.float32)
+        body = AutoModel.from_config(read_architecture(model), dtype=torch.float32)
     tensors = {name: tensor for name, tensor in write_model(model).items() if name != "lm_head.weight"}
     tensors |= {"value_head.weight": torch.ones(1, 32), "value_head.bias": torch.zeros(1)}
     settings = TrainerConfig(device="cpu", **config)
@@ -338,8 +297,10 @@ def run(what, directory):
             found, drawn = zip(*(park_often(directory, ranks, relocated) for relocated in (False, True)), strict=True)
             (directory / f"{what}{ranks.rank}.json").write_text(json.dumps({"found": found, "drawn": drawn}))
             return
-        if what == "deal":
-            (directory / f"{what}{ranks.rank}.json").write_text(json.dumps(deal_drawn(directory, ranks, DRAWS)))
+        if what in ("deal", "mixture"):
+            mixed = what == "mixture" and mixture(directory, ranks, train, micro_batch(0, [0, 1]))
+            found = mixed or deal_drawn(directory, ranks, DRAWS)
+            (directory / f"{what}{ranks.rank}.json").write_text(json.dumps(found))
             return
         found = everything(directory, ranks)
         found |= {"resumed": resumed(directory, ranks, "1/True/"), "read": read_together(directory, ranks, "1/True/")}

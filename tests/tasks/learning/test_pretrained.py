@@ -11,6 +11,7 @@ from tasks.learning.pretrained import (
     check_model,
     read_tensors,
     stop_token_ids,
+    tensor_headers,
     vocabulary_size,
     weight_files,
 )
@@ -51,9 +52,28 @@ def test_several_files_are_read_by_their_index_and_others_are_left_out(tmp_path)
     assert read_tensors(tmp_path).keys() == {"w1", "w2"}
 
 
+def test_files_beside_those_that_transformers_reads_are_left_out(tmp_path):
+    (tmp_path / "original").mkdir()
+    write(tmp_path, model=torch.zeros(2), consolidated=torch.ones(3), adapter_model=torch.ones(4))
+    save_file({"weight": torch.ones(5)}, tmp_path / "original" / "model.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"weight": "consolidated.safetensors"}}')
+    check_model(tmp_path)
+    assert read_tensors(tmp_path)["weight"].shape == (2,)
+    assert tensor_headers(tmp_path) == {"weight": ("F32", (2,))}
+
+
+@pytest.mark.parametrize("name", ["consolidated", "adapter_model", "model-00001-of-00002"])
+def test_files_that_transformers_does_not_read_are_no_model(tmp_path, name):
+    write(tmp_path, **{name: torch.zeros(2)})
+    with pytest.raises(
+        ModelError, match=rf"holds {name}\.safetensors, but neither model\.safetensors nor .*\.index\.json"
+    ):
+        check_model(tmp_path)
+
+
 @pytest.mark.parametrize("listed", ["model-2.safetensors", "../other.safetensors"])
 def test_an_index_that_names_what_is_not_there_is_refused(tmp_path, listed):
-    write(tmp_path, model=torch.zeros(2))
+    write(tmp_path, part=torch.zeros(2))
     (tmp_path.parent / "other.safetensors").write_bytes(b"not ours")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": listed}}))
     with pytest.raises(ModelError, match=r"index\.json names files that are not there: .*(model-2|other)\.safetensors"):
@@ -117,7 +137,7 @@ def test_a_truncated_file_is_named_and_gives_no_tensor(tmp_path, cut):
     ],
 )
 def test_an_unfinished_download_is_named(tmp_path, name, body):
-    write(tmp_path, model=torch.zeros(2))
+    write(tmp_path, part=torch.zeros(2))
     (tmp_path / name).write_text(body)
     with pytest.raises(ModelError, match=name):
         read_tensors(tmp_path)
@@ -125,6 +145,8 @@ def test_an_unfinished_download_is_named(tmp_path, name, body):
 
 def test_a_tensor_in_two_files_is_refused(tmp_path):
     write(tmp_path, a=torch.zeros(2), b=torch.ones(2))
+    index = {"weight_map": {"weight": "a.safetensors", "other": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match="tensor 'weight' is in two files"):
         read_tensors(tmp_path)
 

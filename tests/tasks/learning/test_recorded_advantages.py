@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from storage.records import GradedResponse
+from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.run_config import dump, parse
 from tasks.learning.advantage import group_advantages
+from tasks.learning.estimates import length_penalties
 from tasks.learning.recorded_advantages import recorded_advantages
 from tests.journals import a_plan
 from tests.viewed_run import CONFIG
@@ -16,7 +18,7 @@ REWARDS = [0.0, 1.0, 0.25, 0.25, 0.5, 0.0]
 def graded(number, reward, **changes):
     fields = {"response": number, "length": 4, "finish_reason": "stop", "lineage": (), "reward": reward, "rewards": {}}
     given = fields | changes
-    return GradedResponse(**(given | {"policy_length": given["length"]}))
+    return GradedResponse(**({"policy_length": given["length"]} | given))
 
 
 def plan(**algorithm):
@@ -42,6 +44,15 @@ def test_the_penalty_of_long_responses_counts():
     found = recorded_advantages(plan(**settings), responses)
     assert found[0] == pytest.approx(-found[1])
     assert found[0] > 0
+
+
+def test_the_penalty_counts_observations_as_the_limit_does():
+    """Of the first response's 16 tokens, which are the limit, the policy sampled 3; of the second's 9, all."""
+    responses = [graded(0, 1.0, length=16, policy_length=3, finish_reason="length"), graded(1, 1.0, length=9)]
+    algorithm = AlgorithmConfig(overlong_buffer_length=8)
+    assert length_penalties(responses, algorithm, plan().sampling).tolist() == [-1.0, -1 / 8]
+    found = recorded_advantages(plan(overlong_buffer_length=8), responses)
+    assert found[0] < 0 < found[1]
 
 
 @pytest.mark.parametrize(

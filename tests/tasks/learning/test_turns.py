@@ -118,6 +118,17 @@ def test_length_counts_what_the_policy_sampled(store):
     assert [graded.reward for graded in batch.responses] == [-4 / 8, -1 / 8, None]
 
 
+@pytest.mark.slow
+def test_answers_that_are_given_up_count_as_zero_and_are_recorded_though_all_are(store):
+    rewards = (RewardConfig(function="format", pattern="(x+)+y", time_limit_s=1.0, failure_reward=-2.0),)
+    [batch] = recorded(
+        store, rewards=rewards, read_messages=lambda *_: ([], [{"role": "assistant", "content": "x" * 60}])
+    )
+    assert ([graded.reward for graded in batch.responses], batch.reward_errors) == ([0.0, 0.0, None], ())
+    assert batch.given_up[0] == "reward format of response 0 did not answer within 1 s"
+    assert len(batch.given_up) == 2
+
+
 def test_a_pass_trains_the_policys_tokens_alone(store):
     [batch] = recorded(store)
     passes = ForwardPasses(BatchReader(store, PLAN), PLAN, PROMPTS, 1000, Ranks(device=torch.device("cpu")))

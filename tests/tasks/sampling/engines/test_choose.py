@@ -133,3 +133,11 @@ def test_a_context_longer_than_the_models_own_is_refused(model_dir):
     with pytest.raises(EngineError, match="257"):
         build_engine(RolloutConfig(engine="torch", device="cpu", context_length=257), model_dir, 96)
     build_engine(RolloutConfig(engine="torch", device="cpu", context_length=256), model_dir, 96)
+
+
+@pytest.mark.parametrize("name", ["max_position_embeddings", "n_positions", "max_seq_len", "seq_length"])
+def test_the_models_own_context_is_read_by_each_of_its_names(tmp_path, name):
+    (tmp_path / "config.json").write_text(f'{{"{name}": 100}}')
+    assert context_length(RolloutConfig(), tmp_path) == 100
+    with pytest.raises(EngineError, match=r"rollout\.context_length: 101 given; allowed: up to the model's own 100"):
+        context_length(RolloutConfig(context_length=101), tmp_path)
