@@ -1,12 +1,23 @@
 """The few things that Gleaner reads from a model's config.json, which any program may have written."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from resources.documents import parse_json
 
 CONFIG = "config.json"
+# The names that families of models give to the number of their positions; vLLM knows the same ones.
+_POSITIONS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
 
 
 class ModelConfigError(ValueError):
@@ -31,6 +42,12 @@ def model_fields(directory: Path, name: str = CONFIG) -> dict[str, Any]:
     if not isinstance(text, dict):
         raise ModelConfigError(f"{file}: text_config is {json.dumps(text)[:80]}; allowed: a JSON object")
     return document | {field: value for field, value in text.items() if value is not None}
+
+
+def positions_max(fields: Mapping[str, Any]) -> int | None:
+    """The most tokens of a sequence, by whichever name a model's fields give it; None if they do not."""
+    given = [whole_number(fields.get(name), 2) for name in _POSITIONS]
+    return min((number for number in given if number is not None), default=None)
 
 
 def whole_number(value: object, least: int) -> int | None:

@@ -52,6 +52,7 @@ REFUSED = [
     (INDEX, {"weight_map": {"w": "nul\0"}}, "names files that are not there"),
     (INDEX, {"weight_map": {"w": "../model.safetensors"}}, "names files that are not there"),
     ("model.safetensors", "x", "is not a whole safetensors file"),
+    (INDEX, {"weight_map": {"w": "consolidated/w.safetensors"}}, "names files that are not there"),
     ("tokenizer.json", "[]", "no usable tokenizer"),
     ("tokenizer.json", "{", "no usable tokenizer"),
     ("tokenizer_config.json", "[]", "no usable tokenizer"),
@@ -63,6 +64,9 @@ ERRORS = (ModelError, EngineError, ValueError)
 def damaged(model, folder, name, change):
     """A copy of the model with one file replaced, or with other fields in its JSON (in both configurations)."""
     shutil.copytree(model, folder)
+    if name == INDEX:
+        # A file of this name is read whatever an index says.
+        (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     if not isinstance(change, dict):
         (folder / name).write_bytes(change if isinstance(change, bytes) else change.encode())
         return folder
@@ -89,7 +93,7 @@ def test_check_and_plan_refuse_it_in_one_line(model, tmp_path, name, change, mes
     assert store.list("") == []
 
 
-@pytest.mark.parametrize("path", ["~nosuchuser/model", "x" * 300, "y/" * 3000, "nul\0"])
+@pytest.mark.parametrize("path", ["~nosuchuser/model", "x" * 300, "y/" * 3000])
 def test_a_path_that_leads_nowhere_is_refused(path):
     with pytest.raises(ModelError, match=r"^policy\.path: ") as caught:
         check_files(config("memory://folders", path))
@@ -109,7 +113,7 @@ def test_a_chat_without_a_template_is_refused_by_check_as_by_plan(model, tmp_pat
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": [{"role": "user", "content": "1+1"}]}) + "\n")
     settings = config("memory://folders", model, data={"source": str(rows)})
-    with pytest.raises(ValueError, match=r"^prompt '0': the chat template refused it"):
+    with pytest.raises(ValueError, match=r"^policy\.path: the tokenizer has no chat template, and prompt"):
         check_files(settings)
 
 
@@ -125,5 +129,6 @@ def test_a_forecast_refuses_it_too(model, tmp_path, body):
 
 def test_the_tiny_model_itself_is_accepted(model):
     seen = check_files(config("memory://folders", model))
-    assert [line.partition(":")[0] for line in seen] == ["model", "advantage estimator", "rewards", "prompts"]
+    told = ["model", "model check", "advantage estimator", "rewards", "prompts", "stop tokens"]
+    assert [line.partition(":")[0] for line in seen] == told
     assert model_fields(model)["vocab_size"] == VOCAB_SIZE

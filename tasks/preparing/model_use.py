@@ -1,0 +1,45 @@
+"""What a run makes of its model: which engine computes it, how long sequences get, and what is trained beside it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tasks.configuration.lora import LoraConfig
+from tasks.configuration.run_config import RunConfig
+from tasks.sampling.engines.choose import context_length
+from tasks.sampling.engines.vllm_names import installed_version
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelUse:
+    """The settings on which it depends whether a model is usable.
+
+    torch, vllm: whether that engine may generate; both where the machines of an `auto` crew decide. on_cpu: whether the
+    engine has no GPU for certain. dtype: of the engine. context_length: the most tokens of prompt + response. critic:
+    whether one is trained.
+    """
+
+    torch: bool
+    vllm: bool
+    on_cpu: bool = False
+    dtype: Literal["float32", "bfloat16", "float16"]
+    context_length: int
+    lora: LoraConfig | None = None
+    critic: bool = False
+
+
+def use_of(config: RunConfig, model_dir: Path) -> ModelUse:
+    """The use that a run makes of the model in a directory; raises EngineError for its context."""
+    rollout = config.rollout
+    has_gpus = any(pool.gpus for pool in config.pools.rollout_pools.values())
+    # vLLM on a machine without a GPU is not what `auto` takes.
+    may_be_vllm = rollout.engine == "auto" and rollout.device != "cpu" and (has_gpus or bool(installed_version()))
+    return ModelUse(
+        torch=rollout.engine in ("auto", "torch"),
+        vllm=rollout.engine == "vllm" or may_be_vllm,
+        on_cpu=rollout.device == "cpu",
+        dtype=rollout.dtype,
+        context_length=context_length(rollout, model_dir),
+        lora=config.lora,
+        critic=config.algorithm.estimator.needs_critic,
+    )
