@@ -20,8 +20,7 @@ from storage.store import commit as commit_bytes
 # The pools of members that joined without a slot of the plan, and of those on the trainer's machine.
 JOINED_POOL, TRAIN_POOL = "joined", "train"
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=True)
-# Readers hold something for each response of a plan.
-RESPONSES_MAX = 1 << 20
+RESPONSES_MAX = 1 << 20  # readers hold something for each response of a plan
 
 
 class AnyRecord(Protocol):
@@ -40,7 +39,7 @@ def nonce() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How tokens are drawn. Log-probs are recorded under softmax(logits / temperature), before top_p and top_k."""
+    """How tokens are drawn and read. Log-probs are under softmax(logits / temperature), before top_p, top_k."""
 
     __pydantic_config__ = STRICT
     temperature: float = 1.0
@@ -48,6 +47,7 @@ class SamplingParams:
     top_k: int = 0
     max_completion_length: int = 1024
     stop_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: Annotated[bool, Field(exclude_if=lambda skips: skips)] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,7 +273,7 @@ class GradedResponse:
 class BatchRecord:
     """batches/<k>: the responses of one micro-batch, recorded before use, so a restarted trainer replays them.
 
-    filtered: not trained, because a group's rewards are equal (plans with groups_wanted). reward_errors: for people.
+    filtered: not trained, as a group's rewards are equal. reward_errors, given_up (left out if empty): for people.
     """
 
     KIND: ClassVar[str] = "batch"
@@ -283,6 +283,7 @@ class BatchRecord:
     responses: tuple[GradedResponse, ...]
     reward_errors: tuple[str, ...] = ()
     filtered: tuple[GradedResponse, ...] = ()
+    given_up: Annotated[tuple[str, ...], Field(exclude_if=lambda held: not held)] = ()
     nonce: str = field(default_factory=nonce)
 
     @property
@@ -317,8 +318,7 @@ class SlotLife:
 
     state: "gone" if it left with nothing unfinished, "left" if it handed work over, "lost" if it fell silent.
     usd_per_hour: its price, if it differs from its pool's. tokens_unused: tokens of responses that are in no batch,
-    because enough groups were trained. prefill_tokens, and the fields from working_at_s on, are those of its last
-    heartbeat (AliveRecord).
+    because enough groups were trained. prefill_tokens, and the fields from working_at_s on: see its last AliveRecord.
     """
 
     __pydantic_config__ = STRICT

@@ -18,7 +18,7 @@ from tasks.concluding.responses_tab import responses_tab
 from tasks.configuration.in_force import in_force
 from tasks.configuration.references import IterationOutcome, PlanReference
 from tasks.configuration.run_config import RunConfig, dump, parse
-from tasks.reporting.conclusion import conclude_iteration
+from tasks.reporting.conclusion import conclude_iteration, cut_line
 from tasks.reporting.costs import CONTROL_POOL
 from tasks.reporting.crew_presence import await_goodbyes, described, slots_not_come
 from tasks.reporting.deck import page, render, styled
@@ -90,7 +90,7 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
 
 
 def warnings(store: ObjectStore, plan: PlanReference, report: ReportRecord, not_come: str) -> list[str]:
-    """What people should know about the crew: failed attempts at slots, slots not started, and estimated costs."""
+    """What people should know: failed attempts at slots, slots not started, estimated costs, responses all cut."""
     told = failures(store, plan.iteration, plan.execution)
     notes = [f"an attempt of slot {found.slot} failed, on {found.host}: {found.error}" for found in told]
     estimated = int(report.metrics["cost/lives_estimated"])
@@ -98,7 +98,10 @@ def warnings(store: ObjectStore, plan: PlanReference, report: ReportRecord, not_
         notes.append(f"the heartbeats of {estimated} members cannot be read: what they cost is an upper bound")
     for note in notes:
         log.warning("iteration %d: %s", plan.iteration, note)
-    return [*notes, *([not_come] if not_come else [])]
+    cut = cut_line(report)
+    if cut is not None:
+        log.warning(cut)
+    return [*([] if cut is None else [cut]), *notes, *([not_come] if not_come else [])]
 
 
 def tidy(store: ObjectStore, config: RetentionConfig) -> None:

@@ -39,6 +39,9 @@ from tasks.reporting.turns_tally import TurnsTally
 from tasks.reporting.verification import IntegrityError, verified_parts
 
 log = logging.getLogger(__name__)
+CLIPPED = "completions/clipped_ratio"
+# With a policy that ends its responses at all, far fewer are cut.
+CLIPPED_SHARE_MAX = 0.95
 
 
 def conclude_iteration(
@@ -116,6 +119,7 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock, par
         **cost_metrics(lives, training, rates, tokens, plan.created_at_s, now - began_s, collected(store, iteration)),
         "cost/lives_estimated": float(len(silent)),
         "reward_errors": float(sum(len(batch.reward_errors) for batch in batches)),
+        "answers_given_up": float(sum(len(batch.given_up) for batch in batches)),
         "timing_s/iteration": now - plan.created_at_s,
     }
     metrics[USD_RUN] = spent_before_usd + metrics["cost/usd_iter"]
@@ -199,7 +203,7 @@ def response_metrics(graded: Sequence[GradedResponse], plan: PlanRecord) -> dict
         "completions/mean_length": lengths.mean(),
         "completions/min_length": lengths.min(),
         "completions/max_length": lengths.max(),
-        "completions/clipped_ratio": np.mean([response.finish_reason == "length" for response in ordered]),
+        CLIPPED: np.mean([response.finish_reason == "length" for response in ordered]),
         "num_tokens": lengths.sum(),
     }
     for name in ordered[0].rewards:
@@ -209,6 +213,18 @@ def response_metrics(graded: Sequence[GradedResponse], plan: PlanRecord) -> dict
             # As TRL's, with the divisor n - 1; for a single value TRL gives nan, which no chart can show.
             metrics[f"rewards/{name}/std"] = np.std(values, ddof=1) if len(values) > 1 else 0.0
     return {name: float(value) for name, value in metrics.items()}
+
+
+def cut_line(report: ReportRecord) -> str | None:
+    """What people should know if hardly any response of the run's first iteration has ended by itself; else None."""
+    share = report.metrics.get(CLIPPED, 0.0)
+    if report.iteration > 0 or share <= CLIPPED_SHARE_MAX:
+        return None
+    return (
+        f"iteration {report.iteration}: {100 * share:.1f} % of the responses were cut at the length limit; either "
+        "sampling.max_completion_length is too small, or the policy ends its responses with no stop token of the run, "
+        "which `gleaner check --files` prints"
+    )
 
 
 def resume_metrics(lives: Sequence[SlotLife]) -> dict[str, float]:

@@ -19,13 +19,13 @@ import pyarrow as pa
 from storage import layout, model_files
 from storage.compaction import read_batches, read_parts
 from storage.prompt_table import PromptRow, read_prompts
-from storage.records import PlanRecord
+from storage.records import PlanRecord, SamplingParams
 from storage.responses import Response
 from storage.run import exists, next_iteration, read_plan, read_run
 from storage.store import CorruptObject, ObjectStore
 from storage.telling import Tell, untold
 from storage.turns import added_messages, decode_turn
-from tasks.prompts.decode import Decode, open_decoder
+from tasks.prompts.decode import Decode, open_completion_decoder, open_decoder
 
 log = logging.getLogger(__name__)
 # Without any of these files transformers makes a tokenizer that knows no word.
@@ -79,7 +79,7 @@ def export_rollouts(
         raise NotADirectoryError(f"{folder} is a file; allowed: a folder, which is made if it is missing")
     folder.mkdir(parents=True, exist_ok=True)
     tell("reading the tokenizer", 0, 0)
-    decode = load_decoder(store, "column completion is empty")
+    decode = load_completion_decoder(store)
     done: list[Exported] = []
     for index, path in paths.items():
         tell(f"exporting iteration {index}", len(done), len(paths))
@@ -87,11 +87,17 @@ def export_rollouts(
     return done
 
 
-def load_decoder(store: ObjectStore, consequence: str, *, special_tokens: bool = False) -> Decode | None:
-    """A decoder from token ids to text with the run's own tokenizer; without special tokens, as for the rewards.
+def load_completion_decoder(store: ObjectStore) -> Decode | None:
+    """A decoder from the tokens of a response to the text that rewards see, by the first plan; as `load_decoder`."""
+    return load_decoder(store, "column completion is empty", read_plan(store, 0).sampling)
 
-    None, with a warning that gives `consequence` and the reason, if the run's files make no tokenizer. Raises
-    CorruptObject if they are not those that run.json lists.
+
+def load_decoder(store: ObjectStore, consequence: str, sampling: SamplingParams | None = None) -> Decode | None:
+    """A decoder from token ids to text with the run's own tokenizer.
+
+    sampling: of a plan, by which rewards see the text; None: of all tokens. Returns None, with a warning that gives
+    `consequence` and the reason, if the run's files make no tokenizer. Raises CorruptObject if they are not those that
+    run.json lists.
     """
     names = read_run(store).model_files
     notice = f"{consequence}: no tokenizer in {store.url}/{layout.MODEL}"
@@ -100,7 +106,9 @@ def load_decoder(store: ObjectStore, consequence: str, *, special_tokens: bool =
         return None
     try:
         with model_files.downloaded(store) as directory:
-            return open_decoder(directory, special_tokens=special_tokens)
+            if sampling is None:
+                return open_decoder(directory, special_tokens=True)
+            return open_completion_decoder(directory, sampling)
     except CorruptObject:
         raise
     except Exception as error:  # noqa: BLE001 - the library that reads the files can raise anything

@@ -18,16 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from resources.documents import parse_json
+from resources.model_config import model_fields
 from storage import layout, model_files
 from storage.clock import Clock
 from storage.paths import expanded
-from storage.run import exists
+from storage.run import exists, read_plan
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.stored_versions import list_versions
 from storage.weights.adapters import BASE_VERSION, adapter_record
 from storage.weights.manifest import PUBLISHED_AT_S, Manifest, TensorBlock, num_bytes
 from storage.weights.objects import Described, encode_header, in_file_order
 from storage.weights.tensor_sets import read_manifest
+from tasks.learning.pretrained import stop_token_ids
 from tasks.sampling.session.pulled_model import pull_model
 
 # Bytes of tensors in a file; with any header the file stays below 4 GiB.
@@ -36,6 +38,7 @@ STORED = "stored"
 DTYPES = {"bfloat16": "BF16", "float32": "F32", "float16": "F16"}
 DTYPE_NAMES = {code: name for name, code in DTYPES.items()} | {"F64": "float64"}
 CONFIG, INDEX, CARD = "config.json", "model.safetensors.index.json", "README.md"
+GENERATION = "generation_config.json"
 TIED_HEAD = "lm_head.weight"
 
 
@@ -83,6 +86,7 @@ def export_model(
         usual = _usual_dtype(described)
         files = _write_weights(unfinished, tensors, described, shard_bytes_max)
         write_json(unfinished / CONFIG, _with_dtype(_with_architecture(config), usual))
+        _write_stop_tokens(store, unfinished)
         exported = ExportedModel(
             path=folder,
             version=chosen,
@@ -286,6 +290,19 @@ def _read_config(store: ObjectStore, folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise CorruptObject(key, "not a JSON object")
     return config
+
+
+def _write_stop_tokens(store: ObjectStore, folder: Path) -> None:
+    """Name the run's stop tokens in generation_config.json if the model's files lack some, for those that serve it."""
+    if not exists(store, layout.plan(0)):
+        return
+    stops = read_plan(store, 0).sampling.stop_token_ids
+    if not stops or set(stops) <= set(stop_token_ids(folder)):
+        return
+    file, config = folder / GENERATION, model_fields(folder)
+    # Without the file, transformers takes these from config.json.
+    taken = {name: config[name] for name in ("bos_token_id", "pad_token_id") if config.get(name) is not None}
+    write_json(file, (model_fields(folder, GENERATION) if file.is_file() else taken) | {"eos_token_id": list(stops)})
 
 
 def _with_architecture(config: dict[str, Any]) -> dict[str, Any]:

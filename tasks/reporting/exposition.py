@@ -20,6 +20,7 @@ SUMS = {
     "gleaner_tokens_regenerated_total": ("resume/tokens_regenerated", "Tokens that were decoded and do not count."),
     "gleaner_losses_total": ("preempt/count", "Members that were lost, or left with unfinished responses."),
     "gleaner_reward_errors_total": ("reward_errors", "Calls of reward functions that failed."),
+    "gleaner_answers_given_up_total": ("answers_given_up", "Answers that a verifier gave up on; they count as 0."),
     "gleaner_cost_usd_total": ("cost/usd_iter", "Dollars of committed iterations, trainer included."),
     "gleaner_iteration_seconds_total": ("timing_s/iteration", "Seconds of committed iterations, plan to report."),
     "gleaner_trainer_wait_seconds_total": ("timing_s/wait", "Seconds in which the trainer waited for responses."),

@@ -39,10 +39,13 @@ class Spoken:
 class AgentLanguage:
     """A tokenizer with whatever tools a request brings; several threads may use it."""
 
-    def __init__(self, tokenizer: Any, stop_token_ids: Collection[int] = ()) -> None:
-        """tokenizer: one of transformers. stop_token_ids: those of the model; the tokenizer's own is always one."""
+    def __init__(
+        self, tokenizer: Any, stop_token_ids: Collection[int] = (), *, skip_special_tokens: bool = True
+    ) -> None:
+        """tokenizer: one of transformers. stop_token_ids, skip_special_tokens: as in Conversation."""
         self._tokenizer = tokenizer
         self._stop_token_ids = stop_token_ids
+        self._skip_special_tokens = skip_special_tokens
         self._kept: OrderedDict[str, Conversation] = OrderedDict()
         # A tokenizer of transformers refuses a second thread while it encodes.
         self._lock = threading.Lock()
@@ -66,11 +69,11 @@ class AgentLanguage:
         """A turn of the policy, with its stop token or without. A call that cannot be read is text like any other."""
         with self._lock:
             # Whether the arguments fit is for the agent to say.
-            turn: PolicyTurn = self._conversation([_without_rules(tool) for tool in tools]).read(token_ids)
+            conversation = self._conversation([_without_rules(tool) for tool in tools])
+            turn: PolicyTurn = conversation.read(token_ids)
             if all(call.name for call in turn.calls):
                 return Spoken(turn.content, turn.thinking, turn.calls)
-            text = str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
-        return Spoken(text.strip(), None, ())
+            return Spoken(conversation.text(token_ids), None, ())
 
     def pieces(self, token_ids: Sequence[int]) -> tuple[str, ...]:
         """The text of each token."""
@@ -99,7 +102,9 @@ class AgentLanguage:
     def _conversation(self, tools: Sequence[Schema]) -> Conversation:
         name = json.dumps(list(tools))
         if name not in self._kept:
-            self._kept[name] = Conversation(self._tokenizer, tools, self._stop_token_ids)
+            self._kept[name] = Conversation(
+                self._tokenizer, tools, self._stop_token_ids, skip_special_tokens=self._skip_special_tokens
+            )
         self._kept.move_to_end(name)
         while len(self._kept) > _KEPT_MAX:
             self._kept.popitem(last=False)

@@ -28,9 +28,20 @@ class TemplateError(PromptError):
 class Conversation:
     """The chat template of a tokenizer with the tools of a run."""
 
-    def __init__(self, tokenizer: Any, schemas: Sequence[Schema], stop_token_ids: Collection[int] = ()) -> None:
-        """tokenizer: one of transformers. stop_token_ids: those of the model; the tokenizer's own is always one."""
+    def __init__(
+        self,
+        tokenizer: Any,
+        schemas: Sequence[Schema],
+        stop_token_ids: Collection[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        """tokenizer: one of transformers. stop_token_ids: those of the run; the tokenizer's own is always one.
+
+        skip_special_tokens: the content of a turn has no special tokens.
+        """
         self._tokenizer = tokenizer
+        self._skips = skip_special_tokens
         self._schemas = tuple(schemas)
         self._stops = {int(token) for token in (*stop_token_ids, tokenizer.eos_token_id) if token is not None}
         self._template = getattr(tokenizer, "response_template", None)
@@ -63,6 +74,10 @@ class Conversation:
         """The tokens of a prompt, tools and generation prompt included; raises what the template raises."""
         return self._rendered(messages, asks=True)
 
+    def prompt_text(self, messages: Sequence[Message], *, asks: bool) -> str:
+        """The text of a prompt with the tools, and with the generation prompt if it asks; raises as `prompt_ids`."""
+        return str(self._applied(messages, asks=asks, tokenize=False))
+
     def suffix_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The tokens after the policy's stop token, for messages {"role": "tool", "name", "content"}, or others.
 
@@ -87,17 +102,20 @@ class Conversation:
 
     def read(self, token_ids: Sequence[int]) -> PolicyTurn:
         """A turn of the policy, with its stop token or without; nothing that a policy writes raises."""
-        ids = [int(token) for token in token_ids]
-        if ids and ids[-1] in self._stops:
-            ids.pop()
-        text = str(self._tokenizer.decode(ids, skip_special_tokens=False))
+        text = self._decoded(token_ids, skips=False)
         if self._template is not None:
             return self._read_by_template(text)
         turn = self._reader()(text, self._schemas)
+        if not self._skips:
+            return turn
         content = turn.content
         for special in self._tokenizer.all_special_tokens:
             content = content.replace(special, "")
         return PolicyTurn(content, turn.calls)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """A turn of the policy, with its stop token or without, as text without calls."""
+        return self._decoded(token_ids, skips=self._skips).strip()
 
     def messages(
         self, prompt: Sequence[Message], token_ids: Sequence[int], origins: Sequence[int], events: Sequence[bytes]
@@ -118,6 +136,12 @@ class Conversation:
                 calls = decode_turn(events[stretch // 2]).calls
                 found += [{"role": "tool", "name": call.name, "content": call.result} for call in calls]
         return found
+
+    def _decoded(self, token_ids: Sequence[int], *, skips: bool) -> str:
+        ids = [int(token) for token in token_ids]
+        if ids and ids[-1] in self._stops:
+            ids.pop()
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skips))
 
     def _reader(self) -> Reader:
         return read_gemma if not self._is_ours and "<|tool_call>" in str(self._tokenizer.chat_template) else read_tagged
@@ -158,14 +182,16 @@ class Conversation:
             ) from error
 
     def _rendered(self, messages: Sequence[Message], *, asks: bool) -> tuple[int, ...]:
+        return tuple(int(token) for token in self._applied(messages, asks=asks, tokenize=True))
+
+    def _applied(self, messages: Sequence[Message], *, asks: bool, tokenize: bool) -> Any:
         tools: list[Schema] | None = list(self._schemas)
         given = list(messages)
         if self._is_ours:
             given, tools = in_plain_messages(given, self._schemas), None
-        ids = self._tokenizer.apply_chat_template(
-            given, tools=tools, add_generation_prompt=asks, tokenize=True, return_dict=False
+        return self._tokenizer.apply_chat_template(
+            given, tools=tools, add_generation_prompt=asks, tokenize=tokenize, return_dict=False
         )
-        return tuple(int(token) for token in ids)
 
 
 def _call(name: str, arguments: Any) -> dict[str, Any]:

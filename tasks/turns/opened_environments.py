@@ -34,7 +34,8 @@ def opened_environments(
     tokenizer = read_tokenizer(model_dir)
     environments: AgentEnvironments | ProcessEnvironments
     if turns.agent is not None:
-        environments = AgentEnvironments(turns, AgentLanguage(tokenizer, stops), stops, _reset)
+        language = AgentLanguage(tokenizer, stops, skip_special_tokens=plan.sampling.skip_special_tokens)
+        environments = AgentEnvironments(turns, language, stops, _reset)
     else:
         environments = ProcessEnvironments(
             turns,

@@ -23,9 +23,10 @@ def message_reader(turns: TurnsConfig | None, plan: PlanRecord, model_dir: Path)
     if turns is None:
         return None
     tokenizer = read_tokenizer(model_dir)
+    stops, skips = plan.sampling.stop_token_ids, plan.sampling.skip_special_tokens
     if turns.agent is not None:
-        return _of_agents(AgentLanguage(tokenizer, plan.sampling.stop_token_ids))
-    conversation = Conversation(tokenizer, plan.tools, plan.sampling.stop_token_ids)
+        return _of_agents(AgentLanguage(tokenizer, stops, skip_special_tokens=skips))
+    conversation = Conversation(tokenizer, plan.tools, stops, skip_special_tokens=skips)
 
     def read(
         row: PromptRow, token_ids: Sequence[int], origins: Sequence[int], events: Sequence[bytes]

@@ -16,7 +16,7 @@ from storage.clock import SystemClock
 from storage.run import connect_to_run, count_committed, exists, plans_in_flight, read_config, read_plan, read_run
 from storage.store import ObjectStore
 from tasks.prompts.decode import Decode
-from tasks.reporting.export import load_decoder, rollout_tables
+from tasks.reporting.export import load_completion_decoder, rollout_tables
 from tasks.reporting.export_model import export_model
 from tasks.viewing.run_summary import committed_metrics
 
@@ -96,7 +96,7 @@ class Run:
 
     @cached_property
     def _decode(self) -> Decode | None:
-        return load_decoder(self._store, "column completion is empty")
+        return load_completion_decoder(self._store)
 
     def _committed(self, iteration: int) -> int:
         """The iteration's number; raises LookupError unless it is committed."""

@@ -13,6 +13,7 @@ from rich.console import Console
 from storage.clock import SystemClock
 from storage.evaluations import evaluations
 from storage.run import connect_to_run, reports
+from tasks.reporting.conclusion import cut_line
 from tasks.reporting.costs import usd_per_reward_point
 from tasks.reporting.evaluation_tab import evaluation_line
 from tasks.reporting.nonfinite import nonfinite_line
@@ -36,6 +37,9 @@ def status(run_url: str, as_json: bool) -> None:
         return
     if history:
         Console(width=None if sys.stdout.isatty() else 120).print(table(history))
+        cut = cut_line(history[0])
+        if cut is not None:
+            click.echo(cut)
         point_usd = usd_per_reward_point(history)
         if point_usd is not None:
             click.echo(f"dollars so far per point of mean reward gained since iteration 0: {point_usd:.5f}")

@@ -207,7 +207,7 @@ class RunReader:
             holder = connect(run_url)
         except ValueError:
             holder = self.store
-        return load_decoder(holder, "responses are shown as token ids", special_tokens=True)
+        return load_decoder(holder, "responses are shown as token ids")
 
     def iteration(self, number: int) -> IterationReader:
         """The reader of an iteration; the last few are kept. Raises LookupError."""

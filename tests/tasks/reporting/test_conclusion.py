@@ -172,6 +172,7 @@ def test_the_report_is_that_of_the_hand_made_case():
             "requests/train_gets": 100,
             "timing_s/wait": 8,
             "reward_errors": 0,
+            "answers_given_up": 0,
             "balance/responses_moved": 0,
             "timing_s/iteration": 100,
         }

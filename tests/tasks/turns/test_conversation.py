@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from storage.turns import CallRecord, TurnRecord, encode_turn
+from tasks.turns.agent_language import AgentLanguage
 from tasks.turns.conversation import Conversation, TemplateError
 from tasks.turns.policy_turn import PolicyTurn, ToolCall
 from tasks.turns.tool_schemas import describe_tools
@@ -210,3 +211,18 @@ def test_the_messages_of_a_response_are_its_turns_and_the_recorded_results():
 def test_a_response_that_has_not_begun_has_the_prompts_messages():
     _, chat = conversation(QWEN)
     assert chat.messages(ASKED, [], (0,), ()) == ASKED
+
+
+@pytest.mark.parametrize(("skips", "content"), [(True, "so it is"), (False, "<|turn>so <|im_start|>it is")])
+def test_special_tokens_of_a_turn_are_text_if_they_are_kept_but_not_its_end(skips, content):
+    tokenizer, _ = conversation(QWEN)
+    chat = Conversation(tokenizer, SCHEMAS, skip_special_tokens=skips)
+    said_by_policy = written(tokenizer, "<|turn>so <|im_start|>it is")
+    for ids in (said_by_policy, [*said_by_policy, tokenizer.eos_token_id]):
+        assert chat.read(ids).content == chat.text(ids) == content
+    language = AgentLanguage(tokenizer, skip_special_tokens=skips)
+    assert language.spoken([*said_by_policy, tokenizer.eos_token_id], []).message["content"] == content
+    assert (
+        language.spoken(written(tokenizer, CALL + "<|im_end|>"), SCHEMAS).calls
+        == chat.read(written(tokenizer, CALL)).calls
+    )
