@@ -24,7 +24,6 @@ from storage.package_version import VERSION
 from storage.records import PlanRecord
 from storage.retention import sweep as sweep_run
 from storage.run import connect_to_run, count_committed, read_config, read_plan
-from storage.store import StorageError
 from tasks.admitting.commands import fleet
 from tasks.adopting.init_command import init
 from tasks.configuration.in_force import in_force
@@ -34,10 +33,9 @@ from tasks.forecasting.comparison import forecast as forecast_run
 from tasks.forecasting.probe import NoProbe, probe_run
 from tasks.forecasting.realised import compare, save_forecast
 from tasks.forecasting.table import comparison_text, forecast_text
-from tasks.grading.reward import GradingError
 from tasks.preparing.checks import check_files, check_settings
+from tasks.preparing.findings import EXPECTED, Refusals
 from tasks.preparing.local_training import TrainingFailed, train
-from tasks.prompts.prompt import PromptError
 from tasks.reporting.crew_view import RunView
 from tasks.reporting.export_command import export
 from tasks.reporting.finite_number import FiniteNumber
@@ -47,7 +45,6 @@ from tasks.reporting.run_metrics import RunMetrics
 from tasks.reporting.visible_text import visible
 from tasks.reporting.watch import Watcher
 from tasks.reporting.watch_screen import screen
-from tasks.sampling.engines.engine import EngineError
 from tasks.sampling.session.join import JoinLimits, join_run
 from tasks.sampling.session.session_outcome import SessionOutcome
 from tasks.viewing.opened_run import Run
@@ -56,12 +53,9 @@ from tasks.viewing.reading_commands import show, status, view
 
 __all__ = ["Run", "TrainingFailed", "main", "open", "train"]
 
-# What a user, a file or a store can cause: one line on stderr, and the exit code 1.
-EXPECTED = (StorageError, EngineError, PromptError, GradingError, LookupError, ValueError, OSError)
-
 
 class Commands(click.Group):
-    """Commands that end with one line for all errors in EXPECTED, wherever their output goes."""
+    """Commands that end with a line on stderr for each error in EXPECTED, and 1, wherever their output goes."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         _complete_streams()
@@ -107,9 +101,12 @@ def check(config: Path | None, resolved: bool, files: bool, store_url: str | Non
 
 def _check_config(config: Path, *, resolved: bool, files: bool, as_json: bool) -> None:
     settings = load(config)
-    check_settings(settings)
-    with progress(is_wanted=not as_json) as shown:
-        looked_at = check_files(settings, shown.tell) if files else []
+    looked_at = []
+    if files:
+        with progress(is_wanted=not as_json) as shown:
+            looked_at = check_files(settings, shown.tell)
+    else:
+        check_settings(settings)
     if as_json:
         click.echo(json.dumps({"config": str(config), "settings": dump(settings), "looked_at": looked_at}))
         return
@@ -305,7 +302,9 @@ def _display(views: Iterable[RunView], *, as_json: bool) -> None:
 def _refuse(error: BaseException) -> NoReturn:
     # The reader of a pipe that is closed early has what it wanted, and needs no line about that.
     if not isinstance(error, BrokenPipeError):
-        click.echo(f"gleaner: {visible(str(error))}", err=True)
+        refusals = error.errors if isinstance(error, Refusals) else (error,)
+        for line in (*map(str, refusals), *getattr(error, "__notes__", ())):
+            click.echo(f"gleaner: {visible(line)}", err=True)
     sys.exit(1)
 
 

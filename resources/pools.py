@@ -24,7 +24,7 @@ from resources.kubernetes_fields import (
     required_terms,
 )
 from resources.labels import COST_LABELS, QUEUE_LABEL, check_label_value, check_labels, is_spot_label
-from resources.prices import machine_price, price_table
+from resources.prices import UnknownMachine, machine_price, price_table
 from resources.quantities import quantity_text
 
 if TYPE_CHECKING:
@@ -216,8 +216,11 @@ class PoolsConfig:
 
     def check_prices(self) -> None:
         """Raise LookupError or PricesError now rather than when the iteration is concluded."""
-        for pool in (*self.rollout_pools.values(), self.train, self.control):
-            _ = pool.price_usd_per_h
+        for name in (*self.rollout_pools, "train", "control"):
+            try:
+                _ = self.named(name).price_usd_per_h
+            except UnknownMachine as error:
+                raise UnknownMachine(f"{pool_path(name)}.{error}") from None
         price_table()
 
 

@@ -28,7 +28,8 @@ def batch_of(key: str, data: bytes) -> BatchRecord:
     """The micro-batch in a JSON object; raises CorruptObject, and KeyError or TypeError for other fields."""
     body = body_of(key, "batch", data)
     lists = {name: tuple(map(_graded, body.pop(name))) for name in ("responses", "filtered")}
-    return BatchRecord(**body | lists | {"reward_errors": tuple(body["reward_errors"])})
+    told = {name: tuple(body.get(name, ())) for name in ("reward_errors", "given_up")}
+    return BatchRecord(**body | lists | told)
 
 
 def _graded(fields: dict[str, Any]) -> GradedResponse:

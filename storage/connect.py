@@ -15,6 +15,7 @@ from storage.store import ObjectStore, StoreUnfit
 
 ALLOWED = "a path, file:///path, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or memory://name"
 SCHEME_PATTERN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+LOCAL = "file"
 NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]+")
 NESTED_PATTERN = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)+")
 PREFIX_PATTERN = re.compile(r"[A-Za-z0-9._=+@~:,-]+(/[A-Za-z0-9._=+@~:,-]+)*")
@@ -43,6 +44,22 @@ def connect(url: str) -> ObjectStore:
 def check_url(url: str) -> None:
     """Raise the ValueError that `connect` would raise; imports nothing that takes long."""
     _opener(url)
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether two urls that `check_url` accepts name the same place, or one of them a place in the other."""
+    a, b = (place(url) for url in (one, other))
+    shorter = min(len(a), len(b))
+    return a[:shorter] == b[:shorter]
+
+
+def place(url: str) -> tuple[str, ...]:
+    """The scheme (LOCAL for a path) and the parts of a url that `check_url` accepts, however it is written."""
+    scheme, separator, rest = url.partition("://")
+    if SCHEME_PATTERN.match(url) and separator and scheme.lower() != LOCAL:
+        return (scheme.lower(), *rest.strip("/").split("/"))
+    path = unquote(rest) if SCHEME_PATTERN.match(url) and separator else url
+    return (LOCAL, *expanded(path).resolve().parts)
 
 
 def _opener(url: str) -> Callable[[], ObjectStore]:

@@ -15,6 +15,7 @@ from tasks.learning.follow import FollowConfig
 from tasks.learning.learner import Learner
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.learning.trainer import IterationTrainer
+from tasks.turns.reading import ReadMessages
 
 
 def graded_trainer(
@@ -28,6 +29,7 @@ def graded_trainer(
     algorithm: AlgorithmConfig,
     trainer: TrainerConfig,
     clock: Clock,
+    read_messages: ReadMessages | None = None,
     **settings: Any,
 ) -> IterationTrainer:
     """A trainer whose micro-batches are recorded by itself; `settings` are IterationTrainer's."""
@@ -37,6 +39,7 @@ def graded_trainer(
         prompts=prompts,
         grader=grader,
         decode=decode,
+        read_messages=read_messages,
         follow=FollowConfig(
             in_plan_order=algorithm.in_plan_order(exact_engine=True),
             timeout_s=trainer.group_timeout_s,

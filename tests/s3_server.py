@@ -108,10 +108,13 @@ def moto_server(kind: type[SerialisedMoto] = SerialisedMoto) -> Iterator[tuple[s
 
 
 @contextmanager
-def scripted_server(answers: list[tuple[int, str, str]]) -> Iterator[tuple[str, list[str]]]:
+def scripted_server(
+    answers: list[tuple[int, str, str]], refused_header: str = "", checksum: str | None = None
+) -> Iterator[tuple[str, list[str]]]:
     """(endpoint URL, requests so far) of a server that gives `answers` (status, error code, extra XML) in order.
 
-    The last answer is repeated. A status below 300 carries `extra` as the body.
+    The last answer is repeated. A status below 300 carries `extra` as the body. A request without a header whose name
+    holds `refused_header` is answered with 200 and an empty body. `checksum` is stated as the CRC32 of every body.
     """
     seen: list[str] = []
 
@@ -121,11 +124,15 @@ def scripted_server(answers: list[tuple[int, str, str]]) -> Iterator[tuple[str, 
         def answer(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             status, code, extra = answers[min(len(seen), len(answers) - 1)]
+            if not any(refused_header in name.lower() for name in self.headers):
+                status, code, extra = 200, "", ""
             seen.append(f"{self.command} {self.path}")
             error = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>scripted</Message>{extra}</Error>"
             body = extra.encode() if status < 300 else error.encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
+            if checksum is not None:
+                self.send_header("x-amz-checksum-crc32", checksum)
             self.end_headers()
             self.wfile.write(body)
 

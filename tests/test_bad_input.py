@@ -83,7 +83,11 @@ def test_a_configuration_that_is_not_understood(model, store, sections, message)
 
 def test_a_prompt_longer_than_the_context(model, store):
     settings = config(URL, model, sampling={"max_completion_length": 250})
-    refused(PromptError, r"^prompt '\d' has \d+ tokens; allowed: 6 \(context_length 256 less max_completion", settings)
+    refused(
+        PromptError,
+        r"^prompt '\d' has \d+ tokens; allowed: 6 \(rollout.context_length 256 less sampling.max_completion",
+        settings,
+    )
 
 
 def test_a_prompt_that_only_a_later_iteration_would_draw_is_refused_now(model, store, tmp_path):
@@ -99,7 +103,7 @@ def test_an_empty_dataset(model, store, tmp_path, name):
     else:
         pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), tmp_path / name)
     source = str(tmp_path / name)
-    refused(PromptError, f"^source: {source} has no rows$", config(URL, model, data={"source": source}))
+    refused(PromptError, f"^data.source: {source} has no rows$", config(URL, model, data={"source": source}))
 
 
 def test_an_empty_dataset_on_disk(model, store, tmp_path):
@@ -107,18 +111,22 @@ def test_an_empty_dataset_on_disk(model, store, tmp_path):
 
     datasets.Dataset.from_dict({"prompt": []}).save_to_disk(str(tmp_path / "empty"))
     settings = config(URL, model, data={"source": str(tmp_path / "empty")})
-    refused(PromptError, "^source: .*empty has no rows$", settings)
+    refused(PromptError, "^data.source: .*empty has no rows$", settings)
 
 
 def test_a_dataset_that_is_not_there(model, store, tmp_path):
     settings = config(URL, model, data={"source": str(tmp_path / "none.jsonl")})
-    refused(PromptError, r"^source: value '.*none\.jsonl'; allowed: 'arithmetic', or an existing \.jsonl", settings)
+    refused(
+        PromptError, r"^data.source: value '.*none\.jsonl'; allowed: 'arithmetic', or an existing \.csv, ", settings
+    )
 
 
 def test_a_missing_prompt_column(model, store, tmp_path):
     settings = config(URL, model, data={"source": rows(tmp_path, {"question": "1+1"})})
     refused(
-        PromptError, r"^prompt_column: .*rows\.jsonl: line 1 has no column 'prompt'; there are: 'question'", settings
+        PromptError,
+        r"^data.prompt_column: .*rows\.jsonl: line 1 has no column 'prompt'; there are: 'question'",
+        settings,
     )
 
 
@@ -226,7 +234,7 @@ def test_a_context_longer_than_the_models(model, store):
 @pytest.mark.parametrize("pool", ["rollout", "train"])
 def test_a_machine_without_a_price(model, store, pool):
     settings = config(URL, model, pools={pool: {"machine": "potato"}})
-    refused(UnknownMachine, "^machine: no price for 'potato'; known: .*GLEANER_PRICES", settings)
+    refused(UnknownMachine, rf"^pools\.{pool}\.machine: no price for 'potato'; known: .*GLEANER_PRICES", settings)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,27 @@ def test_check_of_a_file_that_is_not_there(tmp_path):
 
 def test_check_refuses_a_machine_without_a_price(write):
     [line] = refused(gleaner("check", write(pools={"rollout": {"machine": "potato"}})))
-    assert line.startswith("gleaner: machine: no price for 'potato'; known: ")
+    assert line.startswith("gleaner: pools.rollout.machine: no price for 'potato'; known: ")
+
+
+def test_check_goes_on_after_the_first_finding(write, tmp_path):
+    sections = {
+        "pools": {"train": {"machine": "potato"}},
+        "policy": {"path": str(tmp_path / "no_model")},
+        "data": {"source": str(tmp_path / "no_data.jsonl")},
+        "rewards": [{"function": "no.such:reward"}, {"function": "tests.reward_functions:no_such"}],
+        "algorithm": {"advantage_estimator": "no.such:estimator"},
+        "evaluation": {"data": {"source": str(tmp_path / "no_rows.jsonl")}},
+    }
+    lines = refused(gleaner("check", "--files", write(**sections)))
+    assert len(lines) == 7
+    for line, part in zip(
+        lines,
+        ("potato", "no_model", "no.such:estimator", "no_data.jsonl", "reward", "no_such", "no_rows.jsonl"),
+        strict=True,
+    ):
+        assert line.startswith("gleaner: ")
+        assert part in line
 
 
 def test_check_creates_nothing(write, tmp_path):
@@ -107,7 +127,7 @@ def test_resolved_is_the_whole_configuration_and_reads_back(write):
     ("sections", "message"),
     [
         ({"model": Path("nowhere")}, "policy.path: 'nowhere' does not exist; allowed: a Hugging Face model directory"),
-        ({"data": {"source": "none.jsonl"}}, "source: value 'none.jsonl'; allowed: 'arithmetic', or an existing"),
+        ({"data": {"source": "none.jsonl"}}, "data.source: value 'none.jsonl'; allowed: 'arithmetic', or an existing"),
         (
             {"rewards": [{"function": "tests.reward_functions:needs_a_column"}]},
             "missing reward column: needs_a_column needs 'difficulty'; there are: 'answer', 'worked'",

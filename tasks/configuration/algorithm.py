@@ -153,7 +153,7 @@ class AlgorithmConfig:
     def __post_init__(self) -> None:
         problems = [*_impossible(self), *_without_effect(self)]
         if problems:
-            raise ValueError("; ".join(problems))
+            raise ValueError("\n".join(problems))
 
 
 def _impossible(config: AlgorithmConfig) -> Iterator[str]:

@@ -3,13 +3,46 @@
 It imports neither torch nor a reader of files. Values are checked here, and files when they are opened.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, JsonValue
 
 ARITHMETIC = "arithmetic"
 STRICT = ConfigDict(extra="forbid", strict=True)
+# What tasks/prompts/row_comparison.py finds when it compares prompts with their rows.
+Kind = Literal[
+    "assistant_last",
+    "dropped_characters",
+    "dropped_message",
+    "json_as_text",
+    "no_generation_prompt",
+    "stop_token_at_end",
+    "two_bos",
+    "unread_arguments",
+]
+# What is accepted is rendered as it would be anyway.
+OPERATIONAL = ("allow",)
+# Fields that are younger than runs that go on, with their defaults, at which they say what such a run does.
+YOUNG: dict[str, object] = {"chat_template_kwargs": {}, "continue_final_message": False}
+# How a chat template is called is not an argument of the template.
+_NO_ARGUMENTS = {
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "conversation",
+    "max_length",
+    "messages",
+    "padding",
+    "return_assistant_tokens_mask",
+    "return_dict",
+    "return_tensors",
+    "tokenize",
+    "tokenizer_kwargs",
+    "tools",
+    "truncation",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +62,15 @@ class ArithmeticConfig:
 class DataConfig:
     """The prompts of a run.
 
-    `source` is "arithmetic" (the built-in generator, `size` prompts) or a path: a .jsonl or .parquet file, or a
+    `source` is "arithmetic" (the built-in generator, `size` prompts) or a path: a .csv, .jsonl or .parquet file, or a
     directory written by datasets.save_to_disk, whose part `split` names; or the id of a data set on the Hugging Face
     Hub, with its `subset`, `split` and `revision`. `limit` keeps the first rows only. Without
     `id_column`, the id is verl's extra_info.index if that is unique, else the row number. `seed` determines the
     generated problems and, with `shuffle`, the order within each epoch.
+
+    chat_template_kwargs: arguments of the chat template; those of a row's column of this name come before them.
+    continue_final_message: the policy goes on with a last message by the assistant, instead of beginning a new one.
+    allow: the kinds of differences between a row and its prompt that are accepted.
     """
 
     __pydantic_config__ = STRICT
@@ -48,9 +85,15 @@ class DataConfig:
     limit: Annotated[int, Field(ge=1)] | None = None
     size: Annotated[int, Field(ge=1)] = 4096
     max_prompt_length: Annotated[int, Field(ge=1)] | None = None
+    chat_template_kwargs: dict[str, JsonValue] = field(default_factory=dict)
+    continue_final_message: bool = False
+    allow: tuple[Kind, ...] = ()
     arithmetic: ArithmeticConfig = field(default_factory=ArithmeticConfig)
 
     def __post_init__(self) -> None:
+        reserved = no_argument(self.chat_template_kwargs)
+        if reserved is not None:
+            raise ValueError(f"chat_template_kwargs: value {reserved!r}; allowed: arguments of the chat template")
         if self.source == ARITHMETIC:
             for name, value, default in (
                 ("subset", self.subset, None),
@@ -58,6 +101,8 @@ class DataConfig:
                 ("revision", self.revision, None),
                 ("id_column", self.id_column, None),
                 ("prompt_column", self.prompt_column, "prompt"),
+                ("chat_template_kwargs", self.chat_template_kwargs, {}),
+                ("continue_final_message", self.continue_final_message, False),
             ):
                 if value != default:
                     raise ValueError(
@@ -66,3 +111,8 @@ class DataConfig:
                     )
         if self.id_column is not None and self.id_column == self.prompt_column:
             raise ValueError(f"id_column: value {self.id_column!r}; allowed: another column than prompt_column")
+
+
+def no_argument(names: Iterable[str]) -> str | None:
+    """The first of these names that is no argument of a chat template, but says how one is called; None without one."""
+    return next((name for name in names if name in _NO_ARGUMENTS), None)

@@ -12,8 +12,11 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 
 from storage.digests import digest_of
+from tasks.configuration.data import OPERATIONAL as OPERATIONAL_OF_DATA
+from tasks.configuration.data import YOUNG as YOUNG_OF_DATA
 from tasks.configuration.data import DataConfig
 from tasks.configuration.rewards import OPERATIONAL, RewardConfig, reward_names
+from tasks.configuration.sampling import YOUNG as YOUNG_OF_SAMPLING
 from tasks.configuration.sampling import SamplingConfig
 
 NO_MODELS: Mapping[str, str] = MappingProxyType({})
@@ -26,7 +29,8 @@ class EvaluationConfig:
     Attributes:
         data: The held-out prompts.
         rewards: None: the run's rewards.
-        sampling: For the evaluation alone; temperature 0 is greedy.
+        sampling: For the evaluation alone; temperature 0 is greedy. A document's fields override those of the run's
+            section `sampling` (`with_inherited_sampling`).
         num_generations: Responses per prompt, the n of mean@n.
         k: The values of k in pass@k, ascending, each at most num_generations.
         num_prompts: How many prompts, the first in the order of `data`; None: all.
@@ -66,6 +70,24 @@ class EvaluationConfig:
         return self.interval > 0 and version % self.interval == 0
 
 
+def with_inherited_sampling(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A run's document in which `evaluation.sampling` has the fields of `sampling` that it does not give itself."""
+    evaluation, sampling = document.get("evaluation"), document.get("sampling")
+    if not isinstance(evaluation, Mapping) or not isinstance(sampling, Mapping):
+        return document
+    own = evaluation.get("sampling", {})
+    if not isinstance(own, Mapping):
+        return document
+    return {**document, "evaluation": {**evaluation, "sampling": {**sampling, **own}}}
+
+
+def is_inherited(location: Sequence[object], document: Mapping[str, Any]) -> bool:
+    """Whether a field of the document with inherited fields is one that the document itself does not have."""
+    if tuple(location[:2]) != ("evaluation", "sampling") or len(location) == 2:
+        return False
+    return location[2] not in document["evaluation"].get("sampling", {})
+
+
 def settings(
     evaluation: EvaluationConfig, rewards: Sequence[RewardConfig], models: Mapping[str, str] = NO_MODELS
 ) -> dict[str, Any]:
@@ -76,9 +98,13 @@ def settings(
     before it is found.
     """
     resolved: dict[str, Any] = json.loads(json.dumps(asdict(evaluation)))
-    for young in ("subset", "revision"):
-        if resolved["data"][young] is None:
-            del resolved["data"][young]
+    young = {"data": {**YOUNG_OF_DATA, "subset": None, "revision": None}, "sampling": YOUNG_OF_SAMPLING}
+    for section, defaults in young.items():
+        for name, default in defaults.items():
+            if resolved[section][name] == default:
+                del resolved[section][name]
+    for name in OPERATIONAL_OF_DATA:
+        del resolved["data"][name]
     decisive = rewards if evaluation.rewards is None else evaluation.rewards
     resolved["rewards"] = [
         _deciding(reward, models.get(name)) for name, reward in zip(reward_names(decisive), decisive, strict=True)

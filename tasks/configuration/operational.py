@@ -1,12 +1,19 @@
-"""Which settings may change between iterations without changing what is learned: places, speeds, prices."""
+"""Which settings may change between iterations without changing what is learned: places, speeds, prices.
 
+And which are younger than runs that go on: at their default they say what such a run does.
+"""
+
+from tasks.configuration.data import OPERATIONAL as OPERATIONAL_OF_DATA
+from tasks.configuration.data import YOUNG as YOUNG_OF_DATA
 from tasks.configuration.rewards import OPERATIONAL as OPERATIONAL_OF_REWARD
 from tasks.configuration.rollout import OPERATIONAL_OF_VLLM
+from tasks.configuration.sampling import YOUNG as YOUNG_OF_SAMPLING
 from tasks.configuration.turns import OPERATIONAL as OPERATIONAL_OF_TURNS
 
 # The fields of each section; None: all of it.
 OPERATIONAL: dict[str, set[str] | None] = {
     "run": {"url", "lease_ttl_s"},
+    "data": {*OPERATIONAL_OF_DATA},
     # What lies at the path is compared with what the run holds.
     "rewards": {*OPERATIONAL_OF_REWARD},
     "turns": {*OPERATIONAL_OF_TURNS},
@@ -44,4 +51,9 @@ OPERATIONAL: dict[str, set[str] | None] = {
     "pools": None,
     "retention": None,
     "tracking": None,
+}
+# With their defaults, at which they do not count.
+YOUNG: dict[str, object] = {
+    **{f"data.{name}": default for name, default in YOUNG_OF_DATA.items()},
+    **{f"sampling.{name}": default for name, default in YOUNG_OF_SAMPLING.items()},
 }

@@ -3,9 +3,23 @@
 from collections.abc import Iterator
 
 from resources.pools import PoolConfig, PoolsConfig, pool_path
+from resources.quantities import amount
 from tasks.configuration.forecast import ForecastConfig
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rollout import RolloutConfig
+
+# The least and the most that can be meant: no task of a run starts with less than the first, and a quantity beyond the
+# second has another suffix than was meant. Kubernetes accepts both.
+SIZES = {"cpu": ("10m", "10k"), "memory": ("64Mi", "1Pi")}
+
+
+def sizes_not_meant(pools: PoolsConfig) -> Iterator[str]:
+    """A line about each pool that asks for next to nothing, or for more than any machine has."""
+    for pool_name, pool in {**pools.rollout_pools, "train": pools.train, "control": pools.control}.items():
+        for name, (least, most) in SIZES.items():
+            value = getattr(pool, name)
+            if not amount(least) <= amount(value) <= amount(most):
+                yield f"{pool_path(pool_name)}.{name}: value {value!r}; allowed: {least} to {most}"
 
 
 def pools_that_clash(
@@ -19,10 +33,10 @@ def pools_that_clash(
     if planning.seeding == "auto":
         generating["train"] = pools.train
     for name, pool in generating.items():
-        if rollout.engine == "vllm" and 0 < pool.gpus < per_engine:
+        if rollout.engine in ("vllm", "auto") and pool.gpus % per_engine:
             yield (
-                f"{pool_path(name)}.gpus: value {pool.gpus}; allowed: 0, or at least rollout.vllm.tensor_parallel_size "
-                f"({per_engine})"
+                f"{pool_path(name)}.gpus: value {pool.gpus}; allowed: 0, or a multiple of "
+                f"rollout.vllm.tensor_parallel_size ({per_engine}), which a member uses"
             )
     for name in sorted(forecast.more_rollout.keys() - pools.more_rollout.keys()):
         allowed = ", ".join(pools.more_rollout) or "none, because pools.more_rollout has none"

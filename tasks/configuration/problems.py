@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
@@ -10,11 +11,21 @@ from resources.documents import SURROGATE
 from tasks.configuration.other_names import OTHER_NAMES
 
 INTEGER_BITS_MAX = 63
+# What stands in place of a value that only the user knows, as in OmegaConf.
+UNFILLED = "???"
 _SHOWN_CHARACTERS_MAX = 200
+# No name, path or url has them on purpose, and two that differ in them alone look alike.
+_CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029]")
+# Values of a user's own, which may have lines.
+_MAY_HAVE_LINES = re.compile(
+    r"(evaluation\.)?rewards\.\d+\.(pattern|arguments\b.*)|(evaluation\.)?data\.chat_template_kwargs\b.*"
+    r"|pools\..*\b(env\.\d+\.value|annotations\..*)",
+    re.DOTALL,
+)
 
 
 def not_json(document: object, path: str = "") -> Iterator[str]:
-    """A problem for each value that JSON in UTF-8 cannot hold, and for each integer that does not fit in 64 bits."""
+    """A problem for each value that JSON in UTF-8 or 64 bits cannot hold, and for control characters in names."""
     if isinstance(document, Mapping):
         for key, value in document.items():
             place = f"{path}.{key}".lstrip(".")
@@ -28,6 +39,8 @@ def not_json(document: object, path: str = "") -> Iterator[str]:
             yield from not_json(value, f"{path}.{index}")
     else:
         wrong = _unfit(document)
+        if wrong is None and isinstance(document, str) and _CONTROL.search(document):
+            wrong = None if _MAY_HAVE_LINES.fullmatch(path) else "allowed: text without control characters"
         if wrong is not None:
             yield f"{path}: {_shown(document)} given; {wrong}"
 
@@ -45,6 +58,19 @@ def _unfit(value: object) -> str | None:
     return f"allowed: text, a number, true, false, null, a list or a mapping, not a {type(value).__name__}"
 
 
+def unfilled(document: object, path: str = "") -> Iterator[str]:
+    """The path of each field that is still to fill in. A reward function's own arguments may hold any text."""
+    if isinstance(document, Mapping):
+        for key, value in document.items():
+            if key != "arguments" or value == UNFILLED:
+                yield from unfilled(value, f"{path}.{key}".lstrip("."))
+    elif isinstance(document, list | tuple):
+        for index, value in enumerate(document):
+            yield from unfilled(value, f"{path}.{index}")
+    elif document == UNFILLED:
+        yield path
+
+
 def problems(errors: list[Any], kind: type) -> list[str]:
     """The lines for pydantic's errors about a document of dataclass `kind`; each problem once."""
     places = [error["loc"] for error in errors]
@@ -53,12 +79,20 @@ def problems(errors: list[Any], kind: type) -> list[str]:
         error["type"] == "too_short" and any(place[: len(error["loc"])] == error["loc"] != place for place in places)
         for error in errors
     ]
-    return [_problem(error, kind) for error, is_echo in zip(errors, echoes, strict=True) if not is_echo]
+    kept = [error for error, is_echo in zip(errors, echoes, strict=True) if not is_echo]
+    return [line for error in kept for line in _lines(error, kind)]
 
 
 def names(kind: Any) -> list[str]:
     """The field names of a dataclass."""
     return [item.name for item in fields(kind)]
+
+
+def _lines(error: Any, kind: type) -> list[str]:
+    """A line for each problem that an error tells; a check of several fields may tell several."""
+    if error["type"] != "value_error":
+        return [_problem(error, kind)]
+    return [_problem({**error, "msg": message}, kind) for message in error["msg"].split("\n")]
 
 
 def _problem(error: Any, kind: type) -> str:

@@ -43,9 +43,10 @@ class RewardConfig:
     metrics and records; None takes the function's own. `time_limit_s` limits one call: a whole batch for TRL's
     signature and a reward model, one response otherwise. `load_time_limit_s` limits the import and, separately, the
     loading of a model's weights. If the function raises or runs out of time for a response, the response gets
-    `failure_reward`, or grading ends with an error if `on_failure` is "stop". Grading also ends with the first error if
-    the function fails for all responses of an iteration's first micro-batch, or for more than `failed_share_max` of
-    those of any. With `filter_groups` each group counts as a micro-batch here.
+    `failure_reward`, or grading ends at once with an error if `on_failure` is "stop". Grading also ends with the first
+    error if the function fails for all responses of an iteration's first micro-batch, or for more than
+    `failed_share_max` of those of any. With `filter_groups` each group counts as a micro-batch here. "math" and
+    "format" do not fail for what a response says: one that takes them too long gets 0.
 
     arguments: for a function of the user's own that returns the reward function; it is called with them by name.
     pattern: for "format", a regular expression that must match the whole completion; "." also matches line ends.

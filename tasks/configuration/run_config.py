@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from resources.documents import EXPONENT, DocumentError, exact_float, read_document
+from resources.documents import DocumentError, read_document
 from resources.pools import PoolsConfig
 from storage.connect import check_url
 from storage.digests import digest_of
@@ -20,14 +20,16 @@ from storage.retention_config import RetentionConfig
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.critic import CriticConfig
 from tasks.configuration.data import DataConfig
-from tasks.configuration.evaluation import EvaluationConfig
+from tasks.configuration.evaluation import EvaluationConfig, is_inherited, with_inherited_sampling
 from tasks.configuration.forecast import ForecastConfig
 from tasks.configuration.lora import LoraConfig
-from tasks.configuration.operational import OPERATIONAL
+from tasks.configuration.numbers import float_in, integers_restored, rounded_integers
+from tasks.configuration.operational import OPERATIONAL, YOUNG
 from tasks.configuration.optimizer import OptimizerConfig
+from tasks.configuration.placement_clashes import needs_all_groups, placements_that_clash
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.pool_clashes import pools_that_clash
-from tasks.configuration.problems import INTEGER_BITS_MAX, names, not_json, problems
+from tasks.configuration.problems import UNFILLED, names, not_json, problems, unfilled
 from tasks.configuration.rewards import RewardConfig, reward_names
 from tasks.configuration.rollout import OUR_ENGINES, RolloutConfig
 from tasks.configuration.sampling import SamplingConfig
@@ -120,11 +122,13 @@ class RunConfig:
             *_crews_that_clash(self),
             *_adapters_that_clash(self),
             *pools_that_clash(self.pools, self.rollout, self.planning, self.forecast),
-            *_placements_that_clash(self),
+            *placements_that_clash(
+                self.trainer, self.run.url, self.pools.train, self.planning, self.algorithm, self.rewards
+            ),
             *_forecasts_that_clash(self),
         ]
         if problems_found:
-            raise ValueError("; ".join(problems_found))
+            raise ValueError("\n".join(problems_found))
 
     @property
     def in_plan_order(self) -> bool:
@@ -136,7 +140,7 @@ class RunConfig:
     def phase_start_share(self) -> float:
         """The share of the groups that is recorded before the train phase begins, unless trainer.placement is "own"."""
         given = self.trainer.phase_start_share
-        return (1.0 if _needs_all_groups(self.algorithm) else PHASE_START_SHARE) if given is None else given
+        return (1.0 if needs_all_groups(self.algorithm) else PHASE_START_SHARE) if given is None else given
 
 
 def _lengths_that_clash(config: RunConfig) -> Iterator[str]:
@@ -147,8 +151,9 @@ def _lengths_that_clash(config: RunConfig) -> Iterator[str]:
             f"allowed: null, or 1 to sampling.max_completion_length ({limit})"
         )
     samplings = [("sampling", config.sampling)]
-    if config.evaluation is not None:
-        samplings.append(("evaluation.sampling", config.evaluation.sampling))
+    own = None if config.evaluation is None else config.evaluation.sampling
+    if own is not None and own.max_completion_length != limit:
+        samplings.append(("evaluation.sampling", own))
     context = config.rollout.context_length
     for section, sampling in samplings:
         if context is not None and sampling.max_completion_length >= context:
@@ -220,60 +225,9 @@ def _adapters_that_clash(config: RunConfig) -> Iterator[str]:
         yield f"lora.rank: value {lora.rank}; allowed: 1 to rollout.vllm.max_lora_rank ({rank_max}), or that null"
 
 
-def _needs_all_groups(algorithm: AlgorithmConfig) -> bool:
-    """Whether a train phase that begins before the last group is recorded would wait, or let members generate on."""
-    return algorithm.filter_groups or not algorithm.streams
-
-
 def _forecasts_that_clash(config: RunConfig) -> Iterator[str]:
     if config.turns is None and config.forecast.tool_answers is not None:
         yield f"forecast.tool_answers: value {config.forecast.tool_answers}; allowed only with turns"
-
-
-def _placements_that_clash(config: RunConfig) -> Iterator[str]:
-    trainer, share = config.trainer, config.trainer.phase_start_share
-    placement = f"trainer.placement {trainer.placement!r}"
-    if (trainer.fleet is None) == (trainer.placement == "shared"):
-        allowed = "the url of a fleet" if trainer.fleet is None else "null"
-        yield f"trainer.fleet: value {trainer.fleet!r}; allowed with {placement}: {allowed}"
-    if trainer.placement == "own":
-        if share is not None:
-            yield f"trainer.phase_start_share: value {share}; allowed with {placement}: null"
-        return
-    if share is not None and share < 1 and _needs_all_groups(config.algorithm):
-        yield (
-            f"trainer.phase_start_share: value {share}; allowed: null or 1, because the algorithm needs the whole "
-            "batch before its first gradient, or filters groups and so must see when enough are recorded"
-        )
-    if config.planning.seeding == "auto":
-        yield (
-            f"planning.seeding: value 'auto'; allowed with {placement}: off, because the trainer's machines are there "
-            "for the train phase only"
-        )
-    for index, reward in enumerate(config.rewards):
-        if reward.model is not None:
-            yield (
-                f"rewards.{index}.model: given; allowed with {placement}: no reward model, because responses are "
-                "graded on pools.control, which has no GPU"
-            )
-    if trainer.placement == "shared":
-        yield from _hosts_that_clash(config)
-
-
-def _hosts_that_clash(config: RunConfig) -> Iterator[str]:
-    """What the hosts of a fleet cannot train; `pools.train` is what they are."""
-    trainer, gpus = config.trainer, config.pools.train.gpus
-    placement = f"trainer.placement {trainer.placement!r}"
-    if trainer.nnodes > 1:
-        yield (
-            f"trainer.nnodes: value {trainer.nnodes}; allowed with {placement}: 1, because a host is one machine that "
-            "trains a run alone"
-        )
-    if trainer.nproc_per_node < gpus:
-        yield (
-            f"trainer.nproc_per_node: value {trainer.nproc_per_node}; allowed with {placement}: pools.train.gpus "
-            f"({gpus}), because a run has all devices of its host at a time"
-        )
 
 
 def load(path: str | Path) -> RunConfig:
@@ -291,15 +245,25 @@ def parse(document: object, source: str = "the configuration") -> RunConfig:
         what = "empty" if not document else f"a {type(document).__name__}"
         raise ConfigError(source, [f"it is {what}; allowed: a mapping with sections {', '.join(names(RunConfig))}"])
     try:
-        unfit = list(not_json(document))
+        unfit = [*not_json(document), *rounded_integers(document)]
         if unfit:
             raise ConfigError(source, unfit)
+        waiting, whole = list(unfilled(document)), integers_restored(document)
         # Through JSON, so that lists become tuples.
-        return _validate(json.dumps(document))
+        parsed, wrong = _validate(json.dumps(with_inherited_sampling(whole))), list[str]()
     except ValidationError as error:
-        raise ConfigError(source, problems(error.errors(include_url=False), RunConfig)) from None
+        errors = [each for each in error.errors(include_url=False) if not is_inherited(each["loc"], whole)]
+        parsed, wrong = None, problems(errors, RunConfig)
     except RecursionError:
         raise ConfigError(source, ["it is nested too deeply"]) from None
+    if waiting:
+        # A problem that shows the mark is one of a field that is named already.
+        wrong = [f"{path}: {UNFILLED} given; fill it in" for path in waiting] + [
+            line for line in wrong if UNFILLED not in line and line.partition(":")[0] not in waiting
+        ]
+    if parsed is None or wrong:
+        raise ConfigError(source, wrong)
+    return parsed
 
 
 @functools.cache
@@ -309,11 +273,7 @@ def _adapter() -> TypeAdapter[RunConfig]:
 
 
 def _validate(document: str) -> RunConfig:
-    """The RunConfig in a JSON document, with numbers repaired.
-
-    A document from elsewhere may have 1e-6 as text, and Flyte's console sends 7 as 7.0. Only where a float or an
-    integer is wanted are such values converted.
-    """
+    """The RunConfig in a JSON document; text such as "1e-6" is a number where a float is wanted."""
     adapter = _adapter()
     try:
         return adapter.validate_json(document)
@@ -321,10 +281,7 @@ def _validate(document: str) -> RunConfig:
         mended = json.loads(document)
         found = False
         for details in error.errors(include_url=False):
-            given = details["input"]
-            wanted = _float_in(given) if details["type"] == "float_type" else None
-            if details["type"].startswith("int_") and isinstance(given, float) and given.is_integer():
-                wanted = int(given) if abs(given) < 1 << INTEGER_BITS_MAX else None
+            wanted = float_in(details["input"]) if details["type"] == "float_type" else None
             if wanted is not None:
                 *path, last = details["loc"]
                 parent = functools.reduce(lambda node, part: node[part], path, mended)
@@ -333,14 +290,6 @@ def _validate(document: str) -> RunConfig:
         if not found:
             raise
         return adapter.validate_json(json.dumps(mended))
-
-
-def _float_in(text: object) -> float | None:
-    """The number in text such as "1e-6"; None if it is none, or beyond the range of floats."""
-    try:
-        return exact_float(text) if isinstance(text, str) and EXPONENT.fullmatch(text) else None
-    except ValueError:
-        return None
 
 
 def dump(config: RunConfig) -> dict[str, Any]:
@@ -359,6 +308,11 @@ def identity(config: RunConfig) -> dict[str, Any]:
             del parent[section]
         else:
             parent[section] = _without(parent[section], operational)
+    for path, default in YOUNG.items():
+        *parents, name = path.split(".")
+        parent = functools.reduce(operator.getitem, parents, resolved)
+        if parent[name] == default:
+            del parent[name]
     return resolved
 
 
@@ -377,13 +331,26 @@ def digest(config: RunConfig) -> str:
     return digest_of(canonical.encode())
 
 
-def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str = "") -> list[str]:
-    """A line `field: a here, b there` for every leaf in which two configurations differ."""
+def differences(ours: object, theirs: object, path: str = "") -> list[str]:
+    """A line `field: a here, b there` for every leaf in which two identities differ; [] if their digests are equal."""
+    a, b = _fields_of(ours), _fields_of(theirs)
+    are_lists = isinstance(ours, list)
+    if a is None or b is None or are_lists != isinstance(theirs, list) or (are_lists and len(a) != len(b)):
+        here, there = (json.dumps(value, sort_keys=True) for value in (ours, theirs))
+        return [] if here == there else [f"{path}: {here} here, {there} there"]
     found = []
-    for name in sorted({*ours, *theirs}):
-        a, b = ours.get(name), theirs.get(name)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            found += differences(a, b, f"{path}{name}.")
-        elif a != b:
-            found.append(f"{path}{name}: {json.dumps(a)} here, {json.dumps(b)} there")
+    for name in sorted({*a, *b}):
+        place = f"{path}.{name}".lstrip(".")
+        if name in a and name in b:
+            found += differences(a[name], b[name], place)
+        else:
+            here, there = (json.dumps(each[name]) if name in each else "nothing" for each in (a, b))
+            found.append(f"{place}: {here} here, {there} there")
     return found
+
+
+def _fields_of(value: object) -> Mapping[str, Any] | None:
+    """A mapping, or a list as a mapping from its indices; None for a leaf."""
+    if isinstance(value, list):
+        return {str(index): item for index, item in enumerate(value)}
+    return value if isinstance(value, Mapping) else None

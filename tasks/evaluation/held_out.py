@@ -1,5 +1,6 @@
 """The held-out prompts of an evaluation: loaded, checked against its rewards, and tokenised."""
 
+import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -15,20 +16,29 @@ from tasks.prompts.prompt import PromptError, PromptSet
 from tasks.prompts.tokenise import Tokenizer
 from tasks.sampling.engines.choose import context_length
 
+log = logging.getLogger(__name__)
+
 
 def load_held_out(
-    evaluation: EvaluationConfig, rewards: Sequence[RewardConfig], held: Collection[str] = frozenset()
+    evaluation: EvaluationConfig,
+    rewards: Sequence[RewardConfig],
+    held: Collection[str] = frozenset(),
+    *,
+    with_turns: bool = False,
 ) -> PromptSet:
     """The prompts of `evaluation.data`, each checked to be gradable by its rewards (or else by `rewards`, the run's).
 
-    held: the reward models that are not opened again. Raises PromptError and GradingError; the messages begin with
-    "evaluation".
+    held: the reward models that are not opened again. with_turns: the run's responses have turns. Logs doubts. Raises
+    PromptError and GradingError; the messages begin with "evaluation".
     """
     try:
-        prompts = load_prompts(evaluation.data)
-        check_rewards(evaluation.rewards or rewards, prompts.columns, held, prompts)
+        prompts = load_prompts(evaluation.data, section="evaluation.data")
+        for doubt in check_rewards(
+            evaluation.rewards or rewards, prompts.columns, held, prompts, with_turns=with_turns
+        ):
+            log.warning("not sure: evaluation: %s", doubt)
     except (PromptError, GradingError) as error:
-        raise type(error)(f"evaluation: {error}") from error
+        raise type(error)(_of_evaluation(error)) from error
     check_number(evaluation, prompts)
     return prompts
 
@@ -64,6 +74,12 @@ def draw_held_out(
             context_length=context_length(rollout, model_dir),
             max_completion_length=evaluation.sampling.max_completion_length,
             openings=openings,
+            section="evaluation.",
         )
     except PromptError as error:
-        raise PromptError(f"evaluation: {error}") from error
+        raise PromptError(_of_evaluation(error)) from error
+
+
+def _of_evaluation(error: Exception) -> str:
+    """The error's text, which begins with "evaluation"."""
+    return str(error) if str(error).startswith("evaluation.") else f"evaluation: {error}"

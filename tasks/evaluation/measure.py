@@ -26,7 +26,7 @@ from tasks.evaluation.scores import evaluated_prompts, score_metrics
 from tasks.grading.run_rewards import content_digests, open_grader
 from tasks.learning.follow import FollowConfig, GroupTimeout
 from tasks.learning.recorded_batches import RecordedBatches, check_some_graded
-from tasks.prompts.decode import open_decoder
+from tasks.prompts.decode import open_completion_decoder
 from tasks.reporting.conclusion import resume_metrics
 from tasks.reporting.costs import crew_cost
 from tasks.reporting.slot_lives import JournalTally, read_heartbeats, slot_lives, unannounced
@@ -111,6 +111,7 @@ def _record(
             "val/timing_s/rollout_machines": machines_s,
             "val/cost/usd_rollout": usd,
             "val/reward_errors": float(sum(len(batch.reward_errors) for batch in batches)),
+            "val/answers_given_up": float(sum(len(batch.given_up) for batch in batches)),
             "val/timing_s/evaluation": now_s - plan.created_at_s,
         },
         prompts=tuple(scored),
@@ -143,7 +144,7 @@ def _grade(
                 plan,
                 prompts=prompts,
                 grader=grader,
-                decode=open_decoder(folder),
+                decode=open_completion_decoder(folder, plan.sampling),
                 read_messages=message_reader(config.turns, plan, folder),
                 follow=follow,
                 tokens_max=config.trainer.micro_batch_tokens_max,
@@ -154,9 +155,9 @@ def _grade(
 
 
 def evaluation_of(config: RunConfig) -> EvaluationConfig:
-    """The section `evaluation`; raises ValueError if there is none."""
+    """The section `evaluation`; without one, the prompts of training are evaluated as they are sampled there."""
     if config.evaluation is None:
-        raise ValueError("evaluation: value null; allowed here: a section with at least data")
+        return EvaluationConfig(data=config.data, sampling=config.sampling)
     return config.evaluation
 
 

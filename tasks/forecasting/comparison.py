@@ -76,7 +76,7 @@ def forecast(config: RunConfig, probe: Probe | NoProbe, created_at_s: float, tel
     inputs, sharers = gather(config, probe), sharers_of(config, SystemClock())
 
     def refused_by_check(setup: Setup) -> str | None:
-        return refusal(config, setup.settings | _some_fleet(setup.settings))
+        return refusal(config, setup.settings | _some_fleet(setup.settings, config.run.url))
 
     def simulated(setup: Setup) -> SetupForecast:
         return _simulated(setup, settings, sharers, partial(tell, f"simulating {setup.name}"))
@@ -134,9 +134,9 @@ def _to_be_placed(
     return [with_crew[name] for name in dict.fromkeys([compared[0].name, *best]) if name in with_crew]
 
 
-def _some_fleet(settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """A fleet that need not exist, so that a setup for which none is made yet can be compared."""
-    return {"trainer.fleet": "a-fleet"} if settings.get("trainer.placement") == "shared" else {}
+def _some_fleet(settings: Mapping[str, Setting], run_url: str) -> dict[str, Setting]:
+    """A fleet beside the run that need not exist, so that a setup for which none is made yet can be compared."""
+    return {"trainer.fleet": f"{run_url.rstrip('/')}-fleet"} if settings.get("trainer.placement") == "shared" else {}
 
 
 def _may_be_set(config: RunConfig, setup: SetupForecast) -> bool:

@@ -15,7 +15,7 @@ from storage.store import ObjectMissing, ObjectStore
 from tasks.configuration.data import ARITHMETIC, DataConfig
 from tasks.configuration.evaluation import EvaluationConfig
 from tasks.configuration.rewards import RewardConfig, reward_names
-from tasks.configuration.run_config import PolicyConfig, RunConfig
+from tasks.configuration.run_config import PolicyConfig
 from tasks.hub.data_sets import join_pieces, parquet_pieces
 from tasks.hub.repositories import COMMIT, HubError, Kind, commit_of, model_folder, names_repository
 from tasks.prompts.prompt import PromptError
@@ -131,14 +131,3 @@ def inputs_at_hand(store: ObjectStore | None = None) -> Iterator[InputsAtHand]:
             held = None
     with TemporaryDirectory(prefix="gleaner-inputs-") as folder:
         yield InputsAtHand(Path(folder), store if held is not None else None, held)
-
-
-def all_at_hand(config: RunConfig, inputs: InputsAtHand) -> RunConfig:
-    """The configuration with local paths alone; raises HubError."""
-    return replace(
-        config,
-        policy=inputs.policy(config.policy),
-        data=inputs.data(config.data),
-        rewards=inputs.rewards(config.rewards),
-        evaluation=None if config.evaluation is None else inputs.evaluation(config.evaluation),
-    )

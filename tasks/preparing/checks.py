@@ -1,87 +1,205 @@
-"""What `plan` refuses before it creates anything; `gleaner check` calls the same functions."""
+"""What `plan` refuses before it creates anything; `gleaner check` calls the same functions, and lists all they find."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from resources.model_config import model_fields
 from storage import model_files
+from storage.connect import LOCAL, place
 from storage.paths import expanded
 from storage.prompt_table import PromptRow
 from storage.telling import Tell, untold
 from tasks.configuration.data import ARITHMETIC
+from tasks.configuration.evaluation import EvaluationConfig
+from tasks.configuration.pool_clashes import sizes_not_meant
+from tasks.configuration.rewards import reward_names
 from tasks.configuration.run_config import RunConfig
+from tasks.configuration.turns import TurnsConfig
 from tasks.evaluation.held_out import check_number, draw_held_out, load_held_out
 from tasks.grading.grader import check_rewards
-from tasks.learning.pretrained import ModelError, check_model
+from tasks.learning.pretrained import ModelError, check_model, vocabulary_size
 from tasks.preparing.adapter_fit import check_targets
-from tasks.preparing.at_hand import all_at_hand, inputs_at_hand
+from tasks.preparing.at_hand import InputsAtHand, inputs_at_hand
 from tasks.preparing.engine_fit import check_engine_fits
-from tasks.preparing.tools import openings, prompt_tokenizer
-from tasks.prompts.draw import draw_prompts, prompts_at
-from tasks.prompts.loading import load_prompts
+from tasks.preparing.findings import Findings
+from tasks.preparing.held_run import check_fleet, check_held_run
+from tasks.preparing.model_check import check_model_use
+from tasks.preparing.stop_tokens import look_at_responses
+from tasks.preparing.tools import compared, model_tokenizer, openings, prompt_tokenizer
+from tasks.preparing.vain_settings import settings_in_vain
+from tasks.prompts.draw import check_embedded, draw_prompts, prompts_at
+from tasks.prompts.loading import doubts_of, load_prompts
 from tasks.prompts.prompt import PromptSet
 from tasks.prompts.tokenise import Tokenizer
 from tasks.sampling.engines.choose import context_length
 
 
 def check_settings(config: RunConfig) -> None:
-    """The checks that open no file of the user's but the price table; raises LookupError and ValueError."""
-    config.pools.check_prices()
-    config.tracking.check_libraries()
+    """The checks that open no file of the user's but the price table; raises LookupError, ValueError and Refusals."""
+    findings = Findings()
+    findings.look(config.pools.check_prices)
+    findings.refuse(*map(ValueError, sizes_not_meant(config.pools)))
+    findings.look(config.tracking.check_libraries)
+    findings.look(_check_turns, config)
+    findings.look(_check_places, config)
+    if config.evaluation is not None and config.evaluation.interval:
+        findings.look(_check_generated, config.evaluation)
+    findings.settled()
+
+
+def check_files(config: RunConfig, tell: Tell = untold) -> list[str]:
+    """`check_settings`, and open everything that the configuration names, as the first plan of a run does.
+
+    Writes nothing. Returns a line about each thing that was looked at, and then the doubts. What is refused ends
+    nothing but what needs it. Raises ModelError, EngineMisfit, AdapterMisfit, PromptError, GradingError, EngineError,
+    ToolsUnusable, HubError, ConflictingRecord, LookupError and ValueError, or Refusals if there are several.
+    """
+    findings = Findings()
+    findings.look(check_settings, config)
+    findings.doubt(settings_in_vain, config)
+    tell("looking at what run.url holds", 0, 0)
+    findings.doubt(check_held_run, config)
+    findings.doubt(check_fleet, config)
+    with inputs_at_hand() as inputs:
+        _look_at(config, inputs, tell, findings)
+    return findings.settled()
+
+
+def _look_at(config: RunConfig, inputs: InputsAtHand, tell: Tell, findings: Findings) -> None:
+    """Look at each thing once. The configuration is as it was written: what is at hand replaces ids of the hub here."""
+    tell("looking at the model", 0, 0)
+    directory = _look_at_model(config, inputs, findings)
+    findings.look(config.algorithm.estimator.check, with_turns=config.turns is not None)
+    findings.seen.append(f"advantage estimator: {config.algorithm.advantage_estimator}")
+    tell("reading prompts, and trying the rewards", 0, 0)
+    data = findings.look(inputs.data, config.data)
+    prompts = None if data is None else findings.look(load_prompts, data)
+    _look_at_rewards(config, inputs, prompts, findings)
+    tokenizer = None if directory is None else findings.look(prompt_tokenizer, config, directory)
+    if directory is not None and tokenizer is not None and prompts is not None:
+        tell(f"tokenising {len(prompts):,} prompts", 0, 0)
+        _look_at_prompts(config, prompts, tokenizer, directory, findings)
+        if config.turns is not None:
+            tell("opening an environment, or an agent", 0, 0)
+            findings.saw(_look_at_turns, config, config.turns, prompts, tokenizer, directory)
+    if config.evaluation is not None:
+        tell("looking at the evaluation", 0, 0)
+        _look_at_evaluation(config, config.evaluation, inputs, directory, tokenizer, findings)
+    findings.seen[:0] = [f"{name}: {found.repo} at commit {found.commit}" for name, found in inputs.found.items()]
+
+
+def _look_at_model(config: RunConfig, inputs: InputsAtHand, findings: Findings) -> Path | None:
+    """The model's directory; None if nothing in it can be relied on."""
+    policy = findings.look(inputs.policy, config.policy)
+    directory = None if policy is None else findings.look(model_directory, replace(config, policy=policy))
+    fields = None if directory is None else findings.look(model_fields, directory)
+    if directory is None or fields is None:
+        return None
+    findings.seen.append(f"model: the configuration, the tokenizer and the headers of the weights in {directory}")
+    findings.doubt(check_engine_fits, config, directory)
+    findings.look(check_targets, config, directory, fields)
+    tried = findings.look(check_model_use, config, directory)
+    if tried is not None:
+        findings.seen.append(f"model check: {tried.looked_at}")
+        findings.doubts += tried.doubts
+    return directory
+
+
+def _look_at_rewards(config: RunConfig, inputs: InputsAtHand, prompts: PromptSet | None, findings: Findings) -> None:
+    """Load each reward function, and try it on the prompts if these can be read."""
+    rewards = findings.look(inputs.rewards, config.rewards)
+    if rewards is None:
+        return
+    findings.seen.append(f"rewards: {', '.join(reward.function for reward in rewards)}")
+    look = partial(
+        findings.doubt,
+        partial(check_rewards, rewards, None if prompts is None else prompts.columns, prompts=prompts),
+        with_turns=config.turns is not None,
+    )
+    refused = len(findings.refusals)
+    look(())
+    if len(findings.refusals) > refused:
+        # The others may be refused, too.
+        names = set(reward_names(rewards))
+        for name in reward_names(rewards):
+            look(names - {name})
+
+
+def _look_at_prompts(
+    config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, directory: Path, findings: Findings
+) -> None:
+    rows = findings.look(draw, config, prompts, tokenizer, directory, first=0, count=len(prompts))
+    if rows is None:
+        return
+    findings.seen.append(f"prompts: {_described(rows)} of {config.data.source}")
+    findings.doubt(compared, rows, prompts, tokenizer, directory, config.data)
+    ends = findings.look(look_at_responses, config, directory, model_tokenizer(tokenizer), rows)
+    if ends is not None:
+        line, doubts = ends
+        findings.seen.append(line)
+        findings.doubts += [*doubts_of(prompts), *doubts]
+
+
+def _look_at_turns(
+    config: RunConfig, turns: TurnsConfig, prompts: PromptSet, tokenizer: Tokenizer, directory: Path
+) -> str:
+    """Open the environment, or the agent, of the first prompt; returns what was looked at."""
+    first = openings(config, prompts_at(prompts, config.data, 0, 1), config.run.seed, 0)
+    draw(config, prompts, tokenizer, directory, first=0, count=1, openings=first)
+    if turns.agent is not None:
+        return f"turns: the first request of {turns.agent}, and the chat template with its tools"
+    reset = f", and a reset of {turns.environment}" if first else ""
+    return f"turns: the tools and their schemas, the chat template with tools{reset}"
+
+
+def _look_at_evaluation(
+    config: RunConfig,
+    written: EvaluationConfig,
+    inputs: InputsAtHand,
+    directory: Path | None,
+    tokenizer: Tokenizer | None,
+    findings: Findings,
+) -> None:
+    evaluation = findings.look(inputs.evaluation, written)
+    held_out = (
+        None
+        if evaluation is None
+        else findings.look(load_held_out, evaluation, config.rewards, with_turns=config.turns is not None)
+    )
+    if evaluation is None or held_out is None or directory is None or tokenizer is None:
+        return
+    findings.doubts += doubts_of(held_out, "evaluation.data")
+    rows = findings.look(draw_held_out, evaluation, held_out, tokenizer, config.rollout, directory)
+    if rows is not None:
+        findings.seen.append(f"evaluation: {_described(rows)} of {written.data.source}, and its rewards")
+        findings.doubt(compared, rows, held_out, tokenizer, directory, evaluation.data, "evaluation.data")
+
+
+def _check_turns(config: RunConfig) -> None:
     if config.turns is not None and config.data.source == ARITHMETIC:
         raise ValueError(
             f"data.source: value {ARITHMETIC!r}, whose prompts are text; allowed with turns: a file or a directory "
             "whose prompts are chat messages"
         )
-    evaluation = config.evaluation
-    if evaluation is not None and evaluation.interval and evaluation.data.source == ARITHMETIC:
-        check_number(evaluation, load_prompts(evaluation.data))
 
 
-def check_files(config: RunConfig, tell: Tell = untold) -> list[str]:
-    """Open everything that the configuration names, as the first plan of a run does; writes nothing.
+def _check_places(config: RunConfig) -> None:
+    """Raise ValueError if the run would be written over its model or its prompts."""
+    for field, path in (("policy.path", config.policy.path), ("data.source", config.data.source)):
+        try:
+            is_same = place(config.run.url) == (LOCAL, *expanded(path).resolve().parts)
+        except (ValueError, OSError):
+            continue  # a path that cannot be one is refused where it is opened
+        if is_same:
+            raise ValueError(f"run.url: value {config.run.url!r}; allowed: another place than {field}")
 
-    Returns a line about each thing that was looked at. Raises ModelError, EngineMisfit, AdapterMisfit, PromptError,
-    GradingError, EngineError, ToolsUnusable, HubError and ValueError.
-    """
-    with inputs_at_hand() as inputs:
-        local = all_at_hand(config, inputs)
-        pinned = [f"{name}: {found.repo} at commit {found.commit}" for name, found in inputs.found.items()]
-        return [*pinned, *_look_at(local, config, tell)]
 
-
-def _look_at(config: RunConfig, written: RunConfig, tell: Tell) -> list[str]:
-    tell("looking at the model", 0, 0)
-    directory = model_directory(config)
-    doubts = check_engine_fits(config, directory)
-    check_targets(config, directory, model_fields(directory))
-    config.algorithm.estimator.check(with_turns=config.turns is not None)
-    tell("reading prompts, and trying the rewards", 0, 0)
-    prompts = load_prompts(config.data)
-    check_rewards(config.rewards, prompts.columns, prompts=prompts)
-    tokenizer = prompt_tokenizer(config, directory)
-    tell(f"tokenising {len(prompts):,} prompts", 0, 0)
-    rows = draw(config, prompts, tokenizer, directory, first=0, count=len(prompts))
-    seen = [
-        f"model: the configuration, the tokenizer and the headers of the weights in {directory}",
-        f"advantage estimator: {config.algorithm.advantage_estimator}",
-        f"rewards: {', '.join(reward.function for reward in config.rewards)}",
-        f"prompts: {_described(rows)} of {written.data.source}",
-    ]
-    if config.turns is not None:
-        tell("opening an environment, or an agent", 0, 0)
-        first = openings(config, prompts_at(prompts, config.data, 0, 1), config.run.seed, 0)
-        draw(config, prompts, tokenizer, directory, first=0, count=1, openings=first)
-        if config.turns.agent is not None:
-            seen.append(f"turns: the first request of {config.turns.agent}, and the chat template with its tools")
-        else:
-            reset = f", and a reset of {config.turns.environment}" if first else ""
-            seen.append(f"turns: the tools and their schemas, the chat template with tools{reset}")
-    if written.evaluation is not None:
-        tell("looking at the evaluation", 0, 0)
-        rows = check_held_out(config, directory, tokenizer)
-        seen.append(f"evaluation: {_described(rows)} of {written.evaluation.data.source}, and its rewards")
-    return [*seen, *(f"not sure: {doubt}" for doubt in doubts)]
+def _check_generated(evaluation: EvaluationConfig) -> None:
+    """Raise PromptError if more held-out prompts are wanted than are generated."""
+    if evaluation.data.source == ARITHMETIC:
+        check_number(evaluation, load_prompts(evaluation.data, section="evaluation.data"))
 
 
 def model_directory(config: RunConfig) -> Path:
@@ -107,7 +225,7 @@ def draw(
 ) -> list[PromptRow]:
     """Prompts at running positions, tokenised; raises PromptError for one that does not fit."""
     context = context_length(config.rollout, model_dir)
-    return draw_prompts(
+    rows = draw_prompts(
         prompts,
         tokenizer,
         config.data,
@@ -117,19 +235,24 @@ def draw(
         max_completion_length=config.sampling.max_completion_length,
         openings=openings,
     )
+    check_embedded(rows, vocabulary_size(model_dir))
+    return rows
 
 
 def check_held_out(
     config: RunConfig, model_dir: Path, tokenizer: Tokenizer, held: Collection[str] = frozenset()
-) -> list[PromptRow]:
-    """The prompts of `evaluation`, opened, checked against its rewards, and tokenised; [] without that section.
+) -> tuple[list[PromptRow], list[str]]:
+    """The prompts of `evaluation`, opened, checked against its rewards, and tokenised, and what may be wrong with them.
 
-    held: the reward models that are not opened again. Raises PromptError and GradingError.
+    Both are [] without that section. held: the reward models that are not opened again. Raises PromptError and
+    GradingError.
     """
     if config.evaluation is None:
-        return []
-    held_out = load_held_out(config.evaluation, config.rewards, held)
-    return draw_held_out(config.evaluation, held_out, tokenizer, config.rollout, model_dir)
+        return [], []
+    held_out = load_held_out(config.evaluation, config.rewards, held, with_turns=config.turns is not None)
+    rows = draw_held_out(config.evaluation, held_out, tokenizer, config.rollout, model_dir)
+    check_embedded(rows, vocabulary_size(model_dir))
+    return rows, compared(rows, held_out, tokenizer, model_dir, config.evaluation.data, "evaluation.data")
 
 
 def _described(rows: list[PromptRow]) -> str:

@@ -16,7 +16,7 @@ from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, commit
 from storage.stored_versions import list_versions
 from tasks.configuration.evaluation import settings_digest
 from tasks.configuration.references import PlanReference
-from tasks.configuration.run_config import RunConfig, differences, dump, identity, parse
+from tasks.configuration.run_config import RunConfig, dump
 from tasks.evaluation.held_out import draw_held_out, load_held_out
 from tasks.evaluation.measure import (
     ITERATION,
@@ -26,10 +26,11 @@ from tasks.evaluation.measure import (
     rewards_of,
 )
 from tasks.grading.run_rewards import held_models, models_named, publish_models
-from tasks.learning.pretrained import stop_token_ids
 from tasks.planning.division import assign_groups
 from tasks.preparing.at_hand import InputsAtHand, inputs_at_hand
-from tasks.preparing.tools import openings, prompt_tokenizer, tools_told
+from tasks.preparing.held_run import check_same_run
+from tasks.preparing.stop_tokens import stop_ids_of_run
+from tasks.preparing.tools import model_tokenizer, openings, prompt_tokenizer, tools_told
 from tasks.prompts.draw import prompts_at
 
 log = logging.getLogger(__name__)
@@ -54,10 +55,11 @@ def prepare(config: RunConfig, version: int, execution: str, clock: Clock) -> tu
         stored = read_run(run)
     except ObjectMissing:
         raise ValueError(f"run.url: value {config.run.url!r}; allowed: a run that training has begun") from None
-    unlike = differences(identity(config), identity(parse(stored.config)))
-    if unlike:
-        reasons = "\n".join(f"  {line}" for line in unlike)
-        raise ConflictingRecord(f"{run.url} holds a run of another configuration; nothing was changed:\n{reasons}")
+    check_same_run(config, stored.config, run.url)
+    if config.evaluation is None:
+        log.warning(
+            "not sure: evaluation: not given, so the prompts of training (data) are evaluated; none is held out"
+        )
     version = published(run, version)
     with inputs_at_hand(run) as inputs:
         return _prepare(run, stored, config, inputs, version, execution, clock)
@@ -89,7 +91,8 @@ def _prepare(
     store = connect(url)
     if not exists(store, layout.plan(ITERATION)):
         evaluation = evaluation_of(local)
-        local = replace(local, evaluation=replace(evaluation, data=inputs.data(evaluation.data, "evaluation.data")))
+        section = "data" if config.evaluation is None else "evaluation.data"
+        local = replace(local, evaluation=replace(evaluation, data=inputs.data(evaluation.data, section)))
         _write_plan(run, store, stored, config, local, version, decided_by, held, clock)
         # From now on retention keeps the version; it may have deleted it before.
         published(run, version)
@@ -141,13 +144,14 @@ def _write_plan(
     local: the configuration with paths at hand.
     """
     evaluation = evaluation_of(local)
-    prompts = load_held_out(evaluation, config.rewards, held)
+    prompts = load_held_out(evaluation, config.rewards, held, with_turns=config.turns is not None)
     with model_files.downloaded(run) as folder:
         count = evaluation.num_prompts or len(prompts)
         added = openings(config, prompts_at(prompts, evaluation.data, 0, count), evaluation.seed, ITERATION)
-        tokenizer = prompt_tokenizer(config, folder)
+        tokenizer = prompt_tokenizer(config, folder, is_new=False)
         rows = draw_held_out(evaluation, prompts, tokenizer, config.rollout, folder, added)
-        stop_ids = stop_token_ids(folder)
+        with_turns = config.turns is not None
+        stop_ids = stop_ids_of_run(run, folder, model_tokenizer(tokenizer), rows, with_turns=with_turns)
     body = prompt_table.encode_prompts(rows)
     prompts_key = layout.prompts(ITERATION, digest_of(body))
     if not commit(store, prompts_key, body):

@@ -41,7 +41,7 @@ from tasks.grading.grader import check_rewards
 from tasks.grading.run_rewards import held_models, models_named, publish_models
 from tasks.history.known_lengths import expected_lengths
 from tasks.history.planning_inputs import planning_request
-from tasks.learning.pretrained import read_tensors, stop_token_ids, vocabulary_size
+from tasks.learning.pretrained import read_tensors, vocabulary_size
 from tasks.planning.division import groups_in_budget
 from tasks.planning.iteration_plan import BudgetExceeded, plan_iteration
 from tasks.planning.offer import GroupLengths
@@ -49,10 +49,13 @@ from tasks.preparing.adapter_fit import check_targets
 from tasks.preparing.at_hand import InputsAtHand, inputs_at_hand
 from tasks.preparing.checks import check_held_out, check_settings, draw, model_directory
 from tasks.preparing.engine_fit import check_engine_fits
+from tasks.preparing.model_check import check_model_use
 from tasks.preparing.needed_state import check_needed_state
-from tasks.preparing.tools import openings, prompt_tokenizer, tools_told
+from tasks.preparing.stop_tokens import look_at_responses, stop_ids_of_run
+from tasks.preparing.tools import compared, model_tokenizer, openings, prompt_tokenizer, tools_told
+from tasks.preparing.vain_settings import settings_in_vain
 from tasks.prompts.draw import prompts_at
-from tasks.prompts.loading import load_prompts
+from tasks.prompts.loading import doubts_of, load_prompts
 from tasks.prompts.prompt import PromptSet
 from tasks.prompts.tokenise import Tokenizer
 from tasks.sharing.membership import check_admitted
@@ -71,11 +74,35 @@ def _check_before_anything(config: RunConfig) -> None:
     check_admitted(config)
 
 
+def _check_model(config: RunConfig, model_dir: Path, *, is_new: bool) -> None:
+    """Refuse a model that its engine cannot hold; and one of a new run that trainer or engine cannot use."""
+    doubts = check_engine_fits(config, model_dir)
+    if is_new:
+        check_targets(config, model_dir, model_fields(model_dir))
+        doubts += check_model_use(config, model_dir).doubts
+    _warn(doubts)
+
+
 def _check_prompts(config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, model_dir: Path) -> None:
     """Tokenise all prompts, so that no later iteration meets one that does not fit, and the first as it is opened."""
-    draw(config, prompts, tokenizer, model_dir, first=0, count=len(prompts))
+    rows = draw(config, prompts, tokenizer, model_dir, first=0, count=len(prompts))
+    _warn(compared(rows, prompts, tokenizer, model_dir, config.data))
     first = openings(config, prompts_at(prompts, config.data, 0, 1), config.run.seed, 0)
     draw(config, prompts, tokenizer, model_dir, first=0, count=1, openings=first)
+    _, doubts = look_at_responses(config, model_dir, model_tokenizer(tokenizer), prompts)
+    _warn([*doubts_of(prompts), *doubts])
+
+
+def _stop_ids(
+    store: ObjectStore, config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, model_dir: Path
+) -> tuple[int, ...]:
+    given, with_turns = model_tokenizer(tokenizer), config.turns is not None
+    return stop_ids_of_run(store, model_dir, given, prompts, with_turns=with_turns)
+
+
+def _warn(doubts: Iterable[str]) -> None:
+    for doubt in doubts:
+        log.warning("not sure: %s", doubt)
 
 
 def prepare(
@@ -105,19 +132,19 @@ def prepare(
         local = _at_hand(store, config, inputs, held)
         _check_machine(local, is_new)
         prompts = load_prompts(local.data, check_rows=is_new)
-        check_rewards(local.rewards, prompts.columns, held, prompts, every_truth=is_new)
+        turns = config.turns is not None
+        doubts = check_rewards(local.rewards, prompts.columns, held, prompts, is_new=is_new, with_turns=turns)
         model_dir = _model_directory(store, local, inputs.folder)
-        for doubt in check_engine_fits(config, model_dir):
-            log.warning("not sure: %s", doubt)
+        _warn(doubts)
+        _check_model(config, model_dir, is_new=is_new)
+        tokenizer = cache(partial(prompt_tokenizer, config, model_dir, is_new=is_new))
         if is_new:
-            check_targets(config, model_dir, model_fields(model_dir))
-        tokenizer = cache(partial(prompt_tokenizer, config, model_dir))
-        if is_new:
+            _warn(settings_in_vain(config))
             _check_prompts(config, prompts, tokenizer(), model_dir)
         evaluates = config.evaluation is not None and config.evaluation.interval > 0
         if evaluates and (is_new or not _is_evaluation_known(store, config)):
             local = replace(local, evaluation=inputs.evaluation(evaluation_of(config)))
-            check_held_out(local, model_dir, tokenizer(), held_models(store, *rewards_of(local)))
+            _warn(check_held_out(local, model_dir, tokenizer(), held_models(store, *rewards_of(local)))[1])
         if is_new:
             probe(store)
         _open(store, config, model_dir, execution, clock, inputs if is_new else None)
@@ -133,7 +160,7 @@ def prepare(
             if iteration == 0:
                 publish_initial(store, model_dir)
                 publish_models(store, local.rewards)
-            tools, stops = tools_told(tokenizer()), stop_token_ids(model_dir)
+            tools, stops = tools_told(tokenizer()), _stop_ids(store, config, prompts, tokenizer(), model_dir)
             try:
                 write_plan(store, config, rows, iteration, version, first, stops, clock, tools)
             except BudgetExceeded as error:

@@ -5,12 +5,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from storage.prompt_table import PromptRow
+from tasks.configuration.data import DataConfig
 from tasks.configuration.run_config import RunConfig
 from tasks.configuration.turns import TurnsConfig
-from tasks.learning.pretrained import stop_token_ids
+from tasks.preparing.stop_tokens import find_stop_tokens
 from tasks.preparing.tokenizer import open_tokenizer
 from tasks.prompts.openings import reset_columns
-from tasks.prompts.prompt import Message, Prompt, PromptError
+from tasks.prompts.prompt import Message, Prompt, PromptError, PromptSet
+from tasks.prompts.row_comparison import compare
+from tasks.prompts.template_trial import try_templates
 from tasks.prompts.tokenise import Tokenizer
 from tasks.sampling.engines.choose import context_length
 from tasks.turns.agent_environments import first_requests
@@ -25,10 +29,11 @@ Resets = Callable[[TurnsConfig, Sequence[Mapping[str, Any]], Sequence[int]], Seq
 
 
 class ToolTokenizer:
-    """A Tokenizer of prompts that tell the policy of its tools."""
+    """A Tokenizer of prompts that tell the policy of its tools; of_model: the tokenizer of transformers below it."""
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: Conversation, of_model: Any) -> None:
         self._conversation = conversation
+        self.of_model = of_model
 
     @property
     def tools(self) -> tuple[Schema, ...]:
@@ -39,9 +44,13 @@ class ToolTokenizer:
         """Raise PromptError: tools stand in a chat template, and text does not go through one."""
         raise PromptError(f"it is text of {len(text)} characters; allowed with turns: chat messages")
 
-    def apply_chat_template(self, conversation: list[Message], **_rendering: Any) -> tuple[int, ...]:
-        """The tokens of the prompt, with the tools and the generation prompt."""
-        return self._conversation.prompt_ids(conversation)
+    def apply_chat_template(
+        self, conversation: list[Message], *, add_generation_prompt: bool = True, tokenize: bool = True, **_row: Any
+    ) -> Any:
+        """The prompt as token ids, or as text, with the tools of the run; those of a row are not shown."""
+        if tokenize:
+            return self._conversation.prompt_ids(conversation)
+        return self._conversation.prompt_text(conversation, asks=add_generation_prompt)
 
 
 class FirstRequestTokenizer(ToolTokenizer):
@@ -49,8 +58,7 @@ class FirstRequestTokenizer(ToolTokenizer):
 
     def __init__(self, tokenizer: Any, stops: Collection[int]) -> None:
         """Raises TemplateError."""
-        super().__init__(Conversation(tokenizer, (), stops))
-        self._tokenizer = tokenizer
+        super().__init__(Conversation(tokenizer, (), stops), tokenizer)
         self._stops = stops
         self._of_tools: dict[str, ToolTokenizer] = {}
         self._conversation.check()
@@ -60,29 +68,66 @@ class FirstRequestTokenizer(ToolTokenizer):
         first = read_opening(opening)
         name = json.dumps(first.tools)
         if name not in self._of_tools:
-            conversation = Conversation(self._tokenizer, first.tools, self._stops)
+            conversation = Conversation(self.of_model, first.tools, self._stops)
             conversation.check()
-            self._of_tools[name] = ToolTokenizer(conversation)
+            self._of_tools[name] = ToolTokenizer(conversation, self.of_model)
         return list(first.messages), self._of_tools[name]
 
 
-def prompt_tokenizer(config: RunConfig, model_dir: Path) -> Tokenizer:
+def prompt_tokenizer(config: RunConfig, model_dir: Path, *, is_new: bool = True) -> Tokenizer:
     """The tokenizer of prompts; with `turns` it loads the tools in a child process, and checks the chat template.
 
-    Raises ModelError, ToolsUnusable and TemplateError.
+    is_new: no run has used it yet, so its chat template is tried in a child process first. Raises ModelError,
+    PromptError, ToolsUnusable and TemplateError.
     """
+    _check_turns(config)
     # First: a tokenizer that reads a wrong configuration of the model complains of itself.
     context_length(config.rollout, model_dir)
     tokenizer = open_tokenizer(model_dir)
+    if is_new:
+        try_templates(tokenizer)
     if config.turns is None:
         return tokenizer
+    stops = find_stop_tokens(model_dir, tokenizer, in_chat=True).ids
     if config.turns.agent is not None:
-        return FirstRequestTokenizer(tokenizer, stop_token_ids(model_dir))
+        return FirstRequestTokenizer(tokenizer, stops)
     schemas = load_schemas(config.turns)
     check_names(config.turns, schemas)
-    conversation = Conversation(tokenizer, schemas, stop_token_ids(model_dir))
+    conversation = Conversation(tokenizer, schemas, stops)
     conversation.check()
-    return ToolTokenizer(conversation)
+    return ToolTokenizer(conversation, tokenizer)
+
+
+def model_tokenizer(tokenizer: Tokenizer) -> Any:
+    """The tokenizer of transformers in one of `prompt_tokenizer`."""
+    return tokenizer.of_model if isinstance(tokenizer, ToolTokenizer) else tokenizer
+
+
+def _check_turns(config: RunConfig) -> None:
+    """Raise PromptError for settings of a data set with which no turn is shown yet."""
+    sections = {"data": config.data} | ({"evaluation.data": config.evaluation.data} if config.evaluation else {})
+    for section, data in sections.items() if config.turns is not None else ():
+        for name, value, allowed in (
+            ("chat_template_kwargs", data.chat_template_kwargs, {}),
+            ("continue_final_message", data.continue_final_message, False),
+        ):
+            if value != allowed:
+                raise PromptError(f"{section}.{name}: value {value!r}; allowed with turns: {allowed!r}")
+
+
+def compared(
+    rows: Sequence[PromptRow],
+    prompts: PromptSet,
+    tokenizer: Tokenizer,
+    model_dir: Path,
+    data: DataConfig,
+    section: str = "data",
+) -> list[str]:
+    """What may be wrong with prompts of `prompt_tokenizer`: see `compare`."""
+    of_model = model_tokenizer(tokenizer)
+    in_chat = any(not isinstance(row.prompt, str) for row in rows)
+    stops = find_stop_tokens(model_dir, of_model, in_chat=in_chat).ids
+    return compare(rows, prompts, tokenizer, of_model, data, stops, section)
 
 
 def tools_told(tokenizer: Tokenizer) -> tuple[Schema, ...]:

@@ -66,7 +66,10 @@ def check_admitted(config: RunConfig) -> None:
     """
     if config.trainer.fleet is None:
         return
-    store, _ = open_fleet(config.trainer.fleet)
+    try:
+        store, _ = open_fleet(config.trainer.fleet)
+    except LookupError as error:
+        raise LookupError(f"trainer.fleet: {error}") from None
     run_id = fleet_layout.run_id(config.run.url)
     if not exists(store, fleet_layout.admitted(run_id)) or has_left(store, run_id):
         raise LookupError(

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from gleaner import main
 from tasks.configuration.run_config import ConfigError, parse
 from tasks.preparing.checks import check_settings
+from tasks.preparing.vain_settings import settings_in_vain
 from tests.small_run import document
 
 MATH = {"function": "math"}
@@ -38,11 +39,76 @@ def tolerates(**fields):
     return pool(tolerations=[fields])
 
 
+def shared(fleet, url="s3://bucket/runs/a"):
+    return {"run": {"url": url}, "trainer": {"placement": "shared", "fleet": fleet}}
+
+
+def tensor_parallel(size, engine="vllm", **pools):
+    return {"rollout": {"engine": engine, "vllm": {"tensor_parallel_size": size}}, "pools": pools}
+
+
+FLEETS = [
+    *(
+        "",
+        "http://host/fleet",
+        "gcs://bucket/fleet",
+        "s3://",
+        "s3:/bucket/fleet",
+        "s3://bucket/fleet\n",
+        " s3://b/fleet",
+    ),
+    *("s3://key:pw@bucket/fleet", "s3://b/../fleet", "s3://b/fleet?x=1", "file://host/fleet", "~nosuchuser/fleet"),
+    *("s3://bucket/runs/a", "s3://bucket/runs/a/", "S3://bucket/runs/a", "s3://bucket/runs/a/fleet", "s3://bucket"),
+    *("runs/fleet", "/srv/fleet", "memory://fleet/"),
+]
+NAMES = [
+    ({"policy": {"path": "m", "revision": "main\n"}}, "policy.revision"),
+    ({"policy": {"path": "models/m\t"}}, "policy.path"),
+    ({"data": {"source": "a/b", "revision": "v1\r"}}, "data.revision"),
+    ({"data": {"source": "a/b", "subset": "main\n"}}, "data.subset"),
+    ({"data": {"source": "a/b", "split": "train\n"}}, "data.split"),
+    ({"data": {"source": "rows.jsonl\n"}}, "data.source"),
+    ({"data": {"source": "rows.jsonl", "prompt_column": "prompt\0"}}, "data.prompt_column"),
+    ({"evaluation": {"data": {"source": "a/b", "split": "test\u2028"}}}, "evaluation.data.split"),
+    ({"rewards": [{"function": "my:reward\n"}]}, "rewards.0.function"),
+    ({"rewards": [{"function": "reward_model", "model": "a/b", "revision": "x\x1b"}]}, "rewards.0.revision"),
+    ({"tracking": {"name": "first\n"}}, "tracking.name"),
+    ({"pools": {"train": {"machine": "g6.xlarge\n"}}}, "pools.train.machine"),
+    ({"rollout": {"weight_cache_dir": "/cache\n"}}, "rollout.weight_cache_dir"),
+]
+SIZES = [
+    *(("memory", size) for size in ("0", "0Gi", "0.0", "16", "1k", "63Mi", "2Pi", "1E")),
+    *(("cpu", size) for size in ("0", "0m", "1n", "9m", "4Gi", "11k")),
+]
+
 REFUSED = [
+    *((shared(url), "  trainer.fleet: ") for url in FLEETS),
+    (shared("/srv/runs/a/../a", "/srv/runs/a"), "  trainer.fleet: value '/srv/runs/a/../a'; allowed: a directory of"),
+    (shared("s3://bucket/fleet", "/srv/runs/a"), "  trainer.fleet: value 's3://bucket/fleet'; allowed: a place"),
+    *((sections, f"  {path}: ") for sections, path in NAMES),
+    *((pool(**{name: size}), f"gleaner: pools.rollout.{name}: value {size!r}; allowed: ") for name, size in SIZES),
+    ({"pools": {"control": {"memory": "0"}}}, "gleaner: pools.control.memory: value '0'; allowed: 64Mi to 1Pi"),
+    ({"pools": {"more_rollout": {"far": {"cpu": 0}}}}, "gleaner: pools.more_rollout.far.cpu: value '0'; allowed: 10m"),
+    (
+        tensor_parallel(2, rollout={"gpus": 1}),
+        "  pools.rollout.gpus: value 1; allowed: 0, or a multiple of rollout.vllm.tensor_parallel_size (2)",
+    ),
+    (tensor_parallel(2, "auto", rollout={"gpus": 1}), "  pools.rollout.gpus: value 1; allowed: 0, or a multiple"),
+    (tensor_parallel(3, rollout={"gpus": 8}), "  pools.rollout.gpus: value 8; allowed: 0, or a multiple"),
+    (
+        tensor_parallel(4, rollout={"gpus": 4}, more_rollout={"far": {"gpus": 2}}),
+        "  pools.more_rollout.far.gpus: value 2; allowed: 0, or a multiple",
+    ),
     *(({"run": {"url": url}}, "  run.url: ") for url in URLS),
-    ({"pools": {"control": {"machine": "potato", "usd_per_hour": None}}}, "gleaner: machine: no price for 'potato'"),
-    ({"pools": {"more_rollout": {"b": {"machine": "potato"}}}}, "gleaner: machine: no price for 'potato'"),
-    ({"pools": {"train": {"machine": "potato"}}}, "gleaner: machine: no price for 'potato'"),
+    (
+        {"pools": {"control": {"machine": "potato", "usd_per_hour": None}}},
+        "gleaner: pools.control.machine: no price for 'potato'",
+    ),
+    (
+        {"pools": {"more_rollout": {"b": {"machine": "potato"}}}},
+        "gleaner: pools.more_rollout.b.machine: no price for 'potato'",
+    ),
+    ({"pools": {"train": {"machine": "potato"}}}, "gleaner: pools.train.machine: no price for 'potato'"),
     (
         {"sampling": {"max_completion_length": 64}, "rollout": {"context_length": 64}},
         "  sampling.max_completion_length: value 64; allowed: less than rollout.context_length (64)",
@@ -152,6 +218,20 @@ def test_it_is_refused_in_one_line_that_names_the_field(sections, message):
         pool(node_selector={"cloud.google.com/gke-spot": "true"}, interruptible=False),
         pool(node_selector={"cloud.google.com/gke-spot": "false"}),
         {"run": {"url": "s3://bucket/runs/user=me/7"}},
+        shared("s3://bucket/fleet"),
+        shared("gs://other/fleet"),
+        shared("s3://bucket/runs/ab"),
+        shared("runs/fleet", "runs/a"),
+        shared("file:///srv/fleet", "/srv/a"),
+        tensor_parallel(2, rollout={"gpus": 4}),
+        tensor_parallel(2, rollout={"gpus": 0}),
+        tensor_parallel(2, "torch", rollout={"gpus": 1}),
+        pool(memory="64Mi", cpu="10m"),
+        pool(memory="1Pi", cpu="10k"),
+        pool(env=[{"name": "KEY", "value": "two\nlines"}], annotations={"a/b": "two\nlines"}),
+        {"rewards": [{"function": "format", "pattern": "a\nb"}]},
+        {"rewards": [{"function": "my:reward", "arguments": {"text": "a\nb"}}]},
+        {"data": {"source": "rows.jsonl", "chat_template_kwargs": {"date": "a\nb"}}},
         {"run": {"url": "./a:b"}},
         {"rewards": [MATH | {"name": "a"}, MATH | {"name": "b"}]},
     ],
@@ -180,3 +260,32 @@ def test_the_command_names_the_field_or_the_line(path, model, text, problems):
     result = CliRunner().invoke(main, ["check", str(path)], catch_exceptions=False)
     shown = [line for line in result.stderr.splitlines()[1:] if not line.endswith("missing; it has no default")]
     assert [line[: len(problem)] for line, problem in zip(shown, problems, strict=True)] == problems
+
+
+GENERATED = {"source": "arithmetic", "size": 10}
+
+
+@pytest.mark.parametrize(
+    ("sections", "doubts"),
+    [
+        ({}, []),
+        ({"optimizer": {"learning_rate": 0}}, ["optimizer.learning_rate: value 0"]),
+        ({"rewards": [MATH | {"weight": 0}]}, ["rewards: every weight is 0"]),
+        ({"rewards": [MATH | {"weight": 0}, {"function": "format", "pattern": "x"}]}, []),
+        ({"sampling": {"temperature": 0}}, ["sampling.temperature: value 0"]),
+        ({"evaluation": {"data": GENERATED | {"shuffle": False}}}, ["evaluation.data: the prompts of training"]),
+        ({"evaluation": {"data": GENERATED | {"seed": 1}, "sampling": {"temperature": 0}}}, []),
+        (tensor_parallel(2, rollout={"gpus": 8}), ["pools.rollout.gpus: value 8, of which a member uses"]),
+        (tensor_parallel(2, rollout={"gpus": 2}), []),
+        (tensor_parallel(1, "torch", rollout={"gpus": 1}, train={"gpus": 8}), []),
+    ],
+)
+def test_what_is_allowed_and_hardly_meant_is_doubted(sections, doubts):
+    found = settings_in_vain(parse(document("memory://check", "model", **{"data": GENERATED} | sections)))
+    assert [line[: len(start)] for line, start in zip(found, doubts, strict=True)] == doubts
+
+
+@pytest.mark.parametrize(("url", "source"), [("runs/x", "x.jsonl"), ("./models/../models/m/", "x.jsonl"), ("x", "x")])
+def test_a_run_is_not_written_over_its_inputs(url, source):
+    found = problem_of({"run": {"url": url}, "data": {"source": source}}, model="models/m")
+    assert found == "accepted" if url == "runs/x" else found.startswith(f"gleaner: run.url: value {url!r}; allowed: ")

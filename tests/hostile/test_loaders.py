@@ -16,7 +16,8 @@ from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.critic import Critic
 from tasks.learning.policy import Policy
 from tasks.learning.pretrained import ModelError
-from tasks.learning.trained_model import PolicyError, read_model_config
+from tasks.learning.trained_model import PolicyError
+from tasks.models.configuration import ModelConfigurationError, read_model_config
 from tasks.preparing.tokenizer import open_tokenizer
 from tasks.prompts.decode import open_decoder
 from tasks.sampling.engines.decoder import model_config
@@ -48,7 +49,7 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "Policy": lambda folder: Policy(folder, {}, TrainerConfig()),
     "Critic": lambda folder: Critic(folder, {}, TrainerConfig()),
     "HuggingFaceDecoder": lambda folder: HuggingFaceDecoder(
-        read_model_config(folder), dtype=torch.float32, device=torch.device("meta")
+        read_model_config(folder), dtype=torch.float32, device=torch.device("meta"), context_length=8
     ),
 }
 
@@ -68,7 +69,7 @@ def test_no_code_is_run_asked_for_or_fetched(tmp_path: Path, monkeypatch: Any, f
     refusal = ""
     try:
         LOADERS[loader](tmp_path)
-    except (ModelError, PolicyError, EngineError) as error:
+    except (ModelError, ModelConfigurationError, PolicyError, EngineError) as error:
         refusal = str(error)
     assert asked == []
     assert not (tmp_path / "ran").exists()

@@ -9,7 +9,7 @@ import gleaner
 from examples.compare import undisturbed_equals
 from storage import layout
 from storage.connect import connect
-from storage.run import read_plan, reports
+from storage.run import read_config, read_plan, reports
 from storage.stored_versions import list_versions
 from tests.small_run import everything
 from tests.whole_runs import (
@@ -28,9 +28,13 @@ WITHOUT_MODEL = {"engine": "scripted"}
 
 
 def test_a_killed_run_continues_and_learns_from_the_same_tokens(tmp_path, model, monkeypatch):
-    """Its first iteration is trained from Python, in a folder that is not the project's, as in a notebook."""
+    """Its first iteration is trained from Python, in a folder that is not the project's, as in a notebook.
+
+    The second one gets its configuration as Flyte's console sends it, with all numbers as floats.
+    """
     url = str(tmp_path / "run")
-    sections = KILLABLE | {"pools": ONE_SLOT}
+    own = {"function": "tests.reward_functions:beginning_with", "arguments": {"n": 3}, "on_failure": "stop"}
+    sections = KILLABLE | {"pools": ONE_SLOT, "rewards": [{"function": "arithmetic"}, own]}
     config = config_file(tmp_path, model, url, **sections)
     store = connect(url)
     with monkeypatch.context() as elsewhere, ThreadPoolExecutor(1) as thread:
@@ -43,8 +47,11 @@ def test_a_killed_run_continues_and_learns_from_the_same_tokens(tmp_path, model,
     assert first.metrics["resume/tokens_recovered"] > 0
     assert undisturbed_equals(url, 0)[:2] == (32, 32)
 
-    train_here(config)  # the same command again: the run goes on where it stands
+    with monkeypatch.context() as console:
+        console.setenv("FLYTE_USE_OLD_DC_FORMAT", "true")
+        train_here(config)  # the same command again: the run goes on where it stands
     second = reports(store)[1]
+    assert read_config(store, read_plan(store, 1)) == read_config(store, read_plan(store, 0))
     assert (second.iteration, second.weight_version, second.next_prompt) == (1, 2, 16)
     assert "weights/00000002" in " ".join(store.list(layout.WEIGHTS))
     assert b"<svg" in store.get(layout.deck(1))

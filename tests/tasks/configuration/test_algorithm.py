@@ -127,7 +127,7 @@ def test_refuses_what_is_impossible_together_or_has_no_effect(given, message):
 
 
 def test_all_problems_of_an_algorithm_are_told_at_once():
-    with pytest.raises(ValueError, match=r"^kl_in: .*; gamma: value 0\.5; .*because nothing reads it$"):
+    with pytest.raises(ValueError, match=r"^kl_in: .*\ngamma: value 0\.5; .*because nothing reads it$"):
         AlgorithmConfig(gamma=0.5, kl_in="reward")
 
 

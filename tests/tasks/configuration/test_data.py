@@ -31,6 +31,9 @@ def test_nested_settings_are_read():
         ({"limit": 0}, "limit"),
         ({"size": 0}, "size"),
         ({"max_prompt_length": 0}, "max_prompt_length"),
+        ({"allow": ["anything"]}, "allow.0"),
+        ({"chat_template_kwargs": None}, "chat_template_kwargs"),
+        ({"continue_final_message": 1}, "continue_final_message"),
         ({"arithmetic": {"base": 11}}, "arithmetic.base"),
         ({"arithmetic": {"items_max": 27}}, "arithmetic.items_max"),
         ({"arithmetic": {"stop_probability": 0.0}}, "arithmetic.stop_probability"),
@@ -48,6 +51,12 @@ def test_bad_values_are_refused_by_the_name_of_their_field(values: dict[str, Any
         ({"split": "train"}, "split: value 'train'; allowed"),
         ({"id_column": "id"}, "id_column: value 'id'; allowed"),
         ({"prompt_column": "question"}, "prompt_column: value 'question'; allowed"),
+        ({"continue_final_message": True}, "continue_final_message: value True; allowed"),
+        ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs: value {'a': 1}; allowed"),
+        (
+            {"source": "a.jsonl", "chat_template_kwargs": {"tokenize": False}},
+            "chat_template_kwargs: value 'tokenize'; allowed: arguments of the chat template",
+        ),
         ({"source": "a.jsonl", "id_column": "prompt"}, "id_column: value 'prompt'; allowed"),
     ],
 )

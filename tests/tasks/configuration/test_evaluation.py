@@ -1,5 +1,7 @@
 """The section `evaluation`: what is refused, what names the outcome, and that nothing of it changes the run."""
 
+from typing import Any
+
 import pytest
 
 from tasks.configuration.evaluation import settings, settings_digest
@@ -65,8 +67,23 @@ def test_an_evaluation_from_before_ids_of_the_hub_keeps_its_name():
     found = settings(settled.evaluation, settled.rewards, {"reward_model": "0" * 32})
     # As the last version wrote it that knew neither data.subset nor revision.
     assert settings_digest(found) == "a9e710bcfabb15577cf7f9844a6d1ded"
-    names = {named(config(data={"source": "a/b", **one})) for one in ({}, {"subset": "c"}, {"revision": "d"})}
-    assert len(names) == 3
+    young: list[dict[str, Any]] = [
+        {},
+        {"subset": "c"},
+        {"revision": "d"},
+        {"continue_final_message": True},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+    ]
+    assert len({named(config(data={"source": "a/b", **one})) for one in young}) == len(young)
+    # What is accepted of the prompts changes none of them.
+    assert named(config(data={"source": "a/b", "allow": ["two_bos"]})) == named(config(data={"source": "a/b"}))
+
+
+def test_an_evaluation_from_before_special_tokens_could_be_kept_keeps_its_name():
+    skipped = config(sampling={"skip_special_tokens": True})
+    assert "skip_special_tokens" not in settings(skipped.evaluation, skipped.rewards)["sampling"]
+    assert named(skipped) == named(config())
+    assert named(config(sampling={"skip_special_tokens": False})) != named(config())
 
 
 def test_it_survives_its_way_to_the_tasks():
@@ -117,3 +134,38 @@ def test_the_content_of_a_reward_model_stands_where_its_path_was():
     resolved = settings(settled.evaluation, settled.rewards, {"judge": "0" * 32})
     assert [reward["model"] for reward in resolved["rewards"]] == ["0" * 32, None]
     assert settings_digest(resolved) != named(settled)
+
+
+def sampled(evaluation=None, **run):
+    settled = parse({**RUN, "sampling": run, "evaluation": {"data": {"source": "arithmetic"}, **(evaluation or {})}})
+    assert parse(dump(settled)) == settled
+    return settled.evaluation.sampling
+
+
+def test_an_evaluation_samples_as_training_does_unless_it_says_otherwise():
+    assert sampled(max_completion_length=64, top_p=0.9) == sampled(
+        {"sampling": {}}, max_completion_length=64, top_p=0.9
+    )
+    own = sampled({"sampling": {"temperature": 0}}, max_completion_length=64, temperature=0.7)
+    assert (own.max_completion_length, own.temperature) == (64, 0.0)
+
+
+def test_an_evaluation_of_a_run_that_gives_no_sampling_keeps_its_name():
+    """As versions without inheritance wrote it."""
+    assert named(config()) == "b64cd781a51cfb63de4781a058018991"
+
+
+@pytest.mark.parametrize(
+    ("run", "own", "problems"),
+    [
+        ({"temperature": -1}, {}, ["sampling.temperature: -1 given"]),
+        ({"temprature": 1}, {}, ["sampling.temprature: unknown field"]),
+        ({"temperature": -1}, {"top_k": -1}, ["sampling.temperature: -1 given", "evaluation.sampling.top_k: -1 given"]),
+        ({}, 7, ["evaluation.sampling: 7 given"]),
+        (7, {}, ["sampling: 7 given"]),
+    ],
+)
+def test_what_is_inherited_is_no_second_problem(run, own, problems):
+    with pytest.raises(ConfigError) as caught:
+        parse({**RUN, "sampling": run, "evaluation": {"data": {"source": "arithmetic"}, "sampling": own}})
+    assert [line[: len(start)] for line, start in zip(caught.value.problems, problems, strict=True)] == problems

@@ -20,7 +20,7 @@ from tests.forecast_documents import document
         ({"tool_answers": 2.0, "tool_s": 1.0}, r"forecast\.tool_answers: value 2\.0; allowed only with turns"),
         ({"tool_answers": 2.0}, r"tool_s: value None; allowed with tool_answers 2\.0: at least 0"),
         ({"tool_s": 2.0}, r"tool_s: value 2\.0; allowed with tool_answers None: null"),
-        ({"tool_answers": 0.0, "tool_s": 1.0}, r"forecast\.tool_answers: 0\.0 given"),
+        ({"tool_answers": 0.0, "tool_s": 1.0}, r"forecast\.tool_answers: 0 given"),
         ({"sed": 1}, r"forecast\.sed: unknown field; did you mean 'seeds'"),
     ],
 )

@@ -103,3 +103,28 @@ def test_a_document_that_holds_itself_is_refused():
     document = dict(MINIMAL)
     document["tracking"] = document
     assert problems_of(document) == ["it is nested too deeply"]
+
+
+def test_every_field_that_is_still_to_fill_in_is_named_at_once_beside_what_else_is_wrong():
+    document = {
+        "run": {"url": "???", "seed": -1},
+        "policy": {"path": "p", "revision": "???"},
+        "data": {"source": "???"},
+        "rewards": [{"function": "m:f", "arguments": {"pattern": "???"}}, "???", {"function": "???", "weight": "???"}],
+        "turns": {"tools": "???", "environment": "???"},
+        "optimizer": {"schedule": "linear", "total_steps": "???", "beta1": 2},
+        "lora": "???",
+    }
+    with pytest.raises(ConfigError) as caught:
+        parse(document)
+    waiting = ["run.url", "policy.revision", "data.source", "rewards.1", "rewards.2.function", "rewards.2.weight"]
+    waiting += ["turns.tools", "turns.environment", "optimizer.total_steps", "lora"]
+    assert caught.value.problems[: len(waiting)] == [f"{field}: ??? given; fill it in" for field in waiting]
+    rest = [problem.partition(":")[0] for problem in caught.value.problems[len(waiting) :]]
+    assert rest == ["run.seed", "optimizer.beta1"]
+
+
+def test_a_reward_functions_own_arguments_may_hold_any_text():
+    document = {"run": {"url": "u"}, "policy": {"path": "p"}, "data": {"source": "rows.jsonl"}}
+    rewards = [{"function": "m:f", "arguments": {"pattern": "???", "more": [{"a": "???"}]}}]
+    assert parse(document | {"rewards": rewards}).rewards[0].arguments == rewards[0]["arguments"]

@@ -173,6 +173,18 @@ def test_all_problems_are_told_at_once():
     assert len(caught.value.problems) == 2
 
 
+def test_each_problem_of_a_section_and_between_sections_has_a_line_with_its_path():
+    within = MINIMAL | {"algorithm": {"gamma": 0.5, "kl_in": "reward"}}
+    between = MINIMAL | {"algorithm": {"num_mini_batches": 99}, "trainer": {"phase_start_share": 0.5}}
+    for document, paths in (
+        (within, ["algorithm.kl_in", "algorithm.gamma"]),
+        (between, ["algorithm.num_mini_batches", "trainer.phase_start_share"]),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            parse(document)
+        assert [line.partition(":")[0] for line in caught.value.problems] == paths
+
+
 def test_numbers_as_yaml_reads_them_are_numbers(tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text(json.dumps(MINIMAL)[:-1] + ', "optimizer": {"learning_rate": 1e-6}}')
@@ -194,8 +206,27 @@ def test_identity_ignores_where_and_how_fast_but_not_what_is_learned():
     base = digest(parse(MINIMAL))
     for path, value in (("pools.rollout", {"count": 9}), ("rollout.flush_interval_s", 1.0), ("run.lease_ttl_s", 10.0)):
         assert digest(parse(with_value(path, value))) == base
+    assert digest(parse(with_value("data.allow", ["dropped_message"]))) == base
+    files = with_value("data.source", "rows.jsonl")
+    for name, value in (("continue_final_message", True), ("chat_template_kwargs", {"enable_thinking": False})):
+        assert digest(parse({**files, "data": {**files["data"], name: value}})) != digest(parse(files))
     for path, value in (("run.seed", 1), ("algorithm.clip_ratio_low", 0.1), ("rollout.dtype", "bfloat16")):
         assert digest(parse(with_value(path, value))) != base
+
+
+def test_a_setting_that_is_younger_than_a_run_counts_only_where_it_is_set():
+    base, kept = parse(MINIMAL), parse(with_value("sampling.skip_special_tokens", False))
+    assert dump(base)["sampling"]["skip_special_tokens"] is True
+    assert identity(base)["sampling"].keys() == {"temperature", "top_p", "top_k", "max_completion_length"}
+    assert digest(kept) != digest(base) == digest(parse(with_value("sampling.skip_special_tokens", True)))
+    assert differences(identity(kept), identity(base)) == ["sampling.skip_special_tokens: false here, nothing there"]
+
+
+def test_a_run_from_before_a_setting_of_prompts_goes_on_with_its_default():
+    stored = dump(parse(MINIMAL))
+    for name in ("allow", "chat_template_kwargs", "continue_final_message"):
+        del stored["data"][name]
+    assert differences(identity(parse(MINIMAL)), identity(parse(stored))) == []
 
 
 OTHER_VLLM_VALUES = {
@@ -281,7 +312,7 @@ def test_the_overlong_buffer_is_within_the_length_of_responses():
                 "rollout": {"engine": "vllm", "vllm": {"tensor_parallel_size": 4}},
                 "pools": {"more_rollout": {"far": {"gpus": 2}}},
             },
-            r"pools\.more_rollout\.far\.gpus: value 2; allowed: 0, or at least rollout\.vllm\.tensor_parallel_size",
+            r"pools\.more_rollout\.far\.gpus: value 2; allowed: 0, or a multiple of rollout\.vllm\.tensor_parallel",
         ),
         (
             {
@@ -289,7 +320,7 @@ def test_the_overlong_buffer_is_within_the_length_of_responses():
                 "pools": {"train": {"gpus": 1}},
                 "planning": {"seeding": "auto"},
             },
-            r"pools\.train\.gpus: value 1; allowed: 0, or at least",
+            r"pools\.train\.gpus: value 1; allowed: 0, or a multiple of",
         ),
         (
             {"forecast": {"more_rollout": {"far": {}}}},

@@ -101,7 +101,9 @@ def test_what_check_refuses_is_refused_with_its_reason():
     assert refusal(config, {"pools.rollout.count": 0, "pools.rollout.count_min": 0}) == (
         "pools.rollout.count: value 0; allowed with planning.seeding 'off': at least 1 in one pool of the crew"
     )
-    assert (refusal(config, {"pools.rollout.machine": "abacus"}) or "").startswith("machine: no price for 'abacus'")
+    assert (refusal(config, {"pools.rollout.machine": "abacus"}) or "").startswith(
+        "pools.rollout.machine: no price for 'abacus'"
+    )
 
 
 def test_the_recommended_settings_are_accepted():

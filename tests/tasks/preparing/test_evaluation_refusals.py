@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from storage.clock import ManualClock
+from storage.connect import connect
 from storage.local import LocalStore
+from storage.run import read_plan
 from storage.store import ConflictingRecord, StoreDenied
 from tasks.grading.reward import GradingError
 from tasks.preparing.evaluation import VersionGone
@@ -34,10 +36,15 @@ def test_a_run_that_is_not_there(settings):
 
 
 @pytest.mark.slow
-def test_a_configuration_without_the_section(store, model):
-    refused(
-        store, ValueError, "^evaluation: value null; allowed here: a section", config(URL, model, rewards=OWN_REWARD)
-    )
+def test_without_the_section_the_prompts_of_training_are_evaluated_and_the_log_says_so(store, model, caplog):
+    settings = config(URL, model, rewards=OWN_REWARD)
+    reference, slots = planned(settings, 1)
+    [doubt] = [line for line in caplog.messages if line.startswith("not sure: evaluation: not given")]
+    assert "none is held out" in doubt
+    plan = read_plan(connect(reference.run_url), 0)
+    assert slots
+    assert sum(len(slot.groups) for slot in plan.slots) == settings.data.size
+    assert plan.sampling == settings.sampling.params(plan.sampling.stop_token_ids)
 
 
 @pytest.mark.parametrize("version", [2, -2])
@@ -60,7 +67,7 @@ def test_another_runs_configuration(store, model):
 @pytest.mark.parametrize(
     ("changes", "kind", "match"),
     [
-        ({"data": {"source": "none.jsonl"}}, PromptError, r"^evaluation: source: value 'none\.jsonl'; allowed: "),
+        ({"data": {"source": "none.jsonl"}}, PromptError, r"^evaluation\.data\.source: value 'none\.jsonl'; allowed: "),
         ({"num_prompts": 31}, PromptError, r"^evaluation\.num_prompts: value 31; allowed: null, or 1 to 30, which are"),
         (
             {"sampling": {"max_completion_length": 255}},
@@ -87,7 +94,7 @@ def test_prompts_and_rewards_that_cannot_be_used(store, model, changes, kind, ma
 @pytest.mark.parametrize(
     ("before", "changes", "kind", "match"),
     [
-        (None, {"data": {"source": "none.jsonl"}}, PromptError, r"^evaluation: source: value 'none\.jsonl'"),
+        (None, {"data": {"source": "none.jsonl"}}, PromptError, r"^evaluation\.data\.source: value 'none\.jsonl'"),
         (EVALUATION, {"num_prompts": 31}, PromptError, r"^evaluation\.num_prompts: value 31"),
         (
             EVALUATION | {"interval": 0, "num_prompts": 31},
