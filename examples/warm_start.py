@@ -51,7 +51,7 @@ def build_tokenizer(alphabet: str = ALPHABET) -> Any:
     )
 
 
-def build_model(vocabulary: int, context_length: int = 256) -> Any:
+def build_model(vocabulary: int, context_length: int = 2048) -> Any:
     """A random Qwen2 with 0.4 million parameters."""
     config = Qwen2Config(
         vocab_size=vocabulary,
