@@ -68,6 +68,7 @@ _REPLACED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
     (re.compile(r"\\(?:text|mathrm|operatorname)\s*\{\s*([.,;]?)\s*\}"), r"\1"),
     (re.compile(r"\\(?:text|mathrm|operatorname)\s*\{\s*([ie])\s*\}"), r" \1"),
     (re.compile(r"(?<=\d)\s+i(?![A-Za-z])"), "i"),  # math-verify takes `4 i` for another number than `4i`
+    (re.compile(r"_\{(\w)\}(?!\w)"), r"_\1"),
     (re.compile(r"\\varnothing\b"), r"\\emptyset"),
     (re.compile(r"\\[lr]brace\b"), lambda found: "\\{" if "l" in found.group() else "\\}"),
     (re.compile(r"\\langle\b|\\left\s*\\langle\b"), "("),

@@ -18,6 +18,8 @@ def grade(completion: str, truth: Any) -> float:
 
 
 RIGHT = [
+    (r"\boxed{E_1}", "E_{1}"),
+    (r"\boxed{SRMC=LRMC}", "SRMC = LRMC"),
     ("<answer>4</answer>", "4"),
     ("<answer> 4 </answer>", "4"),
     ("<think>x</think><answer>\n4\n</answer>", "4"),
