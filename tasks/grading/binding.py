@@ -50,7 +50,8 @@ class BoundFunction:
     function): a sequence of values if `batched`, else one value. `prepare`, if there is one, is called once before the
     first call and does what is too costly for loading the function. `check` raises GradingError for cases that `call`
     could not grade. `verifies`: it is a verifier of Gleaner's own, which fails for no answer. If `call` raises for a
-    case that `check` allows, or needs too much time or memory, the answer is given up.
+    case that `check` allows, or needs too much time or memory, the answer is given up. `works`: whether its process is
+    still of use after that.
     """
 
     needs: Needs
@@ -59,6 +60,7 @@ class BoundFunction:
     prepare: Callable[[], None] | None = None
     check: Callable[[Sequence[GradingCase]], None] | None = None
     verifies: bool = False
+    works: Callable[[], bool] = lambda: True
 
 
 def bind(function: Callable[..., Any], name: str) -> BoundFunction:

@@ -39,6 +39,17 @@ def grade_mathematics(case: GradingCase) -> float:
     return 1.0 if _is_right(_read_truth(_truth(case.columns)), case.completion) else 0.0
 
 
+# An equation, a set, a sum, a root, an interval and a relation: math-verify reads each in another way.
+_KNOWN = (
+    ("4", "x=4"),
+    (r"\{2,1\}", r"\{1,2\}"),
+    ("(x+1)^2", "x^2+2x+1"),
+    (r"1/\sqrt{3}", r"\frac{\sqrt{3}}{3}"),
+    (r"x \le 2", r"(-\infty,2]"),
+    ("y=2x+1", "y=2x+1"),
+)
+
+
 def check_truths(cases: Sequence[GradingCase]) -> None:
     r"""Raise GradingError, which names some of the rows, if there are cases whose ground truth cannot be graded.
 
@@ -187,6 +198,15 @@ def _close(mine: Fraction, its: Fraction) -> bool:
     return mine == its or (
         round(mine, _PLACES) == round(its, _PLACES) and abs(mine - its) <= _RELATIVE * max(abs(mine), abs(its))
     )
+
+
+def works() -> bool:
+    """Whether math-verify reads and compares formulas right; the first call loads what it loads late.
+
+    An interruption while it loads leaves a parser that reads nothing, and then every such answer would be graded 0.
+    """
+    _parsed.cache_clear()
+    return all(_verified(truth, answer) for truth, answer in _KNOWN)
 
 
 def _verified(truth: str, answer: str) -> bool:

@@ -72,12 +72,15 @@ def _load(spec: str, settings: dict[str, Any]) -> tuple[BoundFunction | None, di
 def _bound(spec: str, settings: dict[str, Any]) -> BoundFunction:
     if spec == "math":
         importlib.import_module("math_verify")  # here, so that it does not count against the first response's limit
+        if not math_answer.works():
+            raise GradingError("reward 'math' cannot be loaded: math-verify reads formulas wrongly here")
         return BoundFunction(
             math_answer.NEEDS,
             False,
             lambda cases: math_answer.grade_mathematics(cases[0]),
             check=math_answer.check_truths,
             verifies=True,
+            works=math_answer.works,
         )
     if spec == "format":
         verifier = FormatVerifier(**settings)
@@ -112,17 +115,27 @@ def _attempted(call: Callable[[], None] | None) -> dict[str, Any]:
 
 
 def _grade(bound: BoundFunction, cases: list[GradingCase], limit_s: float) -> dict[str, Any]:
+    spoiled = False
     try:
         with limited_time(limit_s) if bound.verifies else nullcontext():
             returned = _awaited(partial(bound.call, cases))
         outcomes = batch_outcomes(returned, len(cases)) if bound.batched else [value_outcome(returned)]
     except OutOfTime:
-        return {"hung": True}
+        return {"hung": True, "spoiled": not _works(bound)}
     except BaseException as error:  # noqa: BLE001 - a reward function may raise anything, sys.exit included
         if not bound.verifies:
             return {"raised": describe(error), "spoiled": isinstance(error, ProcessSpoiled)}
         outcomes = [_given_up(bound, case, error) for case in cases]
-    return {"outcomes": [[outcome.value, outcome.error, outcome.given_up] for outcome in outcomes]}
+        spoiled = not _works(bound)
+    told = [[outcome.value, outcome.error, outcome.given_up] for outcome in outcomes]
+    return {"outcomes": told, "spoiled": spoiled}
+
+
+def _works(bound: BoundFunction) -> bool:
+    try:
+        return bound.works()
+    except Exception:  # noqa: BLE001 - libraries that were interrupted may raise anything
+        return False
 
 
 def _given_up(bound: BoundFunction, case: GradingCase, error: BaseException) -> RewardOutcome:
