@@ -73,5 +73,5 @@ def test_one_prompt_that_does_not_fit_refuses_the_draw_by_its_name(tmp_path):
     with pytest.raises(PromptError, match=r"prompt 'b' has 11 tokens; allowed: 10 \(rollout.context_length 20 less"):
         draw(0, 2, data, context_length=20)
     limited = DataConfig(source=str(tmp_path / "long.jsonl"), id_column="id", max_prompt_length=10)
-    with pytest.raises(PromptError, match=r"prompt 'b' has 11 tokens; allowed: 10 \(max_prompt_length"):
+    with pytest.raises(PromptError, match=r"prompt 'b' has 11 tokens; allowed: 10 \(data.max_prompt_length"):
         draw(0, 2, limited)

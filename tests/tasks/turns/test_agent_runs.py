@@ -83,6 +83,7 @@ def test_a_plan_asks_the_agent_how_it_begins(model_dir, rows):
 
 
 def test_check_tells_of_the_agent(model_dir, rows):
+    memory_store(NAME)
     told = "turns: the first request of tests.agent_functions:roams, and the chat template with its tools"
     assert told in check_files(settings(model_dir, rows))
 
