@@ -27,7 +27,7 @@ _DATE = re.compile(rf"(?i)\b(?:{'|'.join(_MONTHS.split())})\b")
 _LEAD = re.compile(
     r"(?:(?:the|so|thus|hence|therefore|then|and|that|is|are|we|get|have|it|which|equals?|exactly|about|around|roughly|"
     r"approximately|approx|circa|an?\s+total\s+of|in\s+total|(?:final|correct)?\s*answers?|solution|result|value|total|"
-    r"final|simply|just|also)(?![\w({])[\s,:.]*)+[:=]?\s*|[:=]\s*|(?:option|choice)\s+(?=\(?[A-J](?!\w))"
+    r"final|simply|just|also)(?![\w({])[\s,:.]*)+[:=]?\s*|[:=][:=\s]*|(?:option|choice)\s+(?=\(?[A-J](?!\w))"
     r"|\\(?:approx|simeq|therefore|implies|Rightarrow)(?![A-Za-z])\s*",
     re.IGNORECASE,
 )
@@ -216,6 +216,8 @@ def _formula_in_prose(text: str) -> str:
         return text
     parts = re.split(r"(?<!\\)\$\$?", text)
     formulas, words = parts[1::2], parts[0::2]
+    if len(formulas) == len(words):
+        raise NoReading("has mathematics without an end")
     if len(formulas) == 1:
         if changes_meaning(words[0], words[1]):
             raise NoReading("has words that change its formula")

@@ -2,6 +2,7 @@ from fractions import Fraction
 
 import pytest
 
+from tasks.grading.answer_limits import limited_time
 from tasks.grading.answer_reading import NoReading, number_of, read
 
 
@@ -79,3 +80,15 @@ def test_a_text_that_is_not_sure_has_no_reading(text: str, reason: str):
 
 def test_a_chain_of_choices_takes_no_stack():
     assert read("A. " * 600).choice == "A"
+
+
+@pytest.mark.parametrize("sign", [":", "=", ": ", "is:"])
+def test_signs_that_lead_in_are_passed_at_once(sign: str):
+    with limited_time(5.0):
+        assert read(sign * (1_900 // len(sign)) + "4").formula == "4"
+
+
+@pytest.mark.parametrize("text", ["$$4", "4$$", "so $$ x", "$$1$$ and $$2"])
+def test_mathematics_without_an_end_is_no_answer(text: str):
+    with pytest.raises(NoReading, match="has mathematics without an end"):
+        read(text)
