@@ -10,7 +10,8 @@ from tasks.configuration.rewards import RewardConfig
 from tasks.configuration.rollout import RolloutConfig
 from tasks.grading.grader import check_rewards
 from tasks.grading.reward import GradingError
-from tasks.prompts.draw import draw_prompts
+from tasks.learning.pretrained import vocabulary_size
+from tasks.prompts.draw import check_embedded, draw_prompts
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import PromptError, PromptSet
 from tasks.prompts.tokenise import Tokenizer
@@ -60,12 +61,12 @@ def draw_held_out(
     model_dir: Path,
     openings: Sequence[str | None] = (),
 ) -> list[PromptRow]:
-    """The evaluated prompts, with their tokens; raises PromptError for a prompt that does not fit.
+    """The evaluated prompts, with their tokens; raises PromptError for one that does not fit, or has no embedding.
 
     openings: what environments add to each of them; () if nothing.
     """
     try:
-        return draw_prompts(
+        rows = draw_prompts(
             prompts,
             tokenizer,
             evaluation.data,
@@ -76,8 +77,10 @@ def draw_held_out(
             openings=openings,
             section="evaluation.",
         )
+        check_embedded(rows, vocabulary_size(model_dir))
     except PromptError as error:
         raise PromptError(_of_evaluation(error)) from error
+    return rows
 
 
 def _of_evaluation(error: Exception) -> str:

@@ -135,11 +135,12 @@ def _look_at_prompts(
         return
     findings.seen.append(f"prompts: {_described(rows)} of {config.data.source}")
     findings.doubt(compared, rows, prompts, tokenizer, directory, config.data)
+    findings.doubts += doubts_of(prompts)
     ends = findings.look(look_at_responses, config, directory, model_tokenizer(tokenizer), rows)
     if ends is not None:
         line, doubts = ends
         findings.seen.append(line)
-        findings.doubts += [*doubts_of(prompts), *doubts]
+        findings.doubts += doubts
 
 
 def _look_at_turns(
@@ -251,7 +252,6 @@ def check_held_out(
         return [], []
     held_out = load_held_out(config.evaluation, config.rewards, held, with_turns=config.turns is not None)
     rows = draw_held_out(config.evaluation, held_out, tokenizer, config.rollout, model_dir)
-    check_embedded(rows, vocabulary_size(model_dir))
     return rows, compared(rows, held_out, tokenizer, model_dir, config.evaluation.data, "evaluation.data")
 
 

@@ -29,9 +29,9 @@ DOUBT = "1 of 2 rows, the first is {}: line 2: message 0 (role system) is not in
 def model_with(tmp_path_factory):
     """A function that makes a model directory with this chat template."""
 
-    def made(template):
+    def made(template, vocab_size=400):
         folder = tmp_path_factory.mktemp("model")
-        fields = {"vocab_size": 400, "eos_token_id": 2, "max_position_embeddings": 2000, "hidden_size": 32}
+        fields = {"vocab_size": vocab_size, "eos_token_id": 2, "max_position_embeddings": 2000, "hidden_size": 32}
         save_tiny_model(folder, tiny_model(tiny_config(**fields)))
         chat_tokenizer(template).save_pretrained(folder)
         return folder
@@ -113,6 +113,15 @@ def test_the_prompts_of_the_evaluation_are_looked_at_too(model_with, rows, caplo
     assert line.endswith("or evaluation.data.allow: [dropped_message]")
     held_out["data"]["source"] = rows([USER, ANSWER], name="answers.jsonl")
     assert both(settings(model, fine, evaluation=held_out)).startswith("evaluation.data.source: 1 of 1 rows, the first")
+
+
+@pytest.mark.slow
+def test_a_held_out_prompt_of_tokens_without_an_embedding_is_refused(model_with, rows):
+    beyond = chat_tokenizer(QWEN).convert_tokens_to_ids("<tool_call>")
+    source = rows([{"role": "user", "content": "What is <tool_call>?"}], name="held_out.jsonl")
+    held_out = {"data": {"source": source}, "sampling": {"max_completion_length": 8}, "interval": 1}
+    refused = both(settings(model_with(QWEN, beyond), rows([USER]), evaluation=held_out))
+    assert refused.startswith(f"evaluation: prompt '0' has the token {beyond}, for which the model has no embedding")
 
 
 @pytest.mark.slow
