@@ -4,6 +4,7 @@ Names that mean the same need no line: they are in the table of `tasks.configura
 """
 
 import math
+import re
 from typing import Any
 
 from tasks.adopting import trl_adapters, trl_inputs
@@ -47,6 +48,8 @@ _BATCH = ("generation_batch_size", "per_device_train_batch_size", "steps_per_gen
 _WEIGHTS = {"token_truncate": "token", "sequence_mask": "sequence-mask"}
 _TRACKERS = ("tensorboard", "wandb", "mlflow")
 _SCHEDULES = {"constant_with_warmup": "constant", "cosine_with_min_lr": "cosine"}
+# With other kernels, or with moments of fewer bits.
+_ADAMW = re.compile(r"(?:paged_)?adamw(?:_\w+)?")
 _OVERRIDING = ("temperature", "top_p", "top_k")
 
 
@@ -224,10 +227,24 @@ def _warmup(adoption: Adoption) -> None:
         else:
             reason = "without max_steps it is a share of an unknown number of steps"
             adoption.refuse(name, reason, "optimizer.warmup_steps")
-    if adoption.value("optim", "adamw_torch") in ("adamw_torch", "adamw_torch_fused"):
+    _optimizer(adoption)
+
+
+def _optimizer(adoption: Adoption) -> None:
+    """AdamW, in whichever of its forms; the learning rate of another optimizer says nothing here."""
+    kind = adoption.word("optim", "adamw_torch")
+    if kind in ("adamw_torch", "adamw_torch_fused"):
         adoption.ignore("optim")
-    adoption.refuse("optim", "the optimizer is AdamW", "optimizer.learning_rate")
-    adoption.refuse("optimizers", "the optimizer is AdamW, with a schedule of `optimizer`", "optimizer.learning_rate")
+    elif _ADAMW.fullmatch(kind):
+        adoption.leave("optim", "the moments of AdamW are in float32")
+    if not adoption.is_known("optim"):
+        adoption.carry("optimizer.learning_rate", None, "optim")
+    rate = f"learning_rate {adoption.value('learning_rate', 1e-6)} is for another"
+    for name, reason in (
+        ("optim", f"the optimizer is AdamW, and {rate}"),
+        ("optimizers", f"the optimizer is AdamW with a schedule of `optimizer`, and {rate}"),
+    ):
+        adoption.refuse(name, reason, "optimizer.learning_rate")
 
 
 def _sampling(adoption: Adoption) -> None:

@@ -252,6 +252,17 @@ def test_other_arguments_of_the_trainer_are_named(read, name):
     assert not [each for each in read(f"{TOP}GRPOTrainer('m', args=GRPOConfig(), {name}=None)").told if each.line]
 
 
+def test_the_learning_rate_counts_with_every_form_of_adamw_and_is_open_with_another_optimizer(read):
+    for form in ("adamw_torch", "adamw_8bit", "adamw_bnb_8bit", "paged_adamw_32bit"):
+        adoption = read(f"{TOP}GRPOConfig(learning_rate=2e-5, optim='{form}')")
+        assert (values(adoption, RATE), RATE in adoption.open) == ((2e-5,), False)
+    assert told(adoption, "optim") == "the moments of AdamW are in float32"
+    for other in ("'adafactor'", "'lion_8bit'", "'sgd'", "'stable_adamw'"):
+        adoption = read(f"{TOP}GRPOConfig(learning_rate=2e-5, optim={other})")
+        assert adoption.open[RATE] == "optim (line 3): the optimizer is AdamW, and learning_rate 2e-05 is for another"
+    assert RATE in read(f"{TOP}GRPOConfig(learning_rate=2e-5, optim=chosen())").open
+
+
 def test_a_tokenizer_counts_unless_it_is_the_models_own(read):
     trainer = "GRPOTrainer('MODEL', args=GRPOConfig(), processing_class=tok)"
     script = f"tok = AutoTokenizer.from_pretrained('m')\nCHANGE\n{trainer}"
