@@ -34,7 +34,7 @@ from tasks.forecasting.probe import NoProbe, probe_run
 from tasks.forecasting.realised import compare, save_forecast
 from tasks.forecasting.table import comparison_text, forecast_text
 from tasks.preparing.checks import check_files, check_settings
-from tasks.preparing.findings import EXPECTED, Refusals
+from tasks.preparing.findings import EXPECTED, UNSURE, Refusals
 from tasks.preparing.local_training import TrainingFailed, train
 from tasks.reporting.crew_view import RunView
 from tasks.reporting.export_command import export
@@ -113,7 +113,7 @@ def _check_config(config: Path, *, resolved: bool, files: bool, as_json: bool) -
     prices = [pool.price_usd_per_h for pool in (settings.pools.rollout, settings.pools.train)]
     for line in looked_at:
         # With --resolved, standard output holds the configuration and nothing else.
-        click.echo(f"looked at {line}", err=resolved)
+        click.echo(line if line.startswith(UNSURE) else f"looked at {line}", err=resolved)
     if resolved:
         click.echo(in_force(dump(settings)), nl=False)
         return

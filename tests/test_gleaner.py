@@ -110,6 +110,15 @@ def test_check_goes_on_after_the_first_finding(write, tmp_path):
         assert part in line
 
 
+@pytest.mark.slow
+def test_a_doubt_of_check_is_a_line_that_says_so_at_its_beginning(write):
+    told = gleaner("check", "--files", write(optimizer={"learning_rate": 0.0})).stdout.splitlines()
+    assert [line.partition("; ")[0] for line in told if line.startswith("not sure: ")] == [
+        "not sure: optimizer.learning_rate: value 0"
+    ]
+    assert [line.partition(" ")[0] for line in told if "not sure" not in line][:-1] == ["looked"] * (len(told) - 2)
+
+
 def test_check_creates_nothing(write, tmp_path):
     assert gleaner("check", "--files", write()).exit_code == 0
     assert not (tmp_path / "run").exists()
