@@ -24,6 +24,11 @@ def rendering(messages: list[Message], columns: Mapping[str, Any], data: DataCon
     return how | ({"tools": tools} if tools else {}) | arguments_of(columns, data)
 
 
+def names_tools(columns: Mapping[str, Any]) -> bool:
+    """Whether the column `tools` holds something, which need not be tools."""
+    return bool(_parsed(columns.get(TOOLS)))
+
+
 def tools_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The tools in a row's columns, as objects or as the JSON text of them; [] if the column holds none or others."""
     value = _parsed(columns.get(TOOLS))
@@ -34,9 +39,9 @@ def tools_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
 def arguments_of(columns: Mapping[str, Any], data: DataConfig) -> dict[str, Any]:
     """The template's arguments: the run's, and over them the row's. Raises PromptError for what cannot be some."""
     given = columns.get(ARGUMENTS)
-    if given is None:
-        return dict(data.chat_template_kwargs)
     own = _parsed(given)
+    if own is None:
+        return dict(data.chat_template_kwargs)
     if not isinstance(own, Mapping):
         raise PromptError(f"the column {ARGUMENTS} is of type {type(given).__name__}; allowed: an object, or null")
     reserved = no_argument(own)

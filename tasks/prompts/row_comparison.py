@@ -14,7 +14,7 @@ from tasks.configuration.data import DataConfig
 from tasks.prompts.differences import Differences
 from tasks.prompts.order import prompt_index
 from tasks.prompts.prompt import Message, PromptSet
-from tasks.prompts.rendering import ARGUMENTS, TOOLS, arguments_of, rendering, tools_of
+from tasks.prompts.rendering import ARGUMENTS, TOOLS, arguments_of, names_tools, rendering, tools_of
 from tasks.prompts.shown_text import is_kept, lost_characters, missing, shown_share, spoken
 from tasks.prompts.tokenise import AgentTokenizer, Tokenizer
 from tasks.prompts.written_values import holds_messages, read_value
@@ -170,7 +170,7 @@ class _Comparison:
                 self._found.add("json_as_text", detail, certain=False)
 
     def _look_at_arguments(self, row: PromptRow, decoded: str) -> None:
-        if row.columns.get(TOOLS):
+        if names_tools(row.columns):
             tools = tools_of(row.columns)
             unread = [name for name in map(_tool_name, tools) if name not in decoded]
             if unread or not tools:

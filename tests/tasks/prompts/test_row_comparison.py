@@ -74,6 +74,12 @@ def test_the_templates_of_known_families_are_accepted(look, family, messages, st
     assert look([{"prompt": messages}], byte_tokenizer(FAMILIES[family], strips=strips)) == []
 
 
+@pytest.mark.parametrize("nothing", [None, "", "[]", "null", []])
+def test_columns_that_hold_nothing_are_no_tools_and_no_arguments(look, nothing):
+    arguments = {} if nothing == [] else None if nothing in ("", "[]") else nothing
+    assert look([{"prompt": [USER], "tools": nothing, "chat_template_kwargs": arguments}], byte_tokenizer()) == []
+
+
 def test_a_switch_that_a_template_removes_is_no_dropped_text(look):
     messages = [{"role": "system", "content": "Be brief. /no_think"}, USER]
     assert look([{"prompt": messages}], byte_tokenizer(FAMILIES["smollm3"])) == []
