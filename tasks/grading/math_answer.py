@@ -164,12 +164,12 @@ def _equal(truth: Reading, answer: Reading) -> bool:
 
 def _equal_in_words(truth: Reading, answer: Reading) -> bool | None:
     """Whether words or the letters of choices are equal; None where these do not decide."""
-    if truth.is_word and answer.letters is not None:
-        return truth.letters == answer.letters
     if truth.choice and answer.choice:
-        is_letter_alone = truth.choice == truth.formula or answer.choice == answer.formula
-        return False if truth.choice != answer.choice else True if is_letter_alone else None
-    return None
+        if truth.choice != answer.choice:
+            return False
+        if truth.choice == truth.formula or answer.choice == answer.formula:  # one is the letter alone
+            return True
+    return truth.letters == answer.letters if truth.is_word and answer.letters is not None else None
 
 
 def _say_otherwise(truth: Reading, answer: Reading) -> bool:
