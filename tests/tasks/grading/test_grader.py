@@ -243,6 +243,15 @@ def test_every_ground_truth_is_read_before_anything_is_generated():
 
 
 @pytest.mark.slow
+def test_ground_truths_are_read_in_calls_of_a_few_hundred_each_with_its_own_time_limit():
+    prompts = Rows(("", *map(str, range(1_000)), "?"))
+    with pytest.raises(
+        GradingError, match=r"^reward 'math' cannot grade row 0: the ground truth '' is no mathematics$"
+    ):
+        check_rewards([RewardConfig(function="math")], prompts.columns, prompts=prompts)
+
+
+@pytest.mark.slow
 def test_a_ground_truth_that_cannot_be_read_is_named_by_file_and_line(tmp_path: Path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a", "answer": "7"}\n\n{"prompt": "b", "answer": {"target": 7}}\n')
