@@ -27,7 +27,7 @@ _HEADING = re.compile(r"[*_# \t]*(?:the\s+)?(?:final\s+)?answer[*_: \t]*", re.IG
 _PHRASE = re.compile(
     r"\banswers?\b(?:\s+(?:to|for|of)\s[^.:\n]{0,80}?)?[*_\"]{0,3}\s*"
     r"(?::|=|\b(?:is|are|was|equals|would\s+be|must\s+be|should\s+be)\b(?:\s*:)?)"
-    r"|(?:^|\n)A:(?=[^\n]*\s*\Z)|(?:^|\n)[*_# \t]*(?:final\s+)?answer[*_: \t]*\n",
+    r"|(?:^|\n)A:(?=[^\n]*+\s*\Z)|(?:^|\n)[*_# \t]*(?:final\s+)?answer[*_: \t]*\n",
     re.IGNORECASE,
 )
 _MATHEMATICS = re.compile(r"(\$\$?)(?:\\.|[^$\\])+\1|\\\((?:(?!\\\)).)+\\\)|\\\[(?:(?!\\\]).)+\\\]", re.DOTALL)

@@ -1,6 +1,7 @@
 import pytest
 
 from tasks.grading import answer_text
+from tasks.grading.answer_limits import limited_time
 
 
 @pytest.mark.parametrize(
@@ -77,3 +78,8 @@ def test_thoughts_are_no_answers(completion: str, outside: str):
 def test_boxes_may_hold_braces_and_boxes():
     assert answer_text.stated(r"\boxed{\frac{1}{2}} \text{...} \boxed{\}}") == [(r"\}",)]
     assert answer_text.without_boxes(r"1 + \boxed{a\fbox{b}} + \boxed{c") == r"1 + ab + \boxed{c"
+
+
+def test_blanks_behind_the_letter_of_an_answer_are_passed_once():
+    with limited_time(10.0):
+        assert answer_text.stated("A:" + " " * 60_000 + "\nnone") == []
