@@ -234,6 +234,13 @@ def test_whatever_the_values_are_the_result_is_a_configuration_but_for_what_is_o
     assert complaints == [*adoption.missing]
 
 
+def test_of_rewards_that_are_open_no_single_one_is_asked_for():
+    hidden = Setting(line=9, name="**", unknown=UNKNOWN)
+    adoption, complaints = settled("trl", [Setting(line=1, name="reward_funcs", value=False), hidden])
+    assert "rewards" in complaints
+    assert complaints == [*adoption.missing]
+
+
 @pytest.mark.parametrize(
     ("library", "name", "field"),
     [(library, name, field) for library, table in (("trl", TRL), ("verl", VERL)) for name, field in table.items()],

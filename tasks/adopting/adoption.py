@@ -249,7 +249,8 @@ class Adoption:
     def missing(self) -> dict[str, str]:
         """The fields that the user must fill in, in the order of a configuration, each with what is known of it."""
         found = {field: what for field, (what, _) in FILL_IN.items() if field not in self.fields} | self.open
-        return {field: found[field] for field in sorted(found, key=_place)}
+        # An item of a list that is missing is missing with it.
+        return {field: found[field] for field in sorted(found, key=_place) if not _lies_in(field, found)}
 
     def _is_default(self, name: str) -> bool:
         """Whether a setting is given its default; true is not 1 here, and an empty collection is none."""
@@ -337,6 +338,10 @@ def shown(text: str, characters_max: int | None = _SHOWN_CHARACTERS_MAX) -> str:
     """A text of a file in one line that a terminal shows as it is."""
     line = "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in re.sub(r"\s+", " ", text))
     return line if characters_max is None or len(line) <= characters_max else f"{line[:characters_max]}..."
+
+
+def _lies_in(field: str, others: Iterable[str]) -> bool:
+    return any(field.startswith(f"{other}.") for other in others)
 
 
 def _place(field: str) -> tuple[int, ...]:

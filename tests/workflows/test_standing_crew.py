@@ -42,7 +42,9 @@ def test_a_member_is_one_process_for_all_iterations_and_its_end_is_noted_behind_
     store = connect(url)
     assert len(reports(store)) == 3
     processes = [{each.slot: each.pid for each in beats(store, iteration)} for iteration in range(3)]
-    assert processes[0] == processes[1] == processes[2]
-    assert len(set(processes[0].values())) == 2
+    # A member that was slow may find an iteration complete.
+    seen = {pair for each in processes for pair in each.items()}
+    assert all(processes)
+    assert len(seen) == len({pid for _, pid in seen}) == 2
     execution = records.read(store, SettingsRecord, layout.settings(2)).execution
     assert ended_slots(store, 0, execution) == ended_slots(store, 1, execution) == set()
