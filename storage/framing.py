@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from storage.digests import DIGEST_BYTES, digest_of
+from storage.shortage import raise_shortage
 from storage.store import CorruptObject
 from storage.unpacked_size import unpacked_bytes
 
@@ -67,12 +68,13 @@ def decode_table(key: str, body: bytes, schema: pa.Schema) -> pa.Table:
     """The table in an Arrow object of exactly `schema`, metadata included; raises CorruptObject, which names `key`.
 
     An object that unpacks to more than UNPACKED_BYTES_MAX, and to more than UNPACKED_RATIO_MAX times its size, is
-    refused before it is unpacked.
+    refused before it is unpacked. Raises MemoryError where this process cannot hold the table.
     """
     stream = pa.py_buffer(strip_trailer(key, body))
     try:
         size = unpacked_bytes(stream)
     except (ValueError, OSError, pa.ArrowException) as error:
+        raise_shortage(error)
         raise CorruptObject(key, f"not an Arrow stream: {error}") from None
     if size > _unpacked_bytes_max(stream.size):
         raise CorruptObject(key, f"its {len(body)} bytes unpack to {size}")
@@ -84,6 +86,7 @@ def decode_table(key: str, body: bytes, schema: pa.Schema) -> pa.Table:
         # Offsets that lead out of a buffer would otherwise be followed.
         table.validate(full=True)
     except (OSError, pa.ArrowException) as error:
+        raise_shortage(error)
         raise CorruptObject(key, f"not an Arrow stream: {error}") from None
     return table
 

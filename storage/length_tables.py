@@ -19,6 +19,7 @@ from safetensors.numpy import load, save
 
 from storage import layout
 from storage.digests import Hasher
+from storage.shortage import raise_shortage
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, commit
 
 log = logging.getLogger(__name__)
@@ -112,6 +113,7 @@ def decode_lengths(key: str, body: bytes) -> LengthTable:
         size = int.from_bytes(body[:8], "little")
         document = json.loads(json.loads(body[8 : 8 + size])["__metadata__"][DOCUMENT])
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise_shortage(error)
         raise CorruptObject(key, f"not a table of lengths: {type(error).__name__}: {error}") from None
     wanted = {"format": FORMAT, "predictors": list(PREDICTORS)}
     for name, value in wanted.items():

@@ -1,9 +1,9 @@
 """ObjectStore on S3 and on servers that speak its protocol, through s3fs.
 
-This module owns the connection, the deadlines, the retries and the translation of errors. Every call has its own
-deadline, because the libraries below can wait for ever for a silent peer. Only this module retries, so that no call
-outlives its deadline. It knows nothing about what the bodies mean, and is slow to import: `connect` imports it on
-demand.
+This module owns the connection, the deadlines and the retries; storage/s3_answers.py says what an answer means. Every
+call has its own deadline, because the libraries below can wait for ever for a silent peer. Only this module retries, so
+that no call outlives its deadline. It knows nothing about what the bodies mean, and is slow to import: `connect`
+imports it on demand.
 """
 
 import asyncio
@@ -11,17 +11,20 @@ import os
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
+import botocore.configprovider
 import botocore.exceptions
-import botocore.parsers
+import botocore.session
 import fsspec.asyn
 import s3fs
 
+from storage import s3_answers
 from storage.budget import Budget
 from storage.memory import check_body, check_prefix, check_range
-from storage.store import ObjectMissing, StorageError, StoreDenied, StoreUnavailable, StoreUnfit, check_key
+from storage.s3_answers import AnswerNotBelieved, Verdict
+from storage.store import ObjectMissing, StoreUnavailable, check_key
 
 CLOSE_S = 1.0
 # The most that one request may write. More needs an upload in parts, whose condition some servers ignore.
@@ -34,71 +37,6 @@ CHECKSUMS = {
 }
 CHECKSUM_TIMES = ("when_supported", "when_required")
 
-Verdict = Literal[
-    "exists", "missing", "outside", "again", "bucket", "credentials", "region", "request", "unfit", "denied"
-]
-VERDICTS: dict[str, Verdict] = {
-    "PreconditionFailed": "exists",
-    "412": "exists",
-    "NoSuchKey": "missing",
-    "404": "missing",
-    "InvalidRange": "outside",
-    "416": "outside",
-    "NoSuchBucket": "bucket",
-    "InvalidBucketName": "bucket",
-    "AuthorizationHeaderMalformed": "region",
-    "IllegalLocationConstraintException": "region",
-    "PermanentRedirect": "region",
-    "301": "region",
-    "NotImplemented": "unfit",
-    "501": "unfit",
-    # Of status 400, unlike the others that are about credentials.
-    "ExpiredToken": "denied",
-    "InvalidToken": "denied",
-    "TokenRefreshRequired": "denied",
-    # Another conditional write or a delete of the same key was under way (409).
-    "ConditionalRequestConflict": "again",
-    "OperationAborted": "again",
-    "RequestTimeout": "again",
-    "SlowDown": "again",
-    "Throttling": "again",
-    "ThrottlingException": "again",
-    "TooManyRequests": "again",
-    "XAmzContentSHA256Mismatch": "again",
-    "BadDigest": "again",
-}
-_CHECKSUM_ADVICE = (
-    "some servers know no checksums, which are sent and asked for with AWS_REQUEST_CHECKSUM_CALCULATION and "
-    "AWS_RESPONSE_CHECKSUM_VALIDATION when_supported: set both to when_required"
-)
-ADVICE: dict[Verdict, str] = {
-    "bucket": "no such bucket: create it, or correct the URL or the endpoint",
-    "credentials": "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or FLYTE_AWS_ACCESS_KEY_ID and "
-    "FLYTE_AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give the machine a role)",
-    "region": "the bucket is in another region: set AWS_REGION",
-    "request": f"the server refuses something in this request; {_CHECKSUM_ADVICE}",
-    "unfit": f"the server does not implement something in this request; {_CHECKSUM_ADVICE}",
-    "denied": "refused: check the credentials (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN or the "
-    "machine's role); they need s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket",
-}
-NO_CREDENTIALS = (
-    botocore.exceptions.NoCredentialsError,
-    botocore.exceptions.PartialCredentialsError,
-    botocore.exceptions.ProfileNotFound,
-)
-TRANSIENT = (
-    # These include aiohttp's error for a body that breaks off.
-    *s3fs.core.S3_RETRYABLE_ERRORS,
-    OSError,
-    EOFError,
-    botocore.exceptions.ConnectionError,
-    botocore.exceptions.CredentialRetrievalError,
-    botocore.exceptions.FlexibleChecksumError,
-    botocore.exceptions.HTTPClientError,
-    botocore.exceptions.IncompleteReadError,
-    botocore.exceptions.MetadataRetrievalError,
-    botocore.parsers.ResponseParserError,
-)
 NOTHING: frozenset[Verdict] = frozenset()
 EXISTS: frozenset[Verdict] = frozenset({"exists"})
 MISSING: frozenset[Verdict] = frozenset({"missing", "outside"})
@@ -130,7 +68,7 @@ class S3Store:
         self._base = f"{prefix}/" if prefix else ""
         self._deadline_s = deadline_s
         self._backoff_s = backoff_s
-        self._options = session_options(os.environ)
+        self._options = session_options(os.environ, _configured_endpoint())
         self._sessions: dict[int, Session] = {}
 
     @property
@@ -140,24 +78,21 @@ class S3Store:
     def create(self, key: str, body: bytes) -> bool:
         request = self._upload(key, check_body(key, body)) | {"IfNoneMatch": "*"}
         try:
-            self._call("create", key, lambda s3, budget: s3.ask("put_object", request, budget), EXISTS, len(body))
+            self._call("create", key, lambda s3, budget: s3.write(request, budget), EXISTS, len(body))
         except AnswerError:
             return False
         return True
 
     def put(self, key: str, body: bytes) -> None:
         request = self._upload(key, body)
-        self._call("put", key, lambda s3, budget: s3.ask("put_object", request, budget), num_bytes=len(body))
+        self._call("put", key, lambda s3, budget: s3.write(request, budget), num_bytes=len(body))
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         check_key(key)
         check_range(start, end)
         request = {"Bucket": self._bucket, "Key": self._base + key}
-        if start or end is not None:
-            # HTTP has no empty range, but an empty read must still say whether the object exists: ask for one byte.
-            request["Range"] = f"bytes={start}-" if end is None else f"bytes={start}-{max(start, end - 1)}"
         try:
-            body: bytes = self._call("get", key, lambda s3, budget: s3.read(request, budget), MISSING)
+            body: bytes = self._call("get", key, lambda s3, budget: s3.read(request, budget, start, end), MISSING)
         except AnswerError as answer:
             if answer.verdict == "outside":
                 return b""
@@ -171,17 +106,17 @@ class S3Store:
             request["StartAfter"] = self._base + after
         keys: list[str] = []
         while True:
-            page = self._call("list", prefix, lambda s3, budget: s3.ask("list_objects_v2", request, budget))
-            keys += [entry["Key"].removeprefix(self._base) for entry in page.get("Contents", ())]
-            if not page.get("IsTruncated"):
+            found, token = self._call("list", prefix, lambda s3, budget: s3.page(request, self._base, prefix, budget))
+            keys += found
+            if token is None:
                 return keys
-            request["ContinuationToken"] = page["NextContinuationToken"]
+            request["ContinuationToken"] = token
 
     def delete(self, key: str) -> None:
         check_key(key)
         request = {"Bucket": self._bucket, "Key": self._base + key}
         with suppress(AnswerError):
-            self._call("delete", key, lambda s3, budget: s3.ask("delete_object", request, budget), MISSING)
+            self._call("delete", key, lambda s3, budget: s3.remove(request, budget), MISSING)
 
     def close(self) -> None:
         """Close this process's connections; the next call opens new ones. Dropping the store closes them, too."""
@@ -209,26 +144,27 @@ class S3Store:
         """
         budget = Budget(self._deadline_s, num_bytes)
         where = f"cannot {verb} {self.url}/{key} at {self._endpoint()}"
+        last: Exception | None = None
         while True:
             budget.begin_attempt()
             try:
                 return operation(self._session(), budget)
             except Exception as error:
-                verdict = judge(error)
+                verdict = s3_answers.judge(error)
                 if verdict is None:
                     raise
                 if verdict in answers:
                     raise AnswerError(verdict) from error
                 if verdict != "again":
-                    raise _refusal(where, verdict, error) from error
-                last = error
+                    raise s3_answers.refusal(where, verdict, error) from error
+                # The deadline cuts the last attempt short: what an earlier one was told says more.
+                last = error if last is None or not isinstance(error, TimeoutError) else last
             if not budget.pause(self._backoff_s):
                 break
         unknown = "; a write may or may not have happened" if verb in WRITES else ""
-        advice = f"; {_CHECKSUM_ADVICE}" if isinstance(last, botocore.exceptions.FlexibleChecksumError) else ""
         raise StoreUnavailable(
             f"{where}: no answer within {budget.elapsed_s:.3g} s and {budget.attempts} attempts, "
-            f"last {_name(last)}{unknown}{advice}"
+            f"last {s3_answers.name_of(last)}{unknown}{s3_answers.advice_after(last)}"
         ) from last
 
     def _endpoint(self) -> str:
@@ -253,14 +189,57 @@ class Session:
         self.close = weakref.finalize(self, _close, self._filesystem, self._loop, os.getpid())
 
     def ask(self, method: str, request: Mapping[str, Any], budget: Budget) -> Any:
-        answer = self._filesystem._call_s3(method, **request)  # noqa: SLF001 - no public coroutine
-        return self._run(answer, budget.attempt_left_s)
+        return self._run(self._asked(method, request), budget.attempt_left_s)
 
-    def read(self, request: Mapping[str, Any], budget: Budget) -> bytes:
-        response = self.ask("get_object", request, budget)
-        budget.carry(response["ContentLength"])
-        body: bytes = self._run(_drain(response["Body"]), budget.attempt_left_s)
-        return body
+    def write(self, request: Mapping[str, Any], budget: Budget) -> None:
+        """Upload; an answer without what S3 states of an upload counts only if the object can be read back."""
+        answer = self.ask("put_object", request, budget)
+        if not s3_answers.states_what_it_stored(answer) and self._stored(request, budget) != request["Body"]:
+            raise AnswerNotBelieved("an answer to a write without an ETag, after which the object is not there")
+
+    def read(self, request: Mapping[str, Any], budget: Budget, start: int = 0, end: int | None = None) -> bytes:
+        """The body from byte `start` on, at least to `end` if the object is as long."""
+        # HTTP has no empty range, but an empty read must still say whether the object exists: ask for one byte.
+        last = None if end is None else max(start, end - 1)
+        if start or last is not None:
+            request = {**request, "Range": f"bytes={start}-{'' if last is None else last}"}
+        answer = self.ask("get_object", request, budget)
+        try:
+            size = s3_answers.body_size(answer, start, last)
+            if size is not None:
+                budget.carry(size)
+            body: bytes = self._run(_drain(answer["Body"]), budget.attempt_left_s)
+        except Exception:
+            # Where no time was left, nothing has begun to read.
+            self._run(_discard(answer["Body"]), CLOSE_S)
+            raise
+        # A server may send the whole object where a part of it was asked for.
+        return body[start:] if answer["ResponseMetadata"]["HTTPStatusCode"] == 200 else body
+
+    def page(self, request: Mapping[str, Any], base: str, prefix: str, budget: Budget) -> tuple[list[str], str | None]:
+        """Keys of one page of a listing, without `base`, and the token of the next page."""
+        answer = self.ask("list_objects_v2", request, budget)
+        return s3_answers.listed(answer, base, prefix, request.get("ContinuationToken"))
+
+    def remove(self, request: Mapping[str, Any], budget: Budget) -> None:
+        answer = self.ask("delete_object", request, budget)
+        if not s3_answers.states_a_deletion(answer) and self._stored(request, budget) is not None:
+            raise AnswerNotBelieved("an answer to a deletion of no status 204, after which the object is there")
+
+    def _stored(self, request: Mapping[str, Any], budget: Budget) -> bytes | None:
+        """The object that an upload or a deletion names; None if there is none."""
+        try:
+            return self.read({name: request[name] for name in ("Bucket", "Key")}, budget)
+        except Exception as error:
+            if s3_answers.judge(error) != "missing":
+                raise
+            return None
+
+    async def _asked(self, method: str, request: Mapping[str, Any]) -> Any:
+        client = await self._filesystem.set_session()
+        # Repeated for each request, because s3fs may have made a new client; a known name is registered once.
+        client.meta.events.register("before-call.s3.HeadBucket", _state_no_region, unique_id="gleaner-region")
+        return await self._filesystem._call_s3(method, **request)  # noqa: SLF001 - no public coroutine
 
     def _run(self, operation: Coroutine[Any, Any, Any], limit_s: float) -> Any:
         future = asyncio.run_coroutine_threadsafe(_bounded(operation, limit_s), self._loop)
@@ -273,6 +252,20 @@ class Session:
 
 async def _bounded(operation: Coroutine[Any, Any, Any], limit_s: float) -> Any:
     return await asyncio.wait_for(operation, limit_s)
+
+
+def _state_no_region(**_: Any) -> None:
+    """Answers botocore in the server's place where it asks for the region of a bucket that a refusal does not name.
+
+    botocore takes a refusal of that question for another reason to ask it, without an end.
+    """
+    nowhere: Any = {"ResponseMetadata": {"HTTPHeaders": {}}}
+    raise botocore.exceptions.ClientError(nowhere, "HeadBucket")
+
+
+async def _discard(stream: Any) -> None:
+    """Close the connection of an answer whose body is not read."""
+    await stream.aclose()
 
 
 async def _drain(stream: Any) -> bytes:
@@ -297,7 +290,19 @@ def _close(filesystem: Any, loop: asyncio.AbstractEventLoop, process: int) -> No
         closing.result(CLOSE_S)
 
 
-def session_options(environment: Mapping[str, str]) -> dict[str, Any]:
+def _configured_endpoint() -> str | None:
+    """The endpoint that a file of AWS's settings names for S3."""
+    session = botocore.session.Session()
+    with suppress(botocore.exceptions.BotoCoreError):
+        provider = botocore.configprovider.ConfiguredEndpointProvider(
+            full_config=session.full_config, scoped_config=session.get_scoped_config(), client_name="s3", environ={}
+        )
+        return provider.provide()
+    # The first request says what is wrong with the files.
+    return None
+
+
+def session_options(environment: Mapping[str, str], configured_endpoint: str | None = None) -> dict[str, Any]:
     """Arguments of S3FileSystem from environment variables; Flyte's FLYTE_AWS_* replace absent AWS_*.
 
     Servers other than AWS are addressed by path unless AWS_S3_ADDRESSING_STYLE says otherwise, because few of them have
@@ -308,7 +313,7 @@ def session_options(environment: Mapping[str, str]) -> dict[str, Any]:
     def first(*names: str) -> str | None:
         return next((environment[name] for name in names if environment.get(name)), None)
 
-    endpoint = first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "FLYTE_AWS_ENDPOINT")
+    endpoint = first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "FLYTE_AWS_ENDPOINT") or configured_endpoint
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         raise ValueError("AWS_ENDPOINT_URL or FLYTE_AWS_ENDPOINT: allowed: a URL that begins http:// or https://")
     style = first("AWS_S3_ADDRESSING_STYLE", "FLYTE_AWS_ADDRESSING_STYLE") or ("path" if endpoint else "auto")
@@ -334,36 +339,3 @@ def session_options(environment: Mapping[str, str]) -> dict[str, Any]:
             **checksums,
         },
     }
-
-
-def judge(error: Exception) -> Verdict | None:
-    """The meaning of an exception of s3fs; None if the exception is not about the store.
-
-    s3fs translates errors into OSErrors that differ between servers, so this looks at the server's answer, in the
-    cause.
-    """
-    response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
-    if response is None:
-        if isinstance(error, NO_CREDENTIALS):
-            return "credentials"
-        if isinstance(error, TRANSIENT):
-            return "again"
-        return "denied" if isinstance(error, botocore.exceptions.BotoCoreError) else None
-    verdict = VERDICTS.get(_name(error))
-    if verdict is not None:
-        return verdict
-    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    if status >= 500 or status in (408, 409, 425, 429):
-        return "again"
-    return "request" if 400 <= status < 500 and status not in (401, 403) else "denied"
-
-
-def _name(error: Exception) -> str:
-    """The server's error code, or the kind of exception; never its text, which may hold more than a log should."""
-    response = getattr(error, "response", None) or getattr(error.__cause__, "response", None) or {}
-    return str(response.get("Error", {}).get("Code") or type(error).__name__)
-
-
-def _refusal(where: str, verdict: Verdict, error: Exception) -> StorageError:
-    kind = StoreUnfit if verdict in ("request", "unfit") else StoreDenied
-    return kind(f"{where}: {ADVICE.get(verdict, ADVICE['denied'])} ({_name(error)})")

@@ -109,12 +109,14 @@ def moto_server(kind: type[SerialisedMoto] = SerialisedMoto) -> Iterator[tuple[s
 
 @contextmanager
 def scripted_server(
-    answers: list[tuple[int, str, str]], refused_header: str = "", checksum: str | None = None
+    answers: list[tuple[int, str, str]], refused_header: str = "", checksum: str | None = None, is_s3: bool = True
 ) -> Iterator[tuple[str, list[str]]]:
     """(endpoint URL, requests so far) of a server that gives `answers` (status, error code, extra XML) in order.
 
-    The last answer is repeated. A status below 300 carries `extra` as the body. A request without a header whose name
-    holds `refused_header` is answered with 200 and an empty body. `checksum` is stated as the CRC32 of every body.
+    The last answer is repeated. A status below 300 carries `extra` as the body, with an ETag, and is 204 of a deletion.
+    A request without a header whose name holds `refused_header` is answered with 200 and an empty body. `checksum` is
+    stated as the CRC32 of every body. Without `is_s3` all is answered as a portal's page is: `extra` as HTML, of the
+    status as it stands, without an ETag.
     """
     seen: list[str] = []
 
@@ -128,8 +130,14 @@ def scripted_server(
                 status, code, extra = 200, "", ""
             seen.append(f"{self.command} {self.path}")
             error = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>scripted</Message>{extra}</Error>"
-            body = extra.encode() if status < 300 else error.encode()
-            self.send_response(status)
+            body = extra.encode() if status < 300 or not is_s3 else error.encode()
+            is_deletion = is_s3 and status < 300 and self.command == "DELETE"
+            self.send_response(204 if is_deletion else status)
+            if is_s3 and status < 300:
+                self.send_header("ETag", '"scripted"')
+            elif not is_s3:
+                self.send_header("Content-Type", "text/html; charset=utf-8")
+            body = b"" if is_deletion else body
             self.send_header("Content-Length", str(len(body)))
             if checksum is not None:
                 self.send_header("x-amz-checksum-crc32", checksum)
@@ -139,7 +147,7 @@ def scripted_server(
         def log_message(self, *_: Any) -> None:
             pass
 
-    for verb in ("PUT", "GET", "DELETE"):
+    for verb in ("PUT", "GET", "DELETE", "HEAD"):
         setattr(Handler, f"do_{verb}", Handler.answer)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

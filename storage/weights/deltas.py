@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from storage.shortage import raise_shortage
+
 SEGMENT = 1 << 16  # elements; gaps count from the segment's start, so that a gap always fits two bytes
 CHUNK = 1 << 20  # elements handled at a time: a multiple of SEGMENT that fits a core's cache
 ZSTD_LEVEL = 1
@@ -78,6 +80,7 @@ def _decompress(delta: memoryview | bytes, num_words: int, item_bytes: int) -> t
     try:
         raw = np.frombuffer(pa.Codec("zstd").decompress(delta[LENGTH_BYTES:], length), np.uint8)
     except (OSError, pa.ArrowInvalid) as error:
+        raise_shortage(error)
         raise ValueError(f"not zstd: {error}") from None
     if len(raw) < num_segments * COUNT_BYTES:
         raise ValueError(f"{len(raw)} bytes do not hold the counts of {num_segments} segments")

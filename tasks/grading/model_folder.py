@@ -12,6 +12,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from transformers.quantizers import AutoHfQuantizer
 
+from storage.shortage import raise_shortage
 from tasks.grading.reward import GradingError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -73,6 +74,7 @@ class ModelFolder:
                 with safe_open(str(file), framework="numpy") as opened:
                     shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
             except (SafetensorError, OSError, ValueError) as error:
+                raise_shortage(error)
                 raise self.refused(
                     f"holds {file.name}, which is not a whole safetensors file: {one_line(error)}"
                 ) from None

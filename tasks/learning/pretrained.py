@@ -11,6 +11,7 @@ from typing import Any
 from safetensors import SafetensorError, deserialize, safe_open
 
 from resources.model_config import CONFIG, ModelConfigError, model_fields, whole_number
+from storage.shortage import raise_shortage
 from storage.weights.tensor_sets import TensorBlock
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -39,6 +40,7 @@ def check_model(directory: Path) -> None:
             with safe_open(str(file), framework="numpy") as opened:
                 names = set(opened.keys())
         except (SafetensorError, OSError, ValueError) as error:
+            raise_shortage(error)
             raise _not_whole(file, error) from None
         if names & seen:
             raise _twice(min(names & seen), directory)
@@ -130,6 +132,7 @@ def read_tensors(directory: Path) -> dict[str, TensorBlock]:
         try:
             entries: Any = deserialize(file.read_bytes())  # type: ignore[no-untyped-call]
         except (SafetensorError, ValueError) as error:
+            raise_shortage(error)
             raise _not_whole(file, error) from None
         for name, entry in entries:
             if name in tensors:
@@ -158,6 +161,7 @@ def tensor_headers(directory: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
                     part = tensors.get_slice(name)
                     headers[name] = (str(part.get_dtype()), tuple(part.get_shape()))
         except (SafetensorError, OSError) as error:
+            raise_shortage(error)
             raise _not_whole(file, error) from None
     return headers
 

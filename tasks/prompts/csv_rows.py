@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from storage.shortage import raise_shortage
 from tasks.prompts.prompt import PromptError
 
 _SHOWN_CHARACTERS_MAX = 80
@@ -138,6 +139,7 @@ def _typed(path: Path) -> dict[str, list[Any]]:
             tables = [pa.Table.from_pandas(piece) for piece in pieces]
         whole = pa.concat_tables([table.cast(tables[0].schema) for table in tables])
     except (ValueError, OSError, pa.ArrowException) as error:
+        raise_shortage(error)
         raise PromptError(f"{path} cannot be read as CSV: {_shown(f'{type(error).__name__}: {error}')}") from None
     return {name: whole.column(name).to_pylist() for name in whole.column_names}
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage.shortage import raise_shortage
 from tasks.prompts.prompt import PromptError
 
 
@@ -100,6 +101,7 @@ def _readable(where: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, OverflowError, pa.ArrowException) as error:
+        raise_shortage(error)
         raise PromptError(f"{where} holds a value that cannot be read: {' '.join(str(error).split())[:300]}") from None
 
 
@@ -111,6 +113,7 @@ class ParquetRows:
         try:
             self._table = pq.read_table(path, memory_map=True)
         except (pa.ArrowException, OSError) as error:
+            raise_shortage(error)
             raise PromptError(f"{path} is not a readable Parquet file: {error}") from None
         self.columns = frozenset(self._table.column_names)
 

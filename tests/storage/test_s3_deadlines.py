@@ -51,7 +51,7 @@ def trickling_headers(connection: socket.socket) -> None:
 def trickling_body(connection: socket.socket) -> None:
     """Sends the headers at once and the body byte by byte."""
     connection.recv(65536)
-    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+    connection.sendall(b"HTTP/1.1 200 OK\r\nETag: 1\r\nContent-Length: 1000\r\n\r\n")
     trickle(connection, b"<" * 1000)
 
 
@@ -181,7 +181,7 @@ def test_a_server_that_comes_back_on_its_port_is_found_again(monkeypatch):
             connection, _ = again.accept()
             with connection:
                 connection.recv(65536)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nback")
+                connection.sendall(b"HTTP/1.1 200 OK\r\nETag: 1\r\nContent-Length: 4\r\n\r\nback")
 
     server = threading.Thread(target=return_late)
     server.start()
@@ -201,7 +201,7 @@ def test_a_body_that_breaks_off_late_is_asked_for_again(monkeypatch):
     def breaking_off_once(connection: socket.socket) -> None:
         connection.recv(65536)
         requests.append(time.monotonic())
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body))
+        connection.sendall(b"HTTP/1.1 200 OK\r\nETag: 1\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body))
         if len(requests) == 1:
             connection.sendall(body[:100])
             time.sleep(4.5)
