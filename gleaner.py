@@ -39,6 +39,7 @@ from tasks.preparing.local_training import TrainingFailed, train
 from tasks.reporting.crew_view import RunView
 from tasks.reporting.export_command import export
 from tasks.reporting.finite_number import FiniteNumber
+from tasks.reporting.json_output import json_output
 from tasks.reporting.metrics_outlets import Pushgateway, push, read_address, serve
 from tasks.reporting.progress import Terminal, progress
 from tasks.reporting.run_metrics import RunMetrics
@@ -108,7 +109,7 @@ def _check_config(config: Path, *, resolved: bool, files: bool, as_json: bool) -
     else:
         check_settings(settings)
     if as_json:
-        click.echo(json.dumps({"config": str(config), "settings": dump(settings), "looked_at": looked_at}))
+        click.echo(json_output({"config": str(config), "settings": dump(settings), "looked_at": looked_at}))
         return
     prices = [pool.price_usd_per_h for pool in (settings.pools.rollout, settings.pools.train)]
     for line in looked_at:
@@ -134,7 +135,7 @@ def _check_store(url: str, keys: int, *, as_json: bool) -> None:
                 shown.say(_finding_line(finding))
     lacking = [finding.name for finding in findings if finding.lack]
     if as_json:
-        click.echo(json.dumps({"store": url, "fit": not lacking, "findings": [asdict(each) for each in findings]}))
+        click.echo(json_output({"store": url, "fit": not lacking, "findings": [asdict(each) for each in findings]}))
     else:
         click.echo(f"{url} is not fit; lacking: {', '.join(lacking)}" if lacking else f"{url} is fit")
     sys.exit(1 if lacking else 0)
@@ -155,7 +156,7 @@ def forecast(config: Path | None, save: bool, no_probe: bool, run_url: str | Non
             shown.tell("reading reports")
             comparison = compare(connect_to_run(run_url))
         width = Console().width if sys.stdout.isatty() else 120
-        click.echo(json.dumps(asdict(comparison)) if as_json else comparison_text(comparison, width), nl=as_json)
+        click.echo(json_output(comparison) if as_json else comparison_text(comparison, width), nl=as_json)
     else:
         raise ValueError("forecast: allowed: CONFIG [--save] [--no-probe] [--json], or --realised URL [--json]")
 
@@ -166,7 +167,8 @@ def _forecast_run(settings: RunConfig, *, save: bool, no_probe: bool, as_json: b
         probe = NoProbe(reason="--no-probe") if no_probe else probe_run(settings.run.url)
         record = forecast_run(settings, probe, SystemClock().wall(), shown.tell)
     width = Console().width if sys.stdout.isatty() else 150
-    click.echo(canonical.encode(record).decode() if as_json else forecast_text(record, width), nl=as_json)
+    text = json_output(json.loads(canonical.encode(record))) if as_json else forecast_text(record, width)
+    click.echo(text, nl=as_json)
     if save:
         # Last, so that the forecast is shown even if it cannot be written.
         click.echo(f"written: {save_forecast(connect(settings.run.url), record)}", err=True)
@@ -287,7 +289,7 @@ def _display(views: Iterable[RunView], *, as_json: bool) -> None:
     """Show each look in place of the last on a terminal, and below it elsewhere."""
     if as_json:
         for view in views:
-            click.echo(json.dumps(asdict(view)))
+            click.echo(json_output(view))
         return
     console = Terminal(width=None if sys.stdout.isatty() else 120)
     if not console.is_terminal:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from storage import layout, records
-from storage.run import exists
+from storage.hints import read_hint
 from storage.store import ObjectStore
 
 
@@ -24,6 +24,5 @@ class CollectedRecord:
 
 
 def collected(store: ObjectStore, iteration: int) -> CollectedRecord | None:
-    """The record of an iteration; None if the trainer recorded all groups itself."""
-    key = layout.collected(iteration)
-    return records.read(store, CollectedRecord, key) if exists(store, key) else None
+    """The record of an iteration; None if the trainer recorded all groups itself, or if the record is damaged."""
+    return read_hint(store, CollectedRecord, layout.collected(iteration))

@@ -3,7 +3,6 @@
 They lie in an iteration's directory, below the execution that they are about: another execution has its own slots.
 """
 
-import logging
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,10 +13,10 @@ from pydantic import ConfigDict
 from storage import layout, records
 from storage.clock import Clock
 from storage.digests import digest_of
+from storage.hints import read_hint
 from storage.records import Record
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.store import ObjectStore
 
-log = logging.getLogger(__name__)
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 ERROR_LENGTH_MAX = 1000
 
@@ -90,12 +89,9 @@ def failures(store: ObjectStore, iteration: int, execution: str) -> list[Failure
 def _readable(store: ObjectStore, record_type: type[Record], prefix: str) -> Iterator[Record]:
     """The records below `prefix`; these notes are hints, so one that is damaged is passed over."""
     for key in store.list(prefix):
-        try:
-            yield records.read(store, record_type, key)
-        except ObjectMissing:
-            continue
-        except CorruptObject as error:
-            log.warning("a note is passed over: %s", error)
+        found = read_hint(store, record_type, key)
+        if found is not None:
+            yield found
 
 
 def _digest(execution: str) -> str:

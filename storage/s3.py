@@ -297,7 +297,8 @@ def _configured_endpoint() -> str | None:
         provider = botocore.configprovider.ConfiguredEndpointProvider(
             full_config=session.full_config, scoped_config=session.get_scoped_config(), client_name="s3", environ={}
         )
-        return provider.provide()
+        found: str | None = provider.provide()
+        return found
     # The first request says what is wrong with the files.
     return None
 

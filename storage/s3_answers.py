@@ -195,7 +195,7 @@ def states_what_it_stored(answer: Mapping[str, Any]) -> bool:
 
 
 def states_a_deletion(answer: Mapping[str, Any]) -> bool:
-    return answer["ResponseMetadata"].get("HTTPStatusCode") == 204
+    return bool(answer["ResponseMetadata"].get("HTTPStatusCode") == 204)
 
 
 def body_size(answer: Mapping[str, Any], first: int, last: int | None) -> int | None:

@@ -1,6 +1,5 @@
 """The commands `gleaner fleet ...`: make a fleet, admit runs to it, look at it, and serve it."""
 
-import json
 from pathlib import Path
 
 import click
@@ -14,6 +13,7 @@ from tasks.admitting.fleet_admission import Profile, admit_at_last, host_name
 from tasks.admitting.fleet_admission import admit as admit_run
 from tasks.configuration.run_config import load
 from tasks.reporting.finite_number import FiniteNumber
+from tasks.reporting.json_output import json_output
 from tasks.reporting.progress import progress
 from tasks.sharing.fleet_ledger import FleetReport, tier_accounts
 from tasks.sharing.fleet_report import account_for, as_document
@@ -137,7 +137,7 @@ def report(fleet_url: str, reader_url: str | None, *, as_json: bool) -> None:
         shown.tell("reading the fleet, and the reports of its runs")
         found = account_for(fleet_url, reader_url)
     if as_json:
-        click.echo(json.dumps(as_document(found)))
+        click.echo(json_output(as_document(found)))
         return
     console = Console(width=120)
     console.print(found.verdict)

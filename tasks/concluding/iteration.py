@@ -12,7 +12,7 @@ from storage.records import TRAIN_POOL, ReportRecord
 from storage.retention import sweep
 from storage.retention_config import RetentionConfig
 from storage.run import connect_to_run, read_config, read_plan, read_run, release_lease
-from storage.store import ObjectStore
+from storage.store import CorruptObject, ObjectStore
 from tasks.concluding.host_tab import host_tab
 from tasks.concluding.responses_tab import responses_tab
 from tasks.configuration.in_force import in_force
@@ -62,7 +62,7 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
     if not_come:
         log.warning(not_come)
     tidy(store, config.retention)
-    run, history = read_run(store), write_metrics(store)
+    run, history = read_run(store), _told_metrics(store, report)
     spent = spent_facts(run, [past.metrics for past in history])
     tabs = render(
         report,
@@ -87,6 +87,15 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
         usd=report.metrics["cost/usd_iter"],
     )
     return outcome, tabs
+
+
+def _told_metrics(store: ObjectStore, report: ReportRecord) -> list[ReportRecord]:
+    """Write the metrics of all iterations, and return their reports; this one alone if an earlier one is damaged."""
+    try:
+        return write_metrics(store)
+    except CorruptObject as error:
+        log.warning("iteration %d is committed, and %s is not written: %s", report.iteration, layout.METRICS, error)
+        return [report]
 
 
 def warnings(store: ObjectStore, plan: PlanReference, report: ReportRecord, not_come: str) -> list[str]:

@@ -29,6 +29,7 @@ from tasks.learning.recorded_batches import RecordedBatches, check_some_graded
 from tasks.prompts.decode import open_completion_decoder
 from tasks.reporting.conclusion import resume_metrics
 from tasks.reporting.costs import crew_cost
+from tasks.reporting.one_clock import in_order
 from tasks.reporting.slot_lives import JournalTally, read_heartbeats, slot_lives, unannounced
 from tasks.reporting.turns_tally import TurnsTally
 from tasks.reporting.verification import IntegrityError, verified_parts
@@ -89,7 +90,7 @@ def _record(
     check_some_graded(plan, [response for response in recorded if response.reward is not None])
     reader = JournalReader(store, plan, parts=parts_of_plan(plan, recorded))
     reader.refresh()
-    announced = read_heartbeats(store, plan)
+    announced = [in_order(alive, plan.created_at_s) for alive in read_heartbeats(store, plan)]
     tally, turns = JournalTally(reader, recorded, (), announced), TurnsTally(reader, recorded)
     for part in verified_parts(plan, recorded, reader):
         tally.add(part)
@@ -112,7 +113,7 @@ def _record(
             "val/cost/usd_rollout": usd,
             "val/reward_errors": float(sum(len(batch.reward_errors) for batch in batches)),
             "val/answers_given_up": float(sum(len(batch.given_up) for batch in batches)),
-            "val/timing_s/evaluation": now_s - plan.created_at_s,
+            "val/timing_s/evaluation": max(0.0, now_s - plan.created_at_s),
         },
         prompts=tuple(scored),
         created_at_s=now_s,

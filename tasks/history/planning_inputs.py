@@ -6,16 +6,17 @@ Only the last few reports are read, however long the run is.
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from storage import layout
+from storage.hints import read_hint
 from storage.planning_records import PoolObservation
 from storage.records import TRAIN_POOL, PlanRecord, ReportRecord
-from storage.run import read_plan, read_report
-from storage.store import ObjectMissing, ObjectStore
+from storage.run import read_plan
+from storage.store import ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.history.spent import spent_usd
 from tasks.planning.crew_wait import DECISION
@@ -70,11 +71,12 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
 
 
 def recent_reports(store: ObjectStore, iteration: int) -> list[ReportRecord]:
-    """The last REPORTS_READ reports before an iteration, the newest first; one or two may still be missing."""
+    """The last REPORTS_READ readable reports before an iteration, the newest first; one or two may be missing yet."""
     found: list[ReportRecord] = []
     for before in range(iteration - 1, -1, -1):
-        with suppress(ObjectMissing):
-            found.append(read_report(store, before))
+        report = read_hint(store, ReportRecord, layout.report(before))
+        if report is not None:
+            found.append(report)
         if len(found) == REPORTS_READ:
             break
     return found

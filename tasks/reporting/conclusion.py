@@ -31,7 +31,7 @@ from storage.weights.tensor_sets import PUBLISHED_AT_S, read_manifest
 from tasks.history.known_lengths import learn_lengths
 from tasks.history.spent import USD_RUN, spent_usd
 from tasks.reporting.costs import Rates, cost_metrics
-from tasks.reporting.one_clock import CLOCKS_AGREE_S, on_one_clock
+from tasks.reporting.one_clock import CLOCKS_AGREE_S, concluded_at, on_one_clock
 from tasks.reporting.pool_observations import pool_observations
 from tasks.reporting.prefill import naive_prefill_tokens, prefill_metrics
 from tasks.reporting.slot_lives import JournalTally, read_heartbeats, slot_lives, unannounced
@@ -80,10 +80,11 @@ def conclude_iteration(
 
 def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock, part_tokens: int) -> ReportRecord:
     """Read what was planned, sampled and trained; verify it, and measure it."""
-    began_s = clock.wall()
+    began_s = clock.monotonic()
     plan = read_plan(store, iteration)
     training = records.read(store, TrainingRecord, layout.training(iteration))
-    training = _published(store, training, longest_s=began_s - plan.created_at_s + CLOCKS_AGREE_S)
+    began_at_s = concluded_at(plan.created_at_s, training, clock.wall())
+    training = _published(store, training, longest_s=began_at_s - plan.created_at_s + CLOCKS_AGREE_S)
     batches = read_batches(store, iteration)
     trained = [response for batch in batches for response in batch.responses]
     filtered = [response for batch in batches for response in batch.filtered]
@@ -99,14 +100,16 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock, par
         tally.add(part)
         turns.add(part)
         naive += naive_prefill_tokens(plan, prompts, reader, part)
-    heartbeats, training = on_one_clock(announced, training, plan.created_at_s, clock.wall())
+    heartbeats, training = on_one_clock(announced, training, plan.created_at_s, began_at_s)
     silent = unannounced(plan, heartbeats, tally, training.ended_at_s)
     heartbeats += silent
     lives = slot_lives(heartbeats, tally)
     lengths = learn_lengths(store, plan, prompts, {response.response: response.length for response in graded})
     tokens = sum(response.policy_length for response in graded)
     spent_before_usd = spent_usd(store, iteration)
-    now = clock.wall()
+    took_s = clock.monotonic() - began_s
+    # The weights may have been published by a clock that is seconds ahead.
+    now = max(began_at_s + took_s, training.ended_at_s)
     metrics = {
         **training.metrics,
         **response_metrics(graded, plan),
@@ -116,7 +119,7 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock, par
         **prefill_metrics(lives, naive),
         "balance/responses_moved": float(reader.book.moved),
         **lengths,
-        **cost_metrics(lives, training, rates, tokens, plan.created_at_s, now - began_s, collected(store, iteration)),
+        **cost_metrics(lives, training, rates, tokens, plan.created_at_s, took_s, collected(store, iteration)),
         "cost/lives_estimated": float(len(silent)),
         "reward_errors": float(sum(len(batch.reward_errors) for batch in batches)),
         "answers_given_up": float(sum(len(batch.given_up) for batch in batches)),

@@ -159,7 +159,8 @@ def cost_metrics(
     collecting = {} if collected is None else {"timing_s/collect": collected.seconds}
     return {
         **collecting,
-        "timing_s/rollout": max(life.ended_at_s for life in lives) - max(started, planned_at_s),
+        # Clocks that agree to a few seconds may let a short rollout end before it was planned.
+        "timing_s/rollout": max(0.0, max(life.ended_at_s for life in lives) - max(started, planned_at_s)),
         "timing_s/rollout_machines": rollout_s,
         "timing_s/train": training.ended_at_s - training.started_at_s,
         "requests/crew_puts": float(puts),

@@ -17,11 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage import layout, model_files
-from storage.compaction import read_batches, read_parts
+from storage.compaction import read_batches, read_parts, recorded
 from storage.prompt_table import PromptRow, read_prompts
 from storage.records import PlanRecord, SamplingParams
 from storage.responses import Response
-from storage.run import exists, next_iteration, read_plan, read_run
+from storage.run import exists, is_trained, next_iteration, read_plan, read_run
 from storage.store import CorruptObject, ObjectStore
 from storage.telling import Tell, untold
 from storage.turns import added_messages, decode_turn
@@ -120,10 +120,14 @@ def rollout_tables(store: ObjectStore, plan: PlanRecord, decode: Decode | None) 
     """The finished responses of an iteration as they are now: a table without rows, then one for each part.
 
     All have the same columns. Raises LookupError if the iteration got its first rewards meanwhile, because the tables
-    have no columns for them, and what reading raises.
+    have no columns for them, CorruptObject if a batch is missing or the parts do not hold what the batches name, and
+    what reading raises.
     """
     prompts = read_prompts(store, plan)
-    parts = read_parts(store, plan.iteration)
+    parts, count = read_parts(store, plan.iteration), 0
+    _check_batches(store, plan)
+    # Of a trained iteration every response is known; another grows while it is read.
+    expected = len(recorded(store, plan)) if is_trained(store, plan.iteration) else None
     rows = next(parts, [])
     # The batches are read after the first part, so that they name every reward function that it has.
     graded = (response for batch in read_batches(store, plan.iteration) for response in batch.graded)
@@ -133,8 +137,20 @@ def rollout_tables(store: ObjectStore, plan: PlanRecord, decode: Decode | None) 
         if not all(set(row.rewards) <= set(functions) for row in rows):
             raise LookupError(f"iteration {plan.iteration} was graded while it was read; read it again")
         yield _rollout_table(plan, prompts, rows, decode, functions)
+        count += len(rows)
         del rows  # before the next part is read
         rows = next(parts, [])
+    if expected is not None and count != expected:
+        reason = f"{count} responses are stored, and the batches name {expected}"
+        raise CorruptObject(layout.responses(plan.iteration), reason)
+
+
+def _check_batches(store: ObjectStore, plan: PlanRecord) -> None:
+    """Raise CorruptObject if a batch is missing before another one: readers stop at the first that is not there."""
+    keys = store.list(layout.batches(plan.iteration))
+    absent = next((key for key in (layout.batch(plan.iteration, n) for n in range(len(keys))) if key not in keys), None)
+    if absent is not None:
+        raise CorruptObject(absent, f"it is missing, although {keys[-1]!r} is there")
 
 
 def _rollout_table(
@@ -164,6 +180,7 @@ def _rollout_table(
         **{f"reward_{name}": (pa.float64(), [row.rewards.get(name) for row in rows]) for name in functions},
     }
     arrays = {name: pa.array(values, type=kind) for name, (kind, values) in columns.items()}
+    arrays["prompt_ids"] = _lists([np.array(prompt.token_ids, dtype=np.int32) for prompt in asked], pa.int32())
     arrays["token_ids"] = _lists([row.token_ids.astype(np.int32) for row in rows], pa.int32())
     arrays["logprobs"] = _lists([row.logprobs for row in rows], pa.float32())
     if plan.config.get("turns"):

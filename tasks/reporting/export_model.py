@@ -22,7 +22,7 @@ from resources.model_config import model_fields
 from storage import layout, model_files
 from storage.clock import Clock
 from storage.paths import expanded
-from storage.run import exists, read_plan
+from storage.run import exists, next_iteration, read_plan
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.stored_versions import list_versions
 from storage.weights.adapters import BASE_VERSION, adapter_record
@@ -120,13 +120,21 @@ def appearing(folder: Path) -> Iterator[Path]:
 def choose_version(
     store: ObjectStore, version: int | None, prefix: str = layout.WEIGHTS, noun: str = "weight version"
 ) -> int:
-    """`version`, or the newest of those below `prefix`, called `noun`; raises LookupError, which lists them."""
+    """`version`, or the newest of those below `prefix`, called `noun`; raises LookupError, which lists them.
+
+    The newest is never taken for one that the last committed iteration made, and that is missing.
+    """
     if not exists(store, layout.RUN):
         raise LookupError(f"{store.url} holds no run")
     published = sorted(list_versions(store, prefix).complete)
     if not published:
         raise LookupError(f"{store.url} holds no {noun} yet")
     if version is None:
+        due = next_iteration(store) if prefix == layout.WEIGHTS else 0
+        if published[-1] < due:
+            raise LookupError(
+                f"version: {due} iterations are committed, and {noun} {due} is missing; allowed: {_ranges(published)}"
+            )
         return published[-1]
     if version not in published:
         why = "was deleted by the run's retention" if 0 <= version < published[-1] else "is not published"

@@ -1,20 +1,17 @@
 """What was not finite: reads the record that a stopped training step left in its run. Never writes."""
 
-from contextlib import suppress
-
-from storage import layout, records
+from storage import layout
 from storage.compaction import read_responses
+from storage.hints import read_hint
 from storage.phase_failure import NonFiniteRecord
 from storage.responses import Response
 from storage.run import next_iteration
-from storage.store import ObjectMissing, ObjectStore
+from storage.store import ObjectStore
 
 
 def read_nonfinite(store: ObjectStore, iteration: int) -> NonFiniteRecord | None:
-    """Why the last attempt to train an iteration stopped; None if no attempt did. Raises CorruptObject."""
-    with suppress(ObjectMissing):
-        return records.read(store, NonFiniteRecord, layout.nonfinite(iteration))
-    return None
+    """Why the last attempt to train an iteration stopped; None if no attempt did, or its record is damaged."""
+    return read_hint(store, NonFiniteRecord, layout.nonfinite(iteration))
 
 
 def nonfinite_responses(store: ObjectStore, iteration: int) -> list[Response]:

@@ -44,10 +44,22 @@ def on_one_clock(
         training = replace(training, started_at_s=training.started_at_s + by_s, ended_at_s=training.ended_at_s + by_s)
     if training.started_at_s > training.ended_at_s:
         training = replace(training, started_at_s=min(begins_s, training.ended_at_s))
-    return [_in_order(alive, begins_s) for alive in (*crew, *trainers)], training
+    return [in_order(alive, begins_s) for alive in (*crew, *trainers)], training
 
 
-def _in_order(alive: AliveRecord, begins_s: float) -> AliveRecord:
+def concluded_at(planned_at_s: float, training: TrainingRecord, wall_s: float) -> float:
+    """When an iteration is concluded (seconds since 1970), by the clock `wall_s` of the machine that concludes it.
+
+    Nothing is concluded before it was planned and trained. If the clock says so, it is behind that of the plan, and the
+    training's end counts, if its own clock may be right, or else the plan.
+    """
+    if wall_s >= planned_at_s:
+        return wall_s
+    log.warning("the clock of the machine that concludes is %.0f s behind that of the plan", planned_at_s - wall_s)
+    return max(planned_at_s, training.ended_at_s)
+
+
+def in_order(alive: AliveRecord, begins_s: float) -> AliveRecord:
     """The life with its weights between its beginning and its end, even if its clock was set meanwhile.
 
     No duration of it is then negative, which the next plan would refuse.

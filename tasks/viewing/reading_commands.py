@@ -1,10 +1,8 @@
 """The commands that read a run: `gleaner status` and `gleaner show` in a terminal, `gleaner view` in a browser."""
 
 import asyncio
-import json
 import sys
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -16,6 +14,7 @@ from storage.run import connect_to_run, reports
 from tasks.reporting.conclusion import cut_line
 from tasks.reporting.costs import usd_per_reward_point
 from tasks.reporting.evaluation_tab import evaluation_line
+from tasks.reporting.json_output import json_output
 from tasks.reporting.nonfinite import nonfinite_line
 from tasks.reporting.progress import progress
 from tasks.viewing.page_file import write_page
@@ -33,7 +32,7 @@ def status(run_url: str, as_json: bool) -> None:
     with progress(is_wanted=not as_json) as shown:
         history, evaluated, stopped = reports(store, shown.tell), evaluations(store), nonfinite_line(store)
     if as_json:
-        click.echo(json.dumps(status_data(store.url, history, evaluated, stopped)))
+        click.echo(json_output(status_data(store.url, history, evaluated, stopped)))
         return
     if history:
         Console(width=None if sys.stdout.isatty() else 120).print(table(history))
@@ -70,11 +69,11 @@ def show(run_url: str, iteration: int, response: int, tokens: bool, as_json: boo
         listed = [each for first in pieces for each in reader.tokens(response, first)]
     if tokens:
         if as_json:
-            click.echo(json.dumps([{"text": text, "logprob": logprob} for text, logprob in listed]))
+            click.echo(json_output([{"text": text, "logprob": logprob} for text, logprob in listed]))
         else:
             click.echo("\n".join(token_lines(listed, 0)))
     elif as_json:
-        click.echo(json.dumps(asdict(view)))
+        click.echo(json_output(view))
     else:
         print_response(Console(width=None if sys.stdout.isatty() else 120), view, index)
 

@@ -226,7 +226,7 @@ def test_whatever_is_deleted_by_one_that_concludes_at_once_both_give_its_report(
         def _tick(self):
             self.left -= 1
             if self.left == 0:
-                conclude_iteration(self, 0, PRICES, ManualClock(1.0))
+                conclude_iteration(self, 0, PRICES, ManualClock(1200.0))
                 for prefix in (layout.journal(0), layout.alive_all(0), layout.claims(0)):
                     for key in self.list(prefix):
                         self.delete(key)
@@ -242,7 +242,7 @@ def test_whatever_is_deleted_by_one_that_concludes_at_once_both_give_its_report(
     objects = an_iteration()._objects
     for at in range(1, 40):
         store = ConcludedAt(objects, at)
-        assert conclude(store).created_at_s == (1.0 if store.left <= 0 else 1100.0), at
+        assert conclude(store).created_at_s == (1200.0 if store.left <= 0 else 1100.0), at
     assert store.left > 0, "every read was disturbed once"
 
 

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 
 from storage import layout, records
-from storage.records import AliveRecord, TrainingRecord
-from tests.tasks.reporting.test_conclusion import an_iteration, conclude
+from storage.clock import ManualClock
+from storage.records import AliveRecord, PlanRecord, TrainingRecord
+from tasks.reporting.conclusion import conclude_iteration
+from tests.tasks.reporting.test_conclusion import PRICES, an_iteration, conclude
 
 HOUR_S = 3600.0
 NAMES = ("00000-a", "00000-b", "00001-c")
@@ -76,3 +78,26 @@ def test_the_trainers_own_clock_may_be_wrong(off_s):
 def test_right_clocks_are_left_alone(caplog):
     assert conclude(with_clocks({})).lives == conclude(an_iteration()).lives
     assert "clock" not in caplog.text
+
+
+@pytest.mark.parametrize("behind_s", [HOUR_S, 24 * HOUR_S])
+def test_the_clock_of_the_conclusion_may_be_behind(behind_s, caplog):
+    store = an_iteration()
+    right = conclude(an_iteration())
+    report = conclude_iteration(store, 0, PRICES, ManualClock(1100.0 - behind_s), egress_usd_per_gb={"rollout": 0.02})
+    assert "behind that of the plan" in caplog.text
+    assert all(value >= 0 for name, value in report.metrics.items() if name.startswith(("timing_s/", "cost/")))
+    assert report.metrics["timing_s/iteration"] == pytest.approx(right.metrics["timing_s/iteration"], abs=30)
+    assert report.metrics["timing_s/rollout"] == right.metrics["timing_s/rollout"]
+    assert report.created_at_s >= report.train_ended_at_s
+
+
+def test_a_rollout_that_ends_seconds_before_its_plan_takes_no_negative_time():
+    store = an_iteration()
+    plan = records.read(store, PlanRecord, layout.plan(0))
+    for name in NAMES:
+        key = layout.alive(0, name)
+        told = records.read(store, AliveRecord, key)
+        moved = replace(told, started_at_s=plan.created_at_s - 9, updated_at_s=plan.created_at_s - 3, working_at_s=None)
+        records.put(store, key, moved)
+    assert conclude(store).metrics["timing_s/rollout"] == 0
