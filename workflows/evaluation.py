@@ -8,7 +8,8 @@ from resources.pools import ControlPoolConfig, PoolsConfig, task_settings
 from tasks.configuration.references import EvaluationOutcome
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.evaluate import evaluate, plan_evaluation
-from workflows.iteration import built_on, rollout_node, settings_on
+from workflows.iteration import rollout_node, settings_on
+from workflows.local_attempts import built_on
 from workflows.node_names import NodeNames
 
 

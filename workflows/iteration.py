@@ -22,6 +22,7 @@ from tasks.rollout_ended import rollout_ended
 from tasks.stand import stand
 from tasks.train import train
 from tasks.train_shared import train_shared
+from workflows.local_attempts import built_on
 from workflows.node_names import NodeNames
 
 
@@ -29,12 +30,6 @@ def settings_on(pools: PoolsConfig, pool: str, names: NodeNames, what: str) -> d
     """Arguments for `with_overrides` of the node called `what`, which runs on a pool of this name."""
     labels = {**names.labels(pool), **pools.labels}
     return {**overrides(pools.named(pool), labels), **names.of(what)}
-
-
-def built_on(task: Any, pools: PoolsConfig, pool: str) -> Any:
-    """The task, whose pods Flyte builds on the PodTemplate that the pool names: a setting of tasks, not of nodes."""
-    task.metadata.pod_template_name = pools.named(pool).pod_template or None
-    return task
 
 
 def plan_node(
