@@ -237,7 +237,12 @@ def _response(error: Exception) -> Mapping[str, Any] | None:
 
 
 def _is_a_page(response: Mapping[str, Any]) -> bool:
-    """Whether a refusal is HTML: an error of S3 has a code of its own, which such a page cannot state."""
+    """Whether a refusal is HTML: an error of S3 has a code of its own, which such a page cannot state.
+
+    Except 501, with which every server says that the request is in vain.
+    """
     code = str(response.get("Error", {}).get("Code") or "")
+    if code == "501":
+        return False
     kind = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-type", "")
     return (not code or code.isdigit()) and "html" in str(kind).lower()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from storage.s3 import S3Store
-from storage.store import ObjectMissing, StoreDenied, StoreUnavailable, commit
+from storage.store import ObjectMissing, StoreDenied, StoreUnavailable, StoreUnfit, commit
 from tests.s3_server import S3_BUCKET, SerialisedMoto, make_bucket, moto_server, point_to, scripted_server
 from tests.storage.test_s3 import VERBS
 
@@ -122,6 +122,13 @@ def test_a_redirect_that_names_no_region_is_one_request_and_one_line(monkeypatch
             assert "\n" not in str(caught.value)
             assert not is_s3 or len(seen) == count
         assert not any(request.startswith("HEAD") for request in seen)
+
+
+def test_a_page_that_says_that_the_request_is_in_vain_is_believed(monkeypatch):
+    with scripted(monkeypatch, (501, "", PAGE), is_s3=False) as (store, seen):
+        with pytest.raises(StoreUnfit, match="does not implement something in this request"):
+            store.put("a", b"x")
+        assert len(seen) == 1
 
 
 REFUSALS = [
