@@ -16,12 +16,11 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 
-from storage.digests import digest_of
 from storage.memory import check_body, check_prefix, check_range
 from storage.paths import expanded
+from storage.process_identity import is_dead, process_space
 from storage.store import ObjectMissing, StorageError, StoreDenied, StoreUnavailable, StoreUnfit, check_key
 
 # An NFS client gives a name that begins so to a file that is deleted while a process has it open.
@@ -299,7 +298,7 @@ ABANDONED_S = 24 * 3600.0
 
 def temporary_name() -> str:
     """A name that is never used twice."""
-    return f"{TEMPORARY}{_process_space()}-{os.getpid()}-{uuid.uuid4().hex}"
+    return f"{TEMPORARY}{process_space()}-{os.getpid()}-{uuid.uuid4().hex}"
 
 
 def remove_all_abandoned(folder: Path) -> bool:
@@ -333,28 +332,6 @@ def remove_abandoned(entry: os.DirEntry[str]) -> bool:
 def _writer_is_dead(name: str) -> bool:
     """Whether a temporary file's name shows a dead process of this machine; False if that is unknown."""
     writer = NAME_PATTERN.fullmatch(name)
-    if writer is None or writer[1] != _process_space():
+    if writer is None or writer[1] != process_space():
         return False
-    try:
-        os.kill(int(writer[2]), 0)
-        status = Path(f"/proc/{writer[2]}/stat").read_bytes()
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    # The state follows the name in parentheses. A zombie process is dead: only its parent has not noticed yet.
-    return status.rpartition(b")")[2].split()[0] in (b"Z", b"X")
-
-
-@cache
-def _process_space() -> str:
-    """32 hex digits that identify the kernel's boot and the namespace in which this process's number is valid.
-
-    A host name would not do: containers share it, but not their process numbers.
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-        space = boot + bytes(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        space = uuid.uuid4().bytes
-    return digest_of(space)
+    return is_dead(int(writer[2]))

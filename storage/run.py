@@ -3,7 +3,9 @@
 A report commits an iteration; the number of reports is the next iteration. Nothing depends on which process executes.
 """
 
+import logging
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from storage import layout, records
@@ -15,7 +17,10 @@ from storage.sources import HubSource
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore
 from storage.telling import Tell, untold
 
-LEASE_POLLS_PER_TTL = 6
+log = logging.getLogger(__name__)
+LEASE_LOOK_INTERVAL_S = 2.0
+# Signs of life are many objects; the lease is one.
+SIGNS_LOOK_INTERVAL_MAX_S = 30.0
 REPORT_END = layout.report(0).removeprefix(layout.iteration(0).removesuffix("/"))
 
 
@@ -226,16 +231,15 @@ def acquire_lease(
 ) -> None:
     """Become the execution that advances this run; raises RunBusy if another one does.
 
-    An earlier holder is succeeded if `known_dead` says that it has ended, or if it is silent for `ttl_s` on our own
-    clock: neither its beat changes, nor what crews and graders write. Of two successors that race for one epoch, the
-    loser raises RunBusy.
+    An earlier holder is succeeded if it releases the lease, if `known_dead` says that it has ended, or if its beat and
+    what crews and graders write stay the same for `ttl_s` on this process's clock. A wait for that is logged. Of two
+    successors that race for one epoch, the loser raises RunBusy.
     """
     epoch, lease = _last_lease(store)
     if lease is not None and lease.holder == holder and not lease.released:
         return
-    held = lease is not None and not lease.released and not known_dead(lease.holder)
-    if lease is not None and held and _changes(store, ttl_s, clock):
-        raise RunBusy(f"{store.url} is being advanced by execution {lease.holder!r}; try again when it has ended")
+    if lease is not None and not lease.released and not known_dead(lease.holder):
+        epoch = _await_lease(store, epoch, lease.holder, ttl_s, clock)
     record = LeaseRecord(holder=holder)
     if not records.commit(store, layout.lease(epoch + 1), record):
         raise RunBusy(f"{store.url} was taken over by another execution at this moment")
@@ -268,14 +272,36 @@ def _last_lease(store: ObjectStore) -> tuple[int, LeaseRecord | None]:
     return epoch, records.read(store, LeaseRecord, keys[-1])
 
 
-def _changes(store: ObjectStore, ttl_s: float, clock: Clock) -> bool:
-    """Whether anything that a living execution touches changes within `ttl_s`."""
-    before = _signs_of_life(store)
-    for _ in range(LEASE_POLLS_PER_TTL):
-        clock.sleep(ttl_s / LEASE_POLLS_PER_TTL)
-        if _signs_of_life(store) != before:
-            return True
-    return False
+def _await_lease(store: ObjectStore, epoch: int, holder: str, ttl_s: float, clock: Clock) -> int:
+    """Wait until the lease of this epoch is released, or its holder is silent for `ttl_s`; returns the last epoch.
+
+    Raises RunBusy at the first sign of life.
+    """
+    until = datetime.fromtimestamp(clock.wall() + ttl_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    log.warning(
+        "%s is held by execution %r; this one begins when that releases it, or at %s (run.lease_ttl_s) if that gives "
+        "no sign of life until then",
+        store.url,
+        holder,
+        until,
+    )
+    begin, before = clock.monotonic(), _signs_of_life(store)
+    pause = LEASE_LOOK_INTERVAL_S
+    next_signs = begin + pause
+    while (left := begin + ttl_s - clock.monotonic()) > 0:
+        clock.sleep(min(LEASE_LOOK_INTERVAL_S, left))
+        newest, lease = _last_lease(store)
+        if newest != epoch and lease is not None:
+            if lease.released:
+                return newest
+            raise RunBusy(f"{store.url} was taken over by execution {lease.holder!r} at this moment")
+        now = clock.monotonic()
+        if now >= min(next_signs, begin + ttl_s):
+            if _signs_of_life(store) != before:
+                raise RunBusy(f"{store.url} is being advanced by execution {holder!r}; try again when it has ended")
+            pause = min(2 * pause, SIGNS_LOOK_INTERVAL_MAX_S)
+            next_signs = now + pause
+    return epoch
 
 
 def _signs_of_life(store: ObjectStore) -> dict[str, bytes]:

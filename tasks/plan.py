@@ -1,14 +1,12 @@
 """The plan task: checks everything, opens the run, and writes the next iteration's plan."""
 
-import os
-import socket
-
 from flytekit import current_context, task
 from flytekit.core.context_manager import ExecutionState, FlyteContextManager
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.pools import ControlPoolConfig, task_settings
 from storage.clock import SystemClock
+from storage.process_identity import process_name
 from storage.run import ConcludedByAnother
 from storage.store import StoreUnavailable
 from tasks.configuration.references import PlanReference
@@ -61,7 +59,7 @@ def plan(
 def execution_name() -> str:
     """The name of what advances the run: the Flyte execution, or this process on this machine."""
     name = current_context().execution_id.name
-    return f"here:{socket.gethostname()}:{os.getpid()}" if name == "local" else name
+    return process_name() if name == "local" else name
 
 
 def forgo_models_in_a_container() -> None:

@@ -1,8 +1,6 @@
 """The work of the plan task: check everything, open the run, and write the next iteration's plan."""
 
 import logging
-import os
-import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -16,12 +14,15 @@ from storage.connect import connect
 from storage.digests import digest_of
 from storage.fitness import probe
 from storage.planning_records import LengthsRecord
+from storage.process_identity import has_ended, number_here
 from storage.prompt_table import PromptRow
 from storage.records import PlanRecord, SettingsRecord
 from storage.run import (
+    RunBusy,
     acquire_lease,
     exists,
     holds_run,
+    lease_holder,
     next_iteration,
     next_prompt,
     open_run,
@@ -202,7 +203,19 @@ def _open(
         explain=lambda stored: differences(identity(config), identity(parse(stored))),
         sources=inputs.store_found(store) if inputs else None,
     )
-    acquire_lease(store, execution, config.run.lease_ttl_s, clock, known_dead=ended_here)
+    refuse_beside(store, execution)
+    acquire_lease(store, execution, config.run.lease_ttl_s, clock, known_dead=has_ended)
+
+
+def refuse_beside(store: ObjectStore, execution: str) -> None:
+    """Raise RunBusy if another process of this machine advances the run; it lives, so nothing is waited for."""
+    holder = lease_holder(store)
+    number = None if holder in (None, execution) else number_here(str(holder))
+    if number is not None:
+        raise RunBusy(
+            f"{store.url} is being advanced by process {number} of this machine; give the command again when that "
+            "process has ended"
+        )
 
 
 def _check_machine(config: RunConfig, is_new: bool) -> None:
@@ -354,18 +367,3 @@ def _drawn(
 def _groups_planned(config: RunConfig) -> int:
     wanted, algorithm = config.run.num_prompts_per_step, config.algorithm
     return groups_in_budget(wanted, algorithm.filter_groups_budget) if algorithm.filter_groups else wanted
-
-
-def ended_here(execution: str) -> bool:
-    """Whether the execution was a process of this machine that has ended."""
-    kind, _, rest = execution.partition(":")
-    host, _, pid = rest.rpartition(":")
-    if kind != "here" or host != socket.gethostname():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False

@@ -107,17 +107,82 @@ def test_a_silent_holder_is_succeeded_after_the_ttl_and_not_before():
     before = clock.monotonic()
     run.acquire_lease(store, "b", 60, clock)
     assert clock.monotonic() - before == pytest.approx(60)
+
+    class Beats(ManualClock):
+        def sleep(self, duration_s):
+            super().sleep(duration_s)
+            run.beat_lease(store, "b", self)
+
     with pytest.raises(run.RunBusy):
-        run.acquire_lease(
-            store,
-            "a",
-            60,
-            type(
-                "Beats",
-                (ManualClock,),
-                {"sleep": lambda self, _: run.beat_lease(store, "b", ManualClock(self.wall() + 1))},
-            )(),
-        )
+        run.acquire_lease(store, "a", 60, Beats())
+
+
+def test_a_waiting_execution_says_so_and_begins_when_the_lease_is_released(caplog):
+    store, clock = MemoryStore("waits"), ManualClock(1_000_000_000)
+    run.acquire_lease(store, "a", 3600, clock)
+
+    class ReleasedLater(ManualClock):
+        def sleep(self, duration_s):
+            super().sleep(duration_s)
+            if self.wall() >= 1_000_000_100:
+                run.release_lease(store, "a")
+
+    later = ReleasedLater(1_000_000_000)
+    run.acquire_lease(store, "b", 3600, later)
+    assert run.lease_holder(store) == "b"
+    assert later.wall() - 1_000_000_100 <= 2
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line == (
+        "memory://waits is held by execution 'a'; this one begins when that releases it, or at 2001-09-09 02:46:40 UTC "
+        "(run.lease_ttl_s) if that gives no sign of life until then"
+    )
+
+
+@pytest.mark.parametrize("is_released", [False, True])
+def test_of_two_that_wait_one_begins(is_released):
+    store = MemoryStore()
+    run.acquire_lease(store, "a", 60, ManualClock())
+
+    class OtherIsFirst(ManualClock):
+        def sleep(self, duration_s):
+            super().sleep(duration_s)
+            if run.lease_holder(store) == "a":
+                run.release_lease(store, "a")
+                run.acquire_lease(store, "c", 60, ManualClock())
+                if is_released:
+                    run.release_lease(store, "c")
+
+    if is_released:
+        run.acquire_lease(store, "b", 60, OtherIsFirst())
+        return
+    with pytest.raises(run.RunBusy, match="was taken over by execution 'c'"):
+        run.acquire_lease(store, "b", 60, OtherIsFirst())
+
+
+def test_a_sign_of_life_is_seen_within_seconds_and_looked_for_ever_more_rarely():
+    store, looks = MemoryStore(), []
+    run.acquire_lease(store, "a", 3600, ManualClock())
+
+    class Beats(ManualClock):
+        def sleep(self, duration_s):
+            super().sleep(duration_s)
+            run.beat_lease(store, "a", self)
+
+    clock = Beats()
+    with pytest.raises(run.RunBusy, match="'a'; try again"):
+        run.acquire_lease(store, "b", 3600, clock)
+    assert clock.monotonic() == 2
+
+    class Counts(MemoryStore):
+        def get(self, key, *bounds):
+            looks.append(key == layout.LEASE_BEAT)
+            return super().get(key, *bounds)
+
+    silent = Counts()
+    run.acquire_lease(silent, "a", 3600, ManualClock())
+    looks.clear()
+    run.acquire_lease(silent, "b", 3600, ManualClock())
+    assert 100 < sum(looks) < 150
 
 
 def test_heartbeats_of_the_crew_keep_the_lease_too():

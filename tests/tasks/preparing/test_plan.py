@@ -1,10 +1,9 @@
 """Planning an iteration: what is written, once, by whom, and what a later attempt or another execution finds."""
 
-import os
 import shutil
-import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -13,13 +12,14 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from storage import layout, prompt_table, records
 from storage.clock import ManualClock
 from storage.memory import MemoryStore
+from storage.process_identity import process_name
 from storage.records import PlanRecord, ReportRecord, SlotPlan
 from storage.run import RunBusy, lease_holder, read_plan, read_run, release_lease
 from storage.store import ObjectMissing
 from storage.weights import tensor_sets
 from tasks.configuration.run_config import dump, identity, parse
 from tasks.plan import execution_name, plan
-from tasks.preparing.iteration import crew_slots, ended_here, prepare
+from tasks.preparing.iteration import crew_slots, prepare
 from tasks.prompts.order import prompt_index
 from tests.committed_runs import publish_state
 from tests.small_run import (
@@ -270,26 +270,41 @@ def test_an_attempt_that_finds_its_state_swept_keeps_the_lease_of_the_one_that_w
 
 
 def test_a_holder_of_this_machine_that_has_ended_is_succeeded_at_once(store, settings):
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    prepare(settings, f"here:{socket.gethostname()}:{ended.pid}", ManualClock())
+    with living_process() as name:
+        pass
+    prepare(settings, name, ManualClock())
     clock = ManualClock()
     prepare(settings, "e2", clock)
     assert clock.monotonic() == 0
 
 
-def test_who_has_ended():
-    host = socket.gethostname()
-    assert not ended_here(f"here:{host}:{os.getpid()}")
-    assert not ended_here(f"here:{host}:1")  # alive, whether or not it is ours
-    assert not ended_here(f"here:{host}.elsewhere:999999999")
-    assert not ended_here("a1b2c3d4e5")  # a Flyte execution
-    assert ended_here(f"here:{host}:4194305")  # above the largest pid of Linux
+def test_a_holder_that_lives_on_this_machine_is_not_waited_for(store, settings):
+    with living_process() as name:
+        prepare(settings, name, ManualClock())
+        clock = ManualClock()
+        number = name.split(":")[2]
+        with pytest.raises(RunBusy, match=f"^memory://plan is being advanced by process {number} of this machine;"):
+            prepare(settings, "e2", clock)
+    assert clock.monotonic() == 0
+    prepare(settings, "e2", clock)
+    assert clock.monotonic() == 0
+
+
+@contextmanager
+def living_process():
+    told = subprocess.Popen(
+        [sys.executable, "-c", "from storage.process_identity import *; print(process_name(), flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with told:
+        yield told.stdout.readline().strip()
+        told.communicate("\n")
 
 
 def test_a_local_execution_is_named_by_its_process():
-    assert execution_name() == f"here:{socket.gethostname()}:{os.getpid()}"
-    assert not ended_here(execution_name())
+    assert execution_name() == process_name()
 
 
 def test_the_task_takes_a_configuration_as_flyte_hands_it_over(store, model):
