@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from storage.clock import SystemClock
@@ -15,6 +14,7 @@ from tasks.admitting.fleet_admission import admit as admit_run
 from tasks.configuration.run_config import load
 from tasks.reporting.finite_number import FiniteNumber
 from tasks.reporting.progress import progress
+from tasks.reporting.terminal import Terminal
 from tasks.sharing.fleet_ledger import FleetReport, tier_accounts
 from tasks.sharing.fleet_report import account_for, as_document
 from tasks.sharing.fleet_view import FleetView, look_at_fleet
@@ -119,7 +119,7 @@ def status(fleet_url: str) -> None:
     with progress() as shown:
         shown.tell("looking at the fleet")
         view = look_at_fleet(fleet_url)
-    console = Console(width=120)
+    console = Terminal(width=120)
     for each in (_runs(view), _hosts(view)):
         console.print(each)
 
@@ -139,7 +139,7 @@ def report(fleet_url: str, reader_url: str | None, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(as_document(found)))
         return
-    console = Console(width=120)
+    console = Terminal(width=120)
     console.print(found.verdict)
     for each in (_accounts(found), _bills(found), _tiers(found)):
         console.print(each)

@@ -13,6 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
+from resources.visible_text import visible
 from storage.clock import Clock
 from storage.store import StorageError
 from tasks.viewing.page_data import encode, page_data
@@ -96,7 +97,7 @@ class PageServer:
         try:
             text = await asyncio.to_thread(lambda: render_page(self._read("summary")))
         except (StorageError, LookupError, ValueError, OSError) as error:
-            return web.Response(text=f"gleaner: {error}\n", status=500, content_type="text/plain")
+            return web.Response(text=f"gleaner: {visible(str(error))}\n", status=500, content_type="text/plain")
         return web.Response(text=text, content_type="text/html")
 
     async def _data(self, request: web.Request) -> web.Response:
@@ -114,4 +115,4 @@ class PageServer:
 
 
 def _refusal(status: int, message: str) -> web.Response:
-    return web.json_response({"error": message}, status=status)
+    return web.json_response({"error": visible(message)}, status=status)
