@@ -28,9 +28,9 @@ def check_own_place(field: str, url: str, store: ObjectStore, others: Collection
                 raise ValueError(f"{field}: value {url!r}; allowed: a place of its own, not in the {kind} at {above}")
     for key in store.list(""):
         folder, _, name = key.rpartition("/")
-        if folder and name in marks:
-            kind = marks[name]
-            raise ValueError(f"{field}: value {url!r}; allowed: a place of its own, not above the {kind} in {folder}")
+        if name in marks:
+            where = f"above the {marks[name]} in {folder}" if folder else f"that of a {marks[name]}"
+            raise ValueError(f"{field}: value {url!r}; allowed: a place of its own, not {where}")
 
 
 def _places_above(url: str) -> Iterator[str]:

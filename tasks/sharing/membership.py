@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from resources.secret_text import secret_in
-from storage import fleet_layout, layout, records
+from storage import fleet_layout, records
 from storage.clock import Clock
 from storage.connect import check_url, connect, is_below
 from storage.fleet_reading import FleetReader, has_left, read_run
@@ -29,8 +29,6 @@ def create_fleet(
     store = connect(url)
     for prefix in run_prefixes:
         _check_prefix(prefix, url)
-    if exists(store, layout.RUN):
-        raise ValueError(f"FLEET_URL: value {url!r}; allowed: a place of its own, not that of a run")
     if not exists(store, fleet_layout.FLEET):
         check_own_place("FLEET_URL", url, store)
     mine = FleetRecord(
