@@ -43,7 +43,7 @@ def read_run(store: ObjectStore, run_id: str) -> AdmittedRun:
 
 
 def read_allowed_run(store: ObjectStore, fleet: FleetRecord, run_id: str) -> AdmittedRun:
-    """The same; raises CorruptObject also for a run that the fleet does not allow, whoever has written the record."""
+    """`read_run` of a run that the fleet allows; raises CorruptObject for any other, whoever has written the record."""
     run = read_run(store, run_id)
     if not fleet.allows(run.run_url):
         allowed = ", ".join(fleet.run_prefixes)
@@ -177,6 +177,6 @@ def _living(
 
 
 def log_damaged(reader: FleetReader) -> None:
-    """Log what could not be read, where nobody else is told."""
+    """Log what could not be read, for a process that shows it to no one."""
     for line in reader.damaged:
         log.warning("left out of the fleet: %s", line)

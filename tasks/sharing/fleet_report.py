@@ -23,7 +23,7 @@ def account_for(url: str, reader_url: str | None = None) -> FleetReport:
     All others are called by their ids. Without `reader_url` all runs have their urls if the fleet has one prefix only,
     and ids otherwise. Raises LookupError if there is no fleet, CorruptObject for its rules, and what the store raises.
     What a record that cannot be read says is missing: such a run has no line and a share of 1, and such time of a host
-    is nobody's. A run whose directory cannot be read has unknown figures.
+    is paid by no run. A run whose directory cannot be read has unknown figures.
     """
     store, fleet = open_fleet(url)
     reader = FleetReader(store, fleet)
