@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-from rich.console import Console
 from rich.live import Live
 
 from resources.notice import PreemptionNotice
+from resources.visible_text import visible, visible_output
 from storage import canonical
 from storage.clock import SystemClock
 from storage.connect import connect
@@ -41,9 +41,9 @@ from tasks.reporting.export_command import export
 from tasks.reporting.finite_number import FiniteNumber
 from tasks.reporting.json_output import json_output
 from tasks.reporting.metrics_outlets import Pushgateway, push, read_address, serve
-from tasks.reporting.progress import Terminal, progress
+from tasks.reporting.progress import progress
 from tasks.reporting.run_metrics import RunMetrics
-from tasks.reporting.visible_text import visible
+from tasks.reporting.terminal import Terminal
 from tasks.reporting.watch import Watcher
 from tasks.reporting.watch_screen import screen
 from tasks.sampling.session.join import JoinLimits, join_run
@@ -60,14 +60,15 @@ class Commands(click.Group):
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         _complete_streams()
-        try:
+        with visible_output():
             try:
-                return super().main(*arguments, **options)
-            finally:
-                sys.stdout.flush()
-        except EXPECTED as error:
-            _discard_output()
-            _refuse(error)
+                try:
+                    return super().main(*arguments, **options)
+                finally:
+                    sys.stdout.flush()
+            except EXPECTED as error:
+                _discard_output()
+                _refuse(error)
 
 
 @click.group(cls=Commands)
@@ -155,7 +156,7 @@ def forecast(config: Path | None, save: bool, no_probe: bool, run_url: str | Non
         with progress(is_wanted=not as_json) as shown:
             shown.tell("reading reports")
             comparison = compare(connect_to_run(run_url))
-        width = Console().width if sys.stdout.isatty() else 120
+        width = Terminal().width if sys.stdout.isatty() else 120
         click.echo(json_output(comparison) if as_json else comparison_text(comparison, width), nl=as_json)
     else:
         raise ValueError("forecast: allowed: CONFIG [--save] [--no-probe] [--json], or --realised URL [--json]")
@@ -166,7 +167,7 @@ def _forecast_run(settings: RunConfig, *, save: bool, no_probe: bool, as_json: b
         shown.tell("reading what the run has measured")
         probe = NoProbe(reason="--no-probe") if no_probe else probe_run(settings.run.url)
         record = forecast_run(settings, probe, SystemClock().wall(), shown.tell)
-    width = Console().width if sys.stdout.isatty() else 150
+    width = Terminal().width if sys.stdout.isatty() else 150
     text = json_output(json.loads(canonical.encode(record))) if as_json else forecast_text(record, width)
     click.echo(text, nl=as_json)
     if save:
@@ -306,6 +307,7 @@ def _refuse(error: BaseException) -> NoReturn:
     if not isinstance(error, BrokenPipeError):
         refusals = error.errors if isinstance(error, Refusals) else (error,)
         for line in (*map(str, refusals), *getattr(error, "__notes__", ())):
+            # click leaves escapes out where there is no terminal; the reader is to see them.
             click.echo(f"gleaner: {visible(line)}", err=True)
     sys.exit(1)
 

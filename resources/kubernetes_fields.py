@@ -19,10 +19,6 @@ _SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-
 _DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _CONFIG_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _VARIABLE = re.compile(r"[ -<>-~]+")
-# Environment variables that hold a secret, by the end of their names.
-_SECRET_VARIABLE = re.compile(
-    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE|SECRET)_?KEY)$", re.IGNORECASE
-)
 _SUBDOMAIN_CHARACTERS_MAX = 253
 _ANNOTATIONS_BYTES_MAX = 262_144
 _MODE_MAX = 0o777
@@ -134,10 +130,7 @@ def required_terms(affinity: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]
 
 
 def check_env(path: str, env: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ValueError unless a container can have these variables; a value may be that of a Secret or ConfigMap.
-
-    A variable whose name says that it holds a secret may not have its value here.
-    """
+    """Raise ValueError unless a container can have these variables; a value may be that of a Secret or ConfigMap."""
     reference = _mapping({"name": _text, "key": _text, "optional": _boolean}, required=("name", "key"))
     sources = _mapping({"secretKeyRef": reference, "configMapKeyRef": reference})
     variable = _mapping({"name": _text, "value": _text, "valueFrom": sources}, required=("name",))
@@ -145,9 +138,6 @@ def check_env(path: str, env: Sequence[Mapping[str, Any]]) -> None:
         place = f"{path}.{index}"
         variable(place, each)
         check_variable(f"{place}.name", each["name"])
-        if each.get("value") and _SECRET_VARIABLE.search(each["name"]):
-            allowed = "valueFrom with a secretKeyRef, because a run keeps its configuration and shows it"
-            raise ValueError(f"{place}.value: a value for {each['name']!r}, which names a secret; allowed: {allowed}")
         if each.get("valueFrom") is None:
             continue
         if each.get("value"):

@@ -62,6 +62,28 @@ def place(url: str) -> tuple[str, ...]:
     return (LOCAL, *expanded(path).resolve().parts)
 
 
+def is_below(url: str, prefix: str) -> bool:
+    """Whether `url` names the place that `prefix` names, or one below it, however both are written.
+
+    False for what `check_url` refuses, and for a url with a part that is, or stands for, "." or "..", or another part.
+    """
+    try:
+        check_url(url)
+        check_url(prefix)
+        below, above = place(url), place(prefix)
+    except (ValueError, OSError, RuntimeError):
+        # A path through a circle of links, or through a folder that may not be read, lies nowhere.
+        return False
+    return not any(map(_leads_elsewhere, url.split("/"))) and below[: len(above)] == above
+
+
+def _leads_elsewhere(part: str) -> bool:
+    """Whether a part of a url is a dot segment, or hides one or a separator, encoded once or several times."""
+    while (decoded := unquote(part)) != part:
+        part = decoded
+    return part in (".", "..") or "/" in part or "\\" in part
+
+
 def _opener(url: str) -> Callable[[], ObjectStore]:
     """What opens the store at `url`; raises ValueError as `connect` does."""
     scheme = SCHEME_PATTERN.match(url)
@@ -118,7 +140,8 @@ def _bucket(scheme: str, address: str) -> Callable[[], ObjectStore]:
         )
     if prefix and (not PREFIX_PATTERN.fullmatch(prefix) or {".", ".."} & set(prefix.split("/"))):
         raise ValueError(
-            f"storage URL: prefix {prefix!r}; allowed: parts of letters, digits and ._=+@~:,- joined by '/'"
+            f"storage URL: prefix {prefix.partition('?')[0]!r}; allowed: parts of letters, digits and ._=+@~:,- joined "
+            "by '/'"
         )
     if len(prefix) > PREFIX_BYTES_MAX:
         raise ValueError(f"storage URL: a prefix of {len(prefix)} bytes; allowed: up to {PREFIX_BYTES_MAX}")

@@ -13,6 +13,7 @@ HOSTS = "hosts/"
 ALIVE = "alive/"
 WAITING = "waiting/"
 RUN_ID_DIGITS = 16
+RUN_PATTERN = re.compile(rf"{RUNS}([0-9a-f]{{{RUN_ID_DIGITS}}})/(run\.json$|left\.json$|seats/)")
 SEAT_PATTERN = re.compile(rf"{RUNS}([0-9a-f]{{{RUN_ID_DIGITS}}})/seats/(\d{{6,}})\.json")
 
 
@@ -45,6 +46,12 @@ def seat_address(key: str) -> tuple[str, int] | None:
     """Returns (run id, epoch) of a seat's key; None for any other key."""
     match = SEAT_PATTERN.fullmatch(key)
     return (match[1], int(match[2])) if match else None
+
+
+def run_of(key: str) -> str | None:
+    """The id of the run whose record of admission, of leaving or of a seat has this key; None for any other key."""
+    match = RUN_PATTERN.match(key)
+    return match[1] if match else None
 
 
 def host(incarnation: str) -> str:

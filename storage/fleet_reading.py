@@ -1,35 +1,54 @@
 """Reads a fleet without taking part in it: its runs, its hosts, and which of these live.
 
 A host keeps what it has seen between two looks (`tasks/sharing/seating.py`); this is for commands and tasks, which look
-once.
+once. Several teams write to a fleet, so each record is read on its own, and is believed only about itself.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from storage import fleet_layout, records
+from storage import fleet_layout
 from storage.clock import Clock
-from storage.fleet_records import AdmittedRun, FleetRecord, HostBeat, HostRecord, SpentRecord, WaitingRun
+from storage.fleet_records import (
+    AdmittedRun,
+    FleetRecord,
+    Found,
+    HostBeat,
+    HostRecord,
+    SeatRecord,
+    SpentRecord,
+    WaitingRun,
+    read_record,
+)
 from storage.liveness import Heartbeat, Heartbeats
-from storage.records import AnyRecord
 from storage.run import exists
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.seats import newest_seat
+from storage.store import CorruptObject, ObjectMissing, ObjectStore, StoreDenied
 
 log = logging.getLogger(__name__)
 LOOK_INTERVAL_S = 1.0
-Found = TypeVar("Found", bound=AnyRecord)
+
 Beat = TypeVar("Beat", bound=Heartbeat)
-
-
-def run_ids(store: ObjectStore) -> list[str]:
-    """The ids of all runs that were ever admitted, in order."""
-    return sorted({key.removeprefix(fleet_layout.RUNS).partition("/")[0] for key in store.list(fleet_layout.RUNS)})
+Result = TypeVar("Result")
 
 
 def read_run(store: ObjectStore, run_id: str) -> AdmittedRun:
-    """The record that admits a run; raises ObjectMissing and CorruptObject."""
-    return records.read(store, AdmittedRun, fleet_layout.admitted(run_id))
+    """The record that admits a run; raises ObjectMissing, and CorruptObject also if it is of another run."""
+    key = fleet_layout.admitted(run_id)
+    run = read_record(store, AdmittedRun, key)
+    if fleet_layout.run_id(run.run_url) != run_id:
+        raise CorruptObject(key, f"it admits another run, {run.run_url!r}")
+    return run
+
+
+def read_allowed_run(store: ObjectStore, fleet: FleetRecord, run_id: str) -> AdmittedRun:
+    """`read_run` of a run that the fleet allows; raises CorruptObject for any other, whoever has written the record."""
+    run = read_run(store, run_id)
+    if not fleet.allows(run.run_url):
+        allowed = ", ".join(fleet.run_prefixes)
+        raise CorruptObject(fleet_layout.admitted(run_id), f"run_url {run.run_url!r}; allowed: {allowed}")
+    return run
 
 
 def has_left(store: ObjectStore, run_id: str) -> bool:
@@ -37,19 +56,67 @@ def has_left(store: ObjectStore, run_id: str) -> bool:
     return exists(store, fleet_layout.left(run_id))
 
 
-def read_hosts(store: ObjectStore) -> list[HostRecord]:
-    """All incarnations of hosts that the fleet ever had; raises CorruptObject."""
-    return [records.read(store, HostRecord, key) for key in store.list(fleet_layout.HOSTS)]
+class FleetReader:
+    """Reads the records of a fleet one by one. `damaged` has a line for each that could not be read, in order.
 
+    Its methods raise what a store raises that does not answer.
+    """
 
-def last_beat(store: ObjectStore, incarnation: str) -> HostBeat | None:
-    """The last heartbeat of a host; None if there is none, or if it cannot be read."""
-    return next(readable(store, HostBeat, [fleet_layout.alive(incarnation)]), None)
+    def __init__(self, store: ObjectStore, fleet: FleetRecord) -> None:
+        self._store = store
+        self._fleet = fleet
+        self.damaged: list[str] = []
 
+    def run_ids(self) -> list[str]:
+        """The ids of all runs that were ever admitted, in order, whether their records can be read or not."""
+        keys = self._store.list(fleet_layout.RUNS)
+        return sorted({run for key in keys if (run := fleet_layout.run_of(key)) is not None})
 
-def read_spent(store: ObjectStore, incarnation: str) -> list[SpentRecord]:
-    """What a host spent, in order; raises CorruptObject."""
-    return [records.read(store, SpentRecord, key) for key in store.list(fleet_layout.spent_by(incarnation))]
+    def runs(self) -> list[AdmittedRun]:
+        """The runs that were ever admitted, by id."""
+        return self._read(lambda run: read_allowed_run(self._store, self._fleet, run), self.run_ids())
+
+    def seat(self, run: str) -> SeatRecord | None:
+        """The newest epoch of a run's seat; None if there is none, or if it cannot be read."""
+        return next(iter(self._read(lambda run: newest_seat(self._store, run), [run])), None)
+
+    def hosts(self) -> list[HostRecord]:
+        """All incarnations of hosts that the fleet ever had."""
+        return self.records(HostRecord, self._store.list(fleet_layout.HOSTS))
+
+    def host(self, incarnation: str) -> HostRecord | None:
+        """One of them; None if there is none, or if it cannot be read."""
+        return next(iter(self.records(HostRecord, [fleet_layout.host(incarnation)])), None)
+
+    def beat(self, incarnation: str) -> HostBeat | None:
+        """The last heartbeat of a host; None if there is none, or if it cannot be read."""
+        key = fleet_layout.alive(incarnation)
+        return next(iter(self.records(HostBeat, [key] if exists(self._store, key) else [])), None)
+
+    def spent(self, incarnation: str, last: int = 0) -> list[SpentRecord]:
+        """What a host spent, in order; last: only so many of its last records, 0: all."""
+        return self.records(SpentRecord, self._store.list(fleet_layout.spent_by(incarnation))[-last:])
+
+    def waiting(self) -> list[WaitingRun]:
+        """The last heartbeats of the processes that wait until their runs are admitted."""
+        found = self.records(WaitingRun, self._store.list(fleet_layout.WAITING))
+        return [each for each in found if each.state == "waiting"]
+
+    def records(self, kind: type[Found], keys: Iterable[str]) -> list[Found]:
+        """The records at these keys."""
+        return self._read(lambda key: read_record(self._store, kind, key), keys)
+
+    def _read(self, read: Callable[[str], Result | None], names: Iterable[str]) -> list[Result]:
+        found = []
+        for name in names:
+            try:
+                record = read(name)
+            except (CorruptObject, ObjectMissing, StoreDenied) as error:
+                self.damaged.append(str(error))
+            else:
+                if record is not None:
+                    found.append(record)
+        return found
 
 
 def living_hosts(
@@ -60,7 +127,9 @@ def living_hosts(
     It takes until the heartbeat of every host that does not say that it ends has changed, and at most the fleet's TTL.
     Records that cannot be read are logged and left out. meanwhile: called before each look.
     """
-    hosts = {host.incarnation: host for host in readable(store, HostRecord, store.list(fleet_layout.HOSTS))}
+    reader = FleetReader(store, fleet)
+    hosts = {host.incarnation: host for host in reader.hosts()}
+    log_damaged(reader)
     heartbeats = Heartbeats(store, HostBeat, fleet_layout.alive, clock)
     return [hosts[name] for name in sorted(_living(heartbeats, hosts, fleet, clock, meanwhile))]
 
@@ -73,12 +142,15 @@ def waiting_runs(
     *,
     without: str = "",
 ) -> list[WaitingRun]:
-    """The last heartbeats of the processes that are seen to wait, but that of one incarnation; as `living_hosts`."""
+    """The last heartbeats of the processes that are seen to wait, but that of one incarnation; as `living_hosts`.
+
+    Only those of runs that the fleet allows.
+    """
     names = {key.removeprefix(fleet_layout.WAITING).removesuffix(".json") for key in store.list(fleet_layout.WAITING)}
     names.discard(without)
     heartbeats = Heartbeats(store, WaitingRun, fleet_layout.waiting, clock)
     found = _living(heartbeats, names, fleet, clock, meanwhile)
-    return [record for _, record in sorted(found.items()) if record is not None]
+    return [record for _, record in sorted(found.items()) if record is not None and fleet.allows(record.run_url)]
 
 
 def _living(
@@ -104,10 +176,7 @@ def _living(
         clock.sleep(min(LOOK_INTERVAL_S, fleet.host_ttl_s))
 
 
-def readable(store: ObjectStore, kind: type[Found], keys: Iterable[str]) -> Iterator[Found]:
-    """The records at these keys; those that are missing or corrupt are logged and left out."""
-    for key in keys:
-        try:
-            yield records.read(store, kind, key)
-        except (CorruptObject, ObjectMissing) as error:
-            log.warning("%s: left out: %s", store.url, error)
+def log_damaged(reader: FleetReader) -> None:
+    """Log what could not be read, for a process that shows it to no one."""
+    for line in reader.damaged:
+        log.warning("left out of the fleet: %s", line)

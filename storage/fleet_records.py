@@ -6,15 +6,27 @@ Only `DueRecord` lies in a run's directory; all others lie below the fleet's roo
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Protocol, TypeVar
 
-from storage import fleet_layout
+from pydantic import Field
+
+from storage import fleet_layout, records
+from storage.connect import is_below
 from storage.package_version import VERSION
-from storage.records import STRICT, nonce
+from storage.records import STRICT, AnyRecord, nonce
+from storage.store import CorruptObject, ObjectStore
 
 GIB = 1 << 30
+# Of a record; the largest are those of what a host spent in a minute.
+RECORD_BYTES_MAX = 1 << 22
 SpentKind = Literal["switch", "wait", "train", "park", "backfill", "idle"]
 Tier = Literal["host memory", "local disk", "object store"]
+# What a record of another team may hold, so that all can calculate with it, and no name leads to another key.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\z")]
+Text = Annotated[str, Field(max_length=4096)]
+Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e12, le=1e12)]
+Amount = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1e12)]
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +55,8 @@ class FleetRecord:
             raise ValueError(f"patience_s: value {self.patience_s}; allowed: 0 or more")
 
     def allows(self, run_url: str) -> bool:
-        """Whether a run with this url may be admitted: it lies below one of the prefixes, and no part of it is ".."."""
-        return bool(self._prefixes_of(run_url)) and ".." not in run_url.split("/")
+        """Whether a run with this url may be admitted: the place that it names lies below that of a prefix."""
+        return bool(self._prefixes_of(run_url))
 
     def name_for(self, reader_url: str, run: "AdmittedRun") -> str:
         """How a run is called before those whose urls lie where `reader_url` does: by its url below the same prefix.
@@ -59,7 +71,7 @@ class FleetRecord:
         return run_url if is_near else fleet_layout.run_id(run_url)
 
     def _prefixes_of(self, run_url: str) -> set[str]:
-        return {prefix for prefix in self.run_prefixes if f"{run_url}/".startswith(f"{prefix.rstrip('/')}/")}
+        return {prefix for prefix in self.run_prefixes if is_below(run_url, prefix)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +82,8 @@ class Prediction:
     """
 
     __pydantic_config__ = STRICT
-    host: str | None
-    slowdowns: Mapping[str, float] = field(hash=False)
+    host: Name | None
+    slowdowns: Mapping[Name, Amount] = field(hash=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,19 +100,19 @@ class AdmittedRun:
 
     KIND: ClassVar[str] = "admitted run"
     __pydantic_config__ = STRICT
-    id: str
-    run_url: str
-    phase_s: float
-    cycle_s: float
-    state_bytes: int
-    admitted_at_s: float
-    share: float = 1.0
-    rollouts_ahead: int = 0
-    rollout_gpus: int = 0
-    trainer_gpus: int = 0
-    ranks: int = 1
-    rollout_cv: float | None = None
-    phase_cv: float | None = None
+    id: Name
+    run_url: Text
+    phase_s: Amount
+    cycle_s: Amount
+    state_bytes: Count
+    admitted_at_s: Number
+    share: Amount = 1.0
+    rollouts_ahead: Count = 0
+    rollout_gpus: Count = 0
+    trainer_gpus: Count = 0
+    ranks: Count = 1
+    rollout_cv: Amount | None = None
+    phase_cv: Amount | None = None
     predicted: Prediction | None = None
     nonce: str = field(default_factory=nonce)
 
@@ -122,6 +134,11 @@ class AdmittedRun:
         """How many seconds a phase may wait for the trainer if no cycle may take `slowdown_max` times as long."""
         return (slowdown_max - 1) * self.cycle_s
 
+    @property
+    def key(self) -> str:
+        """Where it lies in the fleet."""
+        return fleet_layout.admitted(self.id)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LeftRecord:
@@ -129,9 +146,9 @@ class LeftRecord:
 
     KIND: ClassVar[str] = "left run"
     __pydantic_config__ = STRICT
-    id: str
-    reason: str
-    left_at_s: float
+    id: Name
+    reason: Text
+    left_at_s: Number
     nonce: str = field(default_factory=nonce)
 
 
@@ -141,10 +158,15 @@ class SeatRecord:
 
     KIND: ClassVar[str] = "seat"
     __pydantic_config__ = STRICT
-    run: str
-    epoch: int
-    host: str
+    run: Name
+    epoch: Count
+    host: Name
     nonce: str = field(default_factory=nonce)
+
+    @property
+    def key(self) -> str:
+        """Where it lies in the fleet."""
+        return fleet_layout.seat(self.run, self.epoch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,14 +180,14 @@ class HostRecord:
 
     KIND: ClassVar[str] = "host"
     __pydantic_config__ = STRICT
-    incarnation: str
-    machine: str
-    memory_bytes: int
-    usd_per_hour: float | None
-    began_at_s: float
-    disk_bytes: int = 0
-    devices: int = 1
-    version: str = VERSION
+    incarnation: Name
+    machine: Text
+    memory_bytes: Count
+    usd_per_hour: Amount | None
+    began_at_s: Number
+    disk_bytes: Count = 0
+    devices: Count = 1
+    version: Text = VERSION
     nonce: str = field(default_factory=nonce)
 
     def __post_init__(self) -> None:
@@ -173,6 +195,11 @@ class HostRecord:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: value {getattr(self, name)}; allowed: 0 or more")
         _check_above("devices", self.devices, 0)
+
+    @property
+    def key(self) -> str:
+        """Where it lies in the fleet."""
+        return fleet_layout.host(self.incarnation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,12 +213,17 @@ class HostBeat:
 
     KIND: ClassVar[str] = "host heartbeat"
     __pydantic_config__ = STRICT
-    incarnation: str
-    sequence: int
-    resident: str | None
-    iteration: int | None
-    lived_s: float
+    incarnation: Name
+    sequence: Count
+    resident: Name | None
+    iteration: Count | None
+    lived_s: Amount
     state: Literal["idle", "training", "leaving", "gone"]
+
+    @property
+    def key(self) -> str:
+        """Where it lies in the fleet."""
+        return fleet_layout.alive(self.incarnation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,11 +235,16 @@ class WaitingRun:
 
     KIND: ClassVar[str] = "waiting run"
     __pydantic_config__ = STRICT
-    incarnation: str
-    sequence: int
-    run_url: str
-    waited_s: float
+    incarnation: Name
+    sequence: Count
+    run_url: Text
+    waited_s: Amount
     state: Literal["waiting", "gone"]
+
+    @property
+    def key(self) -> str:
+        """Where it lies in the fleet."""
+        return fleet_layout.waiting(self.incarnation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,10 +258,10 @@ class SpentEntry:
 
     __pydantic_config__ = STRICT
     kind: SpentKind
-    run: str | None
-    iteration: int | None
-    began_s: float
-    ended_s: float
+    run: Name | None
+    iteration: Count | None
+    began_s: Amount
+    ended_s: Amount
 
     @property
     def seconds(self) -> float:
@@ -240,12 +277,12 @@ class RestoredState:
     """
 
     __pydantic_config__ = STRICT
-    run: str
-    iteration: int
+    run: Name
+    iteration: Count
     tier: Tier
     ahead: bool
-    seconds: float
-    num_bytes: int
+    seconds: Amount
+    num_bytes: Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,11 +295,16 @@ class SpentRecord:
 
     KIND: ClassVar[str] = "spent"
     __pydantic_config__ = STRICT
-    host: str
-    sequence: int
+    host: Name
+    sequence: Count
     entries: tuple[SpentEntry, ...]
-    seated: tuple[str, ...]
+    seated: tuple[Name, ...]
     restored: tuple[RestoredState, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Where it lies in the fleet."""
+        return fleet_layout.spent(self.host, self.sequence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,6 +319,30 @@ class DueRecord:
     iteration: int
     groups: int
     version: str = VERSION
+
+
+class Placed(AnyRecord, Protocol):
+    """A record that knows its own key."""
+
+    @property
+    def key(self) -> str: ...
+
+
+Found = TypeVar("Found", bound=Placed)
+
+
+def read_record(store: ObjectStore, kind: type[Found], key: str) -> Found:
+    """The record at a key of a fleet, which is believed only about itself.
+
+    Raises ObjectMissing, and CorruptObject also for a record that is too long or of another key.
+    """
+    body = store.get(key, 0, RECORD_BYTES_MAX + 1)
+    if len(body) > RECORD_BYTES_MAX:
+        raise CorruptObject(key, f"it is longer than {RECORD_BYTES_MAX} bytes")
+    record = records.decode(kind, key, body)
+    if record.key != key:
+        raise CorruptObject(key, f"it is of {record.key!r}")
+    return record
 
 
 def _check_above(what: str, value: float, least: float) -> None:

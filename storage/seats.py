@@ -5,17 +5,13 @@ work. Safety does not depend on it, because what a phase writes is created once.
 """
 
 from storage import fleet_layout, records
-from storage.fleet_records import SeatRecord
-from storage.store import CorruptObject, ObjectStore
+from storage.fleet_records import SeatRecord, read_record
+from storage.store import ObjectStore
 
 
 def read_seat(store: ObjectStore, run: str, epoch: int) -> SeatRecord:
     """One epoch of a run's seat; raises ObjectMissing, and CorruptObject if it is of another run or epoch."""
-    key = fleet_layout.seat(run, epoch)
-    seat = records.read(store, SeatRecord, key)
-    if (seat.run, seat.epoch) != (run, epoch):
-        raise CorruptObject(key, f"it is of run {seat.run!r} and epoch {seat.epoch}")
-    return seat
+    return read_record(store, SeatRecord, fleet_layout.seat(run, epoch))
 
 
 def newest_seat(store: ObjectStore, run: str) -> SeatRecord | None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.granted import Granted, MachineTooSmall, granted, is_in_a_pod, memory_peak
+from resources.visible_text import show_logs, visible
 from storage.store import StoreDenied, StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.device.gpu_check import WrongGpus
@@ -60,6 +61,7 @@ def tells(place: str) -> Iterator[None]:
 
     place: run, iteration and slot in words.
     """
+    show_logs()
     try:
         yield
     except Exception as error:
@@ -67,7 +69,7 @@ def tells(place: str) -> Iterator[None]:
             raise
         line = story(place, error, granted(), *memory_peak())
         kind = TaskFailedForNow if isinstance(error, FlyteRecoverableException) else TaskFailed
-        raise kind(line + "\n" + "".join(traceback.format_exception(error))) from None
+        raise kind(visible(line + "\n" + "".join(traceback.format_exception(error)))) from None
 
 
 def story(place: str, error: BaseException, found: Granted, peak_bytes: int | None, killed: int) -> str:

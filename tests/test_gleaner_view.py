@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from gleaner import main
+from resources.local_http import LOOPBACK
 from storage.connect import connect
-from tasks.viewing.page_server import LOOPBACK
 from tests.committed_runs import begin
 
 pytestmark = pytest.mark.slow

@@ -1,11 +1,12 @@
 """The commands `gleaner fleet ...`: make a fleet, admit runs to it, look at it, and serve it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from resources.visible_text import visible_line
 from storage.clock import SystemClock
 from storage.fleet_records import GIB
 from storage.paths import expanded
@@ -15,6 +16,7 @@ from tasks.configuration.run_config import load
 from tasks.reporting.finite_number import FiniteNumber
 from tasks.reporting.json_output import json_output
 from tasks.reporting.progress import progress
+from tasks.reporting.terminal import Terminal
 from tasks.sharing.fleet_ledger import FleetReport, tier_accounts
 from tasks.sharing.fleet_report import account_for, as_document
 from tasks.sharing.fleet_view import FleetView, look_at_fleet
@@ -22,6 +24,8 @@ from tasks.sharing.host_settings import HostSettings
 from tasks.sharing.membership import create_fleet
 from tasks.sharing.membership import leave as leave_fleet
 from tasks.sharing.serving import serve
+
+DAMAGED_SHOWN = 20
 
 
 @click.group()
@@ -119,9 +123,10 @@ def status(fleet_url: str) -> None:
     with progress() as shown:
         shown.tell("looking at the fleet")
         view = look_at_fleet(fleet_url)
-    console = Console(width=120)
+    console = Terminal(width=120)
     for each in (_runs(view), _hosts(view)):
         console.print(each)
+    _tell_damaged(view.damaged)
 
 
 @fleet.command(short_help="Show what runs paid and saved.")
@@ -139,10 +144,11 @@ def report(fleet_url: str, reader_url: str | None, *, as_json: bool) -> None:
     if as_json:
         click.echo(json_output(as_document(found)))
         return
-    console = Console(width=120)
+    console = Terminal(width=120)
     console.print(found.verdict)
     for each in (_accounts(found), _bills(found), _tiers(found)):
         console.print(each)
+    _tell_damaged(found.damaged)
 
 
 @fleet.command(short_help="Serve a fleet from this machine.")
@@ -198,13 +204,28 @@ def host(
     )
 
 
+def _tell_damaged(lines: Sequence[str]) -> None:
+    """Say what is missing in what was shown."""
+    for line in lines[:DAMAGED_SHOWN]:
+        click.echo(f"left out: {visible_line(line)}")
+    if len(lines) > DAMAGED_SHOWN:
+        click.echo(f"left out: {len(lines) - DAMAGED_SHOWN} further objects")
+
+
 def _runs(view: FleetView) -> Table:
     grid = Table("run", "url", "host", "load", "GiB", "ranks", title=f"runs of {view.url}")
     for run in view.runs:
         host_name = "left" if run.left else run.host or "waits for a host"
-        grid.add_row(run.id, run.run_url, host_name, f"{run.load:.2f}", f"{run.state_bytes / GIB:.2f}", str(run.ranks))
+        grid.add_row(
+            run.id,
+            visible_line(run.run_url),
+            host_name,
+            f"{run.load:.2f}",
+            f"{run.state_bytes / GIB:.2f}",
+            str(run.ranks),
+        )
     for each in view.waiting:
-        grid.add_row("", each.run_url, f"waits to be admitted, for {each.waited_s:.0f} s", "", "", "")
+        grid.add_row("", visible_line(each.run_url), f"waits to be admitted, for {each.waited_s:.0f} s", "", "", "")
     return grid
 
 
@@ -214,7 +235,7 @@ def _hosts(view: FleetView) -> Table:
     )
     for each in view.hosts:
         spent = [f"{each.spent_s[kind]:.0f}" for kind in view.kinds]
-        grid.add_row(each.incarnation[:12], each.machine, str(each.devices), each.state, *spent)
+        grid.add_row(each.incarnation[:12], visible_line(each.machine), str(each.devices), each.state, *spent)
     return grid
 
 
@@ -234,11 +255,10 @@ def _accounts(found: FleetReport) -> Table:
 
 def _bills(found: FleetReport) -> Table:
     grid = Table("host", "machine", "paid by", "hours", "$", title="hosts")
-    names = found.names
     for host in found.hosts:
         for run, hours in host.run_hours.items():
-            place = (host.incarnation[:12], host.machine)
-            grid.add_row(*place, names[run], _figure(hours, 3), _figure(host.usd_of(run), 2))
+            place = (host.incarnation[:12], visible_line(host.machine))
+            grid.add_row(*place, found.name_of(run), _figure(hours, 3), _figure(host.usd_of(run), 2))
         grid.add_row("", "", "all", _figure(host.hours, 3), _figure(host.usd, 2), end_section=True)
     return grid
 
@@ -247,7 +267,7 @@ def _tiers(found: FleetReport) -> Table:
     grid = Table("host", "machine", "states from", "phases", "ahead", "seconds", "GiB", title="states of runs")
     for host in found.hosts:
         for each in tier_accounts(host.restored):
-            place, counts = (host.incarnation[:12], host.machine), (str(each.phases), str(each.ahead))
+            place, counts = (host.incarnation[:12], visible_line(host.machine)), (str(each.phases), str(each.ahead))
             grid.add_row(*place, each.tier, *counts, f"{each.seconds:.1f}", f"{each.num_bytes / GIB:.2f}")
     return grid
 

@@ -7,11 +7,11 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 
-from storage import fleet_layout, records
+from storage import fleet_layout
 from storage.fleet_reading import read_run
-from storage.fleet_records import FleetRecord, SpentEntry, SpentRecord
+from storage.fleet_records import FleetRecord, SpentEntry, SpentRecord, read_record
 from storage.seats import newest_seat
-from storage.store import ObjectMissing, ObjectStore
+from storage.store import CorruptObject, ObjectMissing, ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.reporting.deck import styled
 from tasks.reporting.host_chart import host_chart
@@ -44,7 +44,7 @@ def last_phases(store: ObjectStore, host: str, run: str) -> list[SpentEntry]:
     """What the host spent since the run's last phase but one, as far as it has recorded that, in order."""
     found: list[SpentEntry] = []
     for key in store.list(fleet_layout.spent_by(host))[: -RECORDS_MAX - 1 : -1]:
-        found = [*records.read(store, SpentRecord, key).entries, *found]
+        found = [*read_record(store, SpentRecord, key).entries, *found]
         if len(_phases(found, run)) > PHASES_SHOWN:
             break
     phases = _phases(found, run)
@@ -66,7 +66,7 @@ def names_for(store: ObjectStore, fleet: FleetRecord, run_url: str, entries: Seq
         names[run_id] = "another run"
         try:
             run = read_run(store, run_id)
-        except ObjectMissing:
+        except (ObjectMissing, CorruptObject):
             continue
         if fleet.name_for(run_url, run) == run.run_url:
             names[run_id] = run.run_url.rstrip("/").rpartition("/")[2]

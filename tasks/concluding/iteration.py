@@ -1,9 +1,9 @@
 """The work of the conclude task: verify and commit the iteration, and delete what is no longer needed."""
 
-import html
 import logging
 
 from resources.prices import request_prices
+from resources.visible_text import markup
 from storage import layout
 from storage.clock import SystemClock
 from storage.crew_records import failures
@@ -74,7 +74,7 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
     tabs = {"Overview": tabs.pop("Overview")} | responses_tab(store, plan.iteration) | tabs
     tabs["Plan"] = plan_tab(written.decisions, report.metrics)
     tabs |= host_tab(config)
-    tabs["Configuration"] = styled([f"<pre>{html.escape(in_force(dump(config)))}</pre>"])
+    tabs["Configuration"] = styled([f"<pre>{markup(in_force(dump(config)))}</pre>"])
     store.put(layout.deck(plan.iteration), page(f"Gleaner, iteration {plan.iteration}", tabs).encode())
     tell_trackers(store, config, report)
     outcome = IterationOutcome(

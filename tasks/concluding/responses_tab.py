@@ -1,12 +1,11 @@
 """The tab "Responses" of an iteration's Deck: the best, the worst and the longest response, as text."""
 
-import html
 import logging
 from collections.abc import Mapping
 
+from resources.visible_text import markup
 from storage.store import ObjectStore
 from tasks.reporting.deck import styled
-from tasks.reporting.visible_text import visible
 from tasks.viewing.response_index import ResponseIndex
 from tasks.viewing.response_view import ResponseView
 from tasks.viewing.run_reader import RunReader
@@ -61,12 +60,12 @@ def _section(url: str, title: str, view: ResponseView) -> str:
     )
     text = "".join(stretch.text for stretch in view.stretches) if view.has_text else "(the run holds no tokenizer)"
     return (
-        f"<h3>{html.escape(title)}</h3><p>{html.escape(facts)}</p>"
+        f"<h3>{markup(title)}</h3><p>{markup(facts)}</p>"
         f'<div style="{_TEXT}">{_escaped(view.prompt)}</div><div style="{_TEXT}">{_escaped(text)}</div>'
-        f"<p>All of it: <code>gleaner show {html.escape(url)} {view.iteration} {view.response}</code></p>"
+        f"<p>All of it: <code>gleaner show {markup(url)} {view.iteration} {view.response}</code></p>"
     )
 
 
 def _escaped(text: str) -> str:
     left = len(text) - CHARACTERS_MAX
-    return html.escape(visible(text[:CHARACTERS_MAX])) + (f"<em> ... {left:,} more characters</em>" if left > 0 else "")
+    return markup(text[:CHARACTERS_MAX]) + (f"<em> ... {left:,} more characters</em>" if left > 0 else "")

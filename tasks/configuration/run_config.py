@@ -22,6 +22,7 @@ from tasks.configuration.critic import CriticConfig
 from tasks.configuration.data import DataConfig
 from tasks.configuration.evaluation import EvaluationConfig, is_inherited, with_inherited_sampling
 from tasks.configuration.forecast import ForecastConfig
+from tasks.configuration.given_secrets import given_secrets
 from tasks.configuration.lora import LoraConfig
 from tasks.configuration.numbers import float_in, integers_restored, rounded_integers
 from tasks.configuration.operational import OPERATIONAL, YOUNG
@@ -245,6 +246,10 @@ def parse(document: object, source: str = "the configuration") -> RunConfig:
         what = "empty" if not document else f"a {type(document).__name__}"
         raise ConfigError(source, [f"it is {what}; allowed: a mapping with sections {', '.join(names(RunConfig))}"])
     try:
+        secrets = list(given_secrets(document))
+        if secrets:
+            # Alone, because another problem could show the value.
+            raise ConfigError(source, secrets)
         unfit = [*not_json(document), *rounded_integers(document)]
         if unfit:
             raise ConfigError(source, unfit)

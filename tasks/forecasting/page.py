@@ -1,9 +1,8 @@
 """A forecast as a page of Flyte's console: the recommendation, the setups, what they cost, and the inputs."""
 
-import html
-
 from rich.table import Table
 
+from resources.visible_text import markup
 from storage.forecast_records import ForecastRecord
 from tasks.forecasting.table import (
     COVERAGE,
@@ -29,20 +28,17 @@ def forecast_page(record: ForecastRecord, run_url: str) -> str:
     return styled(
         [
             f"<h1>Forecast of {record.iterations:,} iterations</h1>",
-            f'<p style="overflow-wrap:anywhere"><b>run</b> {html.escape(run_url)}</p>',
+            f'<p style="overflow-wrap:anywhere"><b>run</b> {markup(run_url)}</p>',
             "<h2>Recommended</h2>",
-            f"<p>{html.escape(record.reason)}.</p>",
-            *([f"<p>{html.escape(sensitivity)}</p>"] if sensitivity else []),
-            *(
-                f"<p>{html.escape(standing_advice(pool, record))}</p>"
-                for pool in record.setup(record.recommended).standing
-            ),
-            f"<p>Set:</p><pre>{html.escape(snippet_yaml(record.snippet))}</pre>",
+            f"<p>{markup(record.reason)}.</p>",
+            *([f"<p>{markup(sensitivity)}</p>"] if sensitivity else []),
+            *(f"<p>{markup(standing_advice(pool, record))}</p>" for pool in record.setup(record.recommended).standing),
+            f"<p>Set:</p><pre>{markup(snippet_yaml(record.snippet))}</pre>",
             "<h2>Setups</h2>",
             charts.bars(hours, "Hours, in the median", "h"),
             charts.bars(usd, "Dollars, in the median", "$"),
             _as_html(setups_table(record)),
-            f"<p>{html.escape(simulated_line(record))} {html.escape(COVERAGE)}</p>",
+            f"<p>{markup(simulated_line(record))} {markup(COVERAGE)}</p>",
             "<h2>Dollars by what they are spent on</h2>",
             _as_html(parts_table(record)),
             *(

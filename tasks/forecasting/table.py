@@ -4,12 +4,12 @@ import io
 from collections.abc import Mapping, Sequence
 
 import yaml
-from rich.console import Console
 from rich.table import Table
 
 from storage.forecast_records import ForecastRecord, Setting, SetupForecast, Spread, StandingPool
 from tasks.forecasting.comparison import with_settings
 from tasks.forecasting.realised import Comparison
+from tasks.reporting.terminal import Terminal
 
 TEXT_WIDTH = 150
 COVERAGE = (
@@ -21,7 +21,7 @@ COVERAGE = (
 def forecast_text(record: ForecastRecord, width: int = TEXT_WIDTH) -> str:
     """The inputs with their sources, the setups, the recommendation, and the fields to set."""
     buffer = io.StringIO()
-    console = Console(file=buffer, width=width, highlight=False)
+    console = Terminal(file=buffer, width=width)
     console.print(inputs_table(record))
     console.print(setups_table(record))
     console.print(parts_table(record))
@@ -33,7 +33,7 @@ def forecast_text(record: ForecastRecord, width: int = TEXT_WIDTH) -> str:
         console.print(sensitivity_line(record))
     for pool in record.setup(record.recommended).standing:
         console.print(standing_advice(pool, record))
-    console.print(f"\nSet:\n\n{snippet_yaml(record.snippet)}", markup=False, end="")
+    console.print(f"\nSet:\n\n{snippet_yaml(record.snippet)}", end="")
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
@@ -112,7 +112,7 @@ def sharing_table(record: ForecastRecord) -> Table:
 def comparison_text(comparison: Comparison, width: int = TEXT_WIDTH) -> str:
     """The forecast beside what happened."""
     buffer = io.StringIO()
-    console = Console(file=buffer, width=width, highlight=False)
+    console = Terminal(file=buffer, width=width)
     title = f"{comparison.iterations} iterations against the forecast for '{comparison.setup}'"
     grid = Table("per iteration", "forecast", "realised", "error", "within the interval", title=title)
     for row in comparison.rows:

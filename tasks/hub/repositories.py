@@ -13,10 +13,10 @@ from typing import Any, Literal
 from resources.model_config import CONFIG
 from storage import model_files
 from storage.paths import expanded
+from tasks.hub.careful_client import COMMIT, WrongAnswer, ask_with_care
 from tasks.learning.pretrained import count_parameters as count_in_folder
 
 Kind = Literal["model", "dataset"]
-COMMIT = re.compile(r"[0-9a-f]{40}")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 # What a model folder is read for; the patterns of huggingface_hub, in which a star matches "/" too.
 _PATTERNS = [f"*{suffix}" for suffix in sorted(model_files.SUFFIXES | {".safetensors"})]
@@ -47,8 +47,10 @@ def commit_of(kind: Kind, repo: str, revision: str | None, field: str) -> str:
     import huggingface_hub  # noqa: PLC0415 - few configurations need it
 
     with explained(kind, repo, revision, field):
-        resolved = huggingface_hub.HfApi().resolve_revision(repo, repo_type=kind, revision=revision)
-        return str(resolved.resolved)
+        commit = str(huggingface_hub.HfApi().resolve_revision(repo, repo_type=kind, revision=revision).resolved)
+        if not COMMIT.fullmatch(commit):
+            raise WrongAnswer(f"its commit is {commit[:80]!r}; allowed: 40 hexadecimal digits")
+        return commit
 
 
 def model_folder(repo: str, commit: str, field: str) -> Path:
@@ -114,9 +116,9 @@ def bars_only_on_a_terminal(library: Any) -> None:
 @contextmanager
 def explained(kind: Kind, repo: str, revision: str | None, field: str) -> Iterator[None]:
     """Turn what huggingface_hub raises into HubError."""
-    import httpx2  # noqa: PLC0415
     from huggingface_hub import constants, errors  # noqa: PLC0415
 
+    ask_with_care()
     where = f"{field}: value {repo!r}"
     what = "model" if kind == "model" else "data set"
     try:
@@ -142,7 +144,7 @@ def explained(kind: Kind, repo: str, revision: str | None, field: str) -> Iterat
         raise HubError(
             f"{where} is no path here, is not (or not whole) in the cache {constants.HF_HUB_CACHE}, and {reason}"
         ) from None
-    except (OSError, ValueError, httpx2.HTTPError, errors.EntryNotFoundError) as error:
+    except Exception as error:  # noqa: BLE001 - what a hub sends can raise anything in the library that reads it
         raise HubError(f"{where} cannot be read from {constants.ENDPOINT}: {one_line(error)}") from None
 
 

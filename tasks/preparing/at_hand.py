@@ -16,8 +16,9 @@ from tasks.configuration.data import ARITHMETIC, DataConfig
 from tasks.configuration.evaluation import EvaluationConfig
 from tasks.configuration.rewards import RewardConfig, reward_names
 from tasks.configuration.run_config import PolicyConfig
+from tasks.hub.careful_client import COMMIT
 from tasks.hub.data_sets import join_pieces, parquet_pieces
-from tasks.hub.repositories import COMMIT, HubError, Kind, commit_of, model_folder, names_repository
+from tasks.hub.repositories import HubError, Kind, commit_of, model_folder, names_repository
 from tasks.prompts.prompt import PromptError
 
 

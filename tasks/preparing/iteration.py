@@ -13,6 +13,7 @@ from storage.clock import Clock
 from storage.connect import connect
 from storage.digests import digest_of
 from storage.fitness import probe
+from storage.nesting import FLEET, check_own_place
 from storage.planning_records import LengthsRecord
 from storage.process_identity import has_ended, number_here
 from storage.prompt_table import PromptRow
@@ -75,6 +76,15 @@ def _check_before_anything(config: RunConfig) -> None:
     check_admitted(config)
 
 
+def _place_of(url: str) -> tuple[ObjectStore, bool]:
+    """The store of a run, and whether the run is new; then it may not lie in a fleet, or have one below it."""
+    store = connect(url)
+    is_new = not holds_run(store)
+    if is_new:
+        check_own_place("run.url", url, store, [FLEET])
+    return store, is_new
+
+
 def _check_model(config: RunConfig, model_dir: Path, *, is_new: bool) -> None:
     """Refuse a model that its engine cannot hold; and one of a new run that trainer or engine cannot use."""
     doubts = check_engine_fits(config, model_dir)
@@ -126,8 +136,7 @@ def prepare(
     """
     pools = pools or tuple(config.pools.rollout_pools)
     _check_before_anything(config)
-    store = connect(config.run.url)
-    is_new = not holds_run(store)
+    store, is_new = _place_of(config.run.url)
     held = held_models(store, config.rewards)
     with inputs_at_hand(None if is_new else store) as inputs:
         local = _at_hand(store, config, inputs, held)

@@ -6,6 +6,7 @@ The time line of the slots has its own module, timeline.py.
 import math
 from collections.abc import Mapping, Sequence
 
+from resources.visible_text import markup
 from tasks.reporting import svg
 from tasks.reporting.svg import PALETTE, Frame
 
@@ -124,7 +125,7 @@ def _line(frame: Frame, name: str, points: Sequence[tuple[float, float]], colour
     ]
     if len(points) <= _MARKED_POINTS_MAX:
         for x, y in points:
-            hint = svg.element("title", svg.escaped(f"{name}: {svg.short(y)} at {svg.short(x)}"))
+            hint = svg.element("title", markup(f"{name}: {svg.short(y)} at {svg.short(x)}"))
             parts.append(svg.element("circle", hint, cx=frame.x(x), cy=frame.y(y), r=3, fill=colour))
     return parts
 

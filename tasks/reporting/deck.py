@@ -4,13 +4,13 @@ They show what a report holds: a missing metric has no row, no point and no bar.
 Flyte.
 """
 
-import html
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
 
+from resources.visible_text import markup
 from storage.evaluation_records import EvaluationRecord
 from storage.records import ReportRecord
 from tasks.reporting import charts
@@ -117,16 +117,14 @@ def render(
 def page(title: str, tabs: Mapping[str, str]) -> str:
     """All tabs one below the other in one HTML document that needs no server, script or network; light or dark."""
     names = {name: re.sub(r"\W+", "-", name.lower()) for name in tabs}
-    contents = " · ".join(f'<a href="#{at}">{html.escape(name)}</a>' for name, at in names.items())
-    body = "".join(
-        f'<section><h2 id="{names[name]}">{html.escape(name)}</h2>{tab}</section>' for name, tab in tabs.items()
-    )
+    contents = " · ".join(f'<a href="#{at}">{markup(name)}</a>' for name, at in names.items())
+    body = "".join(f'<section><h2 id="{names[name]}">{markup(name)}</h2>{tab}</section>' for name, tab in tabs.items())
     head = (
         "<meta charset='utf-8'><meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style>"
+        f"<title>{markup(title)}</title><style>{_STYLE}</style>"
     )
     return (
-        f'<!doctype html><html lang="en"><head>{head}</head><body><h1>{html.escape(title)}</h1>'
+        f'<!doctype html><html lang="en"><head>{head}</head><body><h1>{markup(title)}</h1>'
         f"<nav aria-label='Contents'>{contents}</nav><main>{body}</main></body></html>"
     )
 
@@ -149,7 +147,7 @@ def _overview(
     parts = [
         f"<h3>Iteration {report.iteration}, weight version {report.weight_version}</h3>",
         *([_fact_list(facts)] if facts else []),
-        *(f"<p>{html.escape(note)}</p>" for note in notes[:_NOTES_MAX]),
+        *(f"<p>{markup(note)}</p>" for note in notes[:_NOTES_MAX]),
         reward_chart(_curve(reports, "reward"), evaluated),
         _key_table(_with_speed(report.metrics), _with_speed(before[-1].metrics) if before else {}),
     ]
@@ -158,7 +156,7 @@ def _overview(
 
 def _fact_list(facts: Mapping[str, str]) -> str:
     """What the run is, as a list of names and values."""
-    items = (f"<b>{html.escape(name)}</b> {html.escape(value)}" for name, value in facts.items() if value)
+    items = (f"<b>{markup(name)}</b> {markup(value)}" for name, value in facts.items() if value)
     return f'<p style="overflow-wrap:anywhere">{"; ".join(items)}</p>'
 
 
@@ -306,7 +304,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool
     def row(cells: Sequence[str], tag: str) -> str:
         words = _CELL + ";text-align:left"
         styles = [words] + [_NUMBER if numbers else words] * (len(cells) - 1)
-        inner = (f'<{tag} style="{s}">{html.escape(c)}</{tag}>' for c, s in zip(cells, styles, strict=True))
+        inner = (f'<{tag} style="{s}">{markup(c)}</{tag}>' for c, s in zip(cells, styles, strict=True))
         return f"<tr>{''.join(inner)}</tr>"
 
     body = "".join(row(cells, "td") for cells in rows)

@@ -5,6 +5,7 @@ A pure function of the host's entries; it knows nothing of where they are stored
 
 from collections.abc import Mapping, Sequence
 
+from resources.visible_text import markup
 from storage.fleet_records import SpentEntry, SpentKind
 from tasks.reporting import svg
 from tasks.reporting.svg import PALETTE, Frame
@@ -50,7 +51,7 @@ def _bar(axis: Frame, entry: SpentEntry, top: float, began_s: float, name: str, 
     width = max(1.0, axis.x(entry.ended_s - began_s) - x)
     does, colour = _KINDS[entry.kind]
     whose = f"{name}, iteration {entry.iteration}" if entry.run == own else name
-    hint = svg.element("title", svg.escaped(f"{whose}: {does}, {entry.seconds:.1f} s"))
+    hint = svg.element("title", markup(f"{whose}: {does}, {entry.seconds:.1f} s"))
     return svg.element("rect", hint, x=x, y=top, width=width, height=_BAR_HEIGHT, rx=1, fill=colour)
 
 

@@ -2,41 +2,61 @@
 
 import base64
 import http.client
+import logging
 import re
+import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
-from urllib.parse import urlsplit
 
+from resources.local_http import LOOPBACK, answers_to
+from resources.secret_text import secret_in
 from tasks.reporting.exposition import CONTENT_TYPE
 
-LOOPBACK = "127.0.0.1"
-LOOPBACK_NAMES = frozenset({LOOPBACK, "localhost"})
+log = logging.getLogger(__name__)
 TIME_LIMIT_S = 10.0
+HOST_CHARACTERS_MAX = 253
+PORT_MAX = 65535
+_LABEL = "[A-Za-z0-9_](?:[A-Za-z0-9_-]*[A-Za-z0-9_])?"
+_GATEWAY = re.compile(
+    rf"https?://(?P<host>{_LABEL}(?:\.{_LABEL})*\.?|\[[0-9a-fA-F:.]+\])(?::(?P<port>\d{{1,5}}))?"
+    r"(?P<path>(?:/[A-Za-z0-9._~-]*)*)",
+    re.IGNORECASE,
+)
 
 
 def read_address(text: str) -> tuple[str, int]:
     """(host, port) of PORT or HOST:PORT; raises ValueError."""
     match = re.fullmatch(r"(?:([A-Za-z0-9.-]+):)?(\d{1,5})", text)
-    if match is None or int(match[2]) > 65535:
+    if match is None or int(match[2]) > PORT_MAX:
         raise ValueError(
             f"--serve: value {text!r}; allowed: PORT (on {LOOPBACK}) or HOST:PORT; port 0: any that is free"
         )
     return match[1] or LOOPBACK, int(match[2])
 
 
+class _QuietServer(ThreadingHTTPServer):
+    """A server that is not disturbed by what clients do."""
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - as socketserver calls it
+        """A client that goes away is no news; anything else is a line."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            log.error("a request cannot be answered: %s: %s", type(error).__name__, error)
+
+
 class MetricsServer:
-    """Answers GET /metrics with `text`. On the loopback address it answers no other name, as a page elsewhere has."""
+    """Answers GET /metrics with `text`, to the names and addresses at which it listens, and to no other."""
 
     def __init__(self, host: str, port: int, text: str) -> None:
         """Raises OSError, which says so, if the address cannot be used."""
         self.text = text
         self._host = host
         try:
-            self._server = ThreadingHTTPServer((host, port), self._handler())
+            self._server = _QuietServer((host, port), self._handler())
         except OSError as error:
             raise OSError(f"--serve: value {host}:{port}; it cannot be used ({error.strerror})") from None
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -59,10 +79,16 @@ class MetricsServer:
 
         class Handler(BaseHTTPRequestHandler):
             timeout = TIME_LIMIT_S
+            # Else what is no HTTP is answered without a status.
+            default_request_version = "HTTP/1.0"
+            error_message_format = "%(code)d %(message)s\n"
+            error_content_type = "text/plain; charset=utf-8"
 
             def do_GET(self) -> None:
-                name = self.headers.get("Host", "").partition(":")[0]
-                if owner._host == LOOPBACK and name not in LOOPBACK_NAMES:
+                hosts = self.headers.get_all("Host") or [""]
+                if len(hosts) > 1:
+                    self._answer(400, "more than one Host header\n")
+                elif not answers_to(str(hosts[0]), owner._host, str(owner._server.server_address[0])):
                     self._answer(403, "the Host header names another machine\n")
                 elif self.path.partition("?")[0] != "/metrics":
                     self._answer(404, "see /metrics\n")
@@ -92,13 +118,21 @@ def serve(texts: Iterable[str], address: tuple[str, int], say: Callable[[str], N
             server.text = text
 
 
+def _names_gateway(url: str) -> bool:
+    match = _GATEWAY.fullmatch(url)
+    if match is None:
+        return False
+    port, path = match["port"], match["path"] or ""
+    is_port = port is None or 0 < int(port) <= PORT_MAX
+    return is_port and len(match["host"]) <= HOST_CHARACTERS_MAX and not {".", ".."} & set(path.split("/"))
+
+
 class Pushgateway:
     """Takes the metrics of one run; those of other runs stay as they are."""
 
     def __init__(self, url: str, run_url: str) -> None:
         """Raises ValueError unless `url` is http(s)://host[:port][/path]. The path names a group of the run's own."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+        if not _names_gateway(url) or secret_in(url) is not None:
             raise ValueError("--push: allowed: http://host:port or https://host:port, without a user or a password")
         run = base64.urlsafe_b64encode(run_url.encode()).decode()
         self._url = url

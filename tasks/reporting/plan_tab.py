@@ -1,9 +1,9 @@
 """The Deck's page about an iteration's plan: its decisions, their reasons and figures, and how right they were."""
 
-import html
 import math
 from collections.abc import Mapping, Sequence
 
+from resources.visible_text import markup
 from storage.planning_records import DecisionRecord
 from tasks.reporting import charts
 from tasks.reporting.deck import METRICS_IN_WORDS, styled, table
@@ -117,4 +117,4 @@ def _figure(name: str, value: float) -> str:
 
 
 def _text(text: str) -> str:
-    return html.escape(text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}...")
+    return markup(text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}...")

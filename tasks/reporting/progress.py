@@ -6,15 +6,8 @@ from contextlib import contextmanager
 
 import click
 import rich.progress
-from rich.console import Console
 
-
-class Terminal(Console):
-    """A terminal whose cursor stays shown: a process that a signal ends could not show it again."""
-
-    def show_cursor(self, show: bool = True) -> bool:  # noqa: ARG002 - as rich calls it
-        """Leave the cursor as it is."""
-        return False
+from tasks.reporting.terminal import Terminal
 
 
 class ProgressLine:
@@ -67,7 +60,7 @@ def progress(*, is_wanted: bool = True) -> Iterator[ProgressLine]:
 
     is_wanted: False for output that a program reads.
     """
-    is_shown = is_wanted and sys.stderr.isatty() and not Console(stderr=True).is_dumb_terminal
+    is_shown = is_wanted and sys.stderr.isatty() and not Terminal(stderr=True).is_dumb_terminal
     shown = ProgressLine(is_shown=is_shown)
     try:
         yield shown

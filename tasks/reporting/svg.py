@@ -4,11 +4,12 @@ Every drawing paints its own card and uses attributes only, so inlined drawings 
 light ones, unless the page around it sets the variables that are named here. This module knows nothing of runs.
 """
 
-import html
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+
+from resources.visible_text import markup
 
 WIDTH = 900
 INK = "var(--ink, #1b1f24)"
@@ -31,7 +32,7 @@ def element(name: str, content: str = "", /, **attributes: float | str) -> str:
 
 def text(x: float, y: float, content: str, size: int = 12, fill: str = INK, **attributes: float | str) -> str:
     """A line of escaped text with its baseline at y."""
-    return element("text", html.escape(content), x=x, y=y, font_size=size, fill=fill, **attributes)
+    return element("text", markup(content), x=x, y=y, font_size=size, fill=fill, **attributes)
 
 
 def line(start: tuple[float, float], end: tuple[float, float], stroke: str = GRID, width: float = 1) -> str:
@@ -42,7 +43,7 @@ def line(start: tuple[float, float], end: tuple[float, float], stroke: str = GRI
 def card(title: str, height: float, parts: Iterable[str], width: float = WIDTH) -> str:
     """The whole drawing: a titled light card, `width` units wide, scaled down to the width of its page."""
     content = [
-        element("title", html.escape(title)),
+        element("title", markup(title)),
         element("rect", x=0.5, y=0.5, width=width - 1, height=height - 1, rx=6, fill=CARD, stroke=BORDER),
         text(20, 30, title, size=16, font_weight=600),
         *parts,
@@ -164,9 +165,4 @@ def _with_digits(digits: int, value: float) -> str:
 
 
 def _attribute(value: float | str) -> str:
-    return html.escape(value) if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")
-
-
-def escaped(content: str) -> str:
-    """The text, escaped for use as the content of an element."""
-    return html.escape(content)
+    return markup(value) if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")

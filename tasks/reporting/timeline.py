@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from resources.visible_text import markup
 from storage.records import SlotLife
 from tasks.reporting import svg
 from tasks.reporting.costs import life_time
@@ -110,7 +111,7 @@ def _bar(frame: Frame, life: SlotLife, top: float, next_start: float) -> list[st
     x, height = frame.x(life.started_at_s), _LANE_HEIGHT - 3
     width = max(2.0, frame.x(life.ended_at_s) - x)
     middle = top + height / 2
-    hint = svg.element("title", svg.escaped(_described(life)))
+    hint = svg.element("title", markup(_described(life)))
     parts = [svg.element("rect", hint, x=x, y=top, width=width, height=height, rx=2, fill=_LIFE)]
     starting = frame.x(life.started_at_s + life_time(life).starting) - x
     if starting > 0:

@@ -14,7 +14,6 @@ from rich.text import Text
 
 from tasks.reporting.charts import duration
 from tasks.reporting.crew_view import MemberView, RunView, WaitingGroup
-from tasks.reporting.visible_text import visible
 
 RESPONSES_SHOWN = 2
 NAME_LENGTH = 10
@@ -48,10 +47,9 @@ COLUMNS = (
 
 def screen(view: RunView, width: int) -> RenderableType:
     """One look on `width` characters; the same text in a terminal and in a pipe."""
-    parts: list[RenderableType] = [Text(visible(line)) for line in summary(view)]
+    parts: list[RenderableType] = [Text(line) for line in summary(view)]
     if view.notice:
-        notice = visible(view.notice)
-        parts.append(Text(f"this was some time ago; the store does not answer: {notice}", style="bold red"))
+        parts.append(Text(f"this was some time ago; the store does not answer: {view.notice}", style="bold red"))
     if view.members:
         parts.append(crew_table(view.members, width))
     return Group(*parts)
@@ -130,7 +128,7 @@ def crew_table(members: tuple[MemberView, ...], width: int) -> Table:
         justify: Literal["left", "right"] = "right" if column.is_number else "left"
         table.add_column(column.title, justify=justify, no_wrap=column.width_min is None, min_width=column.width_min)
     for member in members:
-        cells = (Text(visible(cell)) for cell in compress(_cells(member), shown))
+        cells = compress(_cells(member), shown)
         table.add_row(*cells, style=STYLES.get(member.state))
     return table
 

@@ -7,8 +7,10 @@ stays with the fleet.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
-from storage.fleet_records import SpentKind, SpentRecord
+from storage.fleet_records import SpentEntry, SpentKind, SpentRecord
 
 # Seconds by kind, of each run by id; None: of the fleet.
 Bill = dict[str | None, dict[SpentKind, float]]
@@ -18,8 +20,8 @@ def bill(spent: Sequence[SpentRecord], lived_s: float, shares: Mapping[str, floa
     """Returns the seconds of a host that each run has to pay for; they add up to the host's lifetime.
 
     spent: all records of the host, in order. lived_s: how long it lived, by its last heartbeat; what a host that was
-    lost had not recorded counts as idle. shares: of every run that was ever seated, by id. Raises ValueError if the
-    records leave out a second or have one twice.
+    lost had not recorded counts as idle. shares: of every run that was ever seated, by id; 1 for one that
+    is missing. Raises ValueError if the records leave out a second or have one twice.
     """
     parts: dict[str | None, dict[SpentKind, list[float]]] = {}
     ended_s, seated = 0.0, tuple[str, ...]()
@@ -39,6 +41,28 @@ def bill(spent: Sequence[SpentRecord], lived_s: float, shares: Mapping[str, floa
     return {run: {kind: math.fsum(each) for kind, each in kinds.items()} for run, kinds in parts.items()}
 
 
+def without_gaps(spent: Sequence[SpentRecord]) -> tuple[list[SpentRecord], list[SpentRecord]]:
+    """The records that can be billed, of those of a host that can be read, and those that cannot.
+
+    In the first, what records that cannot be read have left out is idle time of no run. The others are those whose
+    times do not follow on each other, or begin before those of the records before have ended.
+    """
+    whole, unfit = list[SpentRecord](), list[SpentRecord]()
+    ended_s = 0.0
+    for record in spent:
+        moments = [moment for entry in record.entries for moment in (entry.began_s, entry.ended_s)]
+        follow = all(before.ended_s == after.began_s for before, after in pairwise(record.entries))
+        if not moments or moments[0] < ended_s or not follow or any(each.seconds <= 0 for each in record.entries):
+            unfit.append(record)
+            continue
+        if moments[0] > ended_s:
+            gap = SpentEntry(kind="idle", run=None, iteration=None, began_s=ended_s, ended_s=moments[0])
+            whole.append(SpentRecord(host=record.host, sequence=len(whole), entries=(gap,), seated=()))
+        whole.append(replace(record, sequence=len(whole)))
+        ended_s = moments[-1]
+    return whole, unfit
+
+
 def total_s(billed: Bill) -> float:
     """All seconds of a bill."""
     return math.fsum(seconds for kinds in billed.values() for seconds in kinds.values())
@@ -48,5 +72,6 @@ def payers(run: str | None, seated: Sequence[str], shares: Mapping[str, float]) 
     """Who pays for time of this run, or for idle time, and which part each."""
     if run is not None:
         return [(run, 1.0)]
-    whole = math.fsum(shares[each] for each in seated)
-    return [(each, shares[each] / whole) for each in seated] or [(None, 1.0)]
+    weights = {each: shares.get(each, 1.0) for each in seated}
+    whole = math.fsum(weights.values())
+    return [(each, weight / whole) for each, weight in weights.items()] or [(None, 1.0)]

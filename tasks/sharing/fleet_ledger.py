@@ -104,17 +104,22 @@ class RunAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetReport:
-    """bound: the most of all GPU-hours that sharing can save; None: no run has told its GPUs."""
+    """bound: the most of all GPU-hours that sharing can save; None: no run has told its GPUs.
+
+    damaged: a line for each record of the fleet that cannot be read.
+    """
 
     url: str
     bound: float | None
     hosts: Sequence[HostAccount]
     runs: Sequence[RunAccount]
+    damaged: Sequence[str] = ()
 
-    @property
-    def names(self) -> dict[str | None, str]:
-        """What is called how in the report: runs by id, and the fleet, which pays while no run is seated."""
-        return {None: "the fleet"} | {run.id: run.name for run in self.runs}
+    def name_of(self, run: str | None) -> str:
+        """How a payer is called: a run by its id, or the fleet, which pays while no run is seated."""
+        if run is None:
+            return "the fleet"
+        return next((each.name for each in self.runs if each.id == run), run)
 
     @property
     def verdict(self) -> str:
@@ -135,11 +140,11 @@ def measured_cycle_s(found: Sequence[ReportRecord]) -> float | None:
 
     For a run one step off an iteration takes longer than a cycle, because two overlap.
     """
-    moments = [report.created_at_s for report in found]
+    moments = [report.created_at_s for report in found if math.isfinite(report.created_at_s)]
     between_s = [later - sooner for sooner, later in pairwise(moments) if later > sooner]
     if between_s:
         return statistics.median(between_s)
-    return found[0].metrics["timing_s/iteration"] if found else None
+    return found[0].metrics.get("timing_s/iteration") if found else None
 
 
 def host_account(
@@ -225,7 +230,7 @@ def readable_reports(run: AdmittedRun) -> list[ReportRecord] | None:
     try:
         store = connect(run.run_url)
         return reports(store) if holds_run(store) else []
-    except (StorageError, OSError, ValueError) as error:
+    except (StorageError, OSError, ValueError, LookupError) as error:
         # The message could name what is not the reader's.
         log.warning("run %s: its reports cannot be read: %s", run.id, type(error).__name__)
         return None

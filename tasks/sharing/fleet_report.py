@@ -3,7 +3,8 @@
 from dataclasses import asdict
 from typing import Any
 
-from storage.fleet_reading import has_left, last_beat, read_hosts, read_run, read_spent, run_ids
+from storage.fleet_reading import FleetReader, has_left
+from tasks.sharing.billing import without_gaps
 from tasks.sharing.fleet_ledger import (
     FleetReport,
     bound_of,
@@ -20,18 +21,21 @@ def account_for(url: str, reader_url: str | None = None) -> FleetReport:
     """Account for a fleet. Runs below the same prefix of the fleet as `reader_url` are called by their urls.
 
     All others are called by their ids. Without `reader_url` all runs have their urls if the fleet has one prefix only,
-    and ids otherwise. Raises LookupError if there is no fleet, CorruptObject, ValueError for records of a host that
-    leave out a second, and what the store raises. A run whose directory cannot be read has unknown figures.
+    and ids otherwise. Raises LookupError if there is no fleet, CorruptObject for its rules, and what the store raises.
+    What a record that cannot be read says is missing: such a run has no line and a share of 1, and such time of a host
+    is paid by no run. A run whose directory cannot be read has unknown figures.
     """
     store, fleet = open_fleet(url)
+    reader = FleetReader(store, fleet)
     if reader_url is None:
         reader_url = fleet.run_prefixes[0] if len(fleet.run_prefixes) == 1 else ""
-    runs = [read_run(store, each) for each in run_ids(store)]
+    runs = reader.runs()
     shares = {run.id: run.share for run in runs}
     hosts = []
-    for host in read_hosts(store):
-        beat, spent = last_beat(store, host.incarnation), read_spent(store, host.incarnation)
-        hosts.append(host_account(host, beat, spent, shares))
+    for host in reader.hosts():
+        spent, unfit = without_gaps(reader.spent(host.incarnation))
+        reader.damaged += (f"object {each.key!r}: its times do not follow on those before" for each in unfit)
+        hosts.append(host_account(host, reader.beat(host.incarnation), spent, shares))
     predicted = predicted_slowdowns(runs)
     present = [run for run in runs if not has_left(store, run.id)]
     return FleetReport(
@@ -42,6 +46,7 @@ def account_for(url: str, reader_url: str | None = None) -> FleetReport:
             run_account(run, fleet.name_for(reader_url, run), hosts, readable_reports(run), predicted.get(run.id))
             for run in runs
         ],
+        damaged=reader.damaged,
     )
 
 
@@ -54,7 +59,7 @@ def as_document(found: FleetReport) -> dict[str, Any]:
             "hours": host.hours,
             "usd": host.usd,
             "paid_by": [
-                {"name": found.names[run], "hours": hours, "usd": host.usd_of(run)}
+                {"name": found.name_of(run), "hours": hours, "usd": host.usd_of(run)}
                 for run, hours in host.run_hours.items()
             ],
             "tiers": [asdict(each) for each in tier_accounts(host.restored)],
@@ -69,4 +74,11 @@ def as_document(found: FleetReport) -> dict[str, Any]:
         }
         for run in found.runs
     ]
-    return {"fleet": found.url, "bound": found.bound, "verdict": found.verdict, "hosts": hosts, "runs": runs}
+    return {
+        "fleet": found.url,
+        "bound": found.bound,
+        "verdict": found.verdict,
+        "hosts": hosts,
+        "runs": runs,
+        "damaged": list(found.damaged),
+    }

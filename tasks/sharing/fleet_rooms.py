@@ -4,11 +4,9 @@ import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from storage import fleet_layout
 from storage.clock import Clock
-from storage.fleet_reading import has_left, living_hosts, readable, run_ids
-from storage.fleet_records import AdmittedRun, FleetRecord, SpentRecord
-from storage.seats import newest_seat
+from storage.fleet_reading import FleetReader, has_left, living_hosts, log_damaged
+from storage.fleet_records import AdmittedRun, FleetRecord
 from storage.store import ObjectStore
 from tasks.sharing.seat_placement import Room, place
 
@@ -50,9 +48,8 @@ def look_at_rooms(
 
     It takes as long as `living_hosts`. Records that cannot be read are logged and left out. Raises the store's errors.
     """
-    present = [each for each in run_ids(store) if each != without and not has_left(store, each)]
-    admitted = readable(store, AdmittedRun, (fleet_layout.admitted(each) for each in present))
-    runs = {run.id: run for run in admitted if run.id in present and fleet.allows(run.run_url)}
+    reader = FleetReader(store, fleet)
+    runs = {run.id: run for run in reader.runs() if run.id != without and not has_left(store, run.id)}
     hosts = living_hosts(store, fleet, clock, meanwhile)
     rooms = {
         host.incarnation: Room(
@@ -65,18 +62,20 @@ def look_at_rooms(
     }
     waiting = []
     for run in runs.values():
-        seat = newest_seat(store, run.id)
+        seat = reader.seat(run.id)
         if seat is not None and seat.host in rooms:
             rooms[seat.host] = _with(rooms[seat.host], run)
         else:
             waiting.append(run)
     for run_id, host in place(waiting, tuple(rooms.values())).items():
         rooms[host] = _with(rooms[host], runs[run_id])
+    switch_s = _switch_s(reader, rooms)
+    log_damaged(reader)
     return FleetRooms(
         rooms=tuple(rooms.values()),
         runs=runs,
         machines={host.incarnation: host.machine for host in hosts},
-        switch_s=_switch_s(store, rooms),
+        switch_s=switch_s,
     )
 
 
@@ -84,10 +83,10 @@ def _with(room: Room, run: AdmittedRun) -> Room:
     return replace(room, seated=(*room.seated, run))
 
 
-def _switch_s(store: ObjectStore, hosts: Iterable[str]) -> float | None:
+def _switch_s(reader: FleetReader, hosts: Iterable[str]) -> float | None:
     seconds: dict[tuple[str, str | None, int | None], float] = {}
     for host in hosts:
-        for record in readable(store, SpentRecord, store.list(fleet_layout.spent_by(host))[-RECORDS_READ:]):
+        for record in reader.spent(host, last=RECORDS_READ):
             for entry in record.entries:
                 if entry.kind in ("switch", "park"):
                     phase = (host, entry.run, entry.iteration)

@@ -4,10 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from storage import fleet_layout
-from storage.fleet_reading import has_left, last_beat, read_hosts, read_run, read_spent, readable, run_ids
-from storage.fleet_records import HostRecord, SpentKind, WaitingRun
-from storage.seats import newest_seat
+from storage.fleet_reading import FleetReader, has_left
+from storage.fleet_records import AdmittedRun, HostRecord, SpentKind, WaitingRun
 from storage.store import ObjectStore
 from tasks.sharing.membership import open_fleet
 
@@ -38,37 +36,39 @@ class HostInFleet:
 
 @dataclass(frozen=True)
 class FleetView:
-    """kinds: what a host's time is spent on, in order. waiting: runs that wait to be admitted, by last heartbeats."""
+    """kinds: what a host's time is spent on, in order. waiting: runs that wait to be admitted, by last heartbeats.
+
+    damaged: a line for each record that cannot be read; what it says is missing above.
+    """
 
     url: str
     runs: Sequence[RunInFleet]
     hosts: Sequence[HostInFleet]
     waiting: Sequence[WaitingRun]
+    damaged: Sequence[str] = ()
     kinds: tuple[str, ...] = get_args(SpentKind)
 
 
 def look_at_fleet(url: str) -> FleetView:
-    """Read a whole fleet; raises LookupError if there is none, and CorruptObject."""
-    store, _ = open_fleet(url)
-    hosts = [_host(store, each) for each in read_hosts(store)]
-    heartbeats = readable(store, WaitingRun, store.list(fleet_layout.WAITING))
-    waiting = [each for each in heartbeats if each.state == "waiting"]
-    return FleetView(store.url, [_run(store, each) for each in run_ids(store)], hosts, waiting)
+    """Read a whole fleet; raises LookupError if there is none, and CorruptObject for its rules."""
+    store, fleet = open_fleet(url)
+    reader = FleetReader(store, fleet)
+    runs = [_run(store, reader, each) for each in reader.runs()]
+    hosts = [_host(reader, each) for each in reader.hosts()]
+    return FleetView(store.url, runs, hosts, reader.waiting(), reader.damaged)
 
 
-def _run(store: ObjectStore, run_id: str) -> RunInFleet:
-    run = read_run(store, run_id)
-    seat = newest_seat(store, run_id)
-    left = has_left(store, run_id)
+def _run(store: ObjectStore, reader: FleetReader, run: AdmittedRun) -> RunInFleet:
+    seat = reader.seat(run.id)
     host = None if seat is None else seat.host
-    return RunInFleet(run.id, run.run_url, host, left, run.load, run.state_bytes, run.ranks)
+    return RunInFleet(run.id, run.run_url, host, has_left(store, run.id), run.load, run.state_bytes, run.ranks)
 
 
-def _host(store: ObjectStore, host: HostRecord) -> HostInFleet:
+def _host(reader: FleetReader, host: HostRecord) -> HostInFleet:
     spent_s = dict.fromkeys(get_args(SpentKind), 0.0)
-    for record in read_spent(store, host.incarnation):
+    for record in reader.spent(host.incarnation):
         for entry in record.entries:
             spent_s[entry.kind] += entry.seconds
-    beat = last_beat(store, host.incarnation)
+    beat = reader.beat(host.incarnation)
     state = "unknown" if beat is None else beat.state
     return HostInFleet(host.incarnation, host.machine, host.devices, state, spent_s)

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 
+from resources.secret_text import secret_in
 from storage import fleet_layout, records
 from storage.clock import Clock
-from storage.connect import connect
-from storage.fleet_reading import has_left, last_beat, read_run
-from storage.fleet_records import FleetRecord, HostRecord, LeftRecord
+from storage.connect import check_url, connect, is_below
+from storage.fleet_reading import FleetReader, has_left, read_run
+from storage.fleet_records import FleetRecord, LeftRecord
+from storage.nesting import check_own_place
 from storage.package_version import VERSION
 from storage.run import exists, holds_run, next_iteration, plans_in_flight, read_config, read_plan
-from storage.seats import newest_seat
 from storage.store import ConflictingRecord, ObjectMissing, ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.sharing.due_phase import other_version
@@ -25,9 +26,11 @@ def create_fleet(
     patience_s: float = 3600.0,
 ) -> None:
     """Create fleet.json; raises ConflictingRecord if the url holds a fleet with other rules, and ValueError."""
-    if not all(run_prefixes):
-        raise ValueError("--runs: value ''; allowed: a path or a url, below which runs may be admitted")
     store = connect(url)
+    for prefix in run_prefixes:
+        _check_prefix(prefix, url)
+    if not exists(store, fleet_layout.FLEET):
+        check_own_place("FLEET_URL", url, store)
     mine = FleetRecord(
         run_prefixes=tuple(run_prefixes),
         host_ttl_s=host_ttl_s,
@@ -37,6 +40,23 @@ def create_fleet(
     )
     if not records.commit(store, fleet_layout.FLEET, mine):
         raise ConflictingRecord(f"{store.url} holds a fleet already; nothing was changed")
+
+
+def _check_prefix(prefix: str, fleet_url: str) -> None:
+    """Raise ValueError unless a run can lie below the place that the prefix names."""
+    if not prefix:
+        raise ValueError("--runs: value ''; allowed: a path or a url, below which runs may be admitted")
+    what = secret_in(prefix)
+    if what is not None:
+        raise ValueError(f"--runs: {what} given; allowed: a url without it, because a fleet shows its rules to all")
+    try:
+        check_url(prefix)
+    except ValueError as error:
+        raise ValueError(f"--runs: {str(error).removeprefix('storage URL: ')}") from None
+    if not is_below(prefix, prefix):
+        raise ValueError(f"--runs: value {prefix!r}; allowed: no part '.' or '..', nor one that stands for it")
+    if is_below(prefix, fleet_url):
+        raise ValueError(f"--runs: value {prefix!r}; allowed: a place that is not in the fleet itself")
 
 
 def open_fleet(url: str) -> tuple[ObjectStore, FleetRecord]:
@@ -67,7 +87,7 @@ def check_admitted(config: RunConfig) -> None:
     if config.trainer.fleet is None:
         return
     try:
-        store, _ = open_fleet(config.trainer.fleet)
+        store, fleet = open_fleet(config.trainer.fleet)
     except LookupError as error:
         raise LookupError(f"trainer.fleet: {error}") from None
     run_id = fleet_layout.run_id(config.run.url)
@@ -83,9 +103,11 @@ def check_admitted(config: RunConfig) -> None:
             f"trainer.nproc_per_node: value {config.trainer.nproc_per_node}; allowed: {ranks}, with which "
             f"{config.trainer.fleet} has admitted {config.run.url}"
         )
-    seat = newest_seat(store, run_id)
-    host = None if seat is None else records.read(store, HostRecord, fleet_layout.host(seat.host))
-    if host is not None and host.version != VERSION and not _is_gone(store, host.incarnation):
+    reader = FleetReader(store, fleet)
+    seat = reader.seat(run_id)
+    host = None if seat is None else reader.host(seat.host)
+    beat = None if host is None else reader.beat(host.incarnation)
+    if host is not None and host.version != VERSION and (beat is None or beat.state != "gone"):
         raise ValueError(
             f"trainer.fleet: value {config.trainer.fleet!r}, whose host {host.machine} ({host.incarnation[:12]}) "
             f"{other_version(host.version, VERSION)}"
@@ -119,8 +141,3 @@ def _fleet_before(store: ObjectStore) -> str | None:
         return None
     fleet = read_config(store, plan).get("trainer", {}).get("fleet")
     return fleet if isinstance(fleet, str) else None
-
-
-def _is_gone(store: ObjectStore, incarnation: str) -> bool:
-    beat = last_beat(store, incarnation)
-    return beat is not None and beat.state == "gone"

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TypeVar
 
-from storage import fleet_layout, records
+from storage import fleet_layout
 from storage.clock import Clock
-from storage.fleet_records import AdmittedRun, FleetRecord, HostBeat, HostRecord, SeatRecord
+from storage.fleet_reading import read_allowed_run
+from storage.fleet_records import AdmittedRun, FleetRecord, HostBeat, HostRecord, SeatRecord, read_record
 from storage.liveness import Heartbeats, Sign
 from storage.run import exists
 from storage.seats import read_seat, take_seat
@@ -68,7 +69,7 @@ class Seating:
             elif key == fleet_layout.left(run):
                 self._left.add(run)
             elif key == fleet_layout.admitted(run) and run not in self._admitted:
-                admitted = self._read(key, partial(self._read_admitted, run))
+                admitted = self._read(key, partial(read_allowed_run, self._store, self._fleet, run))
                 if admitted is not None:
                     self._admitted[run] = admitted
         for run, epoch in newest.items():
@@ -82,20 +83,11 @@ class Seating:
                     # Which host has the seat cannot be known, so this one neither trains the run nor takes its seat.
                     self._left.add(run)
 
-    def _read_admitted(self, run: str) -> AdmittedRun:
-        key = fleet_layout.admitted(run)
-        record = records.read(self._store, AdmittedRun, key)
-        if record.id != run or fleet_layout.run_id(record.run_url) != run:
-            raise CorruptObject(key, f"it admits another run, {record.run_url!r}")
-        if not self._fleet.allows(record.run_url):
-            raise CorruptObject(key, f"run_url {record.run_url!r}; allowed: {', '.join(self._fleet.run_prefixes)}")
-        return record
-
     def _read_hosts(self, keys: Iterable[str]) -> None:
         for key in keys:
             name = key.removeprefix(fleet_layout.HOSTS).removesuffix(".json")
             if name not in self._hosts:
-                found = self._read(key, partial(records.read, self._store, HostRecord, key))
+                found = self._read(key, partial(read_record, self._store, HostRecord, key))
                 if found is not None:
                     self._hosts[name] = found
 

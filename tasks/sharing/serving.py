@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from resources.notice import PreemptionNotice
+from resources.visible_text import show_logs
 from storage.clock import SystemClock
 from storage.fleet_records import GIB, HostRecord
 from storage.records import nonce
@@ -32,6 +33,7 @@ def serve(
     below TMPDIR; 0: it keeps none. devices: as in `HostRecord`; None: the GPUs that torch sees, or 1. Raises
     LookupError if there is no fleet, ValueError for a negative room.
     """
+    show_logs()
     clock = SystemClock()
     store, rules = open_fleet(fleet)
     me = HostRecord(

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
+from resources.visible_text import show_logs
 from storage.local import LocalStore
 from tasks.sharing.workers import WorkerState
 
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 def main(run_url: str, address: str, disk: str) -> None:
     """Serve the host that listens at the socket `address` until it closes the connection."""
     rank = f" rank {os.environ['RANK']}" if os.environ["WORLD_SIZE"] != "1" else ""
+    show_logs()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {run_url}{rank} %(levelname)s %(message)s")
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)

@@ -6,16 +6,19 @@ new in each life of an agent, and nowhere else.
 
 import hmac
 import itertools
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from aiohttp import web
 
+from resources.local_http import WithoutTracebacks, answers_to
 from tasks.turns import chat_reply
 from tasks.turns.agent_program import AgentProgram
 from tasks.turns.chat_request import Refusal, read_request
 from tasks.turns.environment_worker import LOOPBACK
 
+log = logging.getLogger(__name__)
 BODY_BYTES_MAX = 16 << 20
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -35,7 +38,7 @@ class AgentServer:
         app.router.add_post("/{number}/v1/chat/completions", self._completed)
         app.router.add_get("/{number}/v1/models", self._models)
         # A member that ends does not wait for agents, and their requests need not be logged.
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, logger=WithoutTracebacks(log))
         await self._runner.setup()
         await web.TCPSite(self._runner, LOOPBACK, 0).start()
         self._port = self._runner.addresses[0][1]
@@ -85,9 +88,8 @@ class AgentServer:
 @web.middleware
 async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer whatever is refused in the form that OpenAI's clients read."""
-    host = request.host.rpartition(":")[0] if ":" in request.host else request.host
     try:
-        if host in (LOOPBACK, "localhost"):
+        if answers_to(request.headers.get("Host"), LOOPBACK):
             return await handler(request)
         refusal = Refusal("the Host header names another machine", status=403)
     except Refusal as error:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from resources.visible_text import visible
 from storage.clock import Clock
 from storage.prompt_table import PromptRow
-from tasks.reporting.visible_text import visible
 from tasks.viewing.response_view import conversation_text
 from tasks.viewing.run_reader import IterationReader, RunReader
 from tasks.viewing.run_summary import summary
@@ -25,10 +25,10 @@ def page_data(reader: RunReader, clock: Clock, path: str) -> Any:
     """What is at a path. Raises LookupError for a path that the run does not have, and what reading raises."""
     kind, *rest = path.split("/")
     if kind == "summary" and not rest:
-        return summary(reader.store, clock.wall())
+        return _plain_values(summary(reader.store, clock.wall()))
     if kind == "prompts" and rest:
         # An id may hold slashes.
-        return reader.places(path.partition("/")[2])
+        return _plain_values(reader.places(path.partition("/")[2]))
     found = _KINDS.get(kind)
     if found is None or len(rest) != found[0] or not all(part.isdecimal() for part in rest):
         raise LookupError(f"path: value {path!r}; allowed: {', '.join(['summary', 'prompts', *_KINDS])}, with numbers")

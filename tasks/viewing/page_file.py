@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import html
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from string import Template
 from typing import Any
 from urllib.parse import quote
 
+from resources.visible_text import markup
 from storage.clock import Clock
 from tasks.viewing.page_data import encode, page_data
 from tasks.viewing.run_reader import TOKENS_AT_ONCE, RunReader
@@ -39,7 +39,7 @@ def render_page(summary: Mapping[str, Any], answers: Mapping[str, Any] | None = 
     data = encode({"summary": summary, "answers": answers}).replace("<", "\\u003c")
     return Template(_asset("page.html")).substitute(
         policy=content_policy(connects=answers is None),
-        title=html.escape(f"Gleaner: {summary['url']}"),
+        title=markup(f"Gleaner: {summary['url']}"),
         style=style,
         script=script,
         data=data,

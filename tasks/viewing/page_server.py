@@ -6,6 +6,7 @@ name were pointed here), and asks for the token that the printed address carries
 
 import asyncio
 import hmac
+import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -13,14 +14,15 @@ from typing import Any
 
 from aiohttp import web
 
+from resources.local_http import LOOPBACK, WithoutTracebacks, answers_to
+from resources.visible_text import visible
 from storage.clock import Clock
 from storage.store import StorageError
 from tasks.viewing.page_data import encode, page_data
 from tasks.viewing.page_file import content_policy, render_page
 from tasks.viewing.run_reader import RunReader
 
-LOOPBACK = "127.0.0.1"
-HOSTS = frozenset({LOOPBACK, "localhost"})
+log = logging.getLogger(__name__)
 TOKEN_HEADER = "X-Gleaner-Token"  # noqa: S105 - the name of a header
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -43,7 +45,7 @@ class PageServer:
         app = web.Application(middlewares=[self._guarded])
         app.router.add_get("/", self._page)
         app.router.add_get("/data/{path:.+}", self._data)
-        runner = web.AppRunner(app, access_log=None)
+        runner = web.AppRunner(app, access_log=None, logger=WithoutTracebacks(log))
         await runner.setup()
         site = web.TCPSite(runner, LOOPBACK, self._port)
         try:
@@ -68,11 +70,10 @@ class PageServer:
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse what does not come from the page; never say anything of the run to it."""
-        host = request.host.rpartition(":")[0] if ":" in request.host else request.host
         given = request.headers.get(TOKEN_HEADER) or request.query.get("token", "")
         if request.method != "GET":
             found: web.StreamResponse = _refusal(405, "only GET is answered")
-        elif host not in HOSTS:
+        elif not answers_to(request.headers.get("Host"), LOOPBACK):
             found = _refusal(403, "the Host header names another machine")
         elif not hmac.compare_digest(given.encode(errors="replace"), self.token.encode()):
             found = _refusal(403, "open the address that `gleaner view` printed: it carries a token")
@@ -96,7 +97,7 @@ class PageServer:
         try:
             text = await asyncio.to_thread(lambda: render_page(self._read("summary")))
         except (StorageError, LookupError, ValueError, OSError) as error:
-            return web.Response(text=f"gleaner: {error}\n", status=500, content_type="text/plain")
+            return web.Response(text=f"gleaner: {visible(str(error))}\n", status=500, content_type="text/plain")
         return web.Response(text=text, content_type="text/html")
 
     async def _data(self, request: web.Request) -> web.Response:
@@ -114,4 +115,4 @@ class PageServer:
 
 
 def _refusal(status: int, message: str) -> web.Response:
-    return web.json_response({"error": message}, status=status)
+    return web.json_response({"error": visible(message)}, status=status)

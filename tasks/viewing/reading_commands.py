@@ -6,7 +6,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from storage.clock import SystemClock
 from storage.evaluations import evaluations
@@ -17,6 +16,7 @@ from tasks.reporting.evaluation_tab import evaluation_line
 from tasks.reporting.json_output import json_output
 from tasks.reporting.nonfinite import nonfinite_line
 from tasks.reporting.progress import progress
+from tasks.reporting.terminal import Terminal
 from tasks.viewing.page_file import write_page
 from tasks.viewing.run_reader import TOKENS_AT_ONCE, RunReader
 from tasks.viewing.run_status import status_data, table
@@ -35,7 +35,7 @@ def status(run_url: str, as_json: bool) -> None:
         click.echo(json_output(status_data(store.url, history, evaluated, stopped)))
         return
     if history:
-        Console(width=None if sys.stdout.isatty() else 120).print(table(history))
+        Terminal(width=None if sys.stdout.isatty() else 120).print(table(history))
         cut = cut_line(history[0])
         if cut is not None:
             click.echo(cut)
@@ -75,7 +75,7 @@ def show(run_url: str, iteration: int, response: int, tokens: bool, as_json: boo
     elif as_json:
         click.echo(json_output(view))
     else:
-        print_response(Console(width=None if sys.stdout.isatty() else 120), view, index)
+        print_response(Terminal(width=None if sys.stdout.isatty() else 120), view, index)
 
 
 @click.command(short_help="Show a run and its responses in the browser.")

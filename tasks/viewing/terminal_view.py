@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from tasks.reporting.visible_text import visible
+from resources.visible_text import visible
+from tasks.reporting.terminal import Terminal
 from tasks.viewing.response_index import ResponseIndex
 from tasks.viewing.response_view import ResponseView, StretchView
 
@@ -36,9 +37,9 @@ def token_lines(tokens: Sequence[tuple[str, float | None]], first: int) -> Itera
         yield f"{position:>7} {'' if logprob is None else f'{logprob:.4f}':>10}  {visible(text)!r}"
 
 
-def print_response(console: Console, view: ResponseView, index: ResponseIndex) -> None:
+def print_response(console: Terminal, view: ResponseView, index: ResponseIndex) -> None:
     """Print it; lines are broken only where the screen ends."""
-    console.print(response_screen(view, index), highlight=False)
+    console.print(response_screen(view, index))
 
 
 def _title(view: ResponseView) -> str:

@@ -220,8 +220,6 @@ def test_volumes_and_mounts(name, other, path, inside):
         ),
         ({"secrets": [{"group": "g", "key": "k"}]}, "secrets.0.env_var: missing"),
         ({"secrets": [{"group": "g", "key": "k", "env_var": "A=B"}]}, "secrets.0.env_var: value 'A=B'"),
-        ({"env": [{"name": "HF_TOKEN", "value": "x"}]}, "env.0.value: a value for 'HF_TOKEN', which names a secret"),
-        ({"env": [{"name": "AWS_SECRET_ACCESS_KEY", "value": "x"}]}, "secretKeyRef, because a run keeps"),
         ({"env": [{"name": "A", "valueFrom": {}}]}, "env.0.valueFrom: value []; allowed: exactly one source"),
         ({"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}, "fieldRef: unknown field"),
     ],

@@ -94,7 +94,7 @@ def test_a_request_that_was_lost_leaves_the_outcome_unknown():
 def test_a_seat_under_the_key_of_another_is_refused(store):
     key = fleet_layout.seat(RUN, 1)
     records.put(store, key, SeatRecord(run=OTHER, epoch=1, host="a"))
-    with pytest.raises(CorruptObject, match="of run"):
+    with pytest.raises(CorruptObject, match="it is of 'runs/"):
         read_seat(store, RUN, 1)
 
 

@@ -26,7 +26,9 @@ from tests.small_run import config, memory_store, plan_iteration
 
 FLEET, URL = "memory://admitting", "memory://admitted/run"
 PROFILE = Profile(phase_s=60.0, cycle_s=300.0)
-FLEET_OF_ALL = FleetRecord(run_prefixes=("memory:",), host_ttl_s=TTL_S, created_at_s=0.0)
+FLEET_OF_ALL = FleetRecord(
+    run_prefixes=("memory://admitted", "memory://runs", "memory://z"), host_ttl_s=TTL_S, created_at_s=0.0
+)
 
 
 @pytest.fixture

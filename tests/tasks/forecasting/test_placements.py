@@ -48,7 +48,7 @@ def in_fleet(**sections: Any) -> dict[str, Any]:
 @pytest.fixture
 def store():
     made = memory_store("forecast-fleet")
-    rules = FleetRecord(run_prefixes=("memory:",), host_ttl_s=TTL_S, created_at_s=0.0)
+    rules = FleetRecord(run_prefixes=("memory://forecast-runs", "memory://runs"), host_ttl_s=TTL_S, created_at_s=0.0)
     records.put(made, fleet_layout.FLEET, rules)
     return made
 

@@ -4,9 +4,9 @@ import io
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from tasks.reporting.crew_view import MemberView, RunView, Totals, WaitingGroup, WaitingResponse
+from tasks.reporting.terminal import Terminal
 from tasks.reporting.watch_screen import COLUMNS, screen
 
 TOTALS = Totals(
@@ -47,7 +47,7 @@ def response(number, tokens=0, holder=None, *, released=False):
 
 
 def lines(view, width=120):
-    console = Console(file=io.StringIO(), width=width)
+    console = Terminal(file=io.StringIO(), width=width)
     console.print(screen(view, width))
     return [line.rstrip() for line in console.file.getvalue().splitlines() if line.strip()]
 

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from examples.warm_start import build_tokenizer
+from resources.local_http import LOOPBACK
 from storage import layout, records
 from storage.digests import digest_of
 from storage.memory import MemoryStore
@@ -16,7 +17,6 @@ from storage.prompt_table import PromptRow, encode_prompts
 from storage.records import ReportRecord
 from storage.shard import Finish
 from tasks.reporting.metrics_lines import write_metrics
-from tasks.viewing.page_server import LOOPBACK
 from tests.browser import chromium, opened
 from tests.committed_runs import begin
 from tests.journals import Incarnation, a_plan

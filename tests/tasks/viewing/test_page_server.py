@@ -7,9 +7,10 @@ from http.client import HTTPConnection
 
 import pytest
 
+from resources.local_http import LOOPBACK
 from storage import layout
 from storage.clock import ManualClock
-from tasks.viewing.page_server import LOOPBACK, PageServer
+from tasks.viewing.page_server import PageServer
 from tasks.viewing.run_reader import RunReader
 from tests.served_page import served
 from tests.viewed_run import write_viewed_run

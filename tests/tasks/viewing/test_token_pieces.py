@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.reporting.visible_text import visible
+from resources.visible_text import visible
 from tasks.viewing.token_pieces import stretch_texts, token_texts
 
 
