@@ -23,11 +23,12 @@ from storage.fitness import Finding, prove
 from storage.package_version import VERSION
 from storage.records import PlanRecord
 from storage.retention import sweep as sweep_run
-from storage.run import connect_to_run, count_committed, read_config, read_plan
+from storage.run import connect_to_run, count_committed, read_plan
 from tasks.admitting.commands import fleet
 from tasks.adopting.init_command import init
 from tasks.configuration.in_force import in_force
-from tasks.configuration.run_config import RunConfig, dump, load, parse
+from tasks.configuration.iteration_config import config_in_force
+from tasks.configuration.run_config import RunConfig, dump, load
 from tasks.doctor.doctor import doctor
 from tasks.forecasting.comparison import forecast as forecast_run
 from tasks.forecasting.probe import NoProbe, probe_run
@@ -267,7 +268,7 @@ def sweep(run_url: str, dry_run: bool) -> None:
     if not current:
         click.echo(f"{run_url} holds no committed iteration; nothing to do")
         return
-    config = parse(read_config(store, read_plan(store, current - 1))).retention
+    config = config_in_force(store, read_plan(store, current - 1)).retention
     with progress() as shown:
         swept = sweep_run(store, config, dry_run=dry_run, tell=shown.tell)
     would = "would have " if dry_run else ""

@@ -17,11 +17,11 @@ from storage.records import JOINED_POOL, PlanRecord
 from storage.run import exists, next_iteration, read_plan, read_run
 from storage.store import ObjectMissing, ObjectStore
 from storage.weights.cache import open_cache
+from tasks.configuration.iteration_config import config_in_force
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.session.member import (
     POLL_INTERVAL_S,
     Build,
-    config_in_force,
     equipped,
     helping_slot,
     run_session,
