@@ -217,12 +217,19 @@ def _give_metrics(
 @click.option("--time-limit-s", type=FiniteNumber(min=0, min_open=True), help="Leave after this many seconds.")
 @click.option("--patience-s", type=FiniteNumber(min=0), help="Leave after this many seconds without work.")
 @click.option("--usd-per-hour", type=FiniteNumber(min=0), help="Price of this machine, for the report.")
+@click.option(
+    "--run-tools",
+    multiple=True,
+    metavar="MODULE",
+    help="A module, or module:function, that may run here if the run's turns name it; may be given several times.",
+)
 def join(
     run_url: str,
     iterations: int | None,
     time_limit_s: float | None,
     patience_s: float | None,
     usd_per_hour: float | None,
+    run_tools: tuple[str, ...],
 ) -> None:
     """Help a run from this machine, without Flyte: generate responses until Ctrl-C.
 
@@ -238,6 +245,8 @@ def join(
                 helped = join_run(
                     *(run_url, limits, lambda: notice.given, SystemClock()),
                     usd_per_hour=usd_per_hour,
+                    run_tools=run_tools,
+                    tell=shown.say,
                     report=lambda plan, outcome: shown.say(_outcome_line(plan, outcome)),
                 )
             except KeyboardInterrupt:

@@ -65,8 +65,7 @@ class TurnsConfig:
             )
         if self.agent is not None:
             self._check_alone()
-        named = [*self.tools, *filter(None, (self.environment, self.agent))]
-        for value in named:
+        for value in self.functions:
             if not user_function.PATTERN.fullmatch(value):
                 raise ValueError(f"tools, environment, agent: value {value!r}; allowed: 'package.module:name'")
         names = [value.rpartition(":")[2].rpartition(".")[2] for value in self.tools]
@@ -76,6 +75,11 @@ class TurnsConfig:
         for name in self.side_effects:
             if self.environment is None and name not in names:
                 raise ValueError(f"side_effects: value {name!r}; allowed: names of tools: {', '.join(names)}")
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """All that the section names, as "package.module:name": what runs beside the policy."""
+        return (*self.tools, *filter(None, (self.environment, self.agent)))
 
     def _check_alone(self) -> None:
         """Raise ValueError for settings that say nothing of an agent, which calls its tools itself."""

@@ -288,7 +288,7 @@ class ToolProcesses:
                 return least, least.loaded.result()
             if not isinstance(problem, ProcessLost | NotBegun):
                 break
-        named = ", ".join([*self._config.tools, *filter(None, [self._config.environment, self._config.agent])])
+        named = ", ".join(self._config.functions)
         if isinstance(problem, Failed):
             raise ToolsUnusable(str(problem))
         if isinstance(problem, TimedOut):
