@@ -137,7 +137,7 @@ def _grade(
     follow = replace(FollowConfig.of(config), in_plan_order=False)
     rewards, prefix = rewards_of(config)
     # This machine may differ from the trainer's.
-    grading = open_grader(run, rewards, "auto", prefix)
+    grading = open_grader(run, rewards, "auto", prefix, config.turns)
     with model_files.downloaded(run) as folder, grading as grader:
         return list(
             RecordedBatches(

@@ -189,7 +189,9 @@ def _step(
                 store,
                 plan,
                 prompts=prompts,
-                grader=stack.enter_context(open_grader(store, config.rewards, config.trainer.device)),
+                grader=stack.enter_context(
+                    open_grader(store, config.rewards, config.trainer.device, turns=config.turns)
+                ),
                 decode=open_completion_decoder(model, plan.sampling),
                 read_messages=message_reader(config.turns, plan, model),
                 follow=FollowConfig.of(config),

@@ -114,7 +114,7 @@ def _record(
             store,
             plan,
             prompts=prompt_table.read_prompts(store, plan),
-            grader=stack.enter_context(open_grader(store, config.rewards, config.trainer.device)),
+            grader=stack.enter_context(open_grader(store, config.rewards, config.trainer.device, turns=config.turns)),
             decode=open_completion_decoder(folder, plan.sampling),
             read_messages=message_reader(config.turns, plan, folder),
             follow=FollowConfig.of(config),

@@ -146,7 +146,7 @@ def _write_plan(
     local: the configuration with paths at hand.
     """
     evaluation = evaluation_of(local)
-    prompts = load_held_out(evaluation, config.rewards, held, with_turns=config.turns is not None)
+    prompts = load_held_out(evaluation, config.rewards, held, turns=config.turns)
     with model_files.downloaded(run) as folder:
         count = evaluation.num_prompts or len(prompts)
         added = openings(config, prompts_at(prompts, evaluation.data, 0, count), evaluation.seed, ITERATION)

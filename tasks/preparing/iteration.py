@@ -132,8 +132,7 @@ def prepare(
         local = _at_hand(store, config, inputs, held)
         _check_machine(local, is_new)
         prompts = load_prompts(local.data, check_rows=is_new)
-        turns = config.turns is not None
-        doubts = check_rewards(local.rewards, prompts.columns, held, prompts, is_new=is_new, with_turns=turns)
+        doubts = check_rewards(local.rewards, prompts.columns, held, prompts, is_new=is_new, turns=config.turns)
         model_dir = _model_directory(store, local, inputs.folder)
         _warn(doubts)
         _check_model(config, model_dir, is_new=is_new)

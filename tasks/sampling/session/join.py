@@ -123,7 +123,9 @@ def _what_runs(config: RunConfig, run_tools: Collection[str]) -> str:
             f"allowed: a run without turns, or {asked} for modules that you trust"
         )
     functions = ", ".join(named) or "none that the run names"
-    return f"here run: the engine {config.rollout.engine!r}; functions: {functions}"
+    credentials = () if config.turns is None else config.turns.environment_variables
+    seen = f"; they see {', '.join(credentials)}" if credentials else ""
+    return f"here run: the engine {config.rollout.engine!r}; functions: {functions}{seen}"
 
 
 def _has_begun(

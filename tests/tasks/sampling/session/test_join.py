@@ -289,10 +289,10 @@ def test_functions_that_were_not_allowed_are_refused_by_name_before_anything_run
 
 @pytest.mark.parametrize("allowed", [("tests.tool_functions",), ("tests.tool_functions:add", "another")])
 def test_functions_that_were_allowed_run_and_are_named(settings, allowed):
-    with_turns(settings, tools=["tests.tool_functions:add"])
+    with_turns(settings, tools=["tests.tool_functions:add"], environment_variables=["HF_TOKEN"])
     told, calls = [], iter(range(10_000))
     assert join(run_tools=allowed, notice=lambda: next(calls) > 2, tell=told.append) == 1
-    assert told == ["here run: the engine 'scripted'; functions: tests.tool_functions:add"]
+    assert told == ["here run: the engine 'scripted'; functions: tests.tool_functions:add; they see HF_TOKEN"]
 
 
 @pytest.mark.parametrize("value", ["", "a b", "a:", ":f", "a.:f", "../a", "a:b:c", "*"])
