@@ -256,6 +256,8 @@ class ToolProcess:
                 raise TimedOut
             reply: dict[str, Any] = future.result()
         finally:
+            if not future.cancel():
+                future.exception()  # known, though no caller waits for it any more
             del self._waiting[number]
             self._begun.discard(number)
         if "error" in reply:
