@@ -23,11 +23,12 @@ from storage.fitness import Finding, prove
 from storage.package_version import VERSION
 from storage.records import PlanRecord
 from storage.retention import sweep as sweep_run
-from storage.run import connect_to_run, count_committed, read_config, read_plan
+from storage.run import connect_to_run, count_committed, read_plan
 from tasks.admitting.commands import fleet
 from tasks.adopting.init_command import init
 from tasks.configuration.in_force import in_force
-from tasks.configuration.run_config import RunConfig, dump, load, parse
+from tasks.configuration.iteration_config import config_in_force
+from tasks.configuration.run_config import RunConfig, dump, load
 from tasks.doctor.doctor import doctor
 from tasks.forecasting.comparison import forecast as forecast_run
 from tasks.forecasting.probe import NoProbe, probe_run
@@ -219,12 +220,19 @@ def _give_metrics(
 @click.option("--time-limit-s", type=FiniteNumber(min=0, min_open=True), help="Leave after this many seconds.")
 @click.option("--patience-s", type=FiniteNumber(min=0), help="Leave after this many seconds without work.")
 @click.option("--usd-per-hour", type=FiniteNumber(min=0), help="Price of this machine, for the report.")
+@click.option(
+    "--run-tools",
+    multiple=True,
+    metavar="MODULE",
+    help="A module, or module:function, that may run here if the run's turns name it; may be given several times.",
+)
 def join(
     run_url: str,
     iterations: int | None,
     time_limit_s: float | None,
     patience_s: float | None,
     usd_per_hour: float | None,
+    run_tools: tuple[str, ...],
 ) -> None:
     """Help a run from this machine, without Flyte: generate responses until Ctrl-C.
 
@@ -240,6 +248,8 @@ def join(
                 helped = join_run(
                     *(run_url, limits, lambda: notice.given, SystemClock()),
                     usd_per_hour=usd_per_hour,
+                    run_tools=run_tools,
+                    tell=shown.say,
                     report=lambda plan, outcome: shown.say(_outcome_line(plan, outcome)),
                 )
             except KeyboardInterrupt:
@@ -270,7 +280,7 @@ def sweep(run_url: str, dry_run: bool) -> None:
     if not current:
         click.echo(f"{run_url} holds no committed iteration; nothing to do")
         return
-    config = parse(read_config(store, read_plan(store, current - 1))).retention
+    config = config_in_force(store, read_plan(store, current - 1)).retention
     with progress() as shown:
         swept = sweep_run(store, config, dry_run=dry_run, tell=shown.tell)
     would = "would have " if dry_run else ""

@@ -26,9 +26,9 @@ from benchmarks.crew_processes import StepLog, logged_engine
 from storage import layout, model_files, prompt_table
 from storage.connect import connect
 from storage.noise_keys import noise_key
-from storage.run import read_config, read_plan, read_run
+from storage.run import read_plan, read_run
 from storage.weights.tensor_sets import pull
-from tasks.configuration.run_config import parse
+from tasks.configuration.iteration_config import config_in_force
 from tasks.sampling.engines.engine import GenerationRequest
 
 LOOK_INTERVAL_S = 0.05
@@ -156,7 +156,7 @@ def _work_off(work: Work, run_url: str, step_time_s: float, log_path: str) -> No
     """Decode until the work is complete."""
     store = connect(run_url)
     plan = read_plan(store, 0)
-    config = parse(read_config(store, plan))
+    config = config_in_force(store, plan)
     prompts = prompt_table.read_prompts(store, plan)
     with tempfile.TemporaryDirectory() as folder:
         model_files.download(store, Path(folder))

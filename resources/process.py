@@ -14,6 +14,7 @@ from pathlib import Path
 _PROC = Path("/proc")
 _ENDED = frozenset("ZX")
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def started_at_s() -> float:
@@ -37,6 +38,12 @@ def end_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
     if os.getppid() != parent:
         sys.exit(128 + signal.SIGTERM)
+
+
+def adopt_orphans() -> None:
+    """Have what the descendants of this process leave behind become its children, instead of the system's."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def descendants(process: int) -> list[int]:

@@ -1,33 +1,53 @@
 """A child process that runs a user's code: how its parent starts and ends it, and how it serves its parent.
 
 Messages go over its standard input and output (wire.py). What the user's code prints goes to standard error. The child
-leads a process group of its own, so what the code starts ends with it. When the parent ends, the child ends at once,
-whatever it is doing.
+is two processes: the first keeps, and runs no code of the user's; the second works, in a session of its own. When the
+worker ends, or the parent, the keeper ends all that the worker has started, however often that has forked.
 """
 
 import contextlib
 import os
 import queue
+import re
+import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
-from resources.process import descendants, end_with
+from resources.process import adopt_orphans, descendants, end_with
 from resources.wire import read_message
 
 Inbox = queue.SimpleQueue[dict[str, Any]]
 _ERROR_CHARACTERS_MAX = 1000
 _PROJECT_ROOT = Path(__file__).resolve().parents[1]
+_END_LIMIT_S = 5.0
+_ROUNDS_MAX = 500
+_ROUND_S = 0.005
+# Credentials of stores, of the hub and of Flyte's secrets: members and trainers need them, code of the user does not.
+_WITHHELD = re.compile(
+    r"(FLYTE_)?AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY|SESSION_TOKEN|SECURITY_TOKEN|TOKEN|(DEFAULT_)?PROFILE"
+    r"|SHARED_CREDENTIALS_FILE|CREDENTIAL_FILE|CONFIG_FILE|ROLE_ARN|WEB_IDENTITY_TOKEN_FILE|CONTAINER_\w+)"
+    r"|AZURE_(STORAGE_\w+|CLIENT_\w+|TENANT_ID|FEDERATED_TOKEN\w*|USERNAME|PASSWORD)|(IDENTITY|MSI)_(HEADER|SECRET)"
+    r"|GOOGLE_(APPLICATION_CREDENTIALS|SERVICE_ACCOUNT\w*)"
+    r"|HF_TOKEN(_PATH)?|HUGGING_?FACE_(HUB_)?TOKEN|_FSEC_\w+|FLYTE_(CLIENT_SECRET|CREDENTIALS_\w+)"
+)
 
 
-def start(module: str) -> subprocess.Popen[bytes]:
+def visible_variables(named: Collection[str] = ()) -> dict[str, str]:
+    """This process's environment variables, without the credentials that are not `named`."""
+    return {name: value for name, value in os.environ.items() if name in named or not _WITHHELD.fullmatch(name)}
+
+
+def start(module: str, named: Collection[str] = ()) -> subprocess.Popen[bytes]:
     """Start `python -m module`, which calls `serve_parent`. Both pipes are non-blocking here.
 
-    The child gets SIGTERM when the calling thread ends, so that thread must live as long as the child is wanted.
+    named: the credentials that it sees in its environment variables.
     """
     # Each once: flytekit adds a folder again for every task it meets, and the length of a variable is limited.
     paths = dict.fromkeys([*(path or str(Path.cwd()) for path in sys.path), str(_PROJECT_ROOT)])
@@ -37,7 +57,7 @@ def start(module: str) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**visible_variables(named), "PYTHONPATH": os.pathsep.join(paths)},
         start_new_session=True,
     )
     for pipe in (process.stdin, process.stdout):
@@ -47,13 +67,13 @@ def start(module: str) -> subprocess.Popen[bytes]:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the child and the processes that it started, and wait for its end. Its pipes stay open.
-
-    If the child has ended by itself, what it leaves in its group ends, too, unless this process has read its status:
-    from then on the system may give the group's number to other processes.
-    """
+    """Kill the child and the processes that it started, and wait for its end. Its pipes stay open."""
     if process.returncode is None:
-        # Those that have left its group are found by their parents.
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_LIMIT_S)
+    if process.returncode is None:
+        # The keeper does not do its work, as when the user's code has stopped it.
         started = descendants(process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -69,18 +89,19 @@ def await_end(process: subprocess.Popen[bytes]) -> None:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
-def serve_parent() -> tuple[Inbox, BinaryIO]:
-    """In the child, before anything else: the parent's messages as they come, and the stream for the replies."""
+def serve_parent(*, ends_with_thread: bool = False) -> tuple[Inbox, BinaryIO]:
+    """In the child, before anything else: the parent's messages as they come, and the stream for the replies.
+
+    It returns in the worker. ends_with_thread: the child also ends when the thread ends that has started it.
+    """
+    if ends_with_thread:
+        end_with(int(sys.argv[1]))
+    _go_on_kept()
     requests, replies = _take_standard_streams()
     inbox: Inbox = queue.SimpleQueue()
     # This runs in a thread of its own, so that the parent's end is noticed even during a call that never returns.
     threading.Thread(target=_read_requests, args=(requests, inbox), daemon=True).start()
     return inbox, replies
-
-
-def end_with_parent() -> None:
-    """In the child: have it end even if a call holds the interpreter when the thread that started it ends."""
-    end_with(int(sys.argv[1]))
 
 
 def describe(error: BaseException, *, place: bool = True) -> str:
@@ -92,6 +113,68 @@ def describe(error: BaseException, *, place: bool = True) -> str:
     except Exception:  # noqa: BLE001 - a user's class may do anything in its __str__
         text = type(error).__name__
     return text[:_ERROR_CHARACTERS_MAX] + here
+
+
+def _go_on_kept() -> None:
+    """Go on in a child of this process, which becomes its keeper."""
+    adopt_orphans()
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+    signals = (signal.SIGCHLD, signal.SIGTERM)
+    for number in signals:
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    keeper, worker = os.getpid(), os.fork()
+    if worker:
+        _keep(worker, told)
+    signal.set_wakeup_fd(-1)
+    for number in signals:
+        signal.signal(number, signal.SIG_DFL)
+    os.close(told)
+    os.close(tell)
+    os.setsid()
+    end_with(keeper)
+
+
+def _keep(worker: int, told: int) -> NoReturn:
+    """Wait for the end of the worker or of the parent, end all descendants, and end as the worker does.
+
+    told: where the numbers of signals arrive.
+    """
+    os.close(1)
+    waiting, status, ends = select.poll(), None, False
+    waiting.register(told, select.POLLIN)
+    waiting.register(0, 0)  # the parent's end of the pipe is closed
+    while status is None and not ends:
+        for descriptor, _ in waiting.poll():
+            ends = ends or descriptor == 0 or signal.SIGTERM in os.read(told, 64)
+        status = _reap(worker)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(worker, signal.SIGKILL)
+    for _ in range(_ROUNDS_MAX):
+        found = descendants(os.getpid())
+        for each in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(each, signal.SIGKILL)
+        reaped = _reap(worker)
+        status = reaped if status is None else status
+        if not found and status is not None:
+            break
+        time.sleep(_ROUND_S)
+    code = os.waitstatus_to_exitcode(status or 0)
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def _reap(worker: int) -> int | None:
+    """Take note of all children that have ended; the status of the worker if it is one of them."""
+    status = None
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            status = found[1] if found[0] == worker else status
+    return status
 
 
 def _take_standard_streams() -> tuple[BinaryIO, BinaryIO]:
@@ -107,6 +190,4 @@ def _take_standard_streams() -> tuple[BinaryIO, BinaryIO]:
 def _read_requests(requests: BinaryIO, inbox: Inbox) -> None:
     while (message := read_message(requests)) is not None:
         inbox.put(message)
-    if os.getpgrp() == os.getpid():
-        os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(0)

@@ -19,7 +19,7 @@ PROBE_NAME = re.compile(rf"{layout.PROBE}\w+")
 Event = tuple[float, str, str]
 WRITES = ("create", "put")
 # What may be overwritten, and is not about tokens.
-OVERWRITTEN = ("/ended/", "/failures/", layout.PROBE, "/settings.json", layout.LEASE_BEAT)
+OVERWRITTEN = ("/ended/", "/failures/", layout.PROBE, layout.SETTINGS, layout.LEASE_BEAT)
 
 
 @dataclass(frozen=True, slots=True)

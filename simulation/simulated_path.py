@@ -22,6 +22,7 @@ from storage.retention_config import RetentionConfig
 from storage.run import RunBusy, acquire_lease, exists, next_iteration, next_prompt, read_plan, release_lease
 from storage.store import ObjectStore, StoreDenied, StoreUnavailable, commit
 from tasks.concluding.iteration import GOODBYE_S, ITERATIONS_SWEPT
+from tasks.configuration.iteration_config import settings_of
 from tasks.configuration.run_config import RunConfig, dump, parse
 from tasks.preparing.iteration import sampled_version, write_plan
 from tasks.preparing.needed_state import check_needed_state
@@ -80,7 +81,7 @@ def plan_next(
             version = sampled_version(store, iteration, config.algorithm.max_staleness if ahead else 0)
             begins = next_prompt(store, iteration)
             write_plan(store, config, rows, iteration, version, begins, (STOP_TOKEN,), clock)
-    settings = SettingsRecord(config=dump(config), execution=execution)
+    settings = SettingsRecord(config=settings_of(config), execution=execution)
     records.put(store, layout.settings(iteration), settings)
     return read_plan(store, iteration)
 

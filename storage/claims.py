@@ -4,6 +4,7 @@ The responses of a slot's first assignment form a unit. The claims of a unit are
 Applying the log in epoch order gives every response one owner and one lineage, whatever else lies in the journal.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,8 @@ from storage import layout, records
 from storage.journal import PARALLEL_READS, ShardReader
 from storage.records import ClaimRecord, PlanRecord, Span
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
+
+_INCARNATION = re.compile(r"\w[\w-]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,10 @@ class ClaimBook:
         """Read and apply all new claims, with one LIST; True if there were any."""
         fresh: dict[int, list[tuple[int, str]]] = defaultdict(list)
         for key in self._store.list(layout.claims(self._plan.iteration)):
-            unit, epoch = layout.claim_address(key)
+            address = layout.claim_address(key)
+            if address is None:
+                continue
+            unit, epoch = address
             if unit >= len(self._epochs):
                 raise CorruptObject(key, f"unit {unit}; the plan has {len(self._epochs)}")
             if epoch > self._epochs[unit]:
@@ -121,7 +127,7 @@ class ClaimBook:
             with ThreadPoolExecutor(min(self._parallel_reads, len(keys))) as pool:
                 bodies = list(pool.map(self._store.get, keys))
         for key, body in zip(keys, bodies, strict=True):
-            self.apply(records.decode(ClaimRecord, key, body))
+            self.apply(_claim(key, body))
         return bool(fresh)
 
     def probe(self, unit: int) -> bool:
@@ -130,7 +136,7 @@ class ClaimBook:
         while True:
             key = layout.claim(self._plan.iteration, unit, self._epochs[unit] + 1)
             try:
-                self.apply(records.read(self._store, ClaimRecord, key))
+                self.apply(_claim(key, self._store.get(key)))
             except ObjectMissing:
                 return found
             found = True
@@ -165,6 +171,17 @@ class ClaimBook:
         self._incarnations.setdefault(claim.incarnation, claim.slot)
         self._claims[claim.incarnation] += 1
         self.version += 1
+
+
+def _claim(key: str, body: bytes) -> ClaimRecord:
+    """The claim in the bytes read from `key`; raises CorruptObject, also if it is one of another unit or epoch."""
+    claim = records.decode(ClaimRecord, key, body)
+    if (claim.unit, claim.epoch) != layout.claim_address(key):
+        raise CorruptObject(key, f"it is the claim of unit {claim.unit}, epoch {claim.epoch}")
+    for name in (claim.incarnation, *claim.sealed):
+        if not _INCARNATION.fullmatch(name):
+            raise CorruptObject(key, f"incarnation {name!r}; allowed: a part of a key")
+    return claim
 
 
 def take_over(

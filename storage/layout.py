@@ -14,6 +14,7 @@ CHECKPOINTS = "checkpoints/"
 REWARD_MODELS = "reward_models/"
 SOURCES = "sources/"
 ITERATIONS = "iterations/"
+SETTINGS = "settings/"
 EVALUATIONS = "evaluations/"
 LENGTHS = "lengths/"
 FORECASTS = "forecasts/"
@@ -78,8 +79,11 @@ def prompts(index: int, digest: str) -> str:
 
 
 def settings(index: int) -> str:
-    """The configuration in force now; every execution that works on the iteration overwrites it."""
-    return f"{iteration(index)}settings.json"
+    """What the execution that works on an iteration sets; the next one overwrites it.
+
+    It lies outside the iteration, because machines that join a run write there.
+    """
+    return f"{SETTINGS}{index:06d}.json"
 
 
 def claims(index: int) -> str:
@@ -92,10 +96,10 @@ def claim(index: int, unit: int, epoch: int) -> str:
     return f"{claims(index)}{unit:05d}/{epoch:06d}.json"
 
 
-def claim_address(key: str) -> tuple[int, int]:
-    """Returns the (unit, epoch) of a claim's key."""
-    unit, epoch = key.rsplit("/", 2)[1:]
-    return int(unit), int(epoch.removesuffix(".json"))
+def claim_address(key: str) -> tuple[int, int] | None:
+    """Returns the (unit, epoch) of a key below `claims`; None if it is not a claim's."""
+    match = re.fullmatch(r".*/claims/(\d{5,9})/(\d{6,9})\.json", key, re.ASCII)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def shard(index: int, incarnation: str, sequence: int) -> str:

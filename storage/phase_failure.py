@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from storage import layout, records
-from storage.records import STRICT, SettingsRecord
+from storage.records import STRICT
+from storage.run import execution_of
 from storage.store import ObjectMissing, ObjectStore
 
 
@@ -45,7 +46,8 @@ class PhaseFailureRecord:
 
 def fail_phase(store: ObjectStore, iteration: int, message: str) -> None:
     """Record that the iteration's phase fails in the execution that advances the run now."""
-    failure = PhaseFailureRecord(iteration=iteration, execution=_execution(store, iteration), message=message)
+    execution = execution_of(store, iteration) or ""
+    failure = PhaseFailureRecord(iteration=iteration, execution=execution, message=message)
     records.put(store, layout.phase_failure(iteration), failure)
 
 
@@ -55,12 +57,4 @@ def phase_failure(store: ObjectStore, iteration: int) -> str | None:
         failure = records.read(store, PhaseFailureRecord, layout.phase_failure(iteration))
     except ObjectMissing:
         return None
-    return failure.message if failure.execution == _execution(store, iteration) else None
-
-
-def _execution(store: ObjectStore, iteration: int) -> str:
-    """The execution that advances the run now; empty if none has begun the iteration."""
-    try:
-        return records.read(store, SettingsRecord, layout.settings(iteration)).execution
-    except ObjectMissing:
-        return ""
+    return failure.message if failure.execution == (execution_of(store, iteration) or "") else None

@@ -140,9 +140,9 @@ class PlanRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsRecord:
-    """settings.json: the configuration and the name of the execution that works on an iteration now.
+    """What the execution that works on an iteration now has set, and its name.
 
-    What decides what is learned equals the run's; devices, limits and intervals may be changed after a failure.
+    config: devices, limits and intervals alone, which may be changed after a failure; the rest is the run's.
     """
 
     KIND: ClassVar[str] = "settings"

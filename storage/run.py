@@ -4,6 +4,7 @@ A report commits an iteration; the number of reports is the next iteration. Noth
 """
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 LEASE_LOOK_INTERVAL_S = 2.0
 # Signs of life are many objects; the lease is one.
 SIGNS_LOOK_INTERVAL_MAX_S = 30.0
-REPORT_END = layout.report(0).removeprefix(layout.iteration(0).removesuffix("/"))
+_REPORT = re.compile(rf"{layout.ITERATIONS}\d{{6,}}/report\.json", re.ASCII)
 
 
 class RunBusy(ConflictingRecord):
@@ -130,7 +131,7 @@ def count_committed(store: ObjectStore) -> int:
     count = next_iteration(store)
     # Of a healthy run these are the keys of the iterations ahead. "~" sorts behind every key.
     later = store.list(layout.ITERATIONS, after=f"{layout.iteration(count)}~")
-    found = next((key for key in later if key.endswith(REPORT_END)), None)
+    found = next((key for key in later if _REPORT.fullmatch(key)), None)
     if found is not None:
         raise CorruptObject(layout.report(count), f"it is missing, although {found!r} is there")
     return count
@@ -189,20 +190,18 @@ def published_version(store: ObjectStore, newest: int, oldest: int) -> int | Non
     return next((version for version in versions if exists(store, layout.manifest(layout.weights(version)))), None)
 
 
-def read_config(store: ObjectStore, plan: PlanRecord) -> dict[str, Any]:
-    """The configuration in force for an iteration: that of the last execution that worked on it."""
+def read_settings(store: ObjectStore, iteration: int) -> SettingsRecord | None:
+    """What the last execution that worked on an iteration has set; None if there is no record of it."""
     try:
-        return records.read(store, SettingsRecord, layout.settings(plan.iteration)).config
+        return records.read(store, SettingsRecord, layout.settings(iteration))
     except ObjectMissing:
-        return plan.config
+        return None
 
 
-def ends_execution(store: ObjectStore, iteration: int) -> bool:
-    """Whether the execution that works on an iteration plans none after it."""
-    try:
-        return records.read(store, SettingsRecord, layout.settings(iteration)).ends_execution
-    except ObjectMissing:
-        return False
+def execution_of(store: ObjectStore, iteration: int) -> str | None:
+    """The execution that works on an iteration; None if none has begun it."""
+    settings = read_settings(store, iteration)
+    return None if settings is None else settings.execution
 
 
 def exists(store: ObjectStore, key: str) -> bool:

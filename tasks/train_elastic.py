@@ -17,10 +17,10 @@ from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
 from resources.ending import ends_on_notice
 from resources.pools import pod_template
 from storage.connect import connect
-from storage.run import read_config, read_plan
+from storage.run import read_plan
 from storage.store import StoreUnavailable
+from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.references import PlanReference, TrainOutcome
-from tasks.configuration.run_config import parse
 from tasks.train import DEFAULT_POOL, trained
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +48,7 @@ class GangTask(PytorchElasticFunctionTask):  # type: ignore[misc]
         plan: PlanReference = kwargs["plan"]
         try:
             store = connect(plan.run_url)
-            config = parse(read_config(store, read_plan(store, plan.iteration))).trainer
+            config = config_in_force(store, read_plan(store, plan.iteration)).trainer
         except StoreUnavailable as error:
             raise FlyteRecoverableException(str(error)) from error
         self.resize(config.nnodes, config.nproc_per_node)

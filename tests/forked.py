@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ class ForkedScript(ForkedProcess):
 class ForkedWorker(ForkedProcess):
     """The worker process of a reward, in place of what resources.user_process starts."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, named: Collection[str] = ()) -> None:
         super().__init__([module], (0, 1), _REWARD_MODEL)
         self.stdin, self.stdout = self.streams[0], self.streams[1]
         for stream in self.streams.values():

@@ -281,7 +281,7 @@ def of_the_trainer() -> dict[str, records.AnyRecord]:
     metrics = {"num_tokens": 5.0, "reward": 1 / 3}
     return {
         layout.plan(0): PLAN,
-        layout.settings(0): SettingsRecord(config=CONFIG, execution=EXECUTION),
+        layout.settings(0): SettingsRecord(config={"rollout": {"claim_ttl_s": 2.5}}, execution=EXECUTION),
         layout.batch(0, 0): BatchRecord(
             iteration=0, number=0, responses=GRADED, reward_errors=("style: none",), filtered=(), **NONCE
         ),

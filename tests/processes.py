@@ -63,6 +63,14 @@ def _is_alive(process: int) -> bool:
         return False
 
 
+def parent(process: int) -> int:
+    """The number of a process's parent; 0 when it has ended."""
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
 def command(process: int) -> str:
     """The command line of a process; empty when it has ended."""
     try:

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from storage import layout, records
 from storage.assembly import JournalReader
 from storage.connect import connect
 from storage.records import AliveRecord
-from storage.run import read_plan
+from storage.run import read_plan, read_run
+from tasks.configuration.run_config import dump, parse
 from tests.forked import ForkedScript
 from tests.small_run import config, model_directory, plan_iteration, roll_out
 
@@ -75,6 +77,7 @@ def test_told_to_leave_it_ends_well_and_another_machine_goes_on(tmp_path, word):
     second = join(url, "--iterations", "1", "--usd-per-hour", "0.5")
     told, errors = second.communicate(timeout=LIMIT_S)
     assert second.returncode == 0, errors
+    assert told.splitlines()[0] == "here run: the engine 'torch'; functions: none that the run names"
     assert "iteration 0:" in told
     (tmp_path / "alone").mkdir()
     other = planned(tmp_path / "alone")
@@ -134,3 +137,20 @@ def test_an_engine_that_dies_for_good_is_said_in_one_line_and_holds_nothing_back
     assert alive.state == "gone"
     roll_out(url, 0)
     assert all(response.finish.ends_response for response in responses(url))
+
+
+def test_functions_that_the_run_names_are_refused_in_one_line_that_says_how_to_allow_them(tmp_path):
+    url = planned(tmp_path)
+    for key, record in ((layout.RUN, read_run(connect(url))), (layout.plan(0), read_plan(connect(url), 0))):
+        whole = dump(parse({**record.config, "turns": {"tools": ["tests.tool_functions:note"]}}))
+        records.put(connect(url), key, replace(record, config=whole))
+    for options in ((), ("--run-tools", "tests"), ("--run-tools", "tests.tool_functions:add")):
+        done = join(url, *options)
+        told, errors = done.communicate(timeout=LIMIT_S)
+        assert (done.returncode, told, errors.count("\n")) == (1, "", 1)
+        assert "names tests.tool_functions:note" in errors
+        assert "--run-tools tests.tool_functions for modules that you trust" in errors
+    allowed = join(url, "--run-tools", "another", "--run-tools", "tests.tool_functions", "--time-limit-s", "0.5")
+    told, errors = allowed.communicate(timeout=LIMIT_S)
+    assert allowed.returncode == 0, errors
+    assert told.splitlines()[0] == "here run: the engine 'torch'; functions: tests.tool_functions:note"

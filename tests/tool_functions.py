@@ -1,15 +1,20 @@
 """Tools and environments of tests; child processes import this module by name."""
 
 import asyncio
+import contextlib
+import ctypes
+import fcntl
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from resources.wire import pack
 from tasks.turns.current_call import current_call
 
 
@@ -85,6 +90,88 @@ def meets(others: int) -> str:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
     return "met"
+
+
+def holds_the_interpreter() -> str:
+    """Never lets another thread run."""
+    ctypes.PyDLL(None).sleep(1000)
+    return ""
+
+
+def stops_its_process() -> str:
+    """Stops its process, as from outside."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(1000)
+    return ""
+
+
+def replies() -> int:
+    """The descriptor of the worker's replies: the pipe above the standard streams to which it writes."""
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            flags = fcntl.fcntl(int(each.name), fcntl.F_GETFL)
+            if int(each.name) > 2 and str(each.readlink()).startswith("pipe:") and flags & os.O_WRONLY:
+                return int(each.name)
+    raise AssertionError("there is no pipe")
+
+
+def writes_half_a_reply() -> str:
+    """Writes the header of a long reply, which swallows those that follow, and does not come back."""
+    os.write(replies(), (1 << 20).to_bytes(8, "big"))
+    time.sleep(1000)
+    return ""
+
+
+def forges() -> str:
+    """Answers other calls: by each number that they could have."""
+    for request in range(20):
+        for name in (request, str(request)):
+            os.write(replies(), pack({"request": name, "result": "FORGED", "outcome": "answered"}))
+    return "forged"
+
+
+def forks_twice() -> str:
+    """Leaves a process behind whose parent has ended, in a session of its own; returns its number."""
+    code = (
+        "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True, stdout=-3, stderr=-3).pid)"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def note_once() -> str:
+    """Notes, and takes its time."""
+    note("note_once")
+    time.sleep(1000)
+    return ""
+
+
+def variables() -> list[str]:
+    """The names of its environment variables."""
+    return list(os.environ)
+
+
+class Stops:
+    """An environment whose state can be set."""
+
+    def reset(self, **columns: Any) -> None:
+        """Begin."""
+
+    def go(self, stop: bool) -> str:
+        """Go.
+
+        Args:
+            stop: Whether to stop the process.
+        """
+        if stop:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(1)
+        return "went"
+
+    def get_state(self) -> dict[str, int]:
+        return {}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        pass
 
 
 def enormous() -> str:

@@ -5,10 +5,10 @@ from storage.clock import Clock
 from storage.connect import connect
 from storage.evaluation_records import EvaluationRecord
 from storage.evaluations import evaluations
-from storage.run import exists, read_config, read_plan, read_run
+from storage.run import exists, read_plan, read_run
 from storage.store import ObjectStore
+from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.references import EvaluationOutcome
-from tasks.configuration.run_config import parse
 from tasks.evaluation.measure import ITERATION, measure
 from tasks.reporting.deck import page
 from tasks.reporting.evaluation_tab import evaluation_tab
@@ -38,7 +38,7 @@ def measure_and_tell(url: str, clock: Clock, execution: str = "") -> tuple[Evalu
 def _tell_trackers(run: ObjectStore, url: str, record: EvaluationRecord) -> None:
     """Log the evaluation where the section `tracking` says; a tracker that fails is logged, and skipped."""
     store = connect(url)
-    config = parse(read_config(store, read_plan(store, ITERATION)))
+    config = config_in_force(store, read_plan(store, ITERATION))
     if config.tracking.backends:
         entry = tracked_evaluation(record, config.tracking, run_id=read_run(run).nonce, run_url=run.url)
         track(entry, {backend: TRACKERS[backend] for backend in config.tracking.backends})

@@ -11,11 +11,12 @@ from storage.evaluations import evaluations
 from storage.records import TRAIN_POOL, ReportRecord
 from storage.retention import sweep
 from storage.retention_config import RetentionConfig
-from storage.run import connect_to_run, read_config, read_plan, read_run, release_lease
+from storage.run import connect_to_run, read_plan, read_run, release_lease
 from storage.store import CorruptObject, ObjectStore
 from tasks.concluding.host_tab import host_tab
 from tasks.concluding.responses_tab import responses_tab
 from tasks.configuration.in_force import in_force
+from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.references import IterationOutcome, PlanReference
 from tasks.configuration.run_config import RunConfig, dump, parse
 from tasks.reporting.conclusion import conclude_iteration, cut_line
@@ -38,7 +39,7 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
     """Commit the iteration and inform people; returns its outcome, and HTML for the Deck by the name of its tab."""
     store = connect_to_run(plan.run_url)
     written = read_plan(store, plan.iteration)
-    config = parse(read_config(store, written))
+    config = config_in_force(store, written)
     pools = config.pools
     await_goodbyes(store, written, config.rollout.flush_interval_s + GOODBYE_S, SystemClock())
     # A pool may have been removed from the configuration since.

@@ -12,7 +12,7 @@ from tasks.configuration.rewards import RewardConfig
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 # Settings for where tools run and how many at once; what is learned does not depend on them.
-OPERATIONAL = ("processes", "calls_per_process", "load_time_limit_s")
+OPERATIONAL = ("processes", "calls_per_process", "load_time_limit_s", "environment_variables")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,8 @@ class TurnsConfig:
             to its first request.
         processes: the number of child processes of a member.
         calls_per_process: the most calls, or agents, that a process performs side by side.
+        environment_variables: the credentials of stores and hubs that tools and rewards see in their environment
+            variables; of others they see all.
     """
 
     __pydantic_config__ = STRICT
@@ -57,6 +59,7 @@ class TurnsConfig:
     load_time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
     processes: Annotated[int, Field(ge=1, le=1024)] = 2
     calls_per_process: Annotated[int, Field(ge=1, le=1024)] = 32
+    environment_variables: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.tools and self.environment is None and self.agent is None:
@@ -65,8 +68,7 @@ class TurnsConfig:
             )
         if self.agent is not None:
             self._check_alone()
-        named = [*self.tools, *filter(None, (self.environment, self.agent))]
-        for value in named:
+        for value in self.functions:
             if not user_function.PATTERN.fullmatch(value):
                 raise ValueError(f"tools, environment, agent: value {value!r}; allowed: 'package.module:name'")
         names = [value.rpartition(":")[2].rpartition(".")[2] for value in self.tools]
@@ -76,6 +78,11 @@ class TurnsConfig:
         for name in self.side_effects:
             if self.environment is None and name not in names:
                 raise ValueError(f"side_effects: value {name!r}; allowed: names of tools: {', '.join(names)}")
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """All that the section names, as "package.module:name": what runs beside the policy."""
+        return (*self.tools, *filter(None, (self.environment, self.agent)))
 
     def _check_alone(self) -> None:
         """Raise ValueError for settings that say nothing of an agent, which calls its tools itself."""

@@ -8,6 +8,7 @@ from storage.prompt_table import PromptRow
 from tasks.configuration.evaluation import EvaluationConfig
 from tasks.configuration.rewards import RewardConfig
 from tasks.configuration.rollout import RolloutConfig
+from tasks.configuration.turns import TurnsConfig
 from tasks.grading.grader import check_rewards
 from tasks.grading.reward import GradingError
 from tasks.learning.pretrained import vocabulary_size
@@ -25,18 +26,16 @@ def load_held_out(
     rewards: Sequence[RewardConfig],
     held: Collection[str] = frozenset(),
     *,
-    with_turns: bool = False,
+    turns: TurnsConfig | None = None,
 ) -> PromptSet:
     """The prompts of `evaluation.data`, each checked to be gradable by its rewards (or else by `rewards`, the run's).
 
-    held: the reward models that are not opened again. with_turns: the run's responses have turns. Logs doubts. Raises
+    held: the reward models that are not opened again. turns: the run's. Logs doubts. Raises
     PromptError and GradingError; the messages begin with "evaluation".
     """
     try:
         prompts = load_prompts(evaluation.data, section="evaluation.data")
-        for doubt in check_rewards(
-            evaluation.rewards or rewards, prompts.columns, held, prompts, with_turns=with_turns
-        ):
+        for doubt in check_rewards(evaluation.rewards or rewards, prompts.columns, held, prompts, turns=turns):
             log.warning("not sure: evaluation: %s", doubt)
     except (PromptError, GradingError) as error:
         raise type(error)(_of_evaluation(error)) from error

@@ -16,12 +16,13 @@ from storage.prompt_table import PromptRow, read_prompts
 from storage.records import BatchRecord, PlanRecord
 from storage.response_parts import parts_of_plan
 from storage.retention import settle
-from storage.run import connect_to_run, exists, read_config, read_plan
+from storage.run import connect_to_run, exists, read_plan
 from storage.store import ObjectStore, StorageError, StoreUnavailable
 from tasks.configuration.evaluation import EvaluationConfig, settings, settings_digest
+from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rewards import RewardConfig
-from tasks.configuration.run_config import RunConfig, parse
+from tasks.configuration.run_config import RunConfig
 from tasks.evaluation.scores import evaluated_prompts, score_metrics
 from tasks.grading.run_rewards import content_digests, open_grader
 from tasks.learning.follow import FollowConfig, GroupTimeout
@@ -56,7 +57,7 @@ def measure(url: str, clock: Clock, execution: str = "") -> tuple[EvaluationReco
     if not exists(run, key):
         try:
             plan = read_plan(store, ITERATION)
-            config = parse(read_config(store, plan), f"the configuration of evaluation {name}")
+            config = config_in_force(store, plan)
             record = _record(run, store, plan, config, execution, clock)
         except (StorageError, IntegrityError, GroupTimeout, CrewLost):
             # The process that commits the record deletes the journal that is read here.
@@ -72,7 +73,7 @@ def tidy(store: ObjectStore) -> None:
     """Compact an ended evaluation and delete its journal; an error is logged, and the rest stays as it is."""
     try:
         plan = read_plan(store, ITERATION)
-        if parse(read_config(store, plan)).retention.compact:
+        if config_in_force(store, plan).retention.compact:
             settle(store, ITERATION)
     except StoreUnavailable:
         raise
@@ -137,7 +138,7 @@ def _grade(
     follow = replace(FollowConfig.of(config), in_plan_order=False)
     rewards, prefix = rewards_of(config)
     # This machine may differ from the trainer's.
-    grading = open_grader(run, rewards, "auto", prefix)
+    grading = open_grader(run, rewards, "auto", prefix, config.turns)
     with model_files.downloaded(run) as folder, grading as grader:
         return list(
             RecordedBatches(

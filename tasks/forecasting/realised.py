@@ -9,8 +9,9 @@ from storage import canonical, layout, records
 from storage.digests import digest_of
 from storage.forecast_records import ForecastRecord, Setting, SetupForecast, Spread
 from storage.records import ReportRecord
-from storage.run import holds_run, read_config, read_plan, reports
+from storage.run import holds_run, read_plan, reports
 from storage.store import ConflictingRecord, ObjectStore
+from tasks.configuration.iteration_config import resolved_in_force
 from tasks.forecasting.setups import CONFIGURED
 
 _SECONDS_PER_HOUR = 3600.0
@@ -77,7 +78,7 @@ def compare(store: ObjectStore) -> Comparison:
 
 
 def _compared(store: ObjectStore, record: ForecastRecord, key: str, later: list[ReportRecord]) -> Comparison:
-    config = read_config(store, read_plan(store, later[-1].iteration))
+    config = resolved_in_force(store, read_plan(store, later[-1].iteration))
     possible = [setup for setup in record.setups if setup.hours is not None and setup.usd is not None]
     same = next((setup for setup in possible if _is_setup_of(setup, config)), None)
     setup = same or next((setup for setup in possible if setup.name == CONFIGURED), None)

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from storage.paths import expanded
 from tasks.configuration.rewards import BUILT_IN, RewardConfig, reward_names
+from tasks.configuration.turns import TurnsConfig
 from tasks.grading.arithmetic import ArithmeticReward
 from tasks.grading.environment import EnvironmentReward
 from tasks.grading.isolation import IsolatedReward
@@ -54,19 +55,25 @@ class Grader:
     """All reward functions of a run, loaded once. One thread uses it; close it, or use it in a with statement."""
 
     def __init__(
-        self, configs: Sequence[RewardConfig], *, folders: Mapping[str, Path] = _NO_FOLDERS, device: str = "auto"
+        self,
+        configs: Sequence[RewardConfig],
+        *,
+        folders: Mapping[str, Path] = _NO_FOLDERS,
+        device: str = "auto",
+        turns: TurnsConfig | None = None,
     ) -> None:
         """Load every function; raises GradingError for the first that cannot be used.
 
         folders: the folders of reward models by name, which replace their `model`. Weights are loaded when the first
         response is graded. device: the device of those whose own is "auto".
+        turns: the run's, which names the credentials that functions see.
         """
         self._configs = tuple(configs)
         self._rewards: list[Reward] = []
         self._has_graded = False
         try:
             for name, config in zip(_names(configs), configs, strict=True):
-                self._rewards.append(_open_reward(name, config, folders, device))
+                self._rewards.append(_open_reward(name, config, folders, device, turns))
         except BaseException:
             self.close()
             raise
@@ -167,7 +174,7 @@ def check_rewards(
     prompts: PromptSet | None = None,
     *,
     is_new: bool = True,
-    with_turns: bool = False,
+    turns: TurnsConfig | None = None,
 ) -> list[str]:
     """Raise GradingError for the first function that cannot be used, or needs a column that is not in `columns`.
 
@@ -175,14 +182,14 @@ def check_rewards(
     Every function is loaded, except the reward models named in `held`, which were checked before. prompts: each reward
     model tokenises a few of them, spread from the first to the last. If `is_new`, "math" parses the ground truth of
     each, and names rows by file and line, or else by their numbers, which count from 0; and each function of the user's
-    own is called for the first. with_turns: the run's responses have turns. Returns doubts.
+    own is called for the first. turns: the run's. Returns doubts.
     """
     tried: dict[int, RewardOutcome] = {}
     with ExitStack() as stack:
         for place, (name, config) in enumerate(zip(_names(configs), configs, strict=True)):
             if name in held:
                 continue
-            reward = stack.enter_context(closing(_open_reward(name, config, _NO_FOLDERS, "auto")))
+            reward = stack.enter_context(closing(_open_reward(name, config, _NO_FOLDERS, "auto", turns)))
             if columns is not None:
                 _check_needs(reward, columns)
             if prompts is None or not isinstance(reward, IsolatedReward):
@@ -193,7 +200,7 @@ def check_rewards(
                 for cases in _with_distinct_truths(prompts, reward.needs):
                     reward.check(cases)
             elif config.function not in BUILT_IN and is_new:
-                tried[place] = reward.attempt(_empty_case(prompts[0], with_turns=with_turns))
+                tried[place] = reward.attempt(_empty_case(prompts[0], with_turns=turns is not None))
                 _check_attempt(place, config, tried[place])
     return _doubts(configs, tried)
 
@@ -263,7 +270,9 @@ def _check_needs(reward: Reward, columns: Collection[str]) -> None:
             raise GradingError(f"missing reward column: {reward.name} needs {wanted}; there are: {there}")
 
 
-def _open_reward(name: str, config: RewardConfig, folders: Mapping[str, Path], device: str) -> Reward:
+def _open_reward(
+    name: str, config: RewardConfig, folders: Mapping[str, Path], device: str, turns: TurnsConfig | None
+) -> Reward:
     if config.function == "arithmetic":
         return ArithmeticReward(name)
     if config.function == "environment":
@@ -286,7 +295,15 @@ def _open_reward(name: str, config: RewardConfig, folders: Mapping[str, Path], d
             "max_length": config.max_length,
         }
     stops = config.on_failure == "stop"
-    return IsolatedReward(name, config.function, config.time_limit_s, config.load_time_limit_s, settings, stops=stops)
+    return IsolatedReward(
+        name,
+        config.function,
+        config.time_limit_s,
+        config.load_time_limit_s,
+        settings,
+        stops=stops,
+        environment_variables=() if turns is None else turns.environment_variables,
+    )
 
 
 def _names(configs: Sequence[RewardConfig]) -> list[str]:

@@ -6,9 +6,10 @@ in the child, and weights of rewards in grader.py.
 
 import contextlib
 import logging
+import secrets
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -37,7 +38,15 @@ class ProcessEnded(CallFailed):
 class WorkerProcess:
     """A child process with one loaded function, started when first needed and again after a kill."""
 
-    def __init__(self, function: str, load_time_limit_s: float, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        function: str,
+        load_time_limit_s: float,
+        settings: Mapping[str, Any],
+        environment_variables: Collection[str] = (),
+    ) -> None:
+        """environment_variables: the credentials that the function sees."""
+        self._environment_variables = environment_variables
         self._function = function
         self._settings = dict(settings)
         self._load_time_limit_s = load_time_limit_s
@@ -55,7 +64,7 @@ class WorkerProcess:
         """Start a child, in place of a running one, and return its description of the function. Raises GradingError."""
         self.kill()
         began_s = time.monotonic()
-        self._process = user_process.start("tasks.grading.worker")
+        self._process = user_process.start("tasks.grading.worker", self._environment_variables)
         try:
             reply = self._exchange({"load": self._function, "settings": self._settings}, self._load_time_limit_s)
         except CallFailed as error:
@@ -139,18 +148,30 @@ class WorkerProcess:
         if process is None or process.stdin is None or process.stdout is None:
             raise CallFailed("has no process")
         deadline_s = time.monotonic() + time_limit_s + grace_s
+        # What a function has written beside the protocol answers no call.
+        secret = secrets.token_hex(16)
         try:
-            send(process.stdin.fileno(), message, deadline_s)
-            return receive(process.stdout.fileno(), deadline_s)
+            send(process.stdin.fileno(), {**message, "secret": secret}, deadline_s)
+            return _reply_to(secret, receive(process.stdout.fileno(), deadline_s))
         except TimeoutError:
             self.kill()
             raise CallHung(_no_answer(time_limit_s)) from None
+        except (ValueError, KeyError, TypeError):
+            self.kill()
+            raise ProcessEnded("wrote what is no reply") from None
         except PeerGone:
             # The pipe closes a moment before the process has an exit status, and killing it then would hide that.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_EXIT_TIME_LIMIT_S)
             self.kill()
             raise ProcessEnded(f"ended its process with status {process.returncode}") from None
+
+
+def _reply_to(secret: str, message: dict[str, Any]) -> dict[str, Any]:
+    """The reply to the request with this secret; raises ValueError if it is none, and KeyError or TypeError."""
+    if message["secret"] != secret:
+        raise ValueError(secret)
+    return message
 
 
 def _no_answer(time_limit_s: float) -> str:
@@ -180,15 +201,17 @@ class IsolatedReward:
         settings: Mapping[str, Any] | None = None,
         *,
         stops: bool = False,
+        environment_variables: Collection[str] = (),
     ) -> None:
         """Start the child and load `function`, with the `settings` of a built-in function or a factory's arguments.
 
-        stops: the first failure ends grading with GradingError. Raises GradingError if the function cannot be used.
+        stops: the first failure ends grading with GradingError. environment_variables: as for `WorkerProcess`. Raises
+        GradingError if the function cannot be used.
         """
         self.name = name
         self._time_limit_s = time_limit_s
         self._stops = stops
-        self._worker = WorkerProcess(function, load_time_limit_s, settings or {})
+        self._worker = WorkerProcess(function, load_time_limit_s, settings or {}, environment_variables)
         description = self._worker.load()
         self.needs: Needs = tuple(tuple(alternatives) for alternatives in description["needs"])
         self._batched = bool(description["batched"])

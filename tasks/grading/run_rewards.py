@@ -15,6 +15,7 @@ from storage import reward_models
 from storage.paths import expanded
 from storage.store import ObjectStore
 from tasks.configuration.rewards import RewardConfig, reward_names
+from tasks.configuration.turns import TurnsConfig
 from tasks.grading.grader import Grader
 
 _FOLDERS = "gleaner-rewards-"
@@ -65,17 +66,24 @@ def publish_models(store: ObjectStore, configs: Sequence[RewardConfig], prefix: 
 
 
 @contextmanager
-def open_grader(store: ObjectStore, configs: Sequence[RewardConfig], device: str, prefix: str = "") -> Iterator[Grader]:
+def open_grader(
+    store: ObjectStore,
+    configs: Sequence[RewardConfig],
+    device: str,
+    prefix: str = "",
+    turns: TurnsConfig | None = None,
+) -> Iterator[Grader]:
     """The run's grader, with its reward models fetched into a temporary folder while it is open.
 
-    device: the device of reward models whose own is "auto". prefix: as for `held_models`. Raises GradingError.
+    device: the device of reward models whose own is "auto". prefix: as for `held_models`. turns: as for
+    `Grader`. Raises GradingError.
     """
     with _temporary_folder() as root:
         folders = {name: root / name for name in _folders(configs)}
         for name, folder in folders.items():
             folder.mkdir()
             reward_models.download(store, prefix + name, folder)
-        with Grader(configs, folders=folders, device=device) as grader:
+        with Grader(configs, folders=folders, device=device, turns=turns) as grader:
             yield grader
 
 

@@ -27,16 +27,16 @@ def main() -> None:
     inbox, replies = serve_parent()
     request = inbox.get()
     bound, reply = _load(request["load"], request["settings"])
-    _answer(replies, reply)
+    _answer(replies, request, reply)
     while bound is not None:
         request = inbox.get()
         if "prepare" in request:
-            _answer(replies, _attempted(bound.prepare))
+            _answer(replies, request, _attempted(bound.prepare))
         elif "check" in request:
             cases = _cases(request["check"])
-            _answer(replies, _attempted(partial(bound.check, cases) if bound.check else None))
+            _answer(replies, request, _attempted(partial(bound.check, cases) if bound.check else None))
         else:
-            _answer(replies, _grade(bound, _cases(request["grade"]), request["limit_s"]))
+            _answer(replies, request, _grade(bound, _cases(request["grade"]), request["limit_s"]))
 
 
 def _cases(rows: list[list[Any]]) -> list[GradingCase]:
@@ -47,8 +47,8 @@ def _cases(rows: list[list[Any]]) -> list[GradingCase]:
     return found
 
 
-def _answer(replies: BinaryIO, message: dict[str, Any]) -> None:
-    replies.write(pack(message))
+def _answer(replies: BinaryIO, request: dict[str, Any], reply: dict[str, Any]) -> None:
+    replies.write(pack({**reply, "secret": request["secret"]}))
     replies.flush()
 
 

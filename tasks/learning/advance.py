@@ -17,12 +17,13 @@ from storage.connect import connect
 from storage.metered import MeteredStore, Requests
 from storage.prompt_table import PromptRow
 from storage.records import PlanRecord, TrainingRecord
-from storage.run import ConcludedByAnother, connect_to_run, exists, is_trained, read_config, read_plan
+from storage.run import ConcludedByAnother, connect_to_run, exists, is_trained, read_plan
 from storage.store import ObjectStore, StorageError
 from storage.stored_versions import restored_from
 from storage.weights.tensor_sets import published_bytes
 from storage.weights.versions import pull_version
-from tasks.configuration.run_config import RunConfig, parse
+from tasks.configuration.iteration_config import config_in_force
+from tasks.configuration.run_config import RunConfig
 from tasks.device.gpu_check import check_gpus
 from tasks.grading.run_rewards import open_grader
 from tasks.learning.follow import FollowConfig
@@ -64,7 +65,7 @@ def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> Train
     started_at_s = clock.wall()
     store = MeteredStore(connect_to_run(run_url))
     plan = read_plan(store, iteration)
-    config = parse(read_config(store, plan), f"the configuration of iteration {iteration}")
+    config = config_in_force(store, plan)
     check_granted(
         f"training of iteration {iteration} of {run_url}",
         "train",
@@ -188,7 +189,9 @@ def _step(
                 store,
                 plan,
                 prompts=prompts,
-                grader=stack.enter_context(open_grader(store, config.rewards, config.trainer.device)),
+                grader=stack.enter_context(
+                    open_grader(store, config.rewards, config.trainer.device, turns=config.turns)
+                ),
                 decode=open_completion_decoder(model, plan.sampling),
                 read_messages=message_reader(config.turns, plan, model),
                 follow=FollowConfig.of(config),

@@ -18,10 +18,11 @@ from storage.fleet_records import DueRecord
 from storage.metered import MeteredStore
 from storage.phase_failure import phase_failure
 from storage.records import PlanRecord, TrainingRecord
-from storage.run import connect_to_run, exists, is_trained, read_config, read_plan
+from storage.run import connect_to_run, exists, is_trained, read_plan
 from storage.seats import newest_seat
 from storage.store import ObjectMissing, ObjectStore, StorageError
-from tasks.configuration.run_config import RunConfig, parse
+from tasks.configuration.iteration_config import config_in_force
+from tasks.configuration.run_config import RunConfig
 from tasks.grading.run_rewards import open_grader
 from tasks.learning.follow import FollowConfig
 from tasks.learning.lease import keep_lease
@@ -78,7 +79,7 @@ def collect_and_wait(run_url: str, iteration: int, execution: str, clock: Clock)
 
 def _planned(store: ObjectStore, iteration: int) -> tuple[PlanRecord, RunConfig]:
     plan = read_plan(store, iteration)
-    return plan, parse(read_config(store, plan), f"the configuration of iteration {iteration}")
+    return plan, config_in_force(store, plan)
 
 
 def _record(
@@ -113,7 +114,7 @@ def _record(
             store,
             plan,
             prompts=prompt_table.read_prompts(store, plan),
-            grader=stack.enter_context(open_grader(store, config.rewards, config.trainer.device)),
+            grader=stack.enter_context(open_grader(store, config.rewards, config.trainer.device, turns=config.turns)),
             decode=open_completion_decoder(folder, plan.sampling),
             read_messages=message_reader(config.turns, plan, folder),
             follow=FollowConfig.of(config),

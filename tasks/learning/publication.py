@@ -14,7 +14,7 @@ import torch
 from storage import layout
 from storage.clock import Clock
 from storage.records import PlanRecord
-from storage.run import ends_execution, exists
+from storage.run import exists, read_settings
 from storage.store import ConflictingRecord, ObjectStore
 from storage.weights.adapters import AdapterRecord, publish_adapter
 from storage.weights.manifest import Manifest, TensorBlock
@@ -40,7 +40,8 @@ class AnotherWasFirstError(Exception):
 def is_checkpoint_due(store: ObjectStore, plan: PlanRecord, trainer: TrainerConfig) -> bool:
     """Whether the trainer of an iteration is to store its state: at each interval, and at the end of an execution."""
     version = plan.iteration + 1
-    return version % trainer.checkpoint_interval == 0 or ends_execution(store, plan.iteration)
+    settings = read_settings(store, plan.iteration)
+    return version % trainer.checkpoint_interval == 0 or (settings is not None and settings.ends_execution)
 
 
 def save_and_publish(

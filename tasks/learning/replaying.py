@@ -20,12 +20,13 @@ from storage.prompt_table import PromptRow
 from storage.records import BatchRecord, GradedResponse, PlanRecord
 from storage.response_parts import ResponsesRecord
 from storage.responses import Response
-from storage.run import exists, read_config, read_plan
+from storage.run import exists, read_plan
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.stored_versions import restored_from
 from storage.weights.tensor_sets import digest_all, read_manifest
 from storage.weights.versions import pull_version
-from tasks.configuration.run_config import RunConfig, parse
+from tasks.configuration.iteration_config import config_in_force
+from tasks.configuration.run_config import RunConfig
 from tasks.learning.importance import same_engine
 from tasks.learning.learner import Learner
 from tasks.learning.publication import Blocks, published_adapter, published_blocks
@@ -150,7 +151,7 @@ def replay(
     for iteration in range(start, version):
         log.info("replaying iteration %d, to restore version %d from checkpoint %d", iteration, version, start)
         plan = read_plan(store, iteration)
-        config = parse(read_config(store, plan), f"the configuration of iteration {iteration}")
+        config = config_in_force(store, plan)
         prompts = prompt_table.read_prompts(store, plan)
         batches = ReplayedBatches(store, plan) if learner.ranks.is_first else None
         reader = None if learner.ranks.is_first else ReplayReader(store, plan)

@@ -116,7 +116,7 @@ def _look_at_rewards(config: RunConfig, inputs: InputsAtHand, prompts: PromptSet
     look = partial(
         findings.doubt,
         partial(check_rewards, rewards, None if prompts is None else prompts.columns, prompts=prompts),
-        with_turns=config.turns is not None,
+        turns=config.turns,
     )
     refused = len(findings.refusals)
     look(())
@@ -165,9 +165,7 @@ def _look_at_evaluation(
 ) -> None:
     evaluation = findings.look(inputs.evaluation, written)
     held_out = (
-        None
-        if evaluation is None
-        else findings.look(load_held_out, evaluation, config.rewards, with_turns=config.turns is not None)
+        None if evaluation is None else findings.look(load_held_out, evaluation, config.rewards, turns=config.turns)
     )
     if evaluation is None or held_out is None or directory is None or tokenizer is None:
         return
@@ -250,7 +248,7 @@ def check_held_out(
     """
     if config.evaluation is None:
         return [], []
-    held_out = load_held_out(config.evaluation, config.rewards, held, with_turns=config.turns is not None)
+    held_out = load_held_out(config.evaluation, config.rewards, held, turns=config.turns)
     rows = draw_held_out(config.evaluation, held_out, tokenizer, config.rollout, model_dir)
     return rows, compared(rows, held_out, tokenizer, model_dir, config.evaluation.data, "evaluation.data")
 

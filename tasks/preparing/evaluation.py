@@ -15,6 +15,7 @@ from storage.run import exists, read_plan, read_run
 from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, commit
 from storage.stored_versions import list_versions
 from tasks.configuration.evaluation import settings_digest
+from tasks.configuration.iteration_config import settings_of
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, dump
 from tasks.evaluation.held_out import draw_held_out, load_held_out
@@ -96,7 +97,8 @@ def _prepare(
         _write_plan(run, store, stored, config, local, version, decided_by, held, clock)
         # From now on retention keeps the version; it may have deleted it before.
         published(run, version)
-    records.put(store, layout.settings(ITERATION), SettingsRecord(config=dump(config), execution=execution))
+    settings = SettingsRecord(config=settings_of(config, of_evaluation=True), execution=execution)
+    records.put(store, layout.settings(ITERATION), settings)
     slots = read_plan(store, ITERATION).slots
     closed = exists(store, layout.closed(ITERATION))
     return reference, [] if closed else [slot.slot for slot in slots if slot.groups]
@@ -144,7 +146,7 @@ def _write_plan(
     local: the configuration with paths at hand.
     """
     evaluation = evaluation_of(local)
-    prompts = load_held_out(evaluation, config.rewards, held, with_turns=config.turns is not None)
+    prompts = load_held_out(evaluation, config.rewards, held, turns=config.turns)
     with model_files.downloaded(run) as folder:
         count = evaluation.num_prompts or len(prompts)
         added = openings(config, prompts_at(prompts, evaluation.data, 0, count), evaluation.seed, ITERATION)

@@ -29,13 +29,13 @@ from storage.run import (
     open_run,
     plans_in_flight,
     published_version,
-    read_config,
     read_plan,
     read_run,
     release_lease,
 )
 from storage.store import ConflictingRecord, ObjectStore, commit
 from storage.weights.tensor_sets import publish
+from tasks.configuration.iteration_config import settings_of
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, differences, digest, dump, identity, parse
 from tasks.evaluation.measure import evaluation_of, rewards_of
@@ -142,8 +142,7 @@ def prepare(
         local = _at_hand(store, config, inputs, held)
         _check_machine(local, is_new)
         prompts = load_prompts(local.data, check_rows=is_new)
-        turns = config.turns is not None
-        doubts = check_rewards(local.rewards, prompts.columns, held, prompts, is_new=is_new, with_turns=turns)
+        doubts = check_rewards(local.rewards, prompts.columns, held, prompts, is_new=is_new, turns=config.turns)
         model_dir = _model_directory(store, local, inputs.folder)
         _warn(doubts)
         _check_model(config, model_dir, is_new=is_new)
@@ -179,7 +178,7 @@ def prepare(
                     raise
                 log.warning("iteration %d is not planned; iteration %d is completed: %s", iteration, first_open, error)
                 return _reference(config, read_plan(store, first_open), execution), [[] for _ in pools]
-    settings = SettingsRecord(config=dump(config), execution=execution, ends_execution=ends_execution)
+    settings = SettingsRecord(config=settings_of(config), execution=execution, ends_execution=ends_execution)
     records.put(store, layout.settings(iteration), settings)
     written = read_plan(store, iteration)
     log.info("iteration %d: weight version %d, %d slots", iteration, written.weight_version, len(written.slots))
@@ -279,7 +278,7 @@ def _is_evaluation_known(store: ObjectStore, config: RunConfig) -> bool:
     """Whether the section `evaluation` equals that of the last planned iteration, or else of the run."""
     current = next_iteration(store)
     plans = plans_in_flight(store) or [read_plan(store, iteration) for iteration in (current - 1,) if iteration >= 0]
-    known = read_config(store, plans[-1]) if plans else read_run(store).config
+    known = plans[-1].config if plans else read_run(store).config
     return bool(known.get("evaluation") == dump(config)["evaluation"])
 
 

@@ -7,13 +7,13 @@ otherwise count them as lost.
 import logging
 from collections.abc import Mapping
 
-from storage import layout, records
+from storage import layout
 from storage.clock import Clock
 from storage.crew_records import ended_slots
 from storage.liveness import read_heartbeat
-from storage.records import TRAIN_POOL, AliveRecord, PlanRecord, SettingsRecord
-from storage.run import read_plan, read_report
-from storage.store import ObjectMissing, ObjectStore
+from storage.records import TRAIN_POOL, AliveRecord, PlanRecord
+from storage.run import read_plan, read_report, read_settings
+from storage.store import ObjectStore
 
 log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.2
@@ -63,7 +63,7 @@ def slots_not_come(store: ObjectStore, iteration: int, execution: str) -> dict[i
     """
     found: dict[int, list[int]] = {}
     last, stands, never_came = iteration, False, None
-    while iteration >= 0 and (settings := _settings(store, iteration)) and settings.execution == execution:
+    while iteration >= 0 and (settings := read_settings(store, iteration)) and settings.execution == execution:
         stands = settings.config.get("rollout", {}).get("crew") == "standing"
         plan, came = read_plan(store, iteration), {life.slot for life in read_report(store, iteration).lives}
         missing = {place.slot for place in plan.crew_slots} - came - ended_slots(store, iteration, execution)
@@ -86,10 +86,3 @@ def described(missing: Mapping[int, list[int]]) -> str:
         "Nothing waits for them but the execution, which Flyte ends when each has run or its pending time is over "
         "(plugins.k8s.pod-pending-timeout)."
     )
-
-
-def _settings(store: ObjectStore, iteration: int) -> SettingsRecord | None:
-    try:
-        return records.read(store, SettingsRecord, layout.settings(iteration))
-    except ObjectMissing:
-        return None

@@ -14,9 +14,10 @@ from storage.claims import Owner
 from storage.clock import Clock
 from storage.liveness import Liveness
 from storage.records import BatchRecord, PlanRecord
-from storage.run import exists, holds_run, next_iteration, read_config, read_plan, read_report
+from storage.run import exists, holds_run, next_iteration, read_plan, read_report
 from storage.shard import Finish
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, StoreUnavailable
+from tasks.configuration.iteration_config import resolved_in_force
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.run_config import parse
 from tasks.reporting.crew_view import UNREAD, Crew, Heartbeat, Phase, Progress, RunView, Totals
@@ -100,7 +101,7 @@ class OpenIteration:
         self._store = store
         self._plan = plan
         self._reader = JournalReader(store, plan)
-        config = read_config(store, plan)
+        config = resolved_in_force(store, plan)
         self._silent_after_s = config.get("rollout", {}).get("claim_ttl_s", RolloutConfig().claim_ttl_s)
         self._prices_usd_per_h = known_prices(config)
         self._ended: dict[int, tuple[Owner, Progress]] = {}

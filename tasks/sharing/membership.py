@@ -10,8 +10,9 @@ from storage.fleet_reading import FleetReader, has_left, read_run
 from storage.fleet_records import FleetRecord, LeftRecord
 from storage.nesting import check_own_place
 from storage.package_version import VERSION
-from storage.run import exists, holds_run, next_iteration, plans_in_flight, read_config, read_plan
+from storage.run import exists, holds_run, next_iteration, plans_in_flight, read_plan
 from storage.store import ConflictingRecord, ObjectMissing, ObjectStore
+from tasks.configuration.iteration_config import resolved_in_force
 from tasks.configuration.run_config import RunConfig
 from tasks.sharing.due_phase import other_version
 
@@ -139,5 +140,5 @@ def _fleet_before(store: ObjectStore) -> str | None:
         plan = planned[-1] if planned else read_plan(store, next_iteration(store) - 1)
     except ObjectMissing:
         return None
-    fleet = read_config(store, plan).get("trainer", {}).get("fleet")
+    fleet = resolved_in_force(store, plan).get("trainer", {}).get("fleet")
     return fleet if isinstance(fleet, str) else None

@@ -20,9 +20,10 @@ from storage.digests import digest_of
 from storage.fleet_records import Tier
 from storage.metered import MeteredStore
 from storage.records import PlanRecord
-from storage.run import connect_to_run, exists, is_trained, read_config, read_plan
+from storage.run import connect_to_run, exists, is_trained, read_plan
 from storage.store import ObjectMissing, ObjectStore, StorageError, StoreUnavailable
-from tasks.configuration.run_config import RunConfig, dump, parse
+from tasks.configuration.iteration_config import config_in_force
+from tasks.configuration.run_config import RunConfig, dump
 from tasks.device.gpu_check import check_gpus
 from tasks.learning.advance import publish_stored, request_metrics, take_step
 from tasks.learning.learner import Learner
@@ -153,7 +154,7 @@ class PhaseTrainer:
             try:
                 with self._ranks.failing_together():
                     plan = read_plan(self._store, iteration)
-                    config = parse(read_config(self._store, plan), f"the configuration of iteration {iteration}")
+                    config = config_in_force(self._store, plan)
                 digest = self._digest(iteration)
                 version = restorable(self._store, iteration, self._ranks)
                 state = StoredState(self._store, version, self._clock, self._ranks)
@@ -173,7 +174,7 @@ class PhaseTrainer:
     def _train(self, iteration: int, kept: _Kept | None, *, onto_disk: bool) -> _Kept | None:
         store, clock, ranks = self._store, self._clock, self._ranks
         plan = read_plan(store, iteration)
-        config = parse(read_config(store, plan), f"the configuration of iteration {iteration}")
+        config = config_in_force(store, plan)
         check_staleness(plan, config.algorithm.max_staleness)
         check_gpus("pools.train", config.pools.train.gpus, config.trainer.device)
         if training_device(config.trainer.device).type != ranks.device.type:
@@ -314,6 +315,6 @@ def joined_trainer(
     folder: where the ranks find each other. Raises what reading the configuration and `joined` raise.
     """
     store = connect_to_run(run_url)
-    config = parse(read_config(store, read_plan(store, iteration)), f"the configuration of iteration {iteration}")
+    config = config_in_force(store, read_plan(store, iteration))
     with joined(training_device(config.trainer.device), folder) as ranks:
         yield PhaseTrainer(run_url, SystemClock(), tell, disk, ranks)

@@ -10,7 +10,8 @@ def unfinished_tokens(store: ObjectStore, iteration: int) -> float:
     """The responses that its members say they have not finished, times the mean length of the iteration before.
 
     Without members, all responses of the plan; without an iteration before, the longest length that is allowed. 0 if
-    the iteration is not planned or is closed. It costs a LIST and one GET for each member. Raises as the store does.
+    the iteration is not planned or is closed, and in a run with turns, because a host runs none of its functions. It
+    costs a LIST and one GET for each member. Raises as the store does.
     """
     if exists(store, layout.closed(iteration)):
         return 0.0
@@ -18,7 +19,7 @@ def unfinished_tokens(store: ObjectStore, iteration: int) -> float:
         plan = read_plan(store, iteration)
     except ObjectMissing:
         return 0.0
-    return _responses(store, plan) * _mean_length(store, plan)
+    return 0.0 if plan.config.get("turns") else _responses(store, plan) * _mean_length(store, plan)
 
 
 def _responses(store: ObjectStore, plan: PlanRecord) -> int:

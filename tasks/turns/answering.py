@@ -14,7 +14,7 @@ from storage.turns import STATE_BYTES_MAX, CallRecord, Outcome, TurnRecord, call
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.environments import Answer, OpenTurn
 from tasks.turns.living_environments import EnvironmentLost, LivingEnvironments, Past
-from tasks.turns.tool_processes import Failed, NotBegun, Offer, ProcessLost, TimedOut
+from tasks.turns.tool_processes import Failed, NotBegun, Offer, ProcessLost, Stuck, TimedOut
 from tasks.turns.tool_results import cut
 from tasks.turns.tool_schemas import Schema
 
@@ -193,28 +193,33 @@ class TurnAnswer:
         }
         # With "fail", what may have changed something is not called a second time.
         once = self._config.on_unknown == "fail" and call.name in self._config.side_effects
-        for attempt, last in enumerate((True,) if once else (False, True)):
+        again = alone = False
+        while True:
             try:
-                reply = await self._asked(request, in_environment=call.name in offer.methods)
+                reply = await self._asked(request, in_environment=call.name in offer.methods, alone=alone)
             except TimedOut:
                 text = f"error: timed out after {self._config.call_time_limit_s:g} s"
-                return self._record(index, call, text, "timed_out", begun_s, again=attempt > 0)
+                return self._record(index, call, text, "timed_out", begun_s, again=again)
             except ProcessLost as lost:
-                if last:
+                # In a process that other calls cannot disturb, a call has another chance.
+                if once or (again and not isinstance(lost, Stuck)):
                     text = f"error: the tool's process {lost}"
-                    return self._record(index, call, text, "lost", begun_s, again=attempt > 0)
+                    return self._record(index, call, text, "lost", begun_s, again=again)
+                again, alone = True, alone or isinstance(lost, Stuck)
             else:
                 result = self._cut(reply["result"])
-                return self._record(index, call, result, reply["outcome"], begun_s, again=attempt > 0)
-        raise AssertionError
+                return self._record(index, call, result, reply["outcome"], begun_s, again=again)
 
-    async def _asked(self, request: dict[str, Any], *, in_environment: bool) -> dict[str, Any]:
-        """The reply of the environment, or of any process; raises TimedOut, ProcessLost and EnvironmentLost."""
+    async def _asked(self, request: dict[str, Any], *, in_environment: bool, alone: bool) -> dict[str, Any]:
+        """The reply of the environment, or of any process; raises TimedOut, ProcessLost and EnvironmentLost.
+
+        alone: it is in a process of its own.
+        """
         for _ in range(_BEGINS_MAX):
             try:
                 if in_environment:
-                    return await self._living.ask(self._past, request, self._config.call_time_limit_s)
-                return await self._living.ask_any(request, self._config.call_time_limit_s)
+                    return await self._living.ask(self._past, request, self._config.call_time_limit_s, alone=alone)
+                return await self._living.ask_any(request, self._config.call_time_limit_s, alone=alone)
             except NotBegun:
                 continue
             except Failed as failed:
@@ -224,14 +229,15 @@ class TurnAnswer:
     async def _asked_reward(self) -> float | None:
         if not (await self._living.offer()).has_reward:
             return None
+        alone = False
         for _ in range(2):
             try:
-                reply = await self._asked({"do": "reward"}, in_environment=True)
+                reply = await self._asked({"do": "reward"}, in_environment=True, alone=alone)
             except TimedOut:
                 limit = f"{self._config.call_time_limit_s:g} s"
                 raise EnvironmentLost(f"get_reward takes longer than turns.call_time_limit_s, {limit}") from None
             except ProcessLost as lost:
-                told = str(lost)
+                told, alone = str(lost), isinstance(lost, Stuck)
             else:
                 value: float | None = reply["reward"]
                 return value

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, BinaryIO, NoReturn
 
-from resources.user_process import Inbox, describe, end_with_parent, serve_parent
+from resources.user_process import Inbox, describe, serve_parent
 from resources.wire import pack
 from tasks.configuration.user_function import NotAFunction, load_function
 from tasks.turns.current_call import CALL, CurrentCall
@@ -28,7 +28,6 @@ from tasks.turns.tool_schemas import NOT_TOOLS, ToolsUnusable, describe_tools
 
 STATE_OBJECT_BYTES_MAX = 64 << 20
 LOOPBACK = "127.0.0.1"
-_PROCESS = os.getpid()
 _MAIN_THREAD_ONLY = "signal only works in main thread"
 
 
@@ -38,8 +37,7 @@ class _Refused(Exception):  # noqa: N818 - reads as what happened
 
 def main() -> None:
     """Serve requests until standard input ends."""
-    inbox, replies = serve_parent()
-    end_with_parent()
+    inbox, replies = serve_parent(ends_with_thread=True)
     follow_seeds()
     request = inbox.get()
     worker = _Worker(replies)
@@ -58,6 +56,7 @@ class _Worker:
 
     def __init__(self, replies: BinaryIO) -> None:
         self._replies = replies
+        self._process = os.getpid()
         self._writing = threading.Lock()
         self._tools: dict[str, Callable[..., Any]] = {}
         self._class: Callable[[], Any] | None = None
@@ -106,6 +105,7 @@ class _Worker:
             "reward": self._reward,
             "forget": self._forget,
             "agent": self._run_agent,
+            "ping": lambda _: {},
         }
         # If this process ends now, the parent knows that the call may have been made.
         self._send({"begun": True, "request": request["request"]})
@@ -119,7 +119,7 @@ class _Worker:
             reply = {"error": str(refused)}
         except BaseException as error:  # noqa: BLE001 - a user's code may raise anything, sys.exit included
             reply = {"error": describe(error)}
-        if os.getpid() != _PROCESS:
+        if os.getpid() != self._process:
             os._exit(0)  # a process that the user's code has forked comes back here, too
         self._send({**reply, "request": request["request"]})
 

@@ -16,7 +16,7 @@ from storage.store import StoreUnavailable
 from storage.turns import CallRecord, TurnRecord
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.environments import OpenTurn
-from tasks.turns.tool_processes import Failed, NotBegun, Offer, ProcessLost, TimedOut, ToolProcess, ToolProcesses
+from tasks.turns.tool_processes import Failed, NotBegun, Offer, ProcessLost, Stuck, TimedOut, ToolProcess, ToolProcesses
 from tasks.turns.tool_results import same_result
 
 _BUILDS_MAX = 3
@@ -100,17 +100,21 @@ class LivingEnvironments:
             self._offer = (await self._processes.chosen())[1]
         return self._offer
 
-    async def ask_any(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Make a request that needs no environment; raises ProcessLost, TimedOut, NotBegun and Failed."""
-        process, _ = await self._processes.chosen()
+    async def ask_any(self, request: dict[str, Any], limit_s: float, *, alone: bool) -> dict[str, Any]:
+        """Make a request that needs no environment; raises ProcessLost, TimedOut, NotBegun and Failed.
+
+        alone: in a process of its own.
+        """
+        process = await self._processes.alone() if alone else (await self._processes.chosen())[0]
         return await process.ask({**request, "number": None}, limit_s)
 
-    async def ask(self, past: Past, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    async def ask(self, past: Past, request: dict[str, Any], limit_s: float, *, alone: bool) -> dict[str, Any]:
         """Make a request of the response's environment, which is built or rebuilt if need be.
 
-        Raises EnvironmentLost, ProcessLost, TimedOut, NotBegun and Failed; after all but the last it is gone.
+        alone: it is then in a process of its own. Raises EnvironmentLost, ProcessLost, TimedOut, NotBegun and Failed;
+        after all but the last it is gone.
         """
-        place = self._place(past) or await self._built(past)
+        place = self._place(past) or await self._built(past, alone=alone)
         try:
             reply = await place.process.ask({**request, "number": place.number}, limit_s)
         except (ProcessLost, TimedOut, NotBegun):
@@ -156,14 +160,14 @@ class LivingEnvironments:
         offer = self._offer
         return self._config.replay or (offer is not None and (offer.has_state or offer.restores))
 
-    async def _built(self, past: Past) -> _Place:
+    async def _built(self, past: Past, *, alone: bool) -> _Place:
         """A new instance at the present moment of the response."""
         turn, reset = past.turn, self._resets(past.turn)
         offer = await self.offer()
         made = past.made(offer.methods)
         how, more = await self._way(past, offer, made)
         request = {"do": "build", "columns": reset.columns, "seed": reset.seed, **more}
-        place, text = await self._started(turn, request)
+        place, text = await self._started(turn, request, alone=alone)
         past.rebuilt = how
         self._places[turn.response] = place
         if text != reset.opening:
@@ -172,22 +176,19 @@ class LivingEnvironments:
             await self._replay(past, place, made)
         return place
 
-    async def _started(self, turn: OpenTurn, request: dict[str, Any]) -> tuple[_Place, str | None]:
+    async def _started(self, turn: OpenTurn, request: dict[str, Any], *, alone: bool) -> tuple[_Place, str | None]:
         told = ""
         for _ in range(_BUILDS_MAX):
             number = next(self._numbers)
-            process, _ = await self._processes.chosen()
+            process = await self._processes.alone() if alone else (await self._processes.chosen())[0]
+            if alone:
+                process.environments.add(number)  # it would end without one
             try:
                 reply = await process.ask({**request, "number": number}, self._config.load_time_limit_s)
-            except ProcessLost as lost:
-                told = f"its process {lost}"
-            except NotBegun:
-                told = "its processes end before they begin"
-            except TimedOut:
-                limit = f"{self._config.load_time_limit_s:g} s"
-                raise EnvironmentLost(f"building it takes longer than turns.load_time_limit_s, {limit}") from None
-            except Failed as failed:
-                raise EnvironmentLost(f"it cannot be built: {failed}") from None
+            except (ProcessLost, NotBegun, TimedOut, Failed) as error:
+                process.forget(number)
+                alone = alone or isinstance(error, Stuck)
+                told = self._problem_of_build(error)
             except asyncio.CancelledError:
                 process.forget(number)
                 raise
@@ -195,6 +196,15 @@ class LivingEnvironments:
                 process.environments.add(number)
                 return _Place(process, number, turn.iteration, len(turn.events), turn.restarts), reply["text"]
         raise EnvironmentLost(f"it cannot be built: {told}")
+
+    def _problem_of_build(self, error: Exception) -> str:
+        """Why an environment was not built, if that may be tried again; raises EnvironmentLost if not."""
+        if isinstance(error, TimedOut):
+            limit = f"{self._config.load_time_limit_s:g} s"
+            raise EnvironmentLost(f"building it takes longer than turns.load_time_limit_s, {limit}") from None
+        if isinstance(error, Failed):
+            raise EnvironmentLost(f"it cannot be built: {error}") from None
+        return f"its process {error}" if isinstance(error, ProcessLost) else "its processes end before they begin"
 
     async def _way(
         self, past: Past, offer: Offer, made: Sequence[Sequence[CallRecord]]
@@ -258,6 +268,9 @@ class LivingEnvironments:
             }
             try:
                 reply = await place.process.ask(request, self._config.call_time_limit_s)
+            except Stuck:
+                self._drop(past.turn.response)
+                raise
             except (ProcessLost, TimedOut, NotBegun, Failed) as error:
                 self._drop(past.turn.response)
                 why = str(error) or type(error).__name__

@@ -2,13 +2,16 @@
 
 A process answers many requests side by side (environment_worker.py). A request that takes too long cannot be stopped,
 so its process is *retired*: it begins nothing new, and it is killed as soon as nothing is left in it that is wanted.
+If the process then answers nothing at all, it is *stuck*: it is killed, and which request is to blame shows when each
+is made again in a process of its own.
 """
 
 import asyncio
 import contextlib
-import itertools
+import secrets
 import subprocess
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +26,15 @@ _EXIT_TIME_LIMIT_S = 1.0
 # For what the `close` methods of a user's environments do.
 _CLOSE_TIME_LIMIT_S = 1.0
 _BUFFER_BYTES = 1 << 20
+_PING_LIMIT_S = 2.0
 
 
 class ProcessLost(Exception):  # noqa: N818 - reads as what happened
     """The process ended during the request; the message says how."""
+
+
+class Stuck(ProcessLost):
+    """The process answered nothing any more, be it because of this request or of another one."""
 
 
 class TimedOut(Exception):  # noqa: N818 - as above
@@ -59,12 +67,14 @@ class Offer:
 class ToolProcess:
     """One child process. `environments` are the numbers of those that live in it and are wanted."""
 
-    def __init__(self, config: TurnsConfig, *, describes: bool) -> None:
+    def __init__(self, config: TurnsConfig, *, describes: bool = False, is_alone: bool = False) -> None:
+        """is_alone: for the requests of one response; it ends with them, or with its environment."""
         self._config = config
+        self._is_alone = is_alone
+        self._pinged: asyncio.Task[None] | None = None
         self._describes = describes
-        self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._begun: set[int] = set()
+        self._waiting: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self._begun: set[str] = set()
         self._slots = asyncio.Semaphore(config.calls_per_process)
         self._queued = 0
         self._exited = asyncio.Event()
@@ -108,8 +118,8 @@ class ToolProcess:
             self._forgetting.add(task)
             task.add_done_callback(self._forgetting.discard)
 
-    def kill(self, how: str = "was ended") -> None:
-        """End the process and all that it has started. What waits for it gets ProcessLost or NotBegun."""
+    def kill(self, how: str = "was ended", kind: type[ProcessLost] = ProcessLost) -> None:
+        """End the process and all that it has started. What waits for it gets an error of this kind, or NotBegun."""
         if self.lost:
             return
         self.lost = True
@@ -118,7 +128,7 @@ class ToolProcess:
         for number, future in self._waiting.items():
             if not future.done():
                 begun = number in self._begun or not self.loaded.done()
-                future.set_exception(ProcessLost(how) if begun else NotBegun())
+                future.set_exception(kind(how) if begun else NotBegun())
         if self._reader is not None and not self._reader.is_closing():
             self._reader.close()
         if self._writer is not None and not self._writer.is_closing():
@@ -152,7 +162,7 @@ class ToolProcess:
 
     async def _started(self) -> Offer:
         loop = asyncio.get_running_loop()
-        self._process = process = user_process.start(_MODULE)
+        self._process = process = user_process.start(_MODULE, self._config.environment_variables)
         threading.Thread(target=self._await_end, args=(process, loop), daemon=True).start()
         reader = asyncio.StreamReader(_BUFFER_BYTES)
         pipe = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), process.stdout)
@@ -232,22 +242,55 @@ class ToolProcess:
     async def _exchange(self, message: dict[str, Any], limit_s: float | None) -> dict[str, Any]:
         if self.lost or self._writer is None:
             raise NotBegun
-        number = next(self._numbers)
+        # A secret, so that no other call can answer this one.
+        number = secrets.token_hex(16)
         future = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         try:
             self._writer.write(pack({**message, "request": number}))
-            async with asyncio.timeout(limit_s):
-                reply: dict[str, Any] = await future
-        except TimeoutError:
-            self.retired = True
-            raise TimedOut from None
+            await asyncio.wait({future}, timeout=limit_s)
+            if not future.done():
+                await self._ping(future)
+            if not future.done():
+                self.retired = True
+                raise TimedOut
+            reply: dict[str, Any] = future.result()
         finally:
+            if not future.cancel():
+                future.exception()  # known, though no caller waits for it any more
             del self._waiting[number]
             self._begun.discard(number)
         if "error" in reply:
             raise Failed(reply["error"])
         return reply
+
+    async def _ping(self, late: "asyncio.Future[Any]") -> None:
+        """Kill the process if it is stuck, so that no request is blamed for another one's fault.
+
+        late: a request whose time is over; it may still be answered meanwhile.
+        """
+        if self._is_alone or not self.loaded.done():
+            return
+        if self._pinged is None or self._pinged.done():
+            self._pinged = self._task(self._ping_once())
+        began_s = time.monotonic()
+        await asyncio.wait({self._pinged})
+        # What another request has held up is answered as soon as that lets go.
+        await asyncio.wait({late}, timeout=time.monotonic() - began_s)
+
+    async def _ping_once(self) -> None:
+        number = secrets.token_hex(16)
+        answered = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            if self._writer is not None:
+                self._writer.write(pack({"do": "ping", "request": number}))
+            await asyncio.wait({answered}, timeout=_PING_LIMIT_S)
+            if not answered.done():
+                self._begun.update(self._waiting)
+                self.kill("answers nothing any more", Stuck)
+            answered.exception()
+        finally:
+            del self._waiting[number]
 
     async def _forgotten(self, number: int) -> None:
         with contextlib.suppress(ProcessLost, TimedOut, NotBegun, Failed):
@@ -255,7 +298,9 @@ class ToolProcess:
         self._end_if_unwanted()
 
     def _end_if_unwanted(self) -> None:
-        if self.retired and not self._waiting and not self._queued and not (self._keeps and self.environments):
+        if self._waiting or self._queued:
+            return
+        if (self._is_alone and not self.environments) or (self.retired and not (self._keeps and self.environments)):
             self.kill("was ended, because a call in it took too long")
 
 
@@ -268,6 +313,7 @@ class ToolProcesses:
         self._count = count
         self._describes = describes
         self._processes: list[ToolProcess] = []
+        self._alone: list[ToolProcess] = []
 
     def start(self) -> None:
         """Start what is missing, and do not wait for it."""
@@ -288,7 +334,7 @@ class ToolProcesses:
                 return least, least.loaded.result()
             if not isinstance(problem, ProcessLost | NotBegun):
                 break
-        named = ", ".join([*self._config.tools, *filter(None, [self._config.environment, self._config.agent])])
+        named = ", ".join(self._config.functions)
         if isinstance(problem, Failed):
             raise ToolsUnusable(str(problem))
         if isinstance(problem, TimedOut):
@@ -296,9 +342,20 @@ class ToolProcesses:
             raise ToolsUnusable(f"turns.load_time_limit_s: loading {named} takes longer than {limit}")
         raise ToolsUnusable(f"turns: {named}: the process that loads them {str(problem) or 'ended'}")
 
+    async def alone(self) -> ToolProcess:
+        """A loaded process of its own, for the requests of one response. Raises ProcessLost."""
+        self._alone = [each for each in self._alone if not each.lost]
+        process = ToolProcess(self._config, is_alone=True)
+        self._alone.append(process)
+        try:
+            await process.loaded
+        except (Failed, TimedOut, NotBegun) as error:
+            raise ProcessLost(f"cannot be started again: {error or type(error).__name__}") from None
+        return process
+
     async def close(self) -> None:
         """Close all environments and kill all processes."""
-        await asyncio.gather(*(process.close() for process in self._processes))
+        await asyncio.gather(*(process.close() for process in (*self._processes, *self._alone)))
 
     def _working(self) -> list[ToolProcess]:
         """As many as there should be."""

@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from storage import layout
 from storage.clock import SystemClock
-from storage.run import connect_to_run, count_committed, exists, plans_in_flight, read_config, read_plan, read_run
+from storage.run import connect_to_run, count_committed, exists, plans_in_flight, read_plan, read_run
 from storage.store import ObjectStore
+from tasks.configuration.iteration_config import resolved_in_force
 from tasks.prompts.decode import Decode
 from tasks.reporting.export import load_completion_decoder, rollout_tables
 from tasks.reporting.export_model import export_model
@@ -57,7 +58,9 @@ class Run:
         committed = self.iterations
         if not planned and not committed:
             return dict(read_run(self._store).config)
-        return read_config(self._store, planned[-1] if planned else read_plan(self._store, committed[-1]))
+        plan = planned[-1] if planned else read_plan(self._store, committed[-1])
+        # How weight versions are evaluated is no setting of an iteration.
+        return {**resolved_in_force(self._store, plan), "evaluation": plan.config.get("evaluation")}
 
     @property
     def metrics(self) -> pa.Table:

@@ -13,7 +13,7 @@ from storage.length_tables import decode_lengths, encode_lengths
 from storage.memory import MemoryStore
 from storage.prompt_table import read_prompts
 from storage.responses import decode_responses
-from storage.run import read_plan, read_run
+from storage.run import execution_of, read_plan, read_run, read_settings
 from storage.shard import Finish, Origin, decode_shard
 from storage.weights.tensor_sets import pull
 from storage.weights.versions import pull_version
@@ -30,6 +30,8 @@ COMPRESSED = sorted(
     for key in SHIPPED
     if key.endswith(".arrow") or key.startswith("weights/00000001/") or key == layout.responses(0)
 )
+# Where version 0.1.0 put the settings, with the whole configuration. Machines that join a run may write there.
+PASSED_OVER = {"iterations/000000/settings.json"}
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def store():
 
 def test_what_is_written_today_is_what_was_shipped():
     written = format_one.objects()
-    assert {key for key in written if key not in COMPRESSED} == SHIPPED.keys() - set(COMPRESSED)
+    assert {key for key in written if key not in COMPRESSED} == SHIPPED.keys() - {*COMPRESSED, *PASSED_OVER}
     assert [key for key in written if key not in COMPRESSED and written[key] != SHIPPED[key]] == []
 
 
@@ -66,6 +68,12 @@ def test_the_codes_of_ends_and_origins():
 def test_a_run_from_before_sources_is_read(store):
     assert b'"sources"' not in SHIPPED[layout.RUN]
     assert read_run(store).sources == {}
+
+
+def test_a_run_from_before_settings_had_their_own_place_is_read_and_what_lies_there_is_not_believed(store):
+    store.delete(layout.settings(0))
+    assert read_settings(store, 0) is None
+    assert execution_of(store, 0) is None
 
 
 def test_prompts(store):

@@ -15,8 +15,8 @@ from storage.run import acquire_lease, next_iteration, read_report, read_run
 from storage.store import ObjectMissing, StoreDenied
 from storage.stored_versions import list_versions
 from tasks.conclude import conclude
+from tasks.configuration.iteration_config import settings_of
 from tasks.configuration.references import PlanReference, TrainOutcome
-from tasks.configuration.run_config import dump
 from tasks.reporting.verification import IntegrityError
 from tasks.sampling.session.member import generate_slot
 from tests.small_run import (
@@ -166,7 +166,7 @@ def test_a_tracker_that_fails_does_not_fail_the_iteration(trained, model, caplog
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     store, reference = trained
     told = config(URL, model, tracking={"backends": ["mlflow"]})
-    records.put(store, layout.settings(0), SettingsRecord(config=dump(told)))
+    records.put(store, layout.settings(0), SettingsRecord(config=settings_of(told)))
     assert conclude(trained=after(reference), last=True).weight_version == 1
     assert next_iteration(store) == 1
     assert "mlflow may lack iteration 0: LookupError" in caplog.text
@@ -178,7 +178,7 @@ def test_trackers_get_the_reports_metrics(trained, model, tmp_path):
 
     store, reference = trained
     told = config(URL, model, tracking={"backends": ["tensorboard"], "directory": str(tmp_path)})
-    records.put(store, layout.settings(0), SettingsRecord(config=dump(told)))
+    records.put(store, layout.settings(0), SettingsRecord(config=settings_of(told)))
     conclude(trained=after(reference), last=True)
     [folder] = (tmp_path / "tensorboard").iterdir()
     assert folder.name == f"conclude-task-{read_run(store).nonce[:8]}"

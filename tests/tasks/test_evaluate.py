@@ -60,7 +60,8 @@ def test_a_plan_is_an_iteration_without_training_below_the_run(store, settings):
     assert plan.num_groups == 5
     new = {key for key in store.list("") if key.startswith(layout.EVALUATIONS)}
     assert all(key.startswith(f"{layout.EVALUATIONS}{name}/") for key in new)
-    assert {key.rsplit("/", 1)[1].split("-")[0] for key in new} == {"run.json", "plan.json", "prompts", "settings.json"}
+    of_its_own = {key.removeprefix(f"{layout.EVALUATIONS}{name}/").split("-")[0] for key in new}
+    assert of_its_own == {layout.RUN, layout.plan(0), "iterations/000000/prompts", layout.settings(0)}
     assert planned(settings) == (reference, slots)
     assert planned(settings, version=-1) == (reference, slots)
 

@@ -5,7 +5,7 @@ A joined member claims responses that are free or late, iteration by iteration, 
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -17,11 +17,13 @@ from storage.records import JOINED_POOL, PlanRecord
 from storage.run import exists, next_iteration, read_plan, read_run
 from storage.store import ObjectMissing, ObjectStore
 from storage.weights.cache import open_cache
+from tasks.configuration import user_function
+from tasks.configuration.iteration_config import config_in_force
+from tasks.configuration.run_config import RunConfig
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.session.member import (
     POLL_INTERVAL_S,
     Build,
-    config_in_force,
     equipped,
     helping_slot,
     run_session,
@@ -52,14 +54,19 @@ def join_run(
     clock: Clock,
     *,
     usd_per_hour: float | None = None,
+    run_tools: Collection[str] = (),
     build: Build = build_engine,
+    tell: Callable[[str], None] = lambda line: None,  # noqa: ARG005
     report: Callable[[PlanRecord, SessionOutcome], None] = lambda plan, outcome: None,  # noqa: ARG005
 ) -> int:
     """Wait for the run to begin, help with its iterations until a limit or a notice, and return how many were helped.
 
-    Raises StoreDenied or StoreUnavailable if `run_url` cannot be read, and EngineDied when the engine cannot be kept
+    run_tools: the modules whose functions may run here if the run's `turns` names them, or such functions
+    ("package.module:name"). tell: gets a line about what runs here. Raises ValueError if the run names any other,
+    StoreDenied or StoreUnavailable if `run_url` cannot be read, and EngineDied when the engine cannot be kept
     alive on this machine. After a notice, and after EngineDied, everything is flushed and free for other members.
     """
+    _check_run_tools(run_tools)
     store = connect(run_url)
     ends_s = None if limits.time_limit_s is None else clock.monotonic() + limits.time_limit_s
     helped = 0
@@ -68,8 +75,9 @@ def join_run(
     plan = _next_plan(store, 0, limits, ends_s, notice, clock)
     if plan is None:
         return 0
-    paid_since_s = started_at_s()
-    with equipped(store, plan, config_in_force(store, plan), build) as equipment:
+    paid_since_s, config = started_at_s(), config_in_force(store, plan)
+    tell(_what_runs(config, run_tools))
+    with equipped(store, plan, config, build) as equipment:
         while plan is not None:
             config = config_in_force(store, plan)
             # Not the run's own setting: its writers must not choose where this machine deletes files.
@@ -95,6 +103,29 @@ def join_run(
                 break
             plan = _next_plan(store, plan.iteration + 1, limits, ends_s, notice, clock)
     return helped
+
+
+def _check_run_tools(run_tools: Collection[str]) -> None:
+    for value in run_tools:
+        if not user_function.PATTERN.fullmatch(value if ":" in value else f"{value}:name"):
+            raise ValueError(f"--run-tools: value {value!r}; allowed: package.module, or package.module:function")
+
+
+def _what_runs(config: RunConfig, run_tools: Collection[str]) -> str:
+    """A line that says it; raises ValueError if the run names a function that is not among `run_tools`."""
+    named = () if config.turns is None else config.turns.functions
+    refused = [each for each in named if each not in run_tools and each.partition(":")[0] not in run_tools]
+    if refused:
+        modules = dict.fromkeys(each.partition(":")[0] for each in refused)
+        asked = " ".join(f"--run-tools {module}" for module in modules)
+        raise ValueError(
+            f"turns: the run names {', '.join(refused)}, which would run on this machine; "
+            f"allowed: a run without turns, or {asked} for modules that you trust"
+        )
+    functions = ", ".join(named) or "none that the run names"
+    credentials = () if config.turns is None else config.turns.environment_variables
+    seen = f"; they see {', '.join(credentials)}" if credentials else ""
+    return f"here run: the engine {config.rollout.engine!r}; functions: {functions}{seen}"
 
 
 def _has_begun(

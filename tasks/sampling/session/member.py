@@ -12,18 +12,19 @@ from pathlib import Path
 from resources.granted import check_granted
 from resources.pools import pool_path
 from resources.process import started_at_s
-from storage import layout, model_files, prompt_table, records
+from storage import layout, model_files, prompt_table
 from storage.clock import Clock
 from storage.connect import connect
 from storage.metered import metered
-from storage.records import JOINED_POOL, TRAIN_POOL, PlanRecord, SettingsRecord
-from storage.run import exists, lease_holder, next_iteration, read_config, read_plan, read_run
+from storage.records import JOINED_POOL, TRAIN_POOL, PlanRecord
+from storage.run import execution_of, exists, lease_holder, next_iteration, read_plan, read_run
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.weights.adapters import loaded_bytes
 from storage.weights.cache import WeightCache, open_cache
 from tasks.configuration.engine_settings import engine_settings
+from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.rollout import RolloutConfig
-from tasks.configuration.run_config import RunConfig, parse
+from tasks.configuration.run_config import RunConfig
 from tasks.device.gpu_check import check_gpus
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import Engine, EngineError
@@ -121,7 +122,7 @@ def still_open(
         while exists(store, layout.closed(iteration)):
             iteration += 1
         with suppress(ObjectMissing):
-            if records.read(store, SettingsRecord, layout.settings(iteration)).execution == execution:
+            if execution_of(store, iteration) == execution:
                 log.info("iteration %d is closed; helping with iteration %d", plan.iteration, iteration)
                 return read_plan(store, iteration)
         if lease_holder(store) != execution or clock.monotonic() - since_s >= patience_s:
@@ -129,11 +130,6 @@ def still_open(
             return None
         clock.sleep(POLL_INTERVAL_S)
     raise Preempted
-
-
-def config_in_force(store: ObjectStore, plan: PlanRecord) -> RunConfig:
-    """The configuration that is in force for an iteration."""
-    return parse(read_config(store, plan), f"the configuration of iteration {plan.iteration}")
 
 
 def weights_store(store: ObjectStore, plan: PlanRecord) -> ObjectStore:

@@ -7,9 +7,9 @@ iteration waits for. After the last iteration it goes through those that are ope
 
 from contextlib import suppress
 
-from storage import layout, records
-from storage.records import PlanRecord, SettingsRecord
-from storage.run import exists, lease_holder, published_version, read_plan
+from storage import layout
+from storage.records import PlanRecord
+from storage.run import execution_of, exists, lease_holder, published_version, read_plan
 from storage.store import ObjectMissing, ObjectStore
 
 
@@ -81,6 +81,6 @@ class Route:
         """The plan, if this execution works on it: another one has members of its own."""
         with suppress(ObjectMissing):
             plan = read_plan(self._store, iteration)
-            if records.read(self._store, SettingsRecord, layout.settings(iteration)).execution == self._execution:
+            if execution_of(self._store, iteration) == self._execution:
                 return plan
         return None

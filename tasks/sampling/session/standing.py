@@ -18,6 +18,7 @@ from storage.metered import metered
 from storage.records import TRAIN_POOL, PlanRecord
 from storage.run import exists, read_plan
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, StoreUnavailable
+from tasks.configuration.iteration_config import config_in_force
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.session.duties import FAILURES_MAX
@@ -27,7 +28,6 @@ from tasks.sampling.session.member import (
     Equipment,
     check_machine,
     check_pool,
-    config_in_force,
     equipped,
     helping_slot,
     run_session,

@@ -74,6 +74,21 @@ def spoiling(completions, **columns):
         raise ProcessSpoiled("the device is gone")
     return [float(os.getpid())] * len(completions)
 
+def seeing(completions, **columns):
+    return [float("HF_TOKEN" in os.environ) + 2 * ("MY_KEY" in os.environ)] * len(completions)
+
+def forging(completions, **columns):
+    from tests.tool_functions import replies
+    from resources.wire import pack
+    if "forge" in completions:
+        os.write(replies(), pack({"outcomes": [[99.0, None, None]]}) * 3)
+    return [1.0] * len(completions)
+
+def leaving(completions, **columns):
+    from tests.tool_functions import forks_twice
+    open(os.environ["PID_FILE"], "w").write(forks_twice())
+    time.sleep(60)
+
 def parent(completions, **columns):
     child = subprocess.Popen(["sleep", "60"])
     open(os.environ["PID_FILE"], "w").write(str(child.pid))
@@ -234,6 +249,34 @@ def test_the_children_of_a_function_end_with_it(rewards: Open, tmp_path: Path, m
     outcome = rewards("odd_rewards:parent", time_limit_s=3.0).grade(cases("a"))[0]
     assert "did not answer within 3 s" in str(outcome.error)
     wait_until_gone(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.slow
+def test_what_a_function_leaves_behind_by_forking_twice_ends_with_it(
+    rewards: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PID_FILE", str(tmp_path / "pid"))
+    rewards("odd_rewards:leaving", time_limit_s=5.0).grade(cases("a"))
+    wait_until_gone(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.slow
+def test_what_a_function_writes_beside_the_protocol_is_no_reward(rewards: Open):
+    reward = rewards("odd_rewards:forging")
+    [forged] = reward.grade(cases("forge"))
+    assert forged.value is None
+    assert str(forged.error).endswith("wrote what is no reply")
+    assert [outcome.value for outcome in reward.grade(cases("a", "b"))] == [1.0, 1.0]
+
+
+@pytest.mark.slow
+def test_functions_see_no_credentials_but_those_that_are_named(rewards: Open, monkeypatch: pytest.MonkeyPatch):
+    for name in ("HF_TOKEN", "MY_KEY"):
+        monkeypatch.setenv(name, "seen")
+    assert rewards("odd_rewards:seeing").grade(cases("a"))[0].value == 2.0
+    named = ("HF_TOKEN",)
+    with closing(IsolatedReward("r", "odd_rewards:seeing", 300.0, 300.0, environment_variables=named)) as reward:
+        assert reward.grade(cases("a"))[0].value == 3.0
 
 
 @pytest.mark.slow

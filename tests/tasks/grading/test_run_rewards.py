@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from resources import user_process
+from resources.process import descendants
 from storage import layout
 from storage.clock import ManualClock
 from storage.compaction import read_batches
@@ -94,8 +95,9 @@ def test_a_grader_is_opened_from_the_run_alone_and_survives_the_death_of_its_mod
         assert [graded.reward for graded in grader.grade(cases)] == pytest.approx([2 * w for w in wanted], abs=1e-5)
         # Stopped, so that it dies in the middle of the next call and of no other.
         process = grader._rewards[0]._worker._process
-        os.kill(process.pid, signal.SIGSTOP)
-        killer = threading.Timer(0.5, os.kill, (process.pid, signal.SIGKILL))
+        [working] = descendants(process.pid)
+        os.kill(working, signal.SIGSTOP)
+        killer = threading.Timer(0.5, os.kill, (working, signal.SIGKILL))
         killer.start()
         again = grader.grade([*cases, case(9, "1" * 300)])
         killer.join()
@@ -146,7 +148,8 @@ def test_a_model_that_cannot_be_started_again_ends_grading(folder: Path, caplog:
         worker = grader._rewards[0]._worker
         weights = Path(worker._settings["folder"]) / "model.safetensors"
         weights.rename(weights.with_suffix(".gone"))
-        os.kill(worker._process.pid, signal.SIGKILL)
+        [working] = descendants(worker._process.pid)
+        os.kill(working, signal.SIGKILL)
         with pytest.raises(GradingError, match=r"^reward 'judge': model: value .* holds no \.safetensors file"):
             grader.grade([case(0, "2"), case(1, "3")])
         assert caplog.text.count("trying once more") == 1

@@ -11,10 +11,9 @@ from storage import layout, records
 from storage.connect import connect
 from storage.memory import MemoryStore
 from storage.phase_failure import NonFiniteRecord
-from storage.records import SettingsRecord
 from storage.retention import sweep
 from storage.retention_config import RetentionConfig
-from storage.run import read_plan
+from storage.run import read_plan, read_run
 from storage.store import StoreUnavailable
 from tasks.learning.nonfinite import keep_nonfinite
 from tasks.learning.optimizer import NonFiniteGradient
@@ -105,10 +104,10 @@ def test_once_the_iteration_is_committed_the_record_stays_and_status_is_silent(r
     store = connect(run)
     with pytest.raises(NonFiniteGradient):
         train_iteration(run, 0)
-    settings = records.read(store, SettingsRecord, layout.settings(0))
     # What decides what is learned may not change in a real run; here it mends the loss.
-    settings.config["algorithm"]["old_logprobs"] = "trainer"
-    records.put(store, layout.settings(0), settings)
+    for key, record in ((layout.RUN, read_run(store)), (layout.plan(0), read_plan(store, 0))):
+        record.config["algorithm"]["old_logprobs"] = "trainer"
+        records.put(store, key, record)
     train_iteration(run, 0)
     commit_iteration(run, 0)
     assert sweep(store, RetentionConfig()).compacted == (0,)

@@ -7,8 +7,8 @@ import torch
 
 from storage import layout, records
 from storage.clock import ManualClock
-from storage.records import SettingsRecord, TrainingRecord
-from storage.run import next_iteration, read_plan
+from storage.records import TrainingRecord
+from storage.run import next_iteration, read_plan, read_run
 from storage.weights.tensor_sets import read_manifest
 from tasks.configuration.run_config import dump
 from tasks.learning import checkpoint
@@ -288,7 +288,10 @@ def test_the_configuration_decides_whether_tokens_are_weighted(model, rollout, a
     plan_iteration(config(URL, model))
     roll_out(URL, 0)
     told = config(URL, model, rollout=rollout, algorithm=algorithm)
-    records.put(store, layout.settings(0), SettingsRecord(config=dump(told)))
+    # In a real run neither may change; the journal's tokens do not say which engine wrote them.
+    records.put(store, layout.RUN, replace(read_run(store), config=dump(told)))
+    records.put(store, layout.plan(0), replace(read_plan(store, 0), config=dump(told)))
+    store.delete(layout.settings(0))
     metrics = train_iteration(URL, 0).metrics
     assert ("importance/ess" in metrics) is weighted
     ratios = [metrics[f"importance/ratio_{name}"] for name in ("min", "p01", "p50", "p99", "max")]

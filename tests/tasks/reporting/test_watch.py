@@ -8,6 +8,7 @@ from storage import layout, records
 from storage.clock import ManualClock
 from storage.memory import MemoryStore
 from storage.records import BatchRecord, ClaimRecord, TrainingRecord
+from storage.run import read_run
 from storage.shard import Finish
 from storage.store import CorruptObject, ObjectMissing, StoreUnavailable
 from tasks.configuration.run_config import dump, parse
@@ -272,6 +273,7 @@ def test_what_the_living_members_cost(clock):
     }
     store = MemoryStore()
     begin(store)
+    records.put(store, layout.RUN, replace(read_run(store), config=dump(parse(config))))
     records.put(store, layout.plan(0), replace(PLAN, config=dump(parse(config))))
     watcher = Watcher(store, clock)
     assert watcher.look().totals.usd_per_h is None

@@ -1,10 +1,13 @@
 """When a member generates on a host, for which run, and that it has left before a phase begins."""
 
+from dataclasses import replace
+
 import pytest
 
-from storage import layout
+from storage import layout, records
 from storage.clock import ManualClock
 from storage.memory import MemoryStore
+from storage.run import read_plan
 from tasks.sharing.backfill import choose_backfill
 from tasks.sharing.billing import bill, total_s
 from tasks.sharing.host_settings import HostSettings
@@ -158,5 +161,10 @@ def test_unfinished_tokens_fall_as_members_finish_and_are_none_after_closing(tmp
     for key in store.list(layout.alive_all(0)):
         store.put(key, b"garbage")
     assert unfinished_tokens(store, 0) == 12 * longest
+    planned = read_plan(store, 0)
+    with_turns = {**planned.config, "turns": {"tools": ["mine:search"]}}
+    records.put(store, layout.plan(0), replace(planned, config=with_turns))
+    assert unfinished_tokens(store, 0) == 0.0  # a host runs none of its functions
+    records.put(store, layout.plan(0), planned)
     store.put(layout.closed(0), b"closed")
     assert unfinished_tokens(store, 0) == 0.0

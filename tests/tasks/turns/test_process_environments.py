@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,10 @@ from resources.process import descendants
 from storage.shard import Finish
 from storage.turns import call_id
 from tasks.configuration.turns import TurnsConfig
-from tasks.turns.living_environments import Reset
-from tasks.turns.process_environments import ProcessEnvironments, load_schemas, reset_texts
+from tasks.turns.process_environments import load_schemas, reset_texts
 from tasks.turns.tool_processes import ToolsUnusable
 from tests.character_turns import (
     LIMIT_S,
-    STOP,
-    CharacterConversation,
     answered,
     gathered,
     record_of,
@@ -29,51 +26,10 @@ from tests.character_turns import (
     text_of,
     then,
 )
-from tests.processes import are_gone, command, wait_until
+from tests.opened_tools import Open, config, workers
+from tests.processes import are_gone, wait_until
 
 pytestmark = pytest.mark.slow
-Open = Callable[..., ProcessEnvironments]
-RESET = Reset({"start": 3, "more": "m"}, 99, "from 3")
-
-
-def no_objects(iteration: int, digest: str) -> bytes:
-    raise AssertionError(iteration, digest)
-
-
-def config(*tools: str, environment: str | None = None, **settings: Any) -> TurnsConfig:
-    named = tuple(f"tests.tool_functions:{name}" for name in tools)
-    one = environment and f"tests.tool_functions:{environment}"
-    return TurnsConfig(**{"processes": 1, "load_time_limit_s": LIMIT_S, "tools": named, "environment": one} | settings)
-
-
-@pytest.fixture
-def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """What tools have noted, without the numbers of their processes."""
-    path = tmp_path / "notes"
-    path.touch()
-    monkeypatch.setenv("TOOL_NOTES", str(path))
-    return lambda: [line.partition(" ")[2] for line in path.read_text().splitlines()]
-
-
-@pytest.fixture
-def opened(notes: Callable[[], list[str]]) -> Iterator[Open]:
-    every: list[ProcessEnvironments] = []
-
-    def opened(*tools: str, reset: Reset = RESET, read_object: Any = no_objects, **settings: Any) -> Any:
-        every.append(
-            ProcessEnvironments(
-                config(*tools, **settings), lambda _: CharacterConversation(), [STOP], lambda _: reset, read_object
-            )
-        )
-        return every[-1]
-
-    yield opened
-    for environments in every:
-        environments.close()
-
-
-def workers() -> list[int]:
-    return [each for each in descendants(os.getpid()) if "environment_worker" in command(each)]
 
 
 def test_calls_are_made_in_order_and_become_one_observation(opened: Open, notes: Callable[[], list[str]]):
@@ -384,7 +340,7 @@ environments.answers({LIMIT_S})
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen([sys.executable, str(tmp_path / "member.py")], env=environment) as member:
         wait_until(lambda: len(notes()) == 4)
+        wait_until(lambda: len(descendants(member.pid)) == 4)  # two workers, each with its keeper
         children = descendants(member.pid)
-        assert len(children) == 2
         member.kill()
     wait_until(lambda: are_gone(children))

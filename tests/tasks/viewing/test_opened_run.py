@@ -120,9 +120,9 @@ def test_a_run_without_iterations_has_empty_tables_and_its_own_configuration(beg
 def test_the_configuration_is_that_of_the_last_execution_on_the_newest_iteration(begun):
     run, store = begun
     plan_iteration(store, 0)
-    assert run.config == {"iteration": 0}
-    records.put(store, layout.settings(0), SettingsRecord(config={"iteration": "changed"}))
-    assert run.config == {"iteration": "changed"}
+    assert run.config == CONFIG
+    records.put(store, layout.settings(0), SettingsRecord(config={"rollout": {"claim_ttl_s": 77.0}}))
+    assert run.config == {**CONFIG, "rollout": {**CONFIG["rollout"], "claim_ttl_s": 77.0}}
     assert read_run(store).config == CONFIG
 
 

@@ -1,7 +1,9 @@
 """A machine that joins a run: takes free work, goes on with the next iteration, leaves without loss."""
 
+import re
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -10,8 +12,9 @@ from storage.assembly import JournalReader
 from storage.clock import ManualClock, SystemClock
 from storage.connect import connect
 from storage.records import JOINED_POOL, AliveRecord
-from storage.run import next_iteration, read_plan
-from storage.store import StoreUnavailable
+from storage.run import next_iteration, read_plan, read_run
+from storage.store import ConflictingRecord, StoreUnavailable
+from tasks.configuration.run_config import dump, parse
 from tasks.preparing.iteration import prepare
 from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
@@ -21,6 +24,7 @@ from tests.small_run import (
     Unreachable,
     commit_iteration,
     config,
+    everything,
     memory_store,
     model_directory,
     plan_iteration,
@@ -244,3 +248,66 @@ def test_a_store_that_does_not_answer_is_not_waited_for():
     memory_store("join", Unreachable())
     with pytest.raises(StoreUnavailable, match="no answer"):
         join()
+
+
+def with_turns(settings, **turns):
+    """The run with a section `turns`, planned."""
+    plan_iteration(settings)
+    for key, record in ((layout.RUN, read_run(store())), (layout.plan(0), read_plan(store(), 0))):
+        whole = dump(parse({**record.config, "turns": turns}))
+        records.put(store(), key, replace(record, config=whole))
+
+
+def test_it_says_what_runs_here(settings):
+    plan_iteration(settings)
+    told = []
+    join(notice=lambda: False, tell=told.append)
+    assert told == ["here run: the engine 'scripted'; functions: none that the run names"]
+
+
+@pytest.mark.parametrize(
+    ("turns", "allowed", "refused"),
+    [
+        ({"tools": ["mine:a", "mine:b", "yours.pack:c"]}, (), ("mine:a, mine:b, yours.pack:c", "mine", "yours.pack")),
+        ({"tools": ["mine:a", "mine:b", "yours.pack:c"]}, ("mine",), ("yours.pack:c", "yours.pack")),
+        ({"tools": ["mine:a", "mine:b"]}, ("mine:b",), ("mine:a", "mine")),
+        ({"tools": ["mine:a.b"]}, ("mine:a",), ("mine:a.b", "mine")),
+        ({"environment": "mine.pack:Env"}, ("mine", "min", "mine.pac", "mine.packs"), ("mine.pack:Env", "mine.pack")),
+        ({"agent": "os:system"}, (), ("os:system", "os")),
+    ],
+)
+def test_functions_that_were_not_allowed_are_refused_by_name_before_anything_runs(settings, turns, allowed, refused):
+    with_turns(settings, **turns)
+    before = everything(store())
+    named, *modules = refused
+    asked = " ".join(f"--run-tools {module}" for module in modules)
+    line = f"turns: the run names {named}, which would run on this machine; allowed: a run without turns, or {asked} "
+    with pytest.raises(ValueError, match=f"^{re.escape(line)}"):
+        join(run_tools=allowed, build=lambda *_: pytest.fail("an engine is started"))
+    assert everything(store()) == before
+
+
+@pytest.mark.parametrize("allowed", [("tests.tool_functions",), ("tests.tool_functions:add", "another")])
+def test_functions_that_were_allowed_run_and_are_named(settings, allowed):
+    with_turns(settings, tools=["tests.tool_functions:add"], environment_variables=["HF_TOKEN"])
+    told, calls = [], iter(range(10_000))
+    assert join(run_tools=allowed, notice=lambda: next(calls) > 2, tell=told.append) == 1
+    assert told == ["here run: the engine 'scripted'; functions: tests.tool_functions:add; they see HF_TOKEN"]
+
+
+@pytest.mark.parametrize("value", ["", "a b", "a:", ":f", "a.:f", "../a", "a:b:c", "*"])
+def test_what_names_no_module_is_refused(settings, value):
+    plan_iteration(settings)
+    with pytest.raises(
+        ValueError, match=rf"^--run-tools: value {re.escape(repr(value))}; allowed: package\.module, or"
+    ):
+        join(run_tools=(value,))
+
+
+def test_what_runs_is_the_runs_even_if_a_plan_says_otherwise(settings):
+    plan_iteration(settings)
+    plan = read_plan(store(), 0)
+    whole = dump(parse({**plan.config, "turns": {"tools": ["tests.tool_functions:add"]}}))
+    records.put(store(), layout.plan(0), replace(plan, config=whole))
+    with pytest.raises(ConflictingRecord, match="turns"):
+        join(run_tools=("tests.tool_functions",))

@@ -1,0 +1,121 @@
+"""The configuration in force for an iteration: run.json's, with the settings of the execution that works on it.
+
+What runs and what is learned (rewards, tools, estimators, models) is that of run.json, which is created once and which
+no machine that joins a run may write. Settings say how: intervals, limits, devices, places and prices.
+"""
+
+import functools
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from typing import Any
+
+from storage import layout
+from storage.records import PlanRecord
+from storage.run import read_run, read_settings
+from storage.store import ConflictingRecord, CorruptObject, ObjectStore
+from tasks.configuration.operational import OPERATIONAL
+from tasks.configuration.rewards import OPERATIONAL as OPERATIONAL_OF_REWARD
+from tasks.configuration.run_config import RunConfig, differences, dump, identity, parse
+
+_LIMITS_OF_REWARD = {*OPERATIONAL_OF_REWARD} - {"model", "revision"}
+# The fields of each section; None: all of it. Of what may change in a run, these name neither code nor a model. Those
+# of `evaluation` are for an evaluation's own directory, where the rest of the section decides the outcome.
+SETTINGS: Mapping[str, set[str] | None] = {
+    **{section: names for section, names in OPERATIONAL.items() if section not in ("evaluation", "rewards")},
+    "rewards": _LIMITS_OF_REWARD,
+    "evaluation.rewards": _LIMITS_OF_REWARD,
+}
+
+
+def settings_of(config: RunConfig, *, of_evaluation: bool = False) -> dict[str, Any]:
+    """The part of the configuration that an execution may set anew, as JSON values.
+
+    of_evaluation: the execution evaluates, so the limits of the evaluation's own rewards are settings, too.
+    """
+    resolved = dump(config)
+    return _selected(resolved if of_evaluation else {**resolved, "evaluation": None})
+
+
+def resolved_in_force(store: ObjectStore, plan: PlanRecord) -> dict[str, Any]:
+    """The configuration in force for the plan's iteration as JSON values, as the run's version wrote them.
+
+    Raises ObjectMissing without run.json, and CorruptObject if the settings hold what is not theirs to say.
+    """
+    held = read_run(store).config
+    settings = read_settings(store, plan.iteration)
+    if settings is None:
+        # The run is from before settings had their own place, or this is the moment between plan and settings.
+        planned = plan.config if plan.weights_url else {**plan.config, "evaluation": None}
+        return _overlaid(held, _selected(planned), layout.plan(plan.iteration))
+    key = layout.settings(plan.iteration)
+    selected = _selected(settings.config)
+    strange = differences(settings.config, selected)
+    if strange:
+        raise CorruptObject(key, f"config: {strange[0].partition(': ')[0]} given; allowed: intervals, limits, devices")
+    return _overlaid(held, selected, key)
+
+
+def config_in_force(store: ObjectStore, plan: PlanRecord) -> RunConfig:
+    """The configuration in force for the plan's iteration.
+
+    Raises what `resolved_in_force` raises, ConfigError, and ConflictingRecord if the plan is one of another
+    configuration than the run's.
+    """
+    config = parse(resolved_in_force(store, plan), f"the configuration of iteration {plan.iteration}")
+    unlike = differences(identity(parse(plan.config)), identity(config))
+    if unlike:
+        reasons = "\n".join(f"  {line}" for line in unlike)
+        raise ConflictingRecord(
+            f"{layout.plan(plan.iteration)} has another configuration (here) than {layout.RUN} (there):\n{reasons}"
+        )
+    return config
+
+
+def _selected(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a configuration, or of a part of one, the fields that are settings."""
+    found: dict[str, Any] = {}
+    for path, names in SETTINGS.items():
+        section = _at(resolved, path.split("."))
+        if section is not None:
+            *parents, last = path.split(".")
+            inside = functools.reduce(lambda node, name: node.setdefault(name, {}), parents, found)
+            inside[last] = section if names is None else _only(section, names)
+    return found
+
+
+def _overlaid(held: Mapping[str, Any], settings: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The run's configuration with these settings, which `_selected` has chosen; key: where they stand."""
+    merged = deepcopy(dict(held))
+    for path, names in SETTINGS.items():
+        section = _at(settings, path.split("."))
+        if section is None:
+            continue
+        *parents, last = path.split(".")
+        inside = _at(merged, parents)
+        if inside is None:
+            continue
+        if names is None or inside.get(last) is None:
+            inside[last] = section
+        elif isinstance(section, list):
+            count = len(inside[last])
+            if len(section) != count:
+                raise CorruptObject(key, f"config: {path}: {len(section)} items; allowed: {count}, as in {layout.RUN}")
+            inside[last] = [{**own, **each} for own, each in zip(inside[last], section, strict=True)]
+        else:
+            inside[last] = {**inside[last], **section}
+    return merged
+
+
+def _at(resolved: Mapping[str, Any], path: Iterable[str]) -> Any:
+    """What stands at this path; None if a section of it is missing or none."""
+    found: Any = resolved
+    for name in path:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def _only(section: Any, names: set[str]) -> Any:
+    """These fields of a section, or of each item of a list of sections."""
+    if isinstance(section, list):
+        return [_only(item, names) for item in section]
+    return {name: section[name] for name in names if name in section}
