@@ -25,7 +25,7 @@ def own_folder(path: Path) -> Path:
     """The folder, which is made with mode 0700 if it is missing; raises OSError if it is not this user's alone."""
     path.mkdir(mode=0o700, exist_ok=True)
     if not is_own_folder(path):
-        raise _refused(path, "a folder that belongs to this user, and that no other may write to")
+        raise _refused(path, "directory")
     return path
 
 
@@ -75,12 +75,12 @@ def folder_for_sockets(prefix: str) -> "tempfile.TemporaryDirectory[str]":
 
 def _check_file(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode) or not _is_own(status):
-        raise _refused(path, "a file that belongs to this user, and that no other may write to")
+        raise _refused(path, "file")
 
 
 def _is_own(status: os.stat_result) -> bool:
     return status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_MAY_WRITE
 
 
-def _refused(path: Path, allowed: str) -> OSError:
-    return PermissionError(errno.EPERM, f"it is not {allowed}", str(path))
+def _refused(path: Path, kind: str) -> OSError:
+    return PermissionError(errno.EPERM, f"it is not a {kind} that this user alone may write to", str(path))
