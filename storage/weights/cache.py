@@ -19,7 +19,7 @@ from pathlib import Path
 
 from storage.clock import Clock
 from storage.digests import digest_of
-from storage.own_files import own_file, own_folder
+from storage.own_files import is_own_folder, own_file
 from storage.paths import expanded
 from storage.threads import Check, in_threads
 from storage.weights.manifest import TensorBlock, TensorEntry
@@ -222,16 +222,18 @@ def open_cache(directory: str | None, bytes_max: int) -> WeightCache | None:
         return None
     path = expanded(directory) if directory else Path(tempfile.gettempdir()) / f"gleaner-weights-{os.getuid()}"
     try:
-        if directory is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_symlink():
-            log.warning(
-                "rollout.weight_cache_dir: %s is a link; allowed: what it leads to; weights are not cached", path
-            )
-            return None
-        own_folder(path)
+        path.mkdir(mode=0o700, parents=directory is not None, exist_ok=True)
     except OSError as error:
         log.warning("rollout.weight_cache_dir: %s: %s; weights are not cached", path, error.strerror)
+        return None
+    if path.is_symlink():
+        log.warning("rollout.weight_cache_dir: %s is a link; allowed: what it leads to; weights are not cached", path)
+        return None
+    if not is_own_folder(path):
+        log.warning(
+            "rollout.weight_cache_dir: %s is not a directory that this user alone may write to; weights are not cached",
+            path,
+        )
         return None
     return WeightCache(path, bytes_max)
 

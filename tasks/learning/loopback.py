@@ -29,7 +29,7 @@ def file_store(folder: Path, world_size: int, timeout: timedelta) -> Store:
     """
     os.environ |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo")
     os.environ.pop("NCCL_COMM_ID", None)
-    store = dist.FileStore(str(folder / "store"), world_size)
+    store: Store = dist.FileStore(str(folder / "store"), world_size)  # type: ignore[attr-defined]  # no stub has it
     store.set_timeout(timeout)
     return store
 
