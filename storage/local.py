@@ -32,8 +32,6 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 OBSTRUCTED = frozenset({errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG})
 NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
-# What has the place of a file and is none: a link, a pipe, a socket.
-NO_FILE = frozenset({errno.ELOOP, errno.ESPIPE, errno.ENXIO})
 
 
 class LocalStore:
@@ -200,8 +198,7 @@ class LocalStore:
     def _open_existing(self, path: Path, key: str) -> int:
         """A descriptor of the file `path`; raises ObjectMissing if there is none."""
         try:
-            # A pipe would be waited for until it has a writer.
-            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
             raise ObjectMissing(key) from None
         except NotADirectoryError:
@@ -272,7 +269,7 @@ class LocalStore:
                 raise StoreDenied(f"{what}; free some space there or choose another directory") from error
             if error.errno in REFUSED:
                 raise StoreDenied(f"{what}; this user must be able to read and write that directory") from error
-            if error.errno in NO_FILE:
+            if error.errno == errno.ELOOP:
                 raise StoreDenied(f"{what}; remove it, or make it a folder or a file") from error
             if error.errno in OBSTRUCTED:
                 raise StoreDenied(f"{what}; a file and a folder want the same name, or the name is too long") from error
@@ -283,8 +280,6 @@ def _read_range(descriptor: int, start: int, end: int | None) -> bytes:
     status = os.fstat(descriptor)
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.ESPIPE, "it is a pipe or a device")
     end = status.st_size if end is None else min(end, status.st_size)
     parts: list[bytes] = []
     while start < end:

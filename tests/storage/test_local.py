@@ -15,7 +15,6 @@ from storage.local import LocalStore
 from storage.memory import MemoryStore
 from storage.store import ObjectMissing, StoreDenied, StoreUnavailable, StoreUnfit
 from tests.contracts.store_contract import StoreContract
-from tests.foreign_files import NEITHER, in_time
 
 RACER = """
 import sys
@@ -300,13 +299,3 @@ def test_the_url_is_absolute_and_leads_back(tmp_path, monkeypatch):
     monkeypatch.chdir("/")
     assert LocalStore(Path(store.url)).get("a") == b"1"
     assert store.url == str(tmp_path / "run")
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, NEITHER["a socket"]])
-def test_what_waits_for_another_is_no_object_and_is_not_waited_for(tmp_path, make):
-    store = LocalStore(tmp_path)
-    make(tmp_path / "key")
-    assert store.list("") == []
-    for read in (lambda: store.get("key"), lambda: store.get_into("key", 0, memoryview(bytearray(3)))):
-        with pytest.raises(StoreDenied, match=r"cannot get 'key' in .*; remove it, or make it a folder or a file"):
-            in_time(read)

@@ -27,6 +27,8 @@ def main(folder, rank):
     try:
         with joined(torch.device("cpu"), Path(folder)):
             sys.stdout.write("joined\n")
+            sys.stdout.flush()
+            os._exit(0)
     except RankError as error:
         sys.stdout.write(f"{error}\n")
     sys.stdout.flush()
