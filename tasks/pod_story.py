@@ -15,7 +15,7 @@ from resources.granted import Granted, MachineTooSmall, granted, is_in_a_pod, me
 from storage.store import StoreDenied, StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.device.gpu_check import WrongGpus
-from tasks.learning.launch import RanksFailed
+from tasks.learning.rank_ends import RanksFailed
 
 CAUSE_CHARACTERS_MAX = 400
 _ADVICE: tuple[tuple[type[BaseException], str], ...] = (

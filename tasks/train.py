@@ -34,7 +34,8 @@ def trained(plan: PlanReference, advance: Callable[[str, int, str, Clock], Train
 
     advance: `tasks.learning.advance.advance`, or what calls that.
     """
-    from tasks.learning.launch import MAY_PASS, RanksFailed  # noqa: PLC0415 - when the task runs
+    from tasks.learning.launch import MAY_PASS  # noqa: PLC0415 - when the task runs
+    from tasks.learning.rank_ends import RanksFailed  # noqa: PLC0415
 
     with tells(place_of(plan)):
         try:

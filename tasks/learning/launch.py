@@ -12,7 +12,7 @@ from storage.run import connect_to_run, read_config, read_plan
 from storage.store import StoreUnavailable
 from tasks.configuration.run_config import parse
 from tasks.device.gpu_check import WrongNode
-from tasks.learning.rank_ends import RankFailure
+from tasks.learning.rank_ends import RanksFailed
 from tasks.learning.started_ranks import StartedRanks
 from tasks.sampling.engines.engine import EngineDied
 
@@ -20,14 +20,6 @@ PROGRAM = Path(__file__).with_name("training_rank.py")
 # What `advance` raises where another attempt may help.
 MAY_PASS = (StoreUnavailable, EngineDied, WrongNode)
 IMPORTS = ("tasks.learning.advance", "transformers.modeling_utils")
-
-
-class RanksFailed(RuntimeError):  # noqa: N818 - reads as what happened
-    """The ranks that this process has started could not train; the message is that of the one with which it began."""
-
-    def __init__(self, failure: RankFailure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
 
 
 def advance_here(run_url: str, iteration: int, execution: str, clock: Clock) -> TrainingRecord:

@@ -33,6 +33,14 @@ class RankEnd:
     told_at_s: float = 0.0
 
 
+class RanksFailed(RuntimeError):  # noqa: N818 - reads as what happened
+    """The ranks that this process has started could not train; the message is that of the one with which it began."""
+
+    def __init__(self, failure: RankFailure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
 def failure_of(ends: Sequence[RankEnd]) -> RankFailure:
     """Why ranks failed that have all ended."""
     # A failure that lasts is the reason, whatever else ended: no rank says so of what it only suffers from another

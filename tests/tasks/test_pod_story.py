@@ -12,7 +12,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from resources.granted import Granted, MachineTooSmall
 from storage.store import StoreDenied, StoreUnavailable
 from tasks.configuration.references import PlanReference
-from tasks.learning.launch import RanksFailed
+from tasks.learning.rank_ends import RanksFailed
 from tasks.learning.rank_process import FAILURE
 from tasks.learning.rank_report import RankReport
 from tasks.pod_story import CAUSE_CHARACTERS_MAX, TaskFailed, TaskFailedForNow, place_of, story, tells

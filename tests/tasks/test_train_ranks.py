@@ -14,7 +14,7 @@ from resources.notice import EXIT_CODE
 from resources.process import descendants
 from storage import layout
 from storage.connect import connect
-from tasks.learning.launch import RanksFailed
+from tasks.learning.rank_ends import RanksFailed
 from tasks.train import train
 from tests.open_ports import answers_at, listeners, own_address
 from tests.processes import LIMIT_S, PID_1, are_gone, command, container, first_process, wait_until
