@@ -16,6 +16,7 @@ from resources.visible_text import show_logs, visible
 from storage.store import StoreDenied, StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.device.gpu_check import WrongGpus
+from tasks.learning.rank_ends import RanksFailed
 
 CAUSE_CHARACTERS_MAX = 400
 _ADVICE: tuple[tuple[type[BaseException], str], ...] = (
@@ -93,15 +94,23 @@ def _first(error: BaseException) -> BaseException:
 
 
 def _advice(error: BaseException, cause: str, found: Granted, peak_bytes: int | None, killed: int) -> str:
-    if isinstance(error, MachineTooSmall | WrongGpus):
+    if _is(error, MachineTooSmall, WrongGpus):
         return "Nothing was done yet"
-    if killed or isinstance(error, MemoryError) or "out of memory" in cause.lower():
+    if killed or _is(error, MemoryError) or "out of memory" in cause.lower():
         limit = "no limit" if found.memory_bytes is None else f"{found.memory_bytes / _GIB:.2f} GiB"
         peak = "unknown" if peak_bytes is None else f"{peak_bytes / _GIB:.2f} GiB"
         return (
             f"Host memory: limit {limit}, peak {peak}, processes killed for it: {killed}. Raise memory of the pool, or "
             "lower rollout.max_responses_in_flight or trainer.micro_batch_tokens_max"
         )
-    is_disk = isinstance(error, OSError) and error.errno == errno.ENOSPC
-    found_advice = (text for kind, text in _ADVICE if isinstance(error, kind))
+    number = error.failure.errno if isinstance(error, RanksFailed) else getattr(error, "errno", None)
+    is_disk = _is(error, OSError) and number == errno.ENOSPC
+    found_advice = (text for kind, text in _ADVICE if _is(error, kind))
     return _DISK if is_disk else next(found_advice, "Remove the cause and give the command again; the run stays")
+
+
+def _is(error: BaseException, *kinds: type[BaseException]) -> bool:
+    """Whether an error, or the one with which a rank of another process failed, is of one of these kinds."""
+    if isinstance(error, RanksFailed):
+        return any(kind.__name__ in error.failure.kinds for kind in kinds)
+    return isinstance(error, kinds)

@@ -1,14 +1,15 @@
 """The train task: one optimizer step per iteration, on a reserved machine, following the journal."""
 
+from collections.abc import Callable
+
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.ending import ends_on_notice
 from resources.pools import PoolConfig, pod_template
-from storage.clock import SystemClock
-from storage.store import StoreUnavailable
+from storage.clock import Clock, SystemClock
+from storage.records import TrainingRecord
 from tasks.configuration.references import PlanReference, TrainOutcome
-from tasks.device.gpu_check import WrongNode
 from tasks.pod_story import place_of, tells
 
 DEFAULT_POOL = PoolConfig()
@@ -20,21 +21,29 @@ def train(plan: PlanReference) -> TrainOutcome:
 
     If the plan says so, it generates for a while first.
     """
+    from tasks.learning.launch import advance_here  # noqa: PLC0415
     from tasks.reporting.run_progress import run_progress  # noqa: PLC0415 - when the task runs
 
     with run_progress(plan.run_url):
-        return trained(plan)
+        return trained(plan, advance_here)
 
 
 @ends_on_notice()
-def trained(plan: PlanReference) -> TrainOutcome:
-    """The body of the task; raises FlyteRecoverableException if another attempt may help, and ends at SIGTERM."""
-    from tasks.learning.advance import advance  # noqa: PLC0415 - when the task runs
-    from tasks.sampling.engines.engine import EngineDied  # noqa: PLC0415
+def trained(plan: PlanReference, advance: Callable[[str, int, str, Clock], TrainingRecord]) -> TrainOutcome:
+    """The body of the task; raises FlyteRecoverableException if another attempt may help, and ends at SIGTERM.
+
+    advance: `tasks.learning.advance.advance`, or what calls that.
+    """
+    from tasks.learning.launch import MAY_PASS  # noqa: PLC0415 - when the task runs
+    from tasks.learning.rank_ends import RanksFailed  # noqa: PLC0415
 
     with tells(place_of(plan)):
         try:
             record = advance(plan.run_url, plan.iteration, plan.execution, SystemClock())
-        except (StoreUnavailable, EngineDied, WrongNode) as error:
+        except MAY_PASS as error:
+            raise FlyteRecoverableException(str(error)) from error
+        except RanksFailed as error:
+            if error.failure.lasting:
+                raise
             raise FlyteRecoverableException(str(error)) from error
     return TrainOutcome(plan=plan, weight_version=record.weight_version, reward=record.metrics["reward"])

@@ -1,7 +1,8 @@
-"""The train task on several ranks: the same step, in processes that torch's elastic launcher starts.
+"""The train task on several nodes: the same step, in ranks that torch's elastic launcher starts.
 
-On one node they are a pod of the usual kind. On several nodes they are a PyTorchJob, which needs Kubeflow's training
-operator in the cluster. Imported only if several ranks are configured, because the plugin is an extra (train-gpu).
+They are a PyTorchJob, which needs Kubeflow's training operator in the cluster, and a NetworkPolicy, because the
+launcher listens for the other nodes without a password (docs/guide/platform.md). Imported only if several nodes are
+configured, because the plugin is an extra (train-gpu). Ranks of one node are started by `tasks.learning.launch`.
 """
 
 import os
@@ -39,8 +40,6 @@ class GangTask(PytorchElasticFunctionTask):  # type: ignore[misc]
         # because threads of the parent (the object store's) and CUDA do not survive a fork.
         self._task_config = gang(nnodes, nproc_per_node)
         self.min_nodes = self.max_nodes = nnodes
-        kind = self._ELASTIC_TASK_TYPE_STANDALONE if nnodes == 1 else self._ELASTIC_TASK_TYPE
-        self._task_type = kind
 
     # Without this the launcher would wait for the other nodes despite SIGTERM, and later end with status 0.
     @ends_on_notice()
@@ -66,17 +65,19 @@ def gang(nnodes: int, nproc_per_node: int) -> Gang:
 
 
 @task(
-    task_config=gang(1, 1),
+    task_config=gang(2, 1),
     interruptible=False,
     retries=DEFAULT_POOL.retries,
     pod_template=pod_template(DEFAULT_POOL),
 )
 def train_elastic(plan: PlanReference) -> TrainOutcome:
     """Run the train task on every rank; the first rank's outcome counts."""
-    return trained(plan)
+    from tasks.learning.advance import advance  # noqa: PLC0415 - when the task runs
+
+    return trained(plan, advance)
 
 
 def elastic_trainer(nnodes: int, nproc_per_node: int) -> Any:
-    """`train_elastic`, declared for a configuration; several nodes make it a PyTorchJob."""
+    """`train_elastic`, declared for a configuration."""
     train_elastic.resize(nnodes, nproc_per_node)
     return train_elastic

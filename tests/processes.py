@@ -80,15 +80,21 @@ def command(process: int) -> str:
 
 
 @contextmanager
-def container(task: Any, plan: PlanReference, folder: Path, **environment: str) -> "Iterator[subprocess.Popen[bytes]]":
-    """A task with a plan, by the very command of its container, as PID 1 where that can be; killed at the end.
+def container(
+    task: Any, plan: PlanReference, folder: Path, slot: int | None = None, **environment: str
+) -> "Iterator[subprocess.Popen[bytes]]":
+    """A task with a plan, and a slot if given, by the very command of its container, as PID 1 where that can be.
 
-    Its output is in `folder`/log.
+    It is killed at the end. Its output is in `folder`/log.
     """
     context = FlyteContextManager.current_context()
-    literal = TypeEngine.to_literal(context, plan, PlanReference, TypeEngine.to_literal_type(PlanReference))
+    inputs = {"plan": plan} if slot is None else {"plan": plan, "slot": slot}
+    literals = {
+        name: TypeEngine.to_literal(context, value, type(value), TypeEngine.to_literal_type(type(value)))
+        for name, value in inputs.items()
+    }
     folder.mkdir(parents=True)
-    utils.write_proto_to_file(LiteralMap({"plan": literal}).to_flyte_idl(), str(folder / "inputs.pb"))
+    utils.write_proto_to_file(LiteralMap(literals).to_flyte_idl(), str(folder / "inputs.pb"))
     values = {
         "{{.input}}": str(folder / "inputs.pb"),
         "{{.outputPrefix}}": str(folder / "out"),

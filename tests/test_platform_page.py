@@ -8,15 +8,16 @@ import pytest
 import yaml
 
 from resources.kubernetes_fields import check_affinity, check_subdomain, check_tolerations
-from resources.labels import is_spot_label
+from resources.labels import POOL_LABEL, is_spot_label
 from resources.pools import PoolConfig, PoolsConfig
 from resources.quantities import amount
 from tasks.configuration.run_config import load, parse
 from tasks.configuration.trainer import TrainerConfig
 from tasks.doctor.cluster import Asked
 from tasks.doctor.flyte_settings import JUDGES, PENDING, RESERVED, SPOT, configured_limits
+from tasks.doctor.network_policies import lack_of, selects
 from tasks.local_map import SYSTEM_RETRIES
-from tests.workflows.test_iteration import CONFIG, job
+from tests.workflows.test_iteration import CONFIG, job, pod_labels
 from workflows.compiled_size import FLYTE_BYTES_MAX
 
 ROOT = Path(__file__).parents[1]
@@ -164,6 +165,33 @@ def test_the_service_account_can_be_the_one_of_a_pool():
     check_subdomain("name", name)
     assert PoolConfig(service_account=name).service_account == name
     assert f"`--service-account {name}`" in PAGE
+
+
+POLICIES = list(yaml.safe_load_all(block("network policy")))
+RANKS_OF_NODES = {"nnodes": 2, "nproc_per_node": 4}
+
+
+def labels_by_pool(trainer) -> dict[str, dict[str, str]]:
+    """The labels of the pods that a run declares, by their pool."""
+    nodes = [node.to_flyte_idl() for node in job(1, CONFIG | {"trainer": trainer}).nodes]
+    tasks = [node.array_node.node.task_node if node.HasField("array_node") else node.task_node for node in nodes]
+    return {labels[POOL_LABEL]: labels for labels in map(pod_labels, tasks)}
+
+
+@pytest.mark.parametrize("trainer", [{"nproc_per_node": 8}, RANKS_OF_NODES])
+def test_the_network_policies_hold_for_every_pod_and_let_only_ranks_reach_each_other(trainer):
+    assert {(each["apiVersion"], each["kind"]) for each in POLICIES} == {("networking.k8s.io/v1", "NetworkPolicy")}
+    pods = labels_by_pool(trainer)
+    assert {"train", "rollout", "control"} <= pods.keys()
+    everyone, ranks = (each["spec"] for each in POLICIES)
+    assert all(selects(everyone["podSelector"], labels) for labels in pods.values())
+    assert "ingress" not in everyone
+    assert {name for name, labels in pods.items() if selects(ranks["podSelector"], labels)} == {"train"}
+    [rule] = ranks["ingress"]
+    [peer] = rule["from"]
+    assert {name for name, labels in pods.items() if selects(peer["podSelector"], labels)} == {"train"}
+    assert rule["ports"] == [{"protocol": "TCP", "port": 1, "endPort": 65535}]
+    assert lack_of(POLICIES, pods["train"]) is None
 
 
 PODS = re.findall(

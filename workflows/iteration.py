@@ -96,7 +96,7 @@ def train_node(reference: Any, pools: PoolsConfig, trainer: TrainerConfig, names
         collecting = built_on(collect, pools, "control")(plan=reference)
         reference = collecting.with_overrides(**settings_on(pools, "control", names, "collect"))
     task = train
-    if trainer.nnodes * trainer.nproc_per_node > 1:
+    if trainer.nnodes > 1:
         from tasks.train_elastic import elastic_trainer  # noqa: PLC0415 - needs the plugin of the extra train-gpu
 
         task = elastic_trainer(trainer.nnodes, trainer.nproc_per_node)

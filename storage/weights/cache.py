@@ -10,16 +10,16 @@ import json
 import logging
 import mmap
 import os
-import stat
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from storage.clock import Clock
 from storage.digests import digest_of
+from storage.own_files import is_own_folder, own_file
 from storage.paths import expanded
 from storage.threads import Check, in_threads
 from storage.weights.manifest import TensorBlock, TensorEntry
@@ -91,13 +91,13 @@ class WeightCache:
         `check` is called while waiting; an exception from it ends the wait.
         """
         path = self._directory / f"{name}{LOCK}"
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            log.warning("%s: %s; fetching without the lock", path, error.strerror)
-            yield
-            return
-        try:
+        with ExitStack() as stack:
+            try:
+                descriptor = stack.enter_context(own_file(path, os.O_RDWR | os.O_CREAT))
+            except OSError as error:
+                log.warning("%s: %s; fetching without the lock", path, error.strerror)
+                yield
+                return
             give_up_at_s = clock.monotonic() + wait_s
             while not (locked := _try_lock(descriptor)) and clock.monotonic() < give_up_at_s:
                 check()
@@ -108,8 +108,6 @@ class WeightCache:
             if locked:
                 # A waiting process has the file open and gets its lock; a process that comes later makes a new file.
                 path.unlink(missing_ok=True)
-        finally:
-            os.close(descriptor)
 
     def store(
         self,
@@ -154,10 +152,10 @@ class WeightCache:
     def _mapped(self, path: Path) -> memoryview:
         if path not in self._maps:
             try:
-                with path.open("rb") as file:
-                    os.utime(file.fileno())  # used now, so removed last
+                with own_file(path) as descriptor:
+                    os.utime(descriptor)  # used now, so removed last
                     # Copy on write: readers share the pages, and may hand them to torch, which wants writable memory.
-                    self._maps[path] = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+                    self._maps[path] = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
             except (OSError, ValueError):  # removed meanwhile, or empty
                 self._packs.pop(path, None)
                 return memoryview(b"")
@@ -175,8 +173,8 @@ class WeightCache:
         Returns False, and removes no pack, if they would not even fit alone.
         """
         for path in self._directory.glob(f"*{TEMPORARY}"):
-            with suppress(OSError), path.open("rb") as file:
-                if _try_lock(file.fileno()):
+            with suppress(OSError), own_file(path) as descriptor:
+                if _try_lock(descriptor):
                     path.unlink()
         packs = self._by_last_use()
         allowed = self._allowed(packs)
@@ -202,7 +200,7 @@ class WeightCache:
         packs = []
         for path in self._directory.glob(f"*{PACK}"):
             with suppress(OSError):
-                status = path.stat()
+                status = path.lstat()
                 packs.append((status.st_mtime_ns, path, status.st_size))
         return sorted(packs)
 
@@ -225,14 +223,13 @@ def open_cache(directory: str | None, bytes_max: int) -> WeightCache | None:
     path = expanded(directory) if directory else Path(tempfile.gettempdir()) / f"gleaner-weights-{os.getuid()}"
     try:
         path.mkdir(mode=0o700, parents=directory is not None, exist_ok=True)
-        status = path.lstat()
     except OSError as error:
         log.warning("rollout.weight_cache_dir: %s: %s; weights are not cached", path, error.strerror)
         return None
-    if stat.S_ISLNK(status.st_mode):
+    if path.is_symlink():
         log.warning("rollout.weight_cache_dir: %s is a link; allowed: what it leads to; weights are not cached", path)
         return None
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+    if not is_own_folder(path):
         log.warning(
             "rollout.weight_cache_dir: %s is not a directory that this user alone may write to; weights are not cached",
             path,
@@ -298,7 +295,7 @@ def _write_all(descriptor: int, data: memoryview | bytes, start: int) -> None:
 def _read_header(path: Path) -> _Pack | None:
     """The header of a pack; a pack that cannot be read is removed."""
     try:
-        with path.open("rb") as file:
+        with own_file(path) as descriptor, os.fdopen(descriptor, "rb", closefd=False) as file:
             length = int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")
             header = json.loads(file.read(min(length, HEADER_BYTES_MAX)))
         shift = _aligned(HEADER_LENGTH_BYTES + length)

@@ -32,7 +32,7 @@ class VllmConfig:
         max_num_batched_tokens: the most tokens of one forward pass.
         block_size: the number of tokens in a cache block; only whole blocks of a prompt are shared.
         cache_dir: the directory in which vLLM, Triton and PyTorch keep compiled code, such as one on a volume that
-            outlives the machine; None leaves each its own below the home directory.
+            outlives the machine; None: below the home directory, and PyTorch's below TMPDIR.
         start_timeout_s: the engine counts as dead if it does not serve within this time.
         load_timeout_s: the engine counts as dead if new weights are not in place within this time.
         step_timeout_s: the engine counts as dead if no response in flight gets a token within this time.

@@ -10,6 +10,7 @@ from resources.pools import PoolConfig
 from resources.unreadable import NotReadable
 from storage.fitness import Finding
 from tasks.doctor.cluster import Asked, Cluster, Place, Unread, looked_at
+from tasks.doctor.network_policies import NAME, policy_finding
 
 # Flyte takes what a pod template says of containers from those with these names.
 MAGIC_NAMES = ("default", "primary")
@@ -32,6 +33,7 @@ def kubernetes_findings(cluster: Cluster, place: Place, asked: Asked) -> Iterato
     yield from looked_at("namespace", lambda: [_namespace(cluster, place)])
     if asked.trainer.nnodes > 1:
         yield from looked_at("training operator", lambda: [_training_operator(cluster)])
+        yield from looked_at(NAME, lambda: [policy_finding(cluster, place, asked)])
     looks: dict[tuple[str, str], tuple[Look, list[str]]] = {}
     for path, pool in asked.named_pools().items():
         for kind, name, look in named_objects(pool):

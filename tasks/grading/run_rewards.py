@@ -5,6 +5,7 @@ storage.
 """
 
 import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from storage import reward_models
+from storage.own_files import is_own_folder, own_file
 from storage.paths import expanded
 from storage.store import ObjectStore
 from tasks.configuration.rewards import RewardConfig, reward_names
@@ -92,7 +94,7 @@ def _temporary_folder() -> Iterator[Path]:
     """A folder that is removed at the end, or, if this process is killed, by the next such call on this machine."""
     _remove_abandoned()
     root = Path(tempfile.mkdtemp(prefix=_FOLDERS))
-    with (root / "new").open("wb") as owner:
+    with own_file(root / "new", os.O_WRONLY | os.O_CREAT) as owner:
         # Locked under another name first, because a file _OWNER without a lock marks an abandoned folder.
         fcntl.flock(owner, fcntl.LOCK_EX)
         (root / "new").rename(root / _OWNER)
@@ -104,11 +106,11 @@ def _temporary_folder() -> Iterator[Path]:
 
 
 def _remove_abandoned() -> None:
-    """Remove the folders of processes that have ended, whose locks ended with them."""
-    for owner in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*/{_OWNER}"):
-        with suppress(OSError), owner.open("rb") as opened:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(owner.parent, ignore_errors=True)
+    """Remove the folders of this user's processes that have ended, whose locks ended with them."""
+    for folder in filter(is_own_folder, Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*")):
+        with suppress(OSError), own_file(folder / _OWNER) as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _folders(configs: Sequence[RewardConfig]) -> dict[str, Path]:

@@ -52,13 +52,14 @@ from tasks.turns.reading import message_reader
 log = logging.getLogger(__name__)
 
 
-def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> TrainingRecord:
+def advance(run_url: str, iteration: int, execution: str, clock: Clock, folder: Path | None = None) -> TrainingRecord:
     """Train an iteration, publish the next weight version and return the training record.
 
-    If the version is published already, only the record is returned. With several ranks, every rank calls it. An error
-    that makes the step impossible is raised (TooStaleError, GroupTimeout, GradingError, NonFiniteGradient,
-    CorruptObject); nothing is published then, and the next attempt replays the recorded batches. Raises EngineDied if
-    the trainer's machine alone generates and its engine dies, and CrewLost if no process can generate the missing
+    If the version is published already, only the record is returned. With several ranks, every rank calls it. folder:
+    where those of one machine find each other, as for `joined`. An error that makes the step impossible is raised
+    (TooStaleError, GroupTimeout, GradingError, NonFiniteGradient, CorruptObject); nothing is published then, and the
+    next attempt replays the recorded batches. Raises EngineDied if the trainer's machine alone generates and its engine
+    dies, and CrewLost if no process can generate the missing
     responses, and ConcludedByAnother if the iteration is concluded meanwhile, as after a long freeze. Raises WrongGpus
     if the machine's GPUs are not those of pools.train.
     """
@@ -74,14 +75,14 @@ def advance(run_url: str, iteration: int, execution: str, clock: Clock) -> Train
         "the stored state, of which every process reads a share,",
     )
     check_gpus("pools.train", config.pools.train.gpus, config.trainer.device)
-    with joined(training_device(config.trainer.device)) as ranks, ExitStack() as stack:
+    with joined(training_device(config.trainer.device), folder) as ranks, ExitStack() as stack:
         if ranks.is_first:
             stack.enter_context(keep_lease(store, execution, config.run.lease_ttl_s, clock))
         if not ranks.broadcast(ranks.is_first and is_trained(store, iteration)):
             check_staleness(plan, config.algorithm.max_staleness)
-            folder = stack.enter_context(model_files.downloaded(store))
+            model = stack.enter_context(model_files.downloaded(store))
             try:
-                _train_and_publish(store, plan, config, folder, execution, clock, started_at_s, ranks)
+                _train_and_publish(store, plan, config, model, execution, clock, started_at_s, ranks)
             except StorageError as error:
                 # What is missing then was deleted because nobody needs it any more.
                 if not exists(store, layout.report(iteration)):

@@ -1,52 +1,64 @@
-"""How ranks that one process has started on one machine find each other, without a port that is chosen beforehand."""
+"""How ranks that one process has started on one machine find each other, and know that they are among themselves.
 
+They meet in a file, which no port leads to. Gloo and NCCL listen on the loopback interface alone, which other users of
+the machine can reach, too: NCCL's ranks know a number of their own, and gloo's prove to each other that they can read
+the file.
+"""
+
+import hmac
 import os
-import socket
-import sys
-import time
+import secrets
 from datetime import timedelta
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
-from torch.distributed.rendezvous import TCPStore  # type: ignore[attr-defined]  # the stubs do not export it
 
-ADDRESS = "127.0.0.1"
-POLL_INTERVAL_S = 0.01
+# Between ranks that have joined already, on a busy machine.
+PROOF_LIMIT = timedelta(minutes=5)
+_PROOF_BYTES = 32
+_SECRET = "secret"  # noqa: S105 - the name of a key
 
 
-def loopback_store(folder: Path, rank: int, world_size: int, timeout: timedelta) -> Store:
-    """The first rank's store, which listens on the loopback interface only; all ranks of this machine must call it.
+def file_store(folder: Path, world_size: int, timeout: timedelta) -> Store:
+    """A store in the folder, for all ranks of this machine; gloo and NCCL use the loopback interface from now on.
 
-    folder: of these ranks alone, and empty at first. Also tells gloo and NCCL to use that interface, unless the
-    environment names one. Raises TimeoutError if the first rank does not come.
+    folder: of this user and these ranks alone, and empty at first. Whatever else the environment says is meant for
+    ranks of several machines.
     """
-    if sys.platform == "linux":
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, "lo")
-    file = folder / "port"
+    os.environ |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo")
+    os.environ.pop("NCCL_COMM_ID", None)
+    store: Store = dist.FileStore(str(folder / "store"), world_size)  # type: ignore[attr-defined]  # no stub has it
+    store.set_timeout(timeout)
+    return store
+
+
+def impostor(rank: int, world_size: int, store: Store) -> int | None:
+    """The number of a peer in whose place something else has connected with this rank; None if there is none.
+
+    All ranks call it, after they have joined. Every connection shows that both its ends know what is in the store.
+    """
     if rank == 0:
-        listener = socket.socket()
-        listener.bind((ADDRESS, 0))
-        listener.listen(world_size)
-        port = listener.getsockname()[1]
-        store = TCPStore(
-            ADDRESS,
-            port,
-            world_size,
-            is_master=True,
-            timeout=timeout,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
-        written = file.with_suffix(".part")
-        written.write_text(str(port))
-        written.rename(file)
-        return store
-    until_s = time.monotonic() + timeout.total_seconds()
-    while not file.exists():
-        if time.monotonic() > until_s:
-            raise TimeoutError(f"{file}: missing after {timeout}; allowed: written by the first of {world_size} ranks")
-        time.sleep(POLL_INTERVAL_S)
-    return TCPStore(
-        ADDRESS, int(file.read_text()), world_size, is_master=False, timeout=timeout, wait_for_workers=False
-    )
+        store.set(_SECRET, secrets.token_hex(32))
+    secret, others = store.get(_SECRET), [peer for peer in range(world_size) if peer != rank]
+    sent = [dist.isend(_tensor(_proof(secret, rank, peer)), peer) for peer in others]
+    received = {peer: torch.zeros(_PROOF_BYTES, dtype=torch.uint8) for peer in others}
+    for work in (*sent, *(dist.irecv(each, peer) for peer, each in received.items())):
+        if work is not None:
+            work.wait(PROOF_LIMIT)
+    wrong = [
+        peer
+        for peer, each in received.items()
+        if not hmac.compare_digest(each.numpy().tobytes(), _proof(secret, peer, rank))
+    ]
+    return wrong[0] if wrong else None
+
+
+def _proof(secret: bytes, sender: int, receiver: int) -> bytes:
+    """What the sender alone can say to the receiver alone."""
+    return hmac.digest(secret, f"{sender}>{receiver}".encode(), "sha256")
+
+
+def _tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -1,8 +1,8 @@
 """Ranks: the processes that train one model together, and their communication besides gradients.
 
-One process alone is the usual case: its collectives return their arguments. Several ranks are started by torchrun,
-Flyte's Elastic task or a fleet's host, which sets their environment variables. Values between ranks travel as JSON,
-never as pickles. Sharding is in `tasks.learning.sharded`.
+One process alone is the usual case: its collectives return their arguments. Several ranks of one machine are started by
+`tasks.learning.started_ranks`, those of several machines by torchrun; both set environment variables. Values between
+ranks travel as JSON, never as pickles. Sharding is in `tasks.learning.sharded`.
 """
 
 import json
@@ -24,12 +24,12 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from storage.store import StoreUnavailable
-from tasks.learning.loopback import loopback_store
+from tasks.learning.loopback import file_store, impostor
 
 log = logging.getLogger(__name__)
 # Longer than the slowest upload of a tensor, and than the loading of the model on another node.
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-# The first rank may wait for a rollout meanwhile; if it dies, its store ends, which ends the wait of the others.
+# The first rank may wait for a rollout meanwhile; if it dies, the launcher ends the others.
 BROADCAST_TIMEOUT = timedelta(days=2)
 
 LAST_TENSORS_S = 0.2
@@ -45,8 +45,10 @@ class RankUnavailableError(RankError, StoreUnavailable):
 
 def misses_peer(error: Exception) -> bool:
     """Whether an error says only that another rank failed or is gone; why, that rank alone knows."""
-    # Gloo has no type of its own; its errors begin with the file and line of its source that raised them.
-    return isinstance(error, RankError | dist.DistError) or "/gloo/transport/" in str(error)
+    # Gloo has no type of its own; its errors begin with the file and line of its source that raised them. Nor has the
+    # store that is a file.
+    text = str(error)
+    return isinstance(error, RankError | dist.DistError) or "/gloo/transport/" in text or text == "Wait timeout"
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class Ranks:
         """The first rank's `document`, on every rank; the arguments of other ranks are ignored.
 
         The others wait for the first for up to BROADCAST_TIMEOUT without occupying their device. The document must be
-        small and fit JSON, because it goes through the store of the first rank's node.
+        small and fit JSON, because it goes through the ranks' store.
         """
         if self.world_size == 1:
             return document
@@ -199,7 +201,7 @@ class Ranks:
 
     def _gang(self) -> _Gang:
         if self.gang is None:
-            raise ValueError("world_size: value 1; allowed: 2 or more, started by torchrun or an Elastic task")
+            raise ValueError("world_size: value 1; allowed: 2 or more, started as ranks")
         return self.gang
 
 
@@ -212,9 +214,10 @@ def joined(device: torch.device, folder: Path | None = None) -> Iterator[Ranks]:
 
     Args:
         device: The kind of device; for "cuda", the GPU with the number LOCAL_RANK is taken.
-        folder: Where ranks of one machine find each other (`loopback_store`); None: as the launcher's environment says.
+        folder: Where ranks of one machine find each other (`file_store`); None: as the environment of torchrun says.
 
     Raises:
+        RankError: On this machine, another process has connected in the place of a rank.
         ValueError: RANK, WORLD_SIZE or LOCAL_RANK is missing or out of range.
     """
     world_size = _number("WORLD_SIZE", 1, None) if "WORLD_SIZE" in os.environ else 1
@@ -225,9 +228,11 @@ def joined(device: torch.device, folder: Path | None = None) -> Iterator[Ranks]:
     if folder is None:
         store, _, _ = next(rendezvous("env://", rank, world_size, timeout=COLLECTIVE_TIMEOUT))
     else:
-        store = loopback_store(folder, rank, world_size, COLLECTIVE_TIMEOUT)
+        store = file_store(folder, world_size, COLLECTIVE_TIMEOUT)
     ranks = _join(rank, world_size, device, store)
     try:
+        if folder is not None:
+            _check_peers(rank, world_size, store)
         yield ranks
         _leave(world_size, store)
     except BaseException as error:
@@ -251,6 +256,12 @@ def _join(rank: int, world_size: int, device: torch.device, store: Store) -> Ran
     )
     mesh = init_device_mesh(device.type, (world_size,))
     return Ranks(rank, world_size, device, _Gang(mesh, PrefixStore("ranks", store), [0], [0]))
+
+
+def _check_peers(rank: int, world_size: int, store: Store) -> None:
+    peer = impostor(rank, world_size, store)
+    if peer is not None:
+        raise RankError(f"rank {rank} of {world_size}: what has connected as rank {peer} is another process")
 
 
 def _leave(world_size: int, store: Store) -> None:

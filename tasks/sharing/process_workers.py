@@ -1,48 +1,37 @@
 """The workers of a host as processes of this machine, one for each device and each run that has trained here.
 
-They are forked from one process that has imported torch, so a cold worker reads its checkpoint at once. The ranks of a
-worker live and die together: if one ends, the others would wait for it, so they are killed.
+They are forked from one process that has imported torch, so a cold worker reads its checkpoint at once.
 """
 
 import shutil
-import tempfile
-import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic import TypeAdapter
+
 from storage.fleet_records import AdmittedRun
-from tasks.sharing.rank_process import END_TIME_LIMIT_S, RankProcess
+from tasks.learning.started_ranks import StartedRanks
 from tasks.sharing.rank_states import failed, merged
 from tasks.sharing.workers import WorkerPhase, WorkerState
 
-# Another rank complains that one is missing before it is known that this one has ended.
-SILENT_END_S = 5.0
+STATES = TypeAdapter(WorkerState)
+PROGRAM = Path(__file__).with_name("worker_process.py")
+IMPORTS = ("tasks.sharing.phase_trainer", "transformers.modeling_utils")
 
 
 class _Worker:
-    """The processes of one run, and a thread that ends all of them when one fails."""
+    """The ranks of one run."""
 
     def __init__(self, run: AdmittedRun, disk: Path | None) -> None:
-        self._changed = threading.Condition()
-        self._failed: WorkerState | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="gleaner-worker-")
-        folder = Path(self._folder.name)
-        self._ranks: list[RankProcess] = []
-        try:
-            for rank in range(run.ranks):
-                self._ranks.append(RankProcess(run, rank, folder, disk, self._notify))
-        except BaseException:
-            self._end_ranks()
-            self._folder.cleanup()
-            raise
-        self._attendant = threading.Thread(target=self._attend_failure, daemon=True)
-        self._attendant.start()
+        arguments = [run.run_url, "" if disk is None else str(disk)]
+        self._ranks = StartedRanks(PROGRAM, arguments, IMPORTS, run.ranks, WorkerState(), STATES.validate_python)
 
     @property
     def state(self) -> WorkerState:
-        with self._changed:
-            return self._failed or merged([rank.state for rank in self._ranks])
+        last, failure = merged(self._ranks.states), self._ranks.failure
+        return last if failure is None else failed(last, failure)
 
     def begin(self, iteration: int, *, onto_disk: bool) -> None:
         self._order("restoring", {"do": "train", "iteration": iteration, "onto_disk": onto_disk})
@@ -51,40 +40,14 @@ class _Worker:
         self._order("prefetching", {"do": "prefetch", "iteration": iteration})
 
     def _order(self, phase: WorkerPhase, order: Mapping[str, Any]) -> None:
-        for rank in self._ranks:
-            rank.order(phase, order)
+        # What a rank holds stays so until it says more.
+        self._ranks.order(
+            order, lambda state: replace(state, phase=phase, iteration=order["iteration"], restored=None, replays=0)
+        )
 
     def end(self) -> None:
-        """Kill all processes and wait for their end: the devices and their memory are free then."""
-        self._end_ranks()
-        # It waits without end for a process that no signal ends, as in a driver that hangs.
-        self._attendant.join(END_TIME_LIMIT_S)
-        self._folder.cleanup()
-
-    def _end_ranks(self) -> None:
-        for rank in self._ranks:
-            rank.kill()
-        for rank in self._ranks:
-            rank.join()
-
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-    def _attend_failure(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: any(rank.has_failed for rank in self._ranks))
-            self._changed.wait_for(self._is_clear, SILENT_END_S)
-        self._end_ranks()
-        ends = [end for rank in self._ranks if (end := rank.end) is not None]
-        last = merged([rank.state for rank in self._ranks])
-        with self._changed:
-            self._failed = failed(last, ends)
-
-    def _is_clear(self) -> bool:
-        """Whether it is known why the worker fails: a rank has ended without a word, or all have ended."""
-        ends = [rank.end for rank in self._ranks]
-        return all(ends) or any(end is not None and end.failure is None for end in ends)
+        """End all processes: the devices and their memory are free then."""
+        self._ranks.end()
 
 
 class ProcessWorkers:

@@ -1,67 +1,55 @@
-"""A process of a run's worker: `python tasks/sharing/worker_process.py RUN_URL SOCKET DISK`.
+"""A process of a run's worker: `python tasks/sharing/worker_process.py SOCKET RUN_URL DISK`.
 
-`process_workers` drives it. It reads one JSON line for each phase to train or to read ahead, and writes one whenever
-what it does changes. It ends when its host ends. A phase that fails ends the process, so the next attempt begins cold.
+`process_workers` drives it. It gets an order for each phase to train or to read ahead, and tells whenever what it does
+changes. It ends when its host ends. A phase that fails ends the process, so the next attempt begins cold.
 With several ranks, all get the same orders, and find each other in the folder of SOCKET. DISK is a folder for copies of
 the run's state, empty for none.
 """
 
-import json
 import logging
 import os
-import socket
 import sys
-import time
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO
 
 from resources.visible_text import show_logs
 from storage.local import LocalStore
-from tasks.sharing.workers import WorkerState
+from tasks.learning.rank_report import RankReport, reporting_to
 
 log = logging.getLogger(__name__)
 
 
-def main(run_url: str, address: str, disk: str) -> None:
+def main(address: str, run_url: str, disk: str) -> None:
     """Serve the host that listens at the socket `address` until it closes the connection."""
     rank = f" rank {os.environ['RANK']}" if os.environ["WORLD_SIZE"] != "1" else ""
     show_logs()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {run_url}{rank} %(levelname)s %(message)s")
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(address)
-        with connection.makefile("rb") as orders, connection.makefile("wb") as answers:
-            _serve(run_url, Path(address).parent, disk, orders, answers)
+    with reporting_to(address) as report:
+        _serve(run_url, Path(address).parent, disk, report)
 
 
-def _serve(run_url: str, folder: Path, disk: str, orders: IO[bytes], answers: IO[bytes]) -> None:
+def _serve(run_url: str, folder: Path, disk: str, report: RankReport) -> None:
     from tasks.sharing.phase_trainer import PhaseTrainer, is_lasting, joined_trainer  # noqa: PLC0415 - imports torch
-
-    def tell(state: WorkerState) -> None:
-        # The clock is that of the machine, so that it is known which rank has failed first.
-        answers.write(json.dumps({"at_s": time.monotonic(), "state": asdict(state)}).encode() + b"\n")
-        answers.flush()
 
     # A copy that a power cut damages is found by its digests.
     copies = LocalStore(Path(disk), fsync=False) if disk else None
     trainer: PhaseTrainer | None = None
     with ExitStack() as stack:
-        for line in orders:
-            order = json.loads(line)
+        for order in report.orders():
             iteration, is_phase = int(order["iteration"]), order["do"] == "train"
             try:
                 if trainer is None:
-                    trainer = stack.enter_context(joined_trainer(run_url, iteration, folder, tell, copies))
+                    trainer = stack.enter_context(
+                        joined_trainer(run_url, iteration, folder, lambda state: report.tell(asdict(state)), copies)
+                    )
                 if is_phase:
                     trainer.train(iteration, onto_disk=order["onto_disk"])
                 else:
                     trainer.prefetch(iteration)
             except Exception as error:
                 log.exception("iteration %d", iteration)
-                message = f"{type(error).__name__}: {error}"
-                lasting = is_phase and is_lasting(error)
-                tell(WorkerState(phase="failed", iteration=iteration, message=message, lasting=lasting))
+                report.fail(error, f"{type(error).__name__}: {error}", lasting=is_phase and is_lasting(error))
                 # Not by sys.exit: what this rank still shares with others need not be left in order.
                 os._exit(1)
 

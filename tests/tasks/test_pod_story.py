@@ -1,6 +1,7 @@
 """What Flyte's console shows of a pod that ended badly: the error file that the container's own command writes."""
 
 import errno
+import io
 import json
 import re
 
@@ -11,6 +12,9 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from resources.granted import Granted, MachineTooSmall
 from storage.store import StoreDenied, StoreUnavailable
 from tasks.configuration.references import PlanReference
+from tasks.learning.rank_ends import RanksFailed
+from tasks.learning.rank_process import FAILURE
+from tasks.learning.rank_report import RankReport
 from tasks.pod_story import CAUSE_CHARACTERS_MAX, TaskFailed, TaskFailedForNow, place_of, story, tells
 from tasks.sampling.engines.engine import EngineDied
 from tasks.train import train
@@ -34,7 +38,7 @@ def test_the_place_is_run_iteration_and_slot():
     assert place_of(plan) == "run s3://b/r, iteration 3"
 
 
-@pytest.mark.parametrize(
+CAUSES = pytest.mark.parametrize(
     ("error", "advice"),
     [
         (MemoryError(), "limit 4.00 GiB, peak 3.00 GiB, processes killed for it: 0. Raise memory of the pool"),
@@ -47,9 +51,22 @@ def test_the_place_is_run_iteration_and_slot():
         (ValueError("the data is bad"), "give the command again; the run stays"),
     ],
 )
+
+
+@CAUSES
 def test_a_line_says_where_why_and_what_to_do(error, advice):
     line = told(error)
     assert line.startswith(f"{PLACE}: {type(error).__name__}")
+    assert advice in line
+
+
+@CAUSES
+def test_the_same_is_advised_where_a_rank_met_it(error, advice):
+    told_by_rank = io.BytesIO()
+    RankReport(io.BytesIO(), told_by_rank).fail(error, f"rank 1 of 2: {type(error).__name__}: {error}", lasting=True)
+    failure = FAILURE.validate_python(json.loads(told_by_rank.getvalue())["failure"])
+    line = told(RanksFailed(failure))
+    assert line.startswith(f"{PLACE}: RanksFailed: rank 1 of 2: {type(error).__name__}")
     assert advice in line
 
 

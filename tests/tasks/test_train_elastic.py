@@ -1,4 +1,4 @@
-"""The train task on several ranks: what Flyte is told, what a failure is worth, and how it ends at a notice."""
+"""The train task on several nodes: what Flyte is told, what a failure is worth, and how it ends at a notice."""
 
 import os
 import signal
@@ -13,16 +13,10 @@ from resources.notice import EXIT_CODE
 from resources.process import descendants
 from tasks.configuration.references import PlanReference, TrainOutcome
 from tasks.train_elastic import elastic_trainer, train_elastic
-from tests.processes import LIMIT_S, PID_1, are_gone, command, container, first_process, wait_until
+from tests.processes import LIMIT_S, PID_1, are_gone, container, first_process, wait_until
 from tests.small_run import OWN_REWARD, Unreachable, config, memory_store, model_directory, plan_iteration
 
 SETTINGS = SerializationSettings(ImageConfig.auto(img_name="x/y:1"), "p", "d", "v")
-
-
-def test_one_node_needs_no_operator():
-    task = elastic_trainer(1, 4)
-    assert (task.task_type, task.task_config.nproc_per_node, task.task_config.max_restarts) == ("python-task", 4, 0)
-    assert not task.get_custom(SETTINGS)
 
 
 def test_several_nodes_are_a_pytorch_job():
@@ -84,16 +78,3 @@ def test_told_to_end_while_it_waits_for_another_node_it_ends(tmp_path):
     with container(train_elastic, plan, tmp_path / "container", **ends) as process:
         wait_until(lambda: answers(port) or process.poll() is not None)
         end(process)
-
-
-@pytest.mark.slow
-def test_told_to_end_its_ranks_end_too_even_one_that_hears_nothing(tmp_path):
-    plan = planned(tmp_path, nproc_per_node=2)
-    with container(train_elastic, plan, tmp_path / "container") as process:
-        wait_until(lambda: any("tasks.grading.worker" in command(each) for each in descendants(process.pid)))
-        ranks = [each for each in descendants(process.pid) if "spawn_main" in command(each)]
-        assert len(ranks) == 2
-        os.kill(ranks[1], signal.SIGSTOP)
-        end(process)
-    # Nothing that Flyte would take for an end of its own.
-    assert not (tmp_path / "container" / "out").exists()

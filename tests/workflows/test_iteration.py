@@ -20,7 +20,6 @@ from tasks.configuration.trainer import TrainerConfig
 from tasks.evaluate import evaluate, plan_evaluation
 from tasks.forecast import make_forecast
 from tasks.plan import plan
-from tasks.train_elastic import elastic_trainer
 from workflows.evaluation import evaluate_version
 from workflows.iteration import iteration, iteration_nodes
 from workflows.node_names import NodeNames
@@ -284,11 +283,13 @@ def test_no_input_or_output_travels_as_a_pickle(entity):
     assert "Pickle" not in str(interface.to_flyte_idl())
 
 
-@pytest.mark.parametrize(("nnodes", "task_type"), [(1, "python-task"), (2, "pytorch")])
-def test_several_ranks_are_trained_by_the_elastic_task_on_the_same_pool(nnodes, task_type):
-    found = unrolled(1, {**CONFIG, "trainer": {"nnodes": nnodes, "nproc_per_node": 4}})
-    of_task = {node.to_flyte_idl().task_node.reference_id.name: node.to_flyte_idl() for node in found}
-    assert "tasks.train.train" not in of_task
-    train = of_task["tasks.train_elastic.train_elastic"]
-    assert quantities(train.task_node.overrides.resources.requests)[GPU] == "8"
-    assert elastic_trainer(nnodes, 4).task_type == task_type
+@pytest.mark.parametrize(
+    ("nnodes", "name", "task_type"),
+    [(1, "tasks.train.train", "python-task"), (2, "tasks.train_elastic.train_elastic", "pytorch")],
+)
+def test_several_ranks_are_trained_on_the_same_pool_and_on_several_nodes_by_the_elastic_task(nnodes, name, task_type):
+    found = job(1, {**CONFIG, "trainer": {"nnodes": nnodes, "nproc_per_node": 4}})
+    of_task = {node.to_flyte_idl().task_node.reference_id.name: node.to_flyte_idl() for node in found.nodes}
+    assert {"tasks.train.train", "tasks.train_elastic.train_elastic"} & of_task.keys() == {name}
+    assert quantities(of_task[name].task_node.overrides.resources.requests)[GPU] == "8"
+    assert [task.type for task in found.tasks if task.id.name == name] == [task_type]

@@ -32,7 +32,7 @@ from tasks.sampling.engines.engine import EngineDied, EngineError, FinishReason,
 from tasks.sampling.engines.vllm_adapter import adapter_request, check_adapter, write_adapter
 from tasks.sampling.engines.vllm_core import Core, CoreRequest, OwnProcess, SameProcess
 from tasks.sampling.engines.vllm_names import EXPERTS_ON_CPU, installed_version, resolve
-from tasks.sampling.engines.vllm_settings import build_vllm_config, prepare_environment
+from tasks.sampling.engines.vllm_settings import build_vllm_config, on_loopback, prepare_environment
 
 log = logging.getLogger(__name__)
 
@@ -256,7 +256,8 @@ class VllmEngine:
             on_cpu=self._device == "cpu",
             keyed=self._keyed,
         )
-        core = SameProcess(settings) if self._config.process == "same" else OwnProcess(settings, self._config)
+        with on_loopback():
+            core = SameProcess(settings) if self._config.process == "same" else OwnProcess(settings, self._config)
         runner = "V2" if settings.use_v2_model_runner else "V1"
         kernels = self._device != "cpu" and os.environ.get("VLLM_BATCH_INVARIANT") == "1"
         self._batch_invariant = kernels or (self._device == "cpu" and self._dtype == "float32")

@@ -1,13 +1,19 @@
 """vLLM's settings, derived from ours, and its environment variables; readable errors for what its release refuses."""
 
+import atexit
+import functools
 import json
 import logging
 import math
 import os
 import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from storage.own_files import folder_for_sockets, own_folder
 from storage.paths import expanded
 from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.engine import EngineError
@@ -24,6 +30,7 @@ _BATCH_INVARIANT_CAPABILITY = 80
 OWNER = "GLEANER_VLLM_OWNER"  # the process whose end also ends vLLM's workers, see vllm_worker
 # Compiled code: of vLLM, by torch.compile, and of single kernels.
 _CACHES = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _SAMPLERS = {True: "KeyedSlots", False: "KeyedBatchRows"}
 
 
@@ -45,8 +52,11 @@ def prepare_environment(config: VllmConfig) -> str:
             "VLLM_USE_FLASHINFER_SAMPLER": "0",
         }
     )
+    _set_defaults({"VLLM_RPC_BASE_PATH": _sockets().name})
     if config.cache_dir is not None:
         _set_defaults({name: str(expanded(config.cache_dir) / part) for name, part in _CACHES.items()})
+    # Else torch takes a folder of TMPDIR that another user may have made, and runs the code in it.
+    _set_defaults({"TORCHINDUCTOR_CACHE_DIR": str(_inductor_folder())})
     os.environ[OWNER] = str(os.getpid())
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if config.process == "same" else "1"
     platform = resolve("current_platform")
@@ -61,6 +71,38 @@ def prepare_environment(config: VllmConfig) -> str:
             "vLLM has no batch-invariant kernels for this device; responses depend on their batch in the last bits"
         )
     return str(platform.device_type)
+
+
+@contextmanager
+def on_loopback() -> Iterator[None]:
+    """Have what is started in the block listen on the loopback alone: an engine does not span machines."""
+    before = {name: os.environ.get(name) for name in _INTERFACES}
+    os.environ |= dict.fromkeys(_INTERFACES, "lo")
+    try:
+        yield
+    finally:
+        # A trainer that generates first may have to reach other machines afterwards.
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+@functools.cache
+def _sockets() -> "tempfile.TemporaryDirectory[str]":
+    """Where vLLM's processes meet as long as this process lives; vLLM reads only once where that is."""
+    folder = folder_for_sockets("gleaner-vllm-")
+    atexit.register(folder.cleanup)
+    return folder
+
+
+def _inductor_folder() -> Path:
+    """Code that torch compiles: kept for the next process of this user, or else for this one."""
+    try:
+        return own_folder(Path(tempfile.gettempdir()) / f"gleaner-inductor-{os.geteuid()}")
+    except OSError as error:
+        log.warning("%s: compiled code is not kept", error)
+        return own_folder(Path(_sockets().name) / "inductor")
 
 
 def build_vllm_config(

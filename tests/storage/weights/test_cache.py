@@ -15,6 +15,7 @@ from storage.weights.cache import WeightCache, open_cache
 from storage.weights.manifest import TensorBlock, TensorEntry
 from storage.weights.tensor_sets import publish
 from storage.weights.versions import pull_version
+from tests.foreign_files import NO_FILE, NO_FOLDER, in_time, is_there_still
 
 RUN = "memory://run"
 
@@ -236,6 +237,33 @@ def test_opening(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert open_cache(None, 1) is not None
     assert (tmp_path / f"gleaner-weights-{os.getuid()}").is_dir()
+
+
+@pytest.mark.parametrize("what", NO_FOLDER)
+def test_another_users_directory_of_our_name_is_not_used(tmp_path, monkeypatch, caplog, what):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    place = tmp_path / f"gleaner-weights-{os.geteuid()}"
+    NO_FOLDER[what](place)
+    assert in_time(lambda: open_cache(None, 1)) is None
+    assert "weights are not cached" in caplog.text
+    assert is_there_still(place)
+
+
+@pytest.mark.parametrize("what", NO_FILE)
+def test_what_is_no_file_of_ones_own_is_neither_read_nor_waited_for(tmp_path, caplog, what):
+    for name in ("a.pack", "b.part", "c.lock"):
+        NO_FILE[what](tmp_path / name)
+    cache = WeightCache(tmp_path, 1 << 20)
+
+    def use():
+        assert held(cache, 1) == []
+        with cache.fetching("c", ManualClock()):
+            store(cache, 1, 1)
+        assert held(cache, 1) == [1]
+
+    in_time(use)
+    assert "fetching without the lock" in caplog.text
+    assert all(is_there_still(tmp_path / name) for name in ("b.part", "c.lock"))
 
 
 class Counting(LocalStore):

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/guide/platform.md").read_text(encoding="utf-8")
 NAMESPACE = "/api/v1/namespaces/gleaner-development"
+POLICIES = "/apis/networking.k8s.io/v1/namespaces/gleaner-development/networkpolicies"
 QUEUES = "/apis/kueue.x-k8s.io/v1beta1/namespaces/gleaner-development/localqueues"
 POOLS = {
     "rollout": {
@@ -267,9 +268,39 @@ def test_each_setting_of_flyte_that_would_hurt_is_wrong(place, path, value, reas
     assert reason in wrong(found)[path.replace("/", ".").lower()]
 
 
-def test_several_nodes_need_the_operator_and_the_plugin(place):
+def policies():
+    [body] = re.findall(r"^<!-- network policy -->\n```yaml\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+    return list(yaml.safe_load_all(body))
+
+
+def on_two_nodes(place):
     document = yaml.safe_load(place.run.read_text()) | {"trainer": {"nnodes": 2}}
     place.run.write_text(yaml.safe_dump(document))
+    place.api.objects["/apis/kubeflow.org"] = {"kind": "APIGroup"}
+
+
+def test_the_trainer_of_one_node_needs_no_network_policy(place):
+    assert "network policy" not in place.doctor()[1]
+
+
+def test_several_nodes_need_a_network_policy_and_the_one_of_the_guide_is_enough(place):
+    on_two_nodes(place)
+    code, found = place.doctor()
+    assert (code, list(wrong(found))) == (1, ["network policy"])
+    assert "no NetworkPolicy holds for the trainer's pods, so what reaches them can run code" in found["network policy"]
+    assert "docs/guide/platform.md" in found["network policy"]
+    place.api.objects[POLICIES] = {"items": policies()}
+    code, found = place.doctor()
+    assert (code, found["network policy"]) == (0, "the trainer's pods alone reach each other")
+    place.api.forbidden.add(POLICIES)
+    code, found = place.doctor()
+    assert (code, found["network policy"].partition(":")[0]) == (0, "not readable")
+
+
+def test_several_nodes_need_the_operator_and_the_plugin(place):
+    on_two_nodes(place)
+    del place.api.objects["/apis/kubeflow.org"]
+    place.api.objects[POLICIES] = {"items": policies()}
     place.api.objects["/api/v1/namespaces/flyte/configmaps"] = changed(
         "tasks/task-plugins/enabled-plugins", ["container"]
     )

@@ -28,6 +28,7 @@ from tasks.grading.reward import GradingError
 from tasks.grading.run_rewards import content_digests, held_models, open_grader, publish_models
 from tasks.preparing.iteration import prepare
 from tasks.prompts.loading import load_prompts
+from tests.foreign_files import NO_FILE, NO_FOLDER, in_time, is_there_still
 from tests.forked import ForkedWorker
 from tests.small_run import (
     commit_iteration,
@@ -179,6 +180,36 @@ def test_what_a_killed_trainer_left_is_removed_by_the_next(tmp_path: Path, monke
             assert not left.exists()
             assert alive.exists()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", NO_FOLDER)
+def test_what_another_user_has_put_in_the_place_of_an_abandoned_folder_stays_and_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / "gleaner-rewards-x"
+    NO_FOLDER[what](folder)
+    if folder.is_dir():
+        # Such as a file of this user that another has a link to.
+        (folder / "owner").touch(0o600)
+    in_time(_open_and_close)
+    assert is_there_still(folder)
+    assert not folder.is_dir() or is_there_still(folder / "owner")
+
+
+@pytest.mark.parametrize("what", NO_FILE)
+def test_what_is_no_lock_of_ones_own_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / "gleaner-rewards-x"
+    folder.mkdir(mode=0o700)
+    NO_FILE[what](folder / "owner")
+    in_time(_open_and_close)
+    assert is_there_still(folder / "owner")
+
+
+def _open_and_close() -> None:
+    with open_grader(MemoryStore(), [RewardConfig(function="arithmetic")], "cpu"):
+        pass
 
 
 def prompt_file(path: Path, prompts: list[Any]) -> DataConfig:

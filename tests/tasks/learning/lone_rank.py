@@ -15,8 +15,6 @@ from tasks.learning.ranks import joined, misses_peer
 ALONE = {
     "sum": lambda ranks: ranks.all_sum([1.0]),
     "gather": lambda ranks: ranks.gather("here"),
-    "broadcast": lambda ranks: ranks.broadcast(),
-    "meet": lambda ranks: ranks.meet(),
     "deal": lambda ranks: ranks.deal([], torch.zeros(3), 0),
 }
 

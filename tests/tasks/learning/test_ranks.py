@@ -1,4 +1,4 @@
-"""Ranks alone, and two of them as torchrun starts them."""
+"""Ranks alone, and two of them, as torchrun starts them and on the loopback."""
 
 import signal
 
@@ -61,6 +61,13 @@ def test_what_a_rank_suffers_from_a_peer_that_is_gone_is_known_as_that(tmp_path,
     told = [each.communicate(60)[0] for each in ranks]
     assert ranks[0].returncode == -signal.SIGKILL
     assert told[1].startswith("True "), told[1]
+
+
+@pytest.mark.slow
+def test_a_process_that_has_connected_in_the_place_of_a_rank_is_found(tmp_path):
+    ranks = [ForkedScript("tests.tasks.learning.false_rank", str(tmp_path), str(rank)) for rank in range(2)]
+    told = [each.communicate(60)[0] for each in ranks]
+    assert told[0] == "rank 0 of 2: what has connected as rank 1 is another process\n"
 
 
 def test_what_a_rank_suffers_by_itself_is_not_that():

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 
@@ -174,7 +175,11 @@ def test_a_phase_in_which_every_attempt_would_fail_ends_the_run_by_name_and_no_o
             collect_and_wait(a.run.url, 1, EXECUTION, SystemClock())
 
 
-def test_a_run_that_does_not_exist_fails_and_is_told(tmp_path):
+@pytest.mark.parametrize("length", [0, 78, 200])
+def test_a_run_that_does_not_exist_fails_and_is_told_however_long_tmpdir_is(tmp_path, monkeypatch, length):
+    place = tmp_path / ("x" * max(1, length - len(str(tmp_path)) - 1))
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place) if length else None)
     run = AdmittedRun(
         id="0" * 16, run_url=str(tmp_path / "no"), phase_s=1.0, cycle_s=9.0, state_bytes=0, admitted_at_s=0.0
     )

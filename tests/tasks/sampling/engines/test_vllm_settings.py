@@ -5,14 +5,19 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.own_files import is_own_folder
 from tasks.configuration.rollout import VllmConfig
+from tasks.sampling.engines import vllm_settings
 from tasks.sampling.engines.vllm_names import resolve
 from tasks.sampling.engines.vllm_settings import CPU_BLOCK_SIZE, build_vllm_config, cpu_cache_bytes, prepare_environment
+from tests.foreign_files import NO_FOLDER, in_time
 from tests.vllm_engines import MISSING, WHY_NOT, vllm_tiny_config
 
 # vLLM and its libraries warn while they are imported.
@@ -54,6 +59,7 @@ def test_environment_of_an_engine_in_a_process_of_its_own():
     device, environment = environment_after("own", {})
     assert device
     assert environment.pop("VLLM_BATCH_INVARIANT", "1") == "1"
+    assert Path(environment.pop("VLLM_RPC_BASE_PATH")).name.startswith("gleaner-vllm-")
     assert environment == ANYWHERE | (ON_A_CPU if device == "cpu" else {})
 
 
@@ -66,6 +72,31 @@ def test_compiled_code_is_kept_below_the_directory_that_is_named(tmp_path):
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
         "TRITON_CACHE_DIR": "/elsewhere",
     }
+
+
+@pytest.mark.parametrize("what", [*NO_FOLDER, "nothing", "our own folder"])
+def test_code_that_torch_compiles_is_never_in_a_folder_that_another_user_may_write_to(tmp_path, monkeypatch, what):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    place = tmp_path / f"gleaner-inductor-{os.geteuid()}"
+    make = {"our own folder": lambda path: path.mkdir(mode=0o755), "nothing": lambda _: None}
+    (NO_FOLDER | make)[what](place)
+    found = in_time(vllm_settings._inductor_folder)
+    assert (found == place) == (what in make)
+    assert is_own_folder(found)
+    vllm_settings._sockets().cleanup()
+    vllm_settings._sockets.cache_clear()
+
+
+@pytest.mark.parametrize("named", [None, "eth7"])
+def test_what_an_engine_starts_listens_on_the_loopback_and_what_follows_where_it_was_told(monkeypatch, named):
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    if named is not None:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", named)
+    with vllm_settings.on_loopback():
+        assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == "lo"
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == named
+    assert "NCCL_SOCKET_IFNAME" not in os.environ
 
 
 @needs_vllm
@@ -81,6 +112,7 @@ def test_what_the_user_has_set_stays_except_where_the_engine_runs():
         "VLLM_CPU_OMP_THREADS_BIND": "0-1",
         "TORCHDYNAMO_DISABLE": "0",
         "VLLM_BATCH_INVARIANT": "0",
+        "VLLM_RPC_BASE_PATH": "/sockets",
     }
     _, environment = environment_after("same", users)
     assert environment == users | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}

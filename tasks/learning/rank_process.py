@@ -1,57 +1,69 @@
-"""One process of a worker: started, given orders and heard by the host's process."""
+"""One rank on this machine: a process that its launcher starts, gives orders and hears.
+
+The rank connects to a socket in a folder of this user alone, and both write JSON lines there. The rank writes what it
+does (`state`), that its work is done, or why it fails (`tasks.learning.rank_report`).
+"""
 
 import json
 import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
 
 from resources.local_starter import running_starter
-from storage.fleet_records import AdmittedRun
-from tasks.sharing.rank_states import RankEnd
-from tasks.sharing.workers import WorkerPhase, WorkerState
+from tasks.learning.rank_ends import RankEnd, RankFailure
 
-STATES = TypeAdapter(WorkerState)
-PROGRAM = Path(__file__).with_name("worker_process.py")
-IMPORTS = ("tasks.sharing.phase_trainer", "transformers.modeling_utils")
+State = TypeVar("State")
+FAILURE = TypeAdapter(RankFailure)
 END_TIME_LIMIT_S = 60.0
 
 
-class RankProcess:
-    """A rank of a worker. Threads keep its state up to date, and hand it orders once it has connected.
+class RankProcess(Generic[State]):
+    """A rank of `world_size` in `folder`. Threads keep its state up to date, and hand it orders once it has connected.
 
-    folder: of the worker's ranks alone, where they find each other. disk: for copies of the run's state. changed: is
-    called, in a thread of this rank's, when the process has said that it fails, and when it has ended.
+    program: is run with the address of the socket and `arguments`. imports: what the program imports. state: until it
+    says more. read: makes a state of what it says. changed: is called, in a thread of this rank's, when the process has
+    said that it fails, and when it has ended.
     """
 
     def __init__(
-        self, run: AdmittedRun, rank: int, folder: Path, disk: Path | None, changed: Callable[[], None]
+        self,
+        program: Path,
+        arguments: Sequence[str],
+        imports: Sequence[str],
+        folder: Path,
+        rank: int,
+        world_size: int,
+        state: State,
+        read: Callable[[Any], State],
+        changed: Callable[[], None],
     ) -> None:
         self._rank = rank
+        self._read_state = read
         self._changed = changed
         self._lock = threading.Lock()
-        self._state = WorkerState()
-        self._failure: tuple[float, WorkerState] | None = None
+        self._state = state
+        self._done = False
+        self._failure: tuple[float, RankFailure] | None = None
         self._end: RankEnd | None = None
         self._killed = False
         self._connection: socket.socket | None = None
         self._orders: list[bytes] = []
         self._listener = socket.socket(socket.AF_UNIX)
         address = str(folder / f"rank{rank}")
-        command = [str(PROGRAM), run.run_url, address, "" if disk is None else str(disk)]
         # The variables of torch's launchers.
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(run.ranks)}
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
         try:
             self._listener.bind(address)
             self._listener.listen(1)
-            self._process = running_starter(os.environ).start(command, {**os.environ, **place}, IMPORTS)
+            command = [str(program), address, *arguments]
+            self._process = running_starter(os.environ).start(command, {**os.environ, **place}, imports)
         except BaseException:
             self._listener.close()
             raise
@@ -60,16 +72,16 @@ class RankProcess:
             thread.start()
 
     @property
-    def state(self) -> WorkerState:
+    def state(self) -> State:
         """What it said last, other than that it fails, or what it was told since."""
         with self._lock:
             return self._state
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has said that it fails, or has ended."""
+        """Whether it has said that it fails, or has ended before it said that its work is done."""
         with self._lock:
-            return self._failure is not None or self._end is not None
+            return self._failure is not None or (self._end is not None and not self._end.done)
 
     @property
     def end(self) -> RankEnd | None:
@@ -77,11 +89,10 @@ class RankProcess:
         with self._lock:
             return self._end
 
-    def order(self, phase: WorkerPhase, order: Mapping[str, Any]) -> None:
-        """Give it an order; until it says more, it does `phase`."""
+    def order(self, order: Mapping[str, Any], then: Callable[[State], State]) -> None:
+        """Give it an order; until it says more, its state is `then` of the present one."""
         with self._lock:
-            # What it holds stays so until it says more.
-            self._state = replace(self._state, phase=phase, iteration=order["iteration"], restored=None, replays=0)
+            self._state = then(self._state)
             self._orders.append(json.dumps(order).encode() + b"\n")
             self._send()
 
@@ -120,13 +131,14 @@ class RankProcess:
                     self._connection = None
 
     def _hear(self, told: Mapping[str, Any]) -> None:
-        state = STATES.validate_python(told["state"])
-        if state.phase != "failed":
-            with self._lock:
-                self._state = state
-            return
         with self._lock:
-            self._failure = (float(told["at_s"]), state)
+            if "state" in told:
+                self._state = self._read_state(told["state"])
+            elif "failure" in told:
+                self._failure = (float(told["at_s"]), FAILURE.validate_python(told["failure"]))
+            else:
+                self._done = True
+                return
         self._changed()
 
     def _attend_end(self) -> None:
@@ -137,6 +149,12 @@ class RankProcess:
         self._threads[0].join()
         with self._lock:
             at_s, failure = self._failure or (0.0, None)
-            killed = self._killed and code == -signal.SIGKILL
-            self._end = RankEnd(rank=self._rank, code=code, killed=killed, failure=failure, told_at_s=at_s)
+            self._end = RankEnd(
+                rank=self._rank,
+                code=code,
+                killed=self._killed and code == -signal.SIGKILL,
+                done=self._done and code == 0,
+                failure=failure,
+                told_at_s=at_s,
+            )
         self._changed()

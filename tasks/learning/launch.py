@@ -1,0 +1,41 @@
+"""Trains an iteration on this machine: in this process, or in several ranks that it starts.
+
+Ranks of several machines are started by torch's elastic launcher instead (`tasks/train_elastic.py`).
+"""
+
+from pathlib import Path
+
+from storage import layout, records
+from storage.clock import Clock
+from storage.records import TrainingRecord
+from storage.run import connect_to_run, read_config, read_plan
+from storage.store import StoreUnavailable
+from tasks.configuration.run_config import parse
+from tasks.device.gpu_check import WrongNode
+from tasks.learning.rank_ends import RanksFailed
+from tasks.learning.started_ranks import StartedRanks
+from tasks.sampling.engines.engine import EngineDied
+
+PROGRAM = Path(__file__).with_name("training_rank.py")
+# What `advance` raises where another attempt may help.
+MAY_PASS = (StoreUnavailable, EngineDied, WrongNode)
+IMPORTS = ("tasks.learning.advance", "transformers.modeling_utils")
+
+
+def advance_here(run_url: str, iteration: int, execution: str, clock: Clock) -> TrainingRecord:
+    """See `tasks.learning.advance`: it is called here, or with trainer.nproc_per_node above 1 by every rank.
+
+    Raises what it raises, or RanksFailed.
+    """
+    store = connect_to_run(run_url)
+    config = parse(read_config(store, read_plan(store, iteration)), f"the configuration of iteration {iteration}")
+    count = config.trainer.nproc_per_node
+    if count == 1:
+        from tasks.learning.advance import advance  # noqa: PLC0415 - ranks import torch, and this process need not
+
+        return advance(run_url, iteration, execution, clock)
+    with StartedRanks(PROGRAM, [run_url, str(iteration), execution], IMPORTS, count, None, lambda _: None) as ranks:
+        failure = ranks.wait()
+    if failure is not None:
+        raise RanksFailed(failure)
+    return records.read(store, TrainingRecord, layout.training(iteration))
