@@ -43,7 +43,7 @@ def read_run(store: ObjectStore, run_id: str) -> AdmittedRun:
 
 
 def read_allowed_run(store: ObjectStore, fleet: FleetRecord, run_id: str) -> AdmittedRun:
-    """`read_run` of a run that the fleet allows; raises CorruptObject for any other, whoever has written the record."""
+    """`read_run` of a run that the fleet allows; raises CorruptObject for any other, no matter who wrote it."""
     run = read_run(store, run_id)
     if not fleet.allows(run.run_url):
         allowed = ", ".join(fleet.run_prefixes)

@@ -8,9 +8,9 @@ from pathlib import Path
 from storage import layout, records
 from storage.clock import Clock
 from storage.records import TrainingRecord
-from storage.run import connect_to_run, read_config, read_plan
+from storage.run import connect_to_run, read_plan
 from storage.store import StoreUnavailable
-from tasks.configuration.run_config import parse
+from tasks.configuration.iteration_config import config_in_force
 from tasks.device.gpu_check import WrongNode
 from tasks.learning.rank_ends import RanksFailed
 from tasks.learning.started_ranks import StartedRanks
@@ -28,8 +28,7 @@ def advance_here(run_url: str, iteration: int, execution: str, clock: Clock) -> 
     Raises what it raises, or RanksFailed.
     """
     store = connect_to_run(run_url)
-    config = parse(read_config(store, read_plan(store, iteration)), f"the configuration of iteration {iteration}")
-    count = config.trainer.nproc_per_node
+    count = config_in_force(store, read_plan(store, iteration)).trainer.nproc_per_node
     if count == 1:
         from tasks.learning.advance import advance  # noqa: PLC0415 - ranks import torch, and this process need not
 

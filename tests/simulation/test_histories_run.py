@@ -109,7 +109,7 @@ def test_a_conclusion_that_counts_the_tokens_of_nothing_is_found(monkeypatch):
 
 
 def test_an_execution_that_takes_the_lease_of_a_living_one_is_found(monkeypatch):
-    monkeypatch.setattr(run, "_changes", lambda *_: False)
+    monkeypatch.setattr(run, "_await_lease", lambda _store, epoch, *_: epoch)
     assert is_found(drawn(iterations=2), doubled=1)
 
 

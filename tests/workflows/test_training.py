@@ -9,8 +9,9 @@ import gleaner
 from examples.compare import undisturbed_equals
 from storage import layout
 from storage.connect import connect
-from storage.run import read_config, read_plan, reports
+from storage.run import read_plan, reports
 from storage.stored_versions import list_versions
+from tasks.configuration.iteration_config import config_in_force
 from tests.small_run import everything
 from tests.whole_runs import (
     KILLABLE,
@@ -51,7 +52,7 @@ def test_a_killed_run_continues_and_learns_from_the_same_tokens(tmp_path, model,
         console.setenv("FLYTE_USE_OLD_DC_FORMAT", "true")
         train_here(config)  # the same command again: the run goes on where it stands
     second = reports(store)[1]
-    assert read_config(store, read_plan(store, 1)) == read_config(store, read_plan(store, 0))
+    assert config_in_force(store, read_plan(store, 1)) == config_in_force(store, read_plan(store, 0))
     assert (second.iteration, second.weight_version, second.next_prompt) == (1, 2, 16)
     assert "weights/00000002" in " ".join(store.list(layout.WEIGHTS))
     assert b"<svg" in store.get(layout.deck(1))
