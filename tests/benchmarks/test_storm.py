@@ -11,8 +11,8 @@ from benchmarks.squad import Blow, Squad, SquadRun, draw_blows, engine_time
 from benchmarks.storm import ARMS, VLLM, Size, arm_rows, blows_for, plan_run
 from resources.spot_trace import SpotEvent, SpotTrace
 from storage.connect import connect
-from storage.run import read_config, read_plan
-from tasks.configuration.run_config import parse
+from storage.run import read_plan
+from tasks.configuration.iteration_config import config_in_force
 
 
 def place_events(*times: tuple[float, bool], node: str = "place-0") -> list[SpotEvent]:
@@ -56,7 +56,7 @@ def test_runs_differ_in_the_engine_alone(tmp_path: Path, size: Size):
     make_model(tmp_path / "model")
     store = connect(plan_run(tmp_path / "run", tmp_path / "model", size))
     plan = read_plan(store, 0)
-    rollout = parse(read_config(store, plan)).rollout
+    rollout = config_in_force(store, plan).rollout
     assert (rollout.engine, rollout.vllm.process) == (size.engine, "same")
     assert (plan.num_responses, len(plan.slots)) == (64, 8)
     assert (plan.run_seed, plan.sampling.max_completion_length) == (11, size.length)

@@ -25,8 +25,8 @@ def test_a_number_that_was_given_again_names_another_process():
     "name",
     [
         "a1b2c3d4e5",  # a Flyte execution
-        f"here:elsewhere:{os.getpid()}",
-        f"here:elsewhere:{os.getpid()}:{'0' * 32}-17",  # another machine, or another container of this one
+        "here:elsewhere:1",
+        f"here:elsewhere:1:{'0' * 32}-17",  # another machine, or another container of this one
         "here::::",
         f"here:{'9' * 30}:{'9' * 30}:{'0' * 32}-{'9' * 30}",
     ],
