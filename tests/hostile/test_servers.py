@@ -154,13 +154,14 @@ def test_what_is_no_request_is_refused_and_nothing_is_printed(server, capfd, cap
 
 
 @pytest.mark.slow
-def test_a_scraper_that_goes_away_is_no_news(capfd):
+def test_a_scraper_that_goes_away_is_no_news(capfd, caplog):
     with metrics("a 1\n" * 2_000_000) as port:
         for _ in range(3):
             hang_up(port, whole_request("/metrics"))
         assert asked(port, whole_request("/metrics")) == 200
         time.sleep(0.3)
     assert capfd.readouterr() == ("", "")
+    assert caplog.records == []
 
 
 def test_an_error_of_our_own_is_one_line(caplog):

@@ -26,9 +26,7 @@ from tests.small_run import config, memory_store, plan_iteration
 
 FLEET, URL = "memory://admitting", "memory://admitted/run"
 PROFILE = Profile(phase_s=60.0, cycle_s=300.0)
-FLEET_OF_ALL = FleetRecord(
-    run_prefixes=("memory://admitted", "memory://runs", "memory://z"), host_ttl_s=TTL_S, created_at_s=0.0
-)
+FLEET_OF_ALL = FleetRecord(run_prefixes=("memory://admitted", "memory://runs"), host_ttl_s=TTL_S, created_at_s=0.0)
 
 
 @pytest.fixture
@@ -160,7 +158,11 @@ class Beside(BeatingClock):
 
     def beat(self):
         waiting = WaitingRun(
-            incarnation="w", sequence=self.beats, run_url="memory://z/large", waited_s=self.waited_s, state="waiting"
+            incarnation="w",
+            sequence=self.beats,
+            run_url="memory://admitted/z-large",
+            waited_s=self.waited_s,
+            state="waiting",
         )
         records.put(self.store, fleet_layout.waiting("w"), waiting)
 
@@ -173,7 +175,9 @@ class Beside(BeatingClock):
 def test_a_run_that_fits_passes_one_that_waits_but_only_for_as_long_as_the_fleet_is_patient(store, settings, model):
     records.put(store, fleet_layout.FLEET, FLEET_OF_ALL)
     patience_s = FLEET_OF_ALL.patience_s
-    with pytest.raises(MustWaitError, match=r"memory://z/large waits for longer than the fleet's patience_s, 3600 s"):
+    with pytest.raises(
+        MustWaitError, match=r"memory://admitted/z-large waits for longer than the fleet's patience_s, 3600 s"
+    ):
         admit(settings, model, PROFILE, Beside(store, patience_s))
     assert store.list(fleet_layout.RUNS) == []
     clock = Beside(store, patience_s - 100.0)

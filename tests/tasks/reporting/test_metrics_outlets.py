@@ -36,7 +36,8 @@ def test_a_page_elsewhere_whose_name_points_here_reads_nothing():
         assert get(server, host="evil.example:80")[0] == 403
         assert get(server, host="localhost:80")[0] == 200
     with MetricsServer("0.0.0.0", 0, "a 1\n") as server:
-        assert get(server, host="watcher.cluster:80")[0] == 200
+        assert get(server, host="10.1.2.3:80")[0] == 200
+        assert get(server, host="watcher.cluster:80")[0] == 403
 
 
 def test_the_looks_are_served_until_they_end():
