@@ -43,7 +43,7 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
     pools = config.pools
     await_goodbyes(store, written, config.rollout.flush_interval_s + GOODBYE_S, SystemClock())
     # A pool may have been removed from the configuration since.
-    rollout_pools = parse(written.config).pools.rollout_pools | pools.rollout_pools
+    rollout_pools = parse(written.config, held=True).pools.rollout_pools | pools.rollout_pools
     prices = {name: pool.price_usd_per_h for name, pool in rollout_pools.items()} | {
         TRAIN_POOL: config.trainer.nnodes * pools.train.price_usd_per_h,
         CONTROL_POOL: pools.control.price_usd_per_h,

@@ -61,8 +61,9 @@ def config_in_force(store: ObjectStore, plan: PlanRecord) -> RunConfig:
     Raises what `resolved_in_force` raises, ConfigError, and ConflictingRecord if the plan is one of another
     configuration than the run's.
     """
-    config = parse(resolved_in_force(store, plan), f"the configuration of iteration {plan.iteration}")
-    unlike = differences(identity(parse(plan.config)), identity(config))
+    resolved = resolved_in_force(store, plan)
+    config = parse(resolved, f"the configuration of iteration {plan.iteration}", held=True)
+    unlike = differences(identity(parse(plan.config, held=True)), identity(config))
     if unlike:
         reasons = "\n".join(f"  {line}" for line in unlike)
         raise ConflictingRecord(

@@ -240,13 +240,16 @@ def load(path: str | Path) -> RunConfig:
     return parse(document, str(path))
 
 
-def parse(document: object, source: str = "the configuration") -> RunConfig:
-    """The RunConfig that a mapping describes; raises ConfigError."""
+def parse(document: object, source: str = "the configuration", *, held: bool = False) -> RunConfig:
+    """The RunConfig that a mapping describes; raises ConfigError.
+
+    held: a run holds it already, so that a secret in it is no longer kept out, and the run must go on.
+    """
     if not isinstance(document, Mapping) or not document:
         what = "empty" if not document else f"a {type(document).__name__}"
         raise ConfigError(source, [f"it is {what}; allowed: a mapping with sections {', '.join(names(RunConfig))}"])
     try:
-        secrets = list(given_secrets(document))
+        secrets = [] if held else list(given_secrets(document))
         if secrets:
             # Alone, because another problem could show the value.
             raise ConfigError(source, secrets)

@@ -17,7 +17,7 @@ def recorded_advantages(plan: PlanRecord, responses: Sequence[GradedResponse]) -
     token, if it is the user's own, or if it needs what no record holds: the critic's values, or the KL to the
     reference. Raises ValueError if the estimator raises it.
     """
-    config = parse(plan.config)
+    config = parse(plan.config, held=True)
     algorithm = config.algorithm
     # A user's own function would have to be imported, which a reader of a run must not do.
     unknown = (

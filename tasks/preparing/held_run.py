@@ -12,7 +12,7 @@ from tasks.sharing.membership import check_admitted
 
 def check_same_run(config: RunConfig, stored: Mapping[str, Any], url: str) -> None:
     """Raise ConflictingRecord, with a line for each learned setting in which a run's stored configuration differs."""
-    unlike = differences(identity(config), identity(parse(stored)))
+    unlike = differences(identity(config), identity(parse(stored, held=True)))
     if unlike:
         reasons = "\n".join(f"  {line}" for line in unlike)
         raise ConflictingRecord(f"{url} holds a run of another configuration; nothing was changed:\n{reasons}")

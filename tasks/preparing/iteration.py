@@ -208,7 +208,7 @@ def _open(
         vocab_size=vocabulary_size(model_dir),
         model_files=files,
         clock=clock,
-        explain=lambda stored: differences(identity(config), identity(parse(stored))),
+        explain=lambda stored: differences(identity(config), identity(parse(stored, held=True))),
         sources=inputs.store_found(store) if inputs else None,
     )
     refuse_beside(store, execution)

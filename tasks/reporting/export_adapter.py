@@ -148,7 +148,7 @@ def _read_run(store: ObjectStore) -> tuple[RunConfig, LoraConfig]:
         record = read_run(store)
     except ObjectMissing:
         raise LookupError(f"{store.url} holds no run") from None
-    config = parse(record.config, "the configuration of the run")
+    config = parse(record.config, "the configuration of the run", held=True)
     if config.lora is None:
         raise ValueError(
             f"lora: value null in the configuration of {store.url}, which trains the whole policy; allowed: a section "

@@ -11,7 +11,7 @@ from storage.records import RunRecord, SettingsRecord
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing
 from tasks.configuration.iteration_config import SETTINGS, config_in_force, resolved_in_force, settings_of
 from tasks.configuration.operational import OPERATIONAL
-from tasks.configuration.run_config import digest, dump, identity, parse
+from tasks.configuration.run_config import ConfigError, digest, dump, identity, parse
 from tests.sessions import a_plan
 
 DOCUMENT = {
@@ -170,3 +170,15 @@ def test_each_field_either_decides_what_is_learned_or_may_be_set_but_how_one_eva
     }
     assert neither == {"model", "revision"}
     assert all(not {*learned["rewards"][0]} & {*given} for given in settings["rewards"])
+
+
+def test_a_run_that_holds_a_secret_already_goes_on():
+    """It was begun before secrets were refused, and what it holds is neither lost nor kept out by a refusal."""
+    secret = changed(DOCUMENT, pools={"rollout": {"env": [{"name": "DB_PASS", "value": "hunter2"}]}})
+    with pytest.raises(ConfigError, match=r"pools\.rollout\.env\.0\.value"):
+        parse(secret)
+    store = MemoryStore("held")
+    config = parse(secret, held=True)
+    run = RunRecord(config=dump(config), digest=digest(config), vocab_size=9, model_files={}, created_at_s=0)
+    records.put(store, layout.RUN, run)
+    assert config_in_force(store, replace(a_plan(), config=dump(config))) == config
