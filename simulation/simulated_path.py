@@ -16,7 +16,7 @@ from simulation.undisturbed import prompt
 from storage import layout, prompt_table, records
 from storage.clock import Clock
 from storage.digests import digest_of
-from storage.records import JOINED_POOL, TRAIN_POOL, PlanRecord, SettingsRecord
+from storage.records import JOINED_POOL, TRAIN_POOL, LeaseRecord, PlanRecord, SettingsRecord
 from storage.retention import Swept, sweep
 from storage.retention_config import RetentionConfig
 from storage.run import RunBusy, acquire_lease, exists, next_iteration, next_prompt, read_plan, release_lease
@@ -115,6 +115,14 @@ def takes_lease(store: ObjectStore, execution: str, clock: Clock) -> bool:
         return False
     release_lease(store, execution)
     return True
+
+
+def succeeds_release(store: ObjectStore, execution: str) -> bool:
+    """Whether the execution got the lease the last time because nobody held it, or its holder released it."""
+    keys = [key for key in store.list(layout.LEASE) if key != layout.LEASE_BEAT]
+    log = [records.read(store, LeaseRecord, key) for key in keys]
+    got = max(index for index, each in enumerate(log) if each.holder == execution and not each.released)
+    return got == 0 or log[got - 1].released
 
 
 def swept_by(store: ObjectStore, *, newest: int | None = None) -> Swept:

@@ -18,13 +18,21 @@ from simulation.simulated_crew import EXPECTED, TURNS_MAX, Outcome, SimulatedCre
 from simulation.simulated_history import SLOWEST_CLOCK, History, draw_next
 from simulation.simulated_lines import Lines, started
 from simulation.simulated_member import EXECUTION
-from simulation.simulated_path import LEASE_TTL_S, conclude, config_of, plan_next, swept_by, takes_lease
+from simulation.simulated_path import (
+    LEASE_TTL_S,
+    conclude,
+    config_of,
+    plan_next,
+    succeeds_release,
+    swept_by,
+    takes_lease,
+)
 from simulation.simulated_session import Machine
 from simulation.simulated_standing import StandingCrew
 from simulation.virtual_time import Timeline
 from storage.compaction import read_responses
 from storage.records import PlanRecord
-from storage.run import ConcludedByAnother, RunBusy, lease_holder, next_iteration, read_plan
+from storage.run import ConcludedByAnother, RunBusy, next_iteration, read_plan
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, StoreDenied
 
 # How long the tasks of the path may take beyond what an iteration may.
@@ -37,6 +45,7 @@ ATTEMPTS_MAX = 12
 READS = 3
 # How much later than it was written a sign of life may be seen.
 WAIT_S = 15.0
+RIVAL = "another"
 Work = Callable[[ObjectStore, Machine], object]
 
 
@@ -160,13 +169,17 @@ class SimulatedRun:
 
         def main(process: Machine) -> None:
             store = Lines(self._calm, self._timeline, common).connect_calmly(process, f"rival {history.seed}")
-            began_s, released = self._timeline.now_s, lease_holder(self.ledger.store) is None
-            gets = takes_lease(store, "another", process.clock)
+            began_s = self._timeline.now_s
+            gets = takes_lease(store, RIVAL, process.clock)
             self._counts[f"another execution {'gets the lease' if gets else 'finds the run busy'}"] += 1
             # The last look is a poll interval before the end, and each takes its time.
             ended_s = self._timeline.now_s
             is_hasty = ended_s - began_s < LEASE_TTL_S * SLOWEST_CLOCK
-            if gets and not released and (is_hasty or self.ledger.beats_between(began_s + WAIT_S, ended_s - WAIT_S)):
+            if (
+                gets
+                and not succeeds_release(self.ledger.store, RIVAL)
+                and (is_hasty or self.ledger.beats_between(began_s + WAIT_S, ended_s - WAIT_S))
+            ):
                 common.breaks("doubled: another execution got the lease of one that lives")
 
         started(self._timeline, common, history.seed, "rival", main, self._note_end)
