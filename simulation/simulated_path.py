@@ -118,7 +118,7 @@ def takes_lease(store: ObjectStore, execution: str, clock: Clock) -> bool:
 
 
 def succeeds_release(store: ObjectStore, execution: str) -> bool:
-    """Whether the execution got the lease the last time because nobody held it, or its holder released it."""
+    """Whether the lease was free when the execution got it the last time: it was new, or its holder had released it."""
     keys = [key for key in store.list(layout.LEASE) if key != layout.LEASE_BEAT]
     log = [records.read(store, LeaseRecord, key) for key in keys]
     got = max(index for index, each in enumerate(log) if each.holder == execution and not each.released)
