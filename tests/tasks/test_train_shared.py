@@ -28,7 +28,7 @@ PATIENCE_S = 0.4
 def fleet(model):
     """The store of a fleet that has admitted the run at URL, whose first iteration is rolled out."""
     made = memory_store("hostless-fleet")
-    create_fleet(FLEET, ["memory:"], 60.0, 1.1, SystemClock())
+    create_fleet(FLEET, [URL], 60.0, 1.1, SystemClock())
     trainer = {"placement": "shared", "fleet": FLEET, "group_timeout_s": PATIENCE_S}
     memory_store("hostless")
     settings = config(URL, model, trainer=trainer)

@@ -67,7 +67,7 @@ def test_whatever_another_process_deletes_between_two_parts_both_give_its_report
         def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
             self.left -= 1
             if self.left == 0:
-                conclude_iteration(self, 0, PRICES, ManualClock(1.0))
+                conclude_iteration(self, 0, PRICES, ManualClock(1200.0))
                 for prefix in (layout.journal(0), layout.alive_all(0), layout.claims(0)):
                     for name in self.list(prefix):
                         self.delete(name)
@@ -75,5 +75,5 @@ def test_whatever_another_process_deletes_between_two_parts_both_give_its_report
 
     for at in range(1, 50):
         store = ConcludedAt(at)
-        assert conclude(store, 1).created_at_s == (1.0 if store.left <= 0 else 1100.0), at
+        assert conclude(store, 1).created_at_s == (1200.0 if store.left <= 0 else 1100.0), at
     assert store.left > 0, "every read was disturbed once"

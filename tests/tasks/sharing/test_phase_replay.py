@@ -46,7 +46,7 @@ def expected(model):
 
 def shared_config(model, interval):
     memory_store("fleet")
-    create_fleet(FLEET, ["memory:"], 60.0, 1.1, SystemClock())
+    create_fleet(FLEET, [URL], 60.0, 1.1, SystemClock())
     trainer = {"placement": "shared", "fleet": FLEET, "group_timeout_s": 600.0, "checkpoint_interval": interval}
     settings = config(URL, model, trainer=trainer, **SECTIONS)
     admit(settings, model, Profile(phase_s=1.0, cycle_s=5.0), SystemClock())

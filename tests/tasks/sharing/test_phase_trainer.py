@@ -48,7 +48,7 @@ def model(tmp_path_factory):
 def shared_config(model, **sections):
     """The configuration of a run at URL that is admitted to FLEET."""
     memory_store("fleet")
-    create_fleet(FLEET, ["memory:"], 60.0, 1.1, SystemClock())
+    create_fleet(FLEET, [URL], 60.0, 1.1, SystemClock())
     trainer = {"placement": "shared", "fleet": FLEET, "group_timeout_s": 600.0}
     settings = config(URL, model, trainer=trainer, **sections)
     admit(settings, model, Profile(phase_s=1.0, cycle_s=5.0), SystemClock())
