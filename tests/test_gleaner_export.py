@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from gleaner import main
 from storage import layout, records
 from storage.connect import connect
-from storage.records import PlanRecord
+from storage.records import PlanRecord, RunRecord
 from storage.weights.tensor_sets import TensorBlock, publish
 from tasks.configuration.run_config import dump, parse
 from tests.committed_runs import begin, run_of
@@ -38,9 +38,10 @@ def resolved(**sections):
     return dump(parse(document | sections))
 
 
-def set_retention(store, retention):
-    plan = records.read(store, PlanRecord, layout.plan(2))
-    records.put(store, layout.plan(2), replace(plan, config=resolved(retention=retention)))
+def set_retention(store, retention, **sections):
+    run, plan = records.read(store, RunRecord, layout.RUN), records.read(store, PlanRecord, layout.plan(2))
+    records.put(store, layout.RUN, replace(run, config=resolved(**sections)))
+    records.put(store, layout.plan(2), replace(plan, config=resolved(retention=retention, **sections)))
 
 
 def gleaner(*arguments):
@@ -158,7 +159,7 @@ def test_what_the_export_of_an_adapter_cannot_do_is_one_line(run, tmp_path):
         f"gleaner: lora: value null in the configuration of {run}, which trains the whole policy; allowed: a section "
         "lora; --model exports the policy"
     )
-    begin(connect(run), config=resolved(lora={}))
+    set_retention(connect(run), {}, lora={})
     assert gleaner("sweep", run).exit_code == 0
     assert refused(gleaner("export", "--adapter", run, "--to", tmp_path / "out", "--version", 1)) == (
         "gleaner: version: checkpoint 1 was deleted by the run's retention, or never stored "
