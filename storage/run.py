@@ -232,7 +232,7 @@ def acquire_lease(
 
     An earlier holder is succeeded if it releases the lease, if `known_dead` says that it has ended, or if its beat and
     what crews and graders write stay the same for `ttl_s` on this process's clock. A wait for that is logged. Of two
-    successors that race for one epoch, the loser raises RunBusy.
+    successors that race for one epoch, the loser raises RunBusy; so may `known_dead`, of a holder that it sees alive.
     """
     epoch, lease = _last_lease(store)
     if lease is not None and lease.holder == holder and not lease.released:
@@ -285,8 +285,7 @@ def _await_lease(store: ObjectStore, epoch: int, holder: str, ttl_s: float, cloc
         until,
     )
     begin, before = clock.monotonic(), _signs_of_life(store)
-    pause = LEASE_LOOK_INTERVAL_S
-    next_signs = begin + pause
+    next_signs = begin + LEASE_LOOK_INTERVAL_S
     while (left := begin + ttl_s - clock.monotonic()) > 0:
         clock.sleep(min(LEASE_LOOK_INTERVAL_S, left))
         newest, lease = _last_lease(store)
@@ -298,8 +297,7 @@ def _await_lease(store: ObjectStore, epoch: int, holder: str, ttl_s: float, cloc
         if now >= min(next_signs, begin + ttl_s):
             if _signs_of_life(store) != before:
                 raise RunBusy(f"{store.url} is being advanced by execution {holder!r}; try again when it has ended")
-            pause = min(2 * pause, SIGNS_LOOK_INTERVAL_MAX_S)
-            next_signs = now + pause
+            next_signs = now + min(now - begin, SIGNS_LOOK_INTERVAL_MAX_S)
     return epoch
 
 

@@ -23,7 +23,6 @@ from storage.run import (
     acquire_lease,
     exists,
     holds_run,
-    lease_holder,
     next_iteration,
     next_prompt,
     open_run,
@@ -211,19 +210,18 @@ def _open(
         explain=lambda stored: differences(identity(config), identity(parse(stored, held=True))),
         sources=inputs.store_found(store) if inputs else None,
     )
-    refuse_beside(store, execution)
-    acquire_lease(store, execution, config.run.lease_ttl_s, clock, known_dead=has_ended)
+    acquire_lease(store, execution, config.run.lease_ttl_s, clock, known_dead=partial(_is_dead_holder, store.url))
 
 
-def refuse_beside(store: ObjectStore, execution: str) -> None:
-    """Raise RunBusy if another process of this machine advances the run; it lives, so nothing is waited for."""
-    holder = lease_holder(store)
-    number = None if holder in (None, execution) else number_here(str(holder))
+def _is_dead_holder(url: str, holder: str) -> bool:
+    """Whether the lease's holder has ended; raises RunBusy if it lives on this machine, so nothing is waited for."""
+    number = number_here(holder)
     if number is not None:
         raise RunBusy(
-            f"{store.url} is being advanced by process {number} of this machine; give the command again when that "
-            "process has ended"
+            f"{url} is being advanced by process {number} of this machine; give the command again when that process "
+            "has ended"
         )
+    return has_ended(holder)
 
 
 def _check_machine(config: RunConfig, is_new: bool) -> None:

@@ -4,7 +4,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,15 +31,6 @@ class Objects(dict[str, bytes]):
     def read(self, iteration: int, digest: str) -> bytes:
         assert iteration == 2
         return self[digest]
-
-
-@pytest.fixture
-def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """What environments have noted, without the numbers of their processes."""
-    path = tmp_path / "notes"
-    path.touch()
-    monkeypatch.setenv("TOOL_NOTES", str(path))
-    return lambda: [line.partition(" ")[2] for line in path.read_text().splitlines()]
 
 
 @pytest.fixture
