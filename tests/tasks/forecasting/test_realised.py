@@ -9,6 +9,7 @@ from storage.memory import MemoryStore
 from storage.records import PlanRecord, ReportRecord, SamplingParams
 from tasks.forecasting.realised import compare, save_forecast
 from tasks.forecasting.table import comparison_text
+from tests.committed_runs import begin
 from tests.forecast_documents import a_setup, spread
 
 SETTINGS: dict[str, Any] = {"pools.rollout.count": 2, "pools.rollout.count_min": 1, "planning.width": "fixed"}
@@ -30,6 +31,7 @@ def forecast(*setups: SetupForecast, created_at_s: float = 100.0) -> ForecastRec
 
 
 def commit(store: MemoryStore, iteration: int, *, began_s: float, duration_s: float = 360.0, usd: float = 2.0) -> None:
+    begin(store, config=CONFIGURATION)
     plan = PlanRecord(
         iteration=iteration,
         weight_version=iteration,
