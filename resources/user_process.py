@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from resources.process import adopt_orphans, descendants, end_with
-from resources.wire import read_message
+from resources.wire import pack, read_message
 
 Inbox = queue.SimpleQueue[dict[str, Any]]
 _ERROR_CHARACTERS_MAX = 1000
@@ -89,8 +89,26 @@ def await_end(process: subprocess.Popen[bytes]) -> None:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
-def serve_parent(*, ends_with_thread: bool = False) -> tuple[Inbox, BinaryIO]:
-    """In the child, before anything else: the parent's messages as they come, and the stream for the replies.
+class Replies:
+    """The child's stream to its parent. A parent that is gone ends the child: nothing is left to answer."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._writing = threading.Lock()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Write a message at once, whole; any thread may call this."""
+        body = pack(message)
+        try:
+            with self._writing:
+                self._stream.write(body)
+                self._stream.flush()
+        except BrokenPipeError:
+            os._exit(0)
+
+
+def serve_parent(*, ends_with_thread: bool = False) -> tuple[Inbox, Replies]:
+    """In the child, before anything else: the parent's messages as they come, and where the replies go.
 
     It returns in the worker. ends_with_thread: the child also ends when the thread ends that has started it.
     """
@@ -101,7 +119,7 @@ def serve_parent(*, ends_with_thread: bool = False) -> tuple[Inbox, BinaryIO]:
     inbox: Inbox = queue.SimpleQueue()
     # This runs in a thread of its own, so that the parent's end is noticed even during a call that never returns.
     threading.Thread(target=_read_requests, args=(requests, inbox), daemon=True).start()
-    return inbox, replies
+    return inbox, Replies(replies)
 
 
 def describe(error: BaseException, *, place: bool = True) -> str:

@@ -9,10 +9,9 @@ import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any
 
-from resources.user_process import describe, serve_parent
-from resources.wire import pack
+from resources.user_process import Replies, describe, serve_parent
 from tasks.configuration.user_function import NotAFunction, load_function
 from tasks.grading import math_answer
 from tasks.grading.answer_limits import OutOfTime, limit_memory, limited_time
@@ -47,9 +46,8 @@ def _cases(rows: list[list[Any]]) -> list[GradingCase]:
     return found
 
 
-def _answer(replies: BinaryIO, request: dict[str, Any], reply: dict[str, Any]) -> None:
-    replies.write(pack({**reply, "secret": request["secret"]}))
-    replies.flush()
+def _answer(replies: Replies, request: dict[str, Any], reply: dict[str, Any]) -> None:
+    replies.send({**reply, "secret": request["secret"]})
 
 
 def _load(spec: str, settings: dict[str, Any]) -> tuple[BoundFunction | None, dict[str, Any]]:

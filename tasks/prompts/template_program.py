@@ -6,7 +6,7 @@ It does not import transformers, which takes seconds, but gives a template the s
 import json
 import resource
 import time
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 import jinja2.ext
 import jinja2.nodes
@@ -14,7 +14,6 @@ import jinja2.parser
 import jinja2.sandbox
 
 from resources.user_process import serve_parent
-from resources.wire import pack
 
 # A short conversation takes a thousandth of both.
 MEMORY_BYTES_MAX = 1 << 30
@@ -51,13 +50,8 @@ def main() -> None:
     inbox, replies = serve_parent()
     message = inbox.get()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
-    _answer(replies, {"begins": True})
-    _answer(replies, {"problem": problem(message["templates"], message["tokens"])})
-
-
-def _answer(replies: BinaryIO, message: dict[str, Any]) -> None:
-    replies.write(pack(message))
-    replies.flush()
+    replies.send({"begins": True})
+    replies.send({"problem": problem(message["templates"], message["tokens"])})
 
 
 def problem(templates: list[str], tokens: dict[str, str]) -> str | None:

@@ -17,10 +17,9 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
-from resources.user_process import Inbox, describe, serve_parent
-from resources.wire import pack
+from resources.user_process import Inbox, Replies, describe, serve_parent
 from tasks.configuration.user_function import NotAFunction, load_function
 from tasks.turns.current_call import CALL, CurrentCall
 from tasks.turns.seeded_random import draw_from, follow_seeds
@@ -54,10 +53,9 @@ def _serve_all(inbox: Inbox, worker: "_Worker") -> None:
 class _Worker:
     """The loaded tools, and the environments by number."""
 
-    def __init__(self, replies: BinaryIO) -> None:
+    def __init__(self, replies: Replies) -> None:
         self._replies = replies
         self._process = os.getpid()
-        self._writing = threading.Lock()
         self._tools: dict[str, Callable[..., Any]] = {}
         self._class: Callable[[], Any] | None = None
         self._agent: Callable[..., Any] | None = None
@@ -108,7 +106,7 @@ class _Worker:
             "ping": lambda _: {},
         }
         # If this process ends now, the parent knows that the call may have been made.
-        self._send({"begun": True, "request": request["request"]})
+        self._replies.send({"begun": True, "request": request["request"]})
         self.reply(request, lambda: actions[request["do"]](request))
 
     def reply(self, request: dict[str, Any], action: Callable[[], dict[str, Any]]) -> None:
@@ -121,13 +119,7 @@ class _Worker:
             reply = {"error": describe(error)}
         if os.getpid() != self._process:
             os._exit(0)  # a process that the user's code has forked comes back here, too
-        self._send({**reply, "request": request["request"]})
-
-    def _send(self, message: dict[str, Any]) -> None:
-        body = pack(message)
-        with self._writing:
-            self._replies.write(body)
-            self._replies.flush()
+        self._replies.send({**reply, "request": request["request"]})
 
     def _call(self, request: dict[str, Any]) -> dict[str, Any]:
         current = CurrentCall(*request["current"])

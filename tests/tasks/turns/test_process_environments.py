@@ -339,8 +339,10 @@ environments.answers({LIMIT_S})
     (tmp_path / "member.py").write_text(script)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen([sys.executable, str(tmp_path / "member.py")], env=environment) as member:
-        wait_until(lambda: len(notes()) == 4)
-        wait_until(lambda: len(descendants(member.pid)) == 4)  # two workers, each with its keeper
-        children = descendants(member.pid)
-        member.kill()
+        try:
+            wait_until(lambda: len(notes()) == 4)
+            wait_until(lambda: len(descendants(member.pid)) == 4)  # two workers, each with its keeper
+            children = descendants(member.pid)
+        finally:
+            member.kill()
     wait_until(lambda: are_gone(children))
