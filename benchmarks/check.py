@@ -1,7 +1,8 @@
 """What `gleaner check --files` costs on the demo and on a data set of 7,500 rows, against another checkout.
 
-Each round checks the same files with each checkout, a process each: the generated problems of
-examples/demo.yaml, rows of text, and rows of chat messages. The model check, which builds the model's modules in a child process, is left out in both: `check` prints its seconds apart.
+Each round checks the same files with each checkout, a process each: the generated problems of examples/demo.yaml, rows
+of text, and rows of chat messages. The model check, which builds the model's modules in a child process, is left out in
+both: `check` prints its seconds apart.
 """
 
 import argparse
@@ -65,8 +66,8 @@ def write_inputs(directory: Path) -> dict[str, Path]:
                 file.write(json.dumps({"prompt": prompt, "answer": str(number)}) + "\n")
         documents[kind] = config_of(directory / "run", model, {"source": str(rows)}, "math")
     configs = {kind: directory / f"{kind}.json" for kind in documents}
-    for kind, file in configs.items():
-        file.write_text(json.dumps(documents[kind]))
+    for kind, config in configs.items():
+        config.write_text(json.dumps(documents[kind]))
     return configs
 
 
