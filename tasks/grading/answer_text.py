@@ -26,10 +26,21 @@ _HEADING = re.compile(r"[*_# \t]*(?:the\s+)?(?:final\s+)?answer[*_: \t]*", re.IG
 # "The answer is", and GSM8K's "A:" where it begins the last line.
 _PHRASE = re.compile(
     r"\banswers?\b(?:\s+(?:to|for|of)\s[^.:\n]{0,80}?)?[*_\"]{0,3}\s*"
-    r"(?::|=|\b(?:is|are|was|equals|would\s+be|must\s+be|should\s+be)\b(?:\s*:)?)"
+    r"(?:[:\uff1a=]|\b(?:is|are|was|equals|would\s+be|must\s+be|should\s+be)\b(?:\s*[:\uff1a])?)|\bans\b\.?\s*[:\uff1a=]"
     r"|(?:^|\n)A:(?=[^\n]*+\s*\Z)|(?:^|\n)[*_# \t]*(?:final\s+)?answer[*_: \t]*\n",
     re.IGNORECASE,
 )
+# What stands before "the answer is" where the sentence denies it, or asks for it.
+_NO_STATEMENT = re.compile(
+    r"(?:(?P<denied>(?:n['\u2019]t|\bnot|\bnever|\bcannot|\bhardly)\s+(?:\w+\s+){0,2}?"
+    r"(?:think|believe|sure|certain|say|mean|claim|agree|true|the\s+case|likely|possible|convinced)"
+    r"|(?<!\bno )\bdoubt|\b(?:false|wrong|incorrect|untrue|unlikely|impossible|unsure))(?:\s+(?:that|if|whether))?"
+    r"|\b(?:if|whether|unless|suppose|assume|assuming)(?:\s+that)?)"
+    r"\s+(?:the|my|our|this|their|its?)?\s*(?:(?:final|correct|right)\s+)?\Z",
+    re.IGNORECASE,
+)
+_BEFORE_MAX = 80
+_REASON = re.compile(r"[\s,]+(?:because|since)\b.*", re.IGNORECASE | re.DOTALL)
 _MATHEMATICS = re.compile(r"(\$\$?)(?:\\.|[^$\\])+\1|\\\((?:(?!\\\)).)+\\\)|\\\[(?:(?!\\\]).)+\\\]", re.DOTALL)
 _SENTENCE_END = re.compile(r"(?<!\\)[.!?](?=\s|[*_\"]*\s|[*_\"]*\Z)|\n")
 
@@ -61,17 +72,30 @@ def stated(text: str) -> list[tuple[str, ...]]:
     if opened:
         content = text[opened[-1].end() : closed[-1].start()] if closed else ""
         content = content[: first.start()] if (first := _CLOSE.search(content)) else content
-        text = _after_marker_or_phrase(content) or content.strip()
+        said = _after_marker_or_phrase(content)
+        text = content.strip() if said is None else said
     else:
-        text = _after_marker_or_phrase(text)
+        text = _after_marker_or_phrase(text) or ""
     return [(text,)] if text else []
 
 
-def _after_marker_or_phrase(text: str) -> str:
-    phrase = max(_PHRASE.finditer(text), key=re.Match.start, default=None)
+def _after_marker_or_phrase(text: str) -> str | None:
+    """None if there is neither; empty if the last phrase is denied."""
+    phrase, is_denied = _last_phrase(text)
     if _MARKER in text and (phrase is None or text.rfind(_MARKER) > phrase.start()):
         return after_marker(text)
-    return first_sentence(text[phrase.end() :]) if phrase else ""
+    if phrase is None:
+        return None
+    return "" if is_denied else _REASON.sub("", first_sentence(text[phrase.end() :]))
+
+
+def _last_phrase(text: str) -> tuple[re.Match[str] | None, bool]:
+    """The last "the answer is" that no condition or question holds, and whether the sentence denies it."""
+    for phrase in reversed(list(_PHRASE.finditer(text))):
+        before = _NO_STATEMENT.search(text[max(phrase.start() - _BEFORE_MAX, 0) : phrase.start()])
+        if before is None or before.group("denied"):
+            return phrase, before is not None
+    return None, False
 
 
 def after_marker(text: str) -> str:
@@ -88,7 +112,7 @@ def after_marker(text: str) -> str:
 
 def first_sentence(text: str) -> str:
     """The first sentence or line of `text`; points and line ends within mathematics end none."""
-    text = text[:_SENTENCE_MAX].lstrip(" \t\r\n*_:=")
+    text = text[:_SENTENCE_MAX].lstrip(" \t\r\n*_:\uff1a=")
     spans = [found.span() for found in _MATHEMATICS.finditer(text)]
     for end in _SENTENCE_END.finditer(text):
         if not any(begin < end.start() < close - 1 for begin, close in spans):
