@@ -151,12 +151,19 @@ class JournalReader:
 
     def assemble(self, response: int) -> Assembled:
         """The response along its chain of claims; raises CorruptObject for a gap, an overlap or a foreign version."""
-        lineage = self.book.sealed(response)
-        owner = self.book.owner(response)
-        if owner is not None:
-            last = self.shards.last_sequence(owner.incarnation)
-            lineage = (*lineage, Span(epoch=owner.epoch, incarnation=owner.incarnation, last_sequence=last))
-        return self.follow(response, lineage)
+        return self.follow(response, self._lineage(response))
+
+    def has_ended(self, response: int) -> bool:
+        """Whether an end mark that was read counts, which needs no rows in memory."""
+        reached = {(span.incarnation, span.epoch): span.last_sequence for span in self._lineage(response)}
+        return any(number <= reached.get((name, epoch), -1) for name, epoch, number in self.shards.ends(response))
+
+    def _lineage(self, response: int) -> tuple[Span, ...]:
+        lineage, owner = self.book.sealed(response), self.book.owner(response)
+        if owner is None:
+            return lineage
+        last = self.shards.last_sequence(owner.incarnation)
+        return (*lineage, Span(epoch=owner.epoch, incarnation=owner.incarnation, last_sequence=last))
 
     def _reach(self, span: Span) -> None:
         """Read up to the span's last shard: a claim that won a race against ours may seal more than we had read."""
@@ -207,3 +214,10 @@ class JournalReader:
         assert sum(span_tokens) == tokens.length, f"response {response}: its spans are not all of it"
         assert len(used) <= len(lineage), f"response {response} has spans that no claim gave it"
         return assembled
+
+
+def unended_responses(store: ObjectStore, plan: PlanRecord) -> list[int]:
+    """The responses of a plan that have not ended in the journal now; holds no token of them in memory."""
+    reader = JournalReader(store, plan, parts=(range(0),))
+    reader.refresh()
+    return [response for response in range(plan.num_responses) if not reader.has_ended(response)]

@@ -6,7 +6,7 @@ there is none: what it finds is exactly what was durable at that moment (docs/fo
 
 import sys
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, KeysView, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -187,13 +187,18 @@ class ShardReader:
         self._found: dict[str, list[npt.NDArray[np.uint32]]] = defaultdict(list)
         self._next: dict[str, int] = {}
         self._rows: dict[tuple[str, int, int], list[tuple[int, Row]]] = defaultdict(list)
-        self._ended: set[int] = set()
+        # Where end marks stand, counted or void: (incarnation, epoch, number of the shard).
+        self._ends: dict[int, list[tuple[str, int, int]]] = defaultdict(list)
         self._tokens: dict[str, int] = defaultdict(int)
 
     @property
-    def ended(self) -> set[int]:
+    def ended(self) -> KeysView[int]:
         """Responses for which some row, counted or void, carries an end mark."""
-        return self._ended
+        return self._ends.keys()
+
+    def ends(self, response: int) -> Sequence[tuple[str, int, int]]:
+        """Where rows of the response carry an end mark, counted or void: (incarnation, epoch, number of the shard)."""
+        return self._ends.get(response, ())
 
     def tokens(self, incarnation: str) -> int:
         """Sampled tokens in the shards of an incarnation that were read so far, counted or void."""
@@ -289,7 +294,7 @@ class ShardReader:
         for row in rows:
             self._tokens[incarnation] += len(row.logprobs)
             if row.finish.ends_response:
-                self._ended.add(row.response)
+                self._ends[row.response].append((incarnation, row.epoch, sequence))
         if self._kept is not None:
             self._found[incarnation].append(np.unique(np.array([row.response for row in rows], dtype=np.uint32)))
         self._keep_rows(incarnation, sequence, rows)

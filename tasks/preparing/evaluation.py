@@ -30,6 +30,7 @@ from tasks.grading.run_rewards import held_models, models_named, publish_models
 from tasks.planning.division import assign_groups
 from tasks.preparing.at_hand import InputsAtHand, inputs_at_hand
 from tasks.preparing.held_run import check_same_run
+from tasks.preparing.started_slots import started_slots
 from tasks.preparing.stop_tokens import stop_ids_of_run
 from tasks.preparing.tools import model_tokenizer, openings, prompt_tokenizer, tools_told
 from tasks.prompts.draw import prompts_at
@@ -99,9 +100,8 @@ def _prepare(
         published(run, version)
     settings = SettingsRecord(config=settings_of(config, of_evaluation=True), execution=execution)
     records.put(store, layout.settings(ITERATION), settings)
-    slots = read_plan(store, ITERATION).slots
-    closed = exists(store, layout.closed(ITERATION))
-    return reference, [] if closed else [slot.slot for slot in slots if slot.groups]
+    (slots,) = started_slots(store, read_plan(store, ITERATION), ["rollout"], execution, stands=False)
+    return reference, slots
 
 
 def interrupted_version(config: RunConfig, version: int) -> int:

@@ -52,6 +52,7 @@ from tasks.preparing.checks import check_held_out, check_settings, draw, model_d
 from tasks.preparing.engine_fit import check_engine_fits
 from tasks.preparing.model_check import check_model_use
 from tasks.preparing.needed_state import check_needed_state
+from tasks.preparing.started_slots import started_slots
 from tasks.preparing.stop_tokens import look_at_responses, stop_ids_of_run
 from tasks.preparing.tools import compared, model_tokenizer, openings, prompt_tokenizer, tools_told
 from tasks.preparing.vain_settings import settings_in_vain
@@ -124,9 +125,9 @@ def prepare(
     pools: Sequence[str] = (),
     ends_execution: bool = False,
 ) -> tuple[PlanReference, list[list[int]]]:
-    """Plan the next iteration; returns the plan's reference and its `crew_slots`. pools: () means the configured ones.
+    """Plan the next iteration; returns the plan's reference and its `started_slots`.
 
-    ends_execution: this execution plans none after it.
+    pools: () means the configured ones. ends_execution: this execution plans none after it.
 
     Raises WeightsTooOld if the iteration may not begin yet, CorruptObject or ObjectMissing if training could not
     restore its state, and ConcludedByAnother, after which another attempt goes on with the run. Raises BudgetExceeded,
@@ -181,7 +182,8 @@ def prepare(
     records.put(store, layout.settings(iteration), settings)
     written = read_plan(store, iteration)
     log.info("iteration %d: weight version %d, %d slots", iteration, written.weight_version, len(written.slots))
-    return _reference(config, written, execution), crew_slots(written, pools)
+    slots = started_slots(store, written, pools, execution, stands=config.rollout.crew == "standing")
+    return _reference(config, written, execution), slots
 
 
 def _at_hand(store: ObjectStore, config: RunConfig, inputs: InputsAtHand, held: set[str]) -> RunConfig:
@@ -257,19 +259,6 @@ def _reference(config: RunConfig, written: PlanRecord, execution: str) -> PlanRe
         weight_version=written.weight_version,
         execution=execution,
     )
-
-
-def crew_slots(plan: PlanRecord, pools: Iterable[str]) -> list[list[int]]:
-    """The slots with work on each of these pools, in their order, without the trainer's.
-
-    Slots of a pool that is not among them, for example because it was removed after the plan was written, go to the
-    first.
-    """
-    slots: dict[str, list[int]] = {pool: [] for pool in pools}
-    first = next(iter(slots.values()))
-    for place in plan.crew_slots:
-        slots.get(place.pool, first).append(place.slot)
-    return list(slots.values())
 
 
 def _is_evaluation_known(store: ObjectStore, config: RunConfig) -> bool:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from storage import layout
-from storage.assembly import JournalReader
+from storage.assembly import unended_responses
 from storage.clock import Clock
 from storage.records import TRAIN_POOL, PlanRecord
 from storage.run import exists
@@ -77,10 +77,7 @@ def is_due(store: ObjectStore, plan: PlanRecord) -> bool:
         return False
     if not _is_colocated(plan) and exists(store, layout.batch(plan.iteration, 0)):
         return False
-    reader = JournalReader(store, plan)
-    reader.refresh()
-    ended = (response in reader.shards.ended for response in range(plan.num_responses))
-    return not all(ended) or not all(reader.assemble(r).finish.ends_response for r in range(plan.num_responses))
+    return bool(unended_responses(store, plan))
 
 
 def seed(

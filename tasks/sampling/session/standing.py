@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from resources.pools import PoolsConfig
 from resources.process import started_at_s
 from storage import layout
+from storage.assembly import unended_responses
 from storage.clock import Clock
 from storage.connect import connect
 from storage.metered import metered
@@ -66,6 +67,7 @@ class Post:
 def stand(post: Post, notice: Callable[[], bool], clock: Clock, build: Build = build_engine) -> SessionOutcome:
     """Work on each iteration of the execution, and leave the last as other members do; returns what all sessions did.
 
+    Of one iteration that has nothing left to generate, it builds no engine.
     Raises WrongGpus as `generate_slot` does, and what `Standing.stand` does. Before that everything is flushed and free
     for other members, if the store works.
     """
@@ -75,6 +77,9 @@ def stand(post: Post, notice: Callable[[], bool], clock: Clock, build: Build = b
     pool = pool_of(config.pools, post.slot)
     check_machine(f"slot {post.slot} of {post.run_url}", store, first, config, pool)
     check_pool(config, pool)
+    if post.iterations == 1 and not unended_responses(store, first):
+        log.info("slot %d: iteration %d has nothing left to generate", post.slot, post.first)
+        return SessionOutcome.of_nothing()
     route = Route(store, post.execution, post.first, post.last)
     version = route.first_weights()
     with (

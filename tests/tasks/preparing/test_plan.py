@@ -13,13 +13,13 @@ from storage import layout, prompt_table, records
 from storage.clock import ManualClock
 from storage.memory import MemoryStore
 from storage.process_identity import process_name
-from storage.records import PlanRecord, ReportRecord, SlotPlan
+from storage.records import PlanRecord, ReportRecord
 from storage.run import RunBusy, lease_holder, read_plan, read_run, release_lease
 from storage.store import ObjectMissing
 from storage.weights import tensor_sets
 from tasks.configuration.run_config import dump, identity, parse
 from tasks.plan import execution_name, plan
-from tasks.preparing.iteration import crew_slots, prepare
+from tasks.preparing.iteration import prepare
 from tasks.prompts.order import prompt_index
 from tests.committed_runs import publish_state
 from tests.small_run import (
@@ -153,19 +153,6 @@ def test_where_the_workflow_has_machines_of_one_pool_only_all_slots_are_on_it(st
     _, slots = prepare(settings, "e1", ManualClock())
     assert slots == [[0, 1], [2]]
     assert prepare(settings, "e1", ManualClock(), pools=["rollout"])[1] == [[0, 1, 2]]
-
-
-def test_the_crews_slots_are_told_by_pool_without_the_trainers_and_those_of_unknown_pools_are_on_the_first(
-    store, model
-):
-    reference, slots = prepare(config(URL, model), "e1", ManualClock())
-    plan = read_plan(store, reference.iteration)
-    assert slots == [[0, 1]]
-    pools = ["far", "rollout", "train", "gone", "rollout"]
-    groups = [(0,), (1,), (2,), (3,), ()]
-    places = [SlotPlan(slot=k, pool=pool, groups=groups[k]) for k, pool in enumerate(pools)]
-    plan = replace(plan, slots=tuple(places))
-    assert crew_slots(plan, ["rollout", "far", "near"]) == [[1, 3], [0], []]
 
 
 class Killed(BaseException):
