@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 
 import yaml
 
+from resources.regular_files import open_file
+
 # A hundred times what the longest of our documents has.
 BYTES_MAX = 1 << 20
 NODES_MAX = 20_000
@@ -34,7 +36,7 @@ class DocumentError(ValueError):
 def read_document(path: Path) -> Any:
     """The JSON values in a YAML or JSON file; raises DocumentError, which names the line."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             body = file.read(BYTES_MAX + 1)
     except OSError as error:
         raise DocumentError(f"cannot be read: {error.strerror}") from None

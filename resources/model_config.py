@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from resources.documents import parse_json
+from resources.regular_files import read_file
 
 CONFIG = "config.json"
 # The names that families of models give to the number of their positions; vLLM knows the same ones.
@@ -31,7 +32,7 @@ def model_fields(directory: Path, name: str = CONFIG) -> dict[str, Any]:
     """
     file = directory / name
     try:
-        document = parse_json(file.read_bytes())
+        document = parse_json(read_file(file))
     except OSError as error:
         raise ModelConfigError(f"{file} cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -16,6 +16,8 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from resources.regular_files import read_file
+
 _SECONDS_PER_HOUR = 3600.0
 
 
@@ -230,7 +232,7 @@ def read_trace(path: Path | str, seed: int = 0) -> SpotTrace:
     if path.suffix not in readers:
         raise TraceError(f"{path}: file type {path.suffix!r}; allowed: {', '.join(readers)}")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(f"{path}: cannot be read: {error}") from None
     try:

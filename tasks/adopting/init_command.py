@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import click
 
 from resources.documents import BYTES_MAX
+from resources.regular_files import open_file
 from tasks.adopting import trl_defaults, trl_meaning, trl_script, verl_defaults, verl_meaning, verl_script
 from tasks.adopting.adoption import Adoption, NotAdopted, Setting, text_of
 
@@ -70,7 +71,7 @@ def adopt(library: str, file: Path, words: Sequence[str] = ()) -> Adoption:
 
 def _text(file: Path) -> str:
     try:
-        with file.open("rb") as opened:
+        with open_file(file) as opened:
             body = opened.read(BYTES_MAX + 1)
     except OSError as error:
         raise NotAdopted(f"cannot be read: {error.strerror}") from None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from resources.documents import DocumentError, parse_yaml
+from resources.regular_files import read_file
 from tasks.adopting.adoption import NotAdopted, Setting
 from tasks.adopting.trl_defaults import ALL
 from tasks.configuration.problems import UNFILLED
@@ -63,7 +64,7 @@ def _of_file(values: Sequence[str]) -> list[Setting]:
     if len(values) != 1:
         raise NotAdopted("--config: allowed: one YAML file behind it")
     try:
-        text = Path(values[0]).read_text(encoding="utf-8")
+        text = read_file(Path(values[0])).decode("utf-8")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise NotAdopted(f"--config: {values[0]} cannot be read: {reason}") from None

@@ -4,6 +4,7 @@ Every draw has its own key, so no policy's decision changes the work on which an
 """
 
 import csv
+import io
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from resources.documents import parse_json
+from resources.regular_files import open_file
 from tasks.forecasting.scenario import LengthsScenario, ScenarioError, WorkScenario
 
 Floats = npt.NDArray[np.float64]
@@ -116,7 +118,7 @@ def _read_quantiles(path: str, column: str) -> Floats:
 
 
 def _rows(path: Path) -> list[Mapping[str, object]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with io.TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as file:
         if path.suffix != ".jsonl":
             return list(csv.DictReader(file))
         found = [parse_json(line) for line in file if line.strip()]

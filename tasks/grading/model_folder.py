@@ -12,6 +12,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from transformers.quantizers import AutoHfQuantizer
 
+from resources.regular_files import check_files
 from storage.shortage import raise_shortage
 from tasks.grading.reward import GradingError
 
@@ -28,6 +29,10 @@ class ModelFolder:
         self._path = path
         if not path.is_dir():
             raise self.refused("does not exist")
+        try:
+            check_files(path)
+        except OSError as error:
+            raise self.refused(f"cannot be read: {error.strerror}") from None
         if not (path / "config.json").is_file():
             raise self.refused("has no config.json")
         if (path / "adapter_config.json").is_file():

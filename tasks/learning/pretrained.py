@@ -11,6 +11,7 @@ from typing import Any
 from safetensors import SafetensorError, deserialize, safe_open
 
 from resources.model_config import CONFIG, ModelConfigError, model_fields, whole_number
+from resources.regular_files import check_files
 from storage.shortage import raise_shortage
 from storage.weights.tensor_sets import TensorBlock
 
@@ -55,6 +56,10 @@ def vocabulary_size(directory: Path) -> int:
         raise ModelError(f"policy.path: {str(directory)[:80]!r} cannot be read: {error.strerror}") from None
     if not is_directory:
         raise ModelError(f"policy.path: {str(directory)!r} does not exist; allowed: a Hugging Face model directory")
+    try:
+        check_files(directory)
+    except OSError as error:
+        raise ModelError(f"policy.path: {str(directory)!r} cannot be read: {error.strerror}") from None
     if not is_file:
         raise ModelError(f"policy.path: {str(directory)!r} has no {CONFIG}")
     given = _fields(directory, CONFIG).get("vocab_size")

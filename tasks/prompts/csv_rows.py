@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from resources.regular_files import read_file
 from storage.shortage import raise_shortage
 from tasks.prompts.prompt import PromptError
 
@@ -99,7 +100,7 @@ def _records(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
 
 def _text(path: Path) -> str:
     try:
-        body = path.read_bytes()
+        body = read_file(path)
     except OSError as error:
         raise PromptError(f"{path} cannot be read: {error.strerror}") from None
     try:

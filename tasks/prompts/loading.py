@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from resources.regular_files import check_file
 from storage.paths import expanded
 from tasks.configuration.data import ARITHMETIC, DataConfig
 from tasks.configuration.problems import names
@@ -112,6 +113,10 @@ def _open_rows(config: DataConfig) -> Rows:
         )
     if path.is_dir():
         return DatasetRows(path, config.split)
+    try:
+        check_file(path)
+    except OSError as error:
+        raise PromptError(f"source: value {config.source!r}: {error.strerror}") from None
     if config.split is not None:
         raise PromptError(f"split: value {config.split!r}; allowed: null, because {path} is a file")
     if path.suffix in _READERS:

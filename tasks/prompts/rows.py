@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from resources.regular_files import check_files, read_file
 from storage.shortage import raise_shortage
 from tasks.prompts.prompt import PromptError
 
@@ -46,7 +47,7 @@ class JsonLines:
         self._rows: list[dict[str, Any]] = []
         self._lines: list[int] = []
         try:
-            body = path.read_bytes()
+            body = read_file(path)
         except OSError as error:
             raise PromptError(f"{path} cannot be read: {error.strerror}") from None
         for number, line in enumerate(body.split(b"\n"), start=1):
@@ -143,6 +144,9 @@ class DatasetRows:
         import datasets  # noqa: PLC0415
 
         try:
+            check_files(path)
+            for split_of_it in filter(Path.is_dir, path.iterdir()):
+                check_files(split_of_it)
             loaded = datasets.load_from_disk(str(path))
         except IndexError:  # what datasets raises for a dataset without any record batch
             raise PromptError(f"source: {path} has no rows") from None
