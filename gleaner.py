@@ -218,7 +218,12 @@ def _give_metrics(
 @click.argument("run_url")
 @click.option("--iterations", type=click.IntRange(min=1), help="Leave after helping with this many iterations.")
 @click.option("--time-limit-s", type=FiniteNumber(min=0, min_open=True), help="Leave after this many seconds.")
-@click.option("--patience-s", type=FiniteNumber(min=0), help="Leave after this many seconds without work.")
+@click.option(
+    "--patience-s",
+    type=FiniteNumber(min=0),
+    help="Leave after this many seconds without work; by default after 1800 for a run that has not begun, and after "
+    "run.lease_ttl_s without a sign of life of one that has.",
+)
 @click.option("--usd-per-hour", type=FiniteNumber(min=0), help="Price of this machine, for the report.")
 @click.option(
     "--run-tools",

@@ -3,7 +3,6 @@
 A joined member claims responses that are free or late, iteration by iteration, and may leave at any moment.
 """
 
-import logging
 import math
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -16,10 +15,11 @@ from storage.connect import connect
 from storage.records import JOINED_POOL, PlanRecord
 from storage.run import exists, next_iteration, read_plan, read_run
 from storage.store import ObjectMissing, ObjectStore
+from storage.waiting import Waiting
 from storage.weights.cache import open_cache
 from tasks.configuration import user_function
 from tasks.configuration.iteration_config import config_in_force
-from tasks.configuration.run_config import RunConfig
+from tasks.configuration.run_config import RunConfig, parse
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.session.member import (
     POLL_INTERVAL_S,
@@ -31,7 +31,9 @@ from tasks.sampling.session.member import (
 )
 from tasks.sampling.session.session_outcome import Preempted, SessionOutcome
 
-log = logging.getLogger(__name__)
+# How long a run is waited for that has not begun.
+BEGINS_S = 1800.0
+LEAVES = "this machine leaves (--patience-s)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,8 @@ class JoinLimits:
     """When a joined member leaves.
 
     iterations: after it has helped with this many. time_limit_s: after this long. patience_s: when it has waited this
-    long for the run to begin or for a plan. None: never.
+    long for the run to begin or for a plan; None: when the run has not begun for BEGINS_S, or when for run.lease_ttl_s
+    nothing has shown that anybody advances it. None of the others: never.
     """
 
     iterations: int | None = None
@@ -133,25 +136,20 @@ def _has_begun(
 ) -> bool:
     """Wait for the run's first record, in case the machine starts before the run does; False when it is time to leave.
 
-    A wrong url looks the same as a run that has not begun, so a warning says what is waited for. Errors of the store,
+    A wrong url looks the same as a run that has not begun, so what is waited for is said at once. Errors of the store,
     such as StoreDenied, are raised.
     """
-    leaves_s = min(
-        math.inf if ends_s is None else ends_s,
-        math.inf if limits.patience_s is None else clock.monotonic() + limits.patience_s,
-    )
-    is_said = False
+    patience_s = BEGINS_S if limits.patience_s is None else limits.patience_s
+    left_s = math.inf if ends_s is None else ends_s - clock.monotonic()
+    what = f"a run to begin at {store.url}, which holds no {layout.RUN} yet"
+    waiting = Waiting(what, clock, min(patience_s, left_s), f"then {LEAVES}", silent_s=0.0)
     while not notice():
         with suppress(ObjectMissing):
             read_run(store)
             return True
-        if clock.monotonic() >= leaves_s:
+        if waiting.is_over:
             return False
-        if not is_said:
-            # A warning, because a terminal shows no lower level.
-            log.warning("%s holds no run yet (no %s); waiting for it to begin", store.url, layout.RUN)
-            is_said = True
-        clock.sleep(POLL_INTERVAL_S)
+        waiting.pause(POLL_INTERVAL_S)
     return False
 
 
@@ -167,10 +165,9 @@ def _next_plan(
 
     That is when a limit is reached, after a notice, or when the iteration of an evaluation is closed.
     """
-    since_s = clock.monotonic()
+    waiting, sign = _waiting_for_plan(store, limits, clock), b""
     while not notice():
-        now_s = clock.monotonic()
-        if ends_s is not None and now_s >= ends_s:
+        if ends_s is not None and clock.monotonic() >= ends_s:
             return None
         iteration = max(next_iteration(store), first)
         # Where rollout runs ahead, the next iteration is planned before this one is committed. The trainer waits for
@@ -182,7 +179,26 @@ def _next_plan(
             iteration += 1
         with suppress(ObjectMissing):
             return read_plan(store, iteration)
-        if limits.patience_s is not None and now_s - since_s >= limits.patience_s:
+        if waiting.is_over:
             return None
-        clock.sleep(POLL_INTERVAL_S)
+        if limits.patience_s is None and (seen := _lease_beat(store)) != sign:
+            sign = seen
+            waiting.saw_life()
+        waiting.pause(POLL_INTERVAL_S)
     return None
+
+
+def _waiting_for_plan(store: ObjectStore, limits: JoinLimits, clock: Clock) -> Waiting:
+    what = f"the next iteration of {store.url} to be planned"
+    if limits.patience_s is not None:
+        return Waiting(what, clock, limits.patience_s, f"then {LEAVES}")
+    ttl_s = parse(read_run(store).config, held=True).run.lease_ttl_s
+    return Waiting(what, clock, ttl_s, f"unless the run shows a sign of life before, {LEAVES}")
+
+
+def _lease_beat(store: ObjectStore) -> bytes:
+    """What whoever advances the run writes again and again; empty if nobody has begun."""
+    try:
+        return store.get(layout.LEASE_BEAT)
+    except ObjectMissing:
+        return b""

@@ -11,14 +11,14 @@ from storage import layout, records
 from storage.assembly import JournalReader
 from storage.clock import ManualClock, SystemClock
 from storage.connect import connect
-from storage.records import JOINED_POOL, AliveRecord
+from storage.records import JOINED_POOL, AliveRecord, ClosedRecord
 from storage.run import next_iteration, read_plan, read_run
 from storage.store import ConflictingRecord, StoreUnavailable
 from tasks.configuration.run_config import dump, parse
 from tasks.preparing.iteration import prepare
 from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
-from tasks.sampling.session.join import JoinLimits, join_run
+from tasks.sampling.session.join import BEGINS_S, JoinLimits, join_run
 from tests.small_run import (
     EXECUTION,
     Unreachable,
@@ -228,9 +228,9 @@ def test_it_waits_for_a_run_to_begin_and_says_so_once(settings, caplog):
     joined.join(300)
     assert helped == [1]
     assert all_ended()
-    assert [record.getMessage() for record in caplog.records if record.name == "tasks.sampling.session.join"] == [
-        f"{URL} holds no run yet (no run.json); waiting for it to begin"
-    ]
+    [told] = [record.getMessage() for record in caplog.records if record.name == "storage.waiting"]
+    assert told.startswith(f"waiting for a run to begin at {URL}, which holds no run.json yet, since ")
+    assert told.endswith(" UTC; then this machine leaves (--patience-s)")
 
 
 def test_it_does_not_wait_for_ever_for_a_run_to_begin():
@@ -242,6 +242,34 @@ def test_it_does_not_wait_for_ever_for_a_run_to_begin():
     assert 35 <= clock.monotonic() < 45
     calls = iter(range(100))
     assert join_run(URL, JoinLimits(), lambda: next(calls) > 3, clock) == 0
+    began_s = clock.monotonic()
+    assert join_run(URL, JoinLimits(), lambda: False, clock) == 0
+    assert clock.monotonic() - began_s == BEGINS_S
+
+
+class Beats(ManualClock):
+    """A clock on which whoever holds the lease beats every 100 s, for 500 s."""
+
+    def sleep(self, duration_s):
+        super().sleep(duration_s)
+        if self.monotonic() < 500:
+            store().put(layout.LEASE_BEAT, str(int(self.monotonic() / 100)).encode())
+
+
+def test_when_all_responses_are_there_it_waits_for_the_next_plan_as_long_as_somebody_advances_the_run(model, caplog):
+    memory_store("join")
+    plan_iteration(config(URL, model, run={"lease_ttl_s": 300.0}))
+    roll_out(URL, 0)
+    records.commit(store(), layout.closed(0), ClosedRecord(iteration=0, reason="trained"))
+    clock = Beats()
+    assert join_run(URL, JoinLimits(), lambda: False, clock) == 0
+    # The last beat but one came at 400 s, and those after it were the same.
+    assert 690 <= clock.monotonic() <= 720
+    told = [record.getMessage() for record in caplog.records if record.name == "storage.waiting"]
+    assert told[0].startswith(f"waiting for the next iteration of {URL} to be planned, since 1970-01-01 00:00:00 UTC ")
+    assert told[0].endswith("; unless the run shows a sign of life before, this machine leaves (--patience-s)")
+    # The first after 10 s, and then one a minute.
+    assert 10 <= len(told) <= 13
 
 
 def test_a_store_that_does_not_answer_is_not_waited_for():
