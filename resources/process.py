@@ -46,6 +46,12 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def is_stopped(process: int) -> bool:
+    """Whether a signal, such as SIGSTOP, has stopped this process until SIGCONT; False if that is unknown."""
+    found = _stat(_PROC / str(process))
+    return found is not None and found[1] == "T"
+
+
 def descendants(process: int) -> list[int]:
     """The children of `process`, their children, and so on, parents first.
 

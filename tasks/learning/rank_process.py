@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,11 +18,14 @@ from typing import Any, Generic, TypeVar
 from pydantic import TypeAdapter
 
 from resources.local_starter import running_starter
+from resources.process import is_stopped
 from tasks.learning.rank_ends import RankEnd, RankFailure
 
 State = TypeVar("State")
 FAILURE = TypeAdapter(RankFailure)
 END_TIME_LIMIT_S = 60.0
+# The kernel's record of who has connected: process, user and group (unix(7)).
+_CREDENTIALS = struct.Struct("3i")
 
 
 class RankProcess(Generic[State]):
@@ -53,6 +57,7 @@ class RankProcess(Generic[State]):
         self._failure: tuple[float, RankFailure] | None = None
         self._end: RankEnd | None = None
         self._killed = False
+        self._pid: int | None = None
         self._connection: socket.socket | None = None
         self._orders: list[bytes] = []
         self._listener = socket.socket(socket.AF_UNIX)
@@ -89,6 +94,17 @@ class RankProcess(Generic[State]):
         with self._lock:
             return self._end
 
+    @property
+    def number(self) -> int:
+        return self._rank
+
+    @property
+    def stopped(self) -> int | None:
+        """The number of its process while a signal has stopped it (SIGSTOP), else None; also until it has connected."""
+        with self._lock:
+            process = None if self._end is not None else self._pid
+        return process if process is not None and is_stopped(process) else None
+
     def order(self, order: Mapping[str, Any], then: Callable[[State], State]) -> None:
         """Give it an order; until it says more, its state is `then` of the present one."""
         with self._lock:
@@ -120,7 +136,9 @@ class RankProcess(Generic[State]):
         with suppress(OSError):
             connection, _ = self._listener.accept()
             with connection, connection.makefile("rb") as answers:
+                who = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
                 with self._lock:
+                    self._pid = _CREDENTIALS.unpack(who)[0]
                     self._connection = connection
                     self._send()
                 for line in answers:

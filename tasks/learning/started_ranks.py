@@ -10,18 +10,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Self
 
+from storage.clock import SystemClock
 from storage.own_files import folder_for_sockets
+from storage.waiting import Waiting
 from tasks.learning.rank_ends import RankFailure, failure_of
 from tasks.learning.rank_process import END_TIME_LIMIT_S, RankProcess, State
 
 # Another rank complains that one is missing before it is known that this one has ended.
 SILENT_END_S = 5.0
+# A rank that a signal has stopped keeps the others in their collectives, where they see nothing of it.
+STOPPED_LOOK_S = 2.0
+STOPPED_LIMIT_S = 600.0
 
 
 class StartedRanks(Generic[State]):
     """Ranks that run `program`, and a thread that ends all of them when one fails. As a context manager it ends them.
 
-    count: how many. The other arguments are those of `RankProcess`.
+    count: how many. stopped_limit_s: for how long they wait for one that a signal has stopped (SIGSTOP). The other
+    arguments are those of `RankProcess`.
     """
 
     def __init__(
@@ -32,7 +38,11 @@ class StartedRanks(Generic[State]):
         count: int,
         state: State,
         read: Callable[[Any], State],
+        *,
+        stopped_limit_s: float = STOPPED_LIMIT_S,
     ) -> None:
+        self._stopped_limit_s = stopped_limit_s
+        self._stopped: tuple[str, Waiting] | None = None
         self._changed = threading.Condition()
         self._failure: RankFailure | None = None
         self._are_done = False
@@ -98,17 +108,40 @@ class StartedRanks(Generic[State]):
 
     def _attend(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._has_failed() or all(rank.end for rank in self._ranks))
-            if not self._has_failed():
+            given_up = None
+            while given_up is None and not self._changed.wait_for(self._is_over, STOPPED_LOOK_S):
+                given_up = self._look_for_stopped()
+            if given_up is None and not self._has_failed():
                 self._are_done = True
                 self._changed.notify_all()
                 return
-            self._changed.wait_for(self._is_clear, SILENT_END_S)
+            self._changed.wait_for(lambda: given_up is not None or self._is_clear(), SILENT_END_S)
         self._end_ranks()
         ends = [end for rank in self._ranks if (end := rank.end) is not None]
         with self._changed:
-            self._failure = failure_of(ends)
+            self._failure = given_up or failure_of(ends)
             self._changed.notify_all()
+
+    def _look_for_stopped(self) -> RankFailure | None:
+        """Tell of ranks that are stopped; the failure of all when one stays so for too long."""
+        stopped = [(rank.number, process) for rank in self._ranks if (process := rank.stopped) is not None]
+        if not stopped:
+            self._stopped = None
+            return None
+        who = " and ".join(f"rank {number} (process {process})" for number, process in stopped)
+        if self._stopped is None or self._stopped[0] != who:
+            processes = " ".join(str(process) for _, process in stopped)
+            then = f"then all ranks are ended; `kill -CONT {processes}` lets them go on"
+            what = f"{who}, which a signal has stopped"
+            self._stopped = who, Waiting(what, SystemClock(), self._stopped_limit_s, then)
+        _, waiting = self._stopped
+        waiting.speak()
+        if not waiting.is_over:
+            return None
+        return RankFailure(message=f"{who} was stopped by a signal for {self._stopped_limit_s:.0f} s")
+
+    def _is_over(self) -> bool:
+        return self._has_failed() or all(rank.end for rank in self._ranks)
 
     def _has_failed(self) -> bool:
         return any(rank.has_failed for rank in self._ranks)
