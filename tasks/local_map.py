@@ -315,7 +315,7 @@ def _read_error(path: Path) -> tuple[str, bool]:
 
 def crew_map(
     target: "functools.partial[Any]",
-    concurrency: int | None = None,
+    concurrency: int = 0,
     local_retries: int | None = None,
     imports: Sequence[str] = (),
     title: str | None = None,
@@ -323,8 +323,10 @@ def crew_map(
     stands: bool = False,
     pod_template: str | None = None,
 ) -> CrewMapTask:
-    """Map a task over the list given for its unbound input, with at most `concurrency` elements at a time (None: all).
+    """Map a task over the list given for its unbound input, with at most `concurrency` elements at a time (0: all).
 
+    The 0 reaches Flyte. A map that says nothing takes its share of the parallelism of the whole execution, where
+    Flyte's `array-node-config.default-parallelism-behavior` is "hybrid", and the trainer is held back for it.
     The map succeeds however its elements end: it says how many machines may help, not how many must.
     """
     mapped = CrewMapTask(target, concurrency=concurrency, min_success_ratio=0.0)

@@ -46,7 +46,7 @@ def rollout_node(reference: Any, slots: Any, pools: PoolsConfig, name: str, name
     pool, settings = pools.rollout_pools[name], settings_on(pools, name, names, what)
     crew = crew_map(
         functools.partial(rollout, plan=reference),
-        concurrency=pool.concurrency or None,
+        concurrency=pool.concurrency,
         local_retries=pool.retries,
         imports=IMPORTS,
         title=settings["name"],
@@ -71,7 +71,7 @@ def standing_nodes(reference: Any, pools: PoolsConfig, count: int, names: NodeNa
         settings = settings_on(pools, name, names, what)
         crew_of_pool = crew_map(
             functools.partial(stand, plan=reference, iterations=count),
-            concurrency=pool.concurrency or None,
+            concurrency=pool.concurrency,
             local_retries=pool.retries,
             imports=(*IMPORTS, "tasks.sampling.session.standing"),
             title=settings["name"],

@@ -1,22 +1,28 @@
 """Names of an execution's nodes: those in the console, those of pods, and the labels of pods.
 
 An iteration's number is known only when its plan is made, so nodes count from the first iteration of their execution.
+
+Flyte looks at the nodes behind a node in the alphabetical order of their ids, each time with all that follows it, and
+stops when as many are at work as the execution's `max_parallelism` allows. A map whose pods wait for machines is one of
+them. So ids of the path that carries a run on come before those of leaves: no number of waiting maps holds it back.
 """
 
 from dataclasses import dataclass
 
 from resources.labels import ITERATION_LABEL, POOL_LABEL, RUN_LABEL, url_label
 
+PATH = frozenset({"plan", "collect", "train", "conclude"})
+PATH_LETTER, LEAF_LETTER = "i", "z"
+
 
 @dataclass(frozen=True, kw_only=True)
 class NodeNames:
     """Names for the nodes of one iteration, or of all.
 
-    prefix: of ids, after which pods are named; label: of names for people. run: the URL of the run; iteration: its
-    number in the execution, or "all"; both are empty where a workflow is declared before they are known.
+    label: of names for people. run: the URL of the run; iteration: its number in the execution, or "all". All are empty
+    where a workflow is declared before they are known.
     """
 
-    prefix: str = ""
     label: str = ""
     run: str = ""
     iteration: str = ""
@@ -25,12 +31,12 @@ class NodeNames:
     def of_iteration(cls, number: int, count: int, run: str) -> "NodeNames":
         """Names for iteration `number` of `count`, from 1; 0 stands for what comes before the first iteration."""
         label = f"iteration {number} of {count}: " if number else f"before iteration 1 of {count}: "
-        return cls(prefix=f"i{number}-", label=label, run=run, iteration=str(number))
+        return cls(label=label, run=run, iteration=str(number))
 
     @classmethod
     def of_execution(cls, count: int, run: str) -> "NodeNames":
         """Names for the nodes that serve all `count` iterations."""
-        return cls(prefix="all-", label=f"iterations 1 to {count}: ", run=run, iteration="all")
+        return cls(label=f"iterations 1 to {count}: ", run=run, iteration="all")
 
     def labels(self, pool: str) -> dict[str, str]:
         """The labels by which the costs of the pods of a pool can be split."""
@@ -38,5 +44,7 @@ class NodeNames:
         return {label: value for label, value in found.items() if value}
 
     def of(self, what: str) -> dict[str, str]:
-        """Arguments for `with_overrides`, such as i7-train and "iteration 7 of 20: train"."""
-        return {"node_name": f"{self.prefix}{what}", "name": f"{self.label}{what.replace('-', ' ')}"}
+        """Arguments for `with_overrides`, such as i7-train and "iteration 7 of 20: train", or z7-rollout."""
+        letter = PATH_LETTER if what in PATH else LEAF_LETTER
+        prefix = f"{letter}{self.iteration}-" if self.iteration else ""
+        return {"node_name": f"{prefix}{what}", "name": f"{self.label}{what.replace('-', ' ')}"}

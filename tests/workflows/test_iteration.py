@@ -201,7 +201,11 @@ def test_every_pod_says_which_run_iteration_pool_and_team_pays_for_it():
     pools = {"plan": "control", "rollout": "rollout", "rollout-far": "far", "train": "train", "conclude": "control"}
     pools |= {"end-of-rollout": "control", "end-of-rollout-far": "control"}
     assert found == {
-        f"i{number}-{what}": {**common, "gleaner-iteration": str(number), "gleaner-pool": pool}
+        f"{'z' if 'rollout' in what else 'i'}{number}-{what}": {
+            **common,
+            "gleaner-iteration": str(number),
+            "gleaner-pool": pool,
+        }
         for number in (1, 2)
         for what, pool in pools.items()
     }
@@ -230,7 +234,7 @@ def test_a_single_iteration_is_the_last_of_its_execution():
 def test_each_pool_of_the_crew_is_a_map_of_its_own(max_staleness):
     nodes = [node.to_flyte_idl() for node in unrolled(2, TWO_POOLS | {"algorithm": {"max_staleness": max_staleness}})]
     maps = [node for node in nodes if node.WhichOneof("target") == "array_node"]
-    assert [array.id for array in maps] == ["i1-rollout", "i1-rollout-far", "i2-rollout", "i2-rollout-far"]
+    assert [array.id for array in maps] == ["z1-rollout", "z1-rollout-far", "z2-rollout", "z2-rollout-far"]
     assert [array.array_node.parallelism for array in maps] == [3, 1, 3, 1]
     elements = [array.array_node.node for array in maps]
     assert [element.metadata.interruptible for element in elements] == [True, False, True, False]

@@ -132,8 +132,8 @@ def test_a_search_of_the_closure_finds_a_conclusion_behind_a_map():
     """The test above fails where a map is upstream of the spine."""
     nodes = idl(unrolled(2, PLAIN))
     [train] = [node for node in nodes if node.id == "i2-train"]
-    train.upstream_node_ids.append("i1-rollout")
-    assert "i1-rollout" in upstream_closure(nodes, "i2-conclude")
+    train.upstream_node_ids.append("z1-rollout")
+    assert "z1-rollout" in upstream_closure(nodes, "i2-conclude")
 
 
 def test_the_spine_of_iterations_one_by_one():
@@ -143,7 +143,7 @@ def test_the_spine_of_iterations_one_by_one():
     for number in (1, 2, 3):
         assert upstream[f"i{number}-train"] == {f"i{number}-plan"}
         assert upstream[f"i{number}-conclude"] == {f"i{number}-train"}
-        assert upstream[f"i{number}-rollout"] == {f"i{number}-plan"}
+        assert upstream[f"z{number}-rollout"] == {f"i{number}-plan"}
     assert (upstream["i2-plan"], upstream["i3-plan"]) == ({"i1-conclude"}, {"i2-conclude"})
     assert lasts(nodes) == [False, False, True]
 
@@ -179,12 +179,12 @@ def test_one_step_off_the_next_plan_comes_before_this_iteration_is_trained():
     for number in (1, 2, 3, 4):
         assert upstream[f"i{number}-conclude"] == {f"i{number}-train"}
         # Rollouts wait for their plan alone, so the next one runs beside training.
-        assert upstream[f"i{number}-rollout"] == {f"i{number}-plan"}
+        assert upstream[f"z{number}-rollout"] == {f"i{number}-plan"}
     order = [node.id for node in nodes]
     # On one machine nodes run in this order: a plan must come before the trainer that would give it newer weights.
     for number in (1, 2, 3):
         assert order.index(f"i{number + 1}-plan") < order.index(f"i{number}-train")
-        assert order.index(f"i{number}-conclude") < order.index(f"i{number + 1}-rollout")
+        assert order.index(f"i{number}-conclude") < order.index(f"z{number + 1}-rollout")
     assert lasts(nodes) == [False, False, False, True]
     ahead = [b.binding.scalar.primitive.integer for node in nodes for b in node.inputs if b.var == "ahead"]
     assert ahead == [0, 1, 1, 1]
@@ -210,7 +210,7 @@ def test_several_iterations_ahead_the_path_begins_with_their_plans():
 def test_fewer_iterations_than_may_run_ahead():
     nodes = idl(unrolled(2, STALER))
     upstream = {node.id: set(node.upstream_node_ids) for node in nodes}
-    assert upstream["i1-train"] == upstream["i2-rollout"] == {"i2-plan"}
+    assert upstream["i1-train"] == upstream["z2-rollout"] == {"i2-plan"}
     assert upstream["i2-train"] == {"i2-plan", "i1-conclude"}
 
 
@@ -220,14 +220,14 @@ def test_a_standing_crew_is_one_map_per_pool_beside_the_whole_chain(stale):
     upstream = {node.id: set(node.upstream_node_ids) for node in nodes}
     maps = {node.id: node for node in nodes if node.WhichOneof("target") == "array_node"}
     pools = parse(TWO_POOLS | STANDING).pools
-    assert list(maps) == ["all-crew", "all-crew-far"]
+    assert list(maps) == ["zall-crew", "zall-crew-far"]
     for (name, node), slots in zip(maps.items(), pools.standing_slots.values(), strict=True):
         assert upstream[name] == {"i1-plan"}
         given = {binding.var: binding.binding for binding in node.inputs}
         assert [each.scalar.primitive.integer for each in given["slot"].collection.bindings] == slots
         assert given["iterations"].scalar.primitive.integer == 5
-        assert upstream[name.replace("all-", "all-end-of-")] == {"i1-plan", name}
-        assert node.metadata.name == f"iterations 1 to 5: {name.removeprefix('all-').replace('-', ' ')}"
+        assert upstream[name.replace("zall-", "zall-end-of-")] == {"i1-plan", name}
+        assert node.metadata.name == f"iterations 1 to 5: {name.removeprefix('zall-').replace('-', ' ')}"
     assert not [name for name in upstream if name.endswith("rollout")]
 
 
@@ -249,9 +249,9 @@ def test_nodes_are_told_apart_in_the_console_and_name_their_pods(shape):
     names = {node.id: node.metadata.name for node in nodes}
     assert len(set(names.values())) == len(names) == len(nodes)
     assert names["i2-train"] == "iteration 2 of 14: train"
-    assert names.get("i13-rollout", "iteration 13 of 14: rollout") == "iteration 13 of 14: rollout"
+    assert names.get("z13-rollout", "iteration 13 of 14: rollout") == "iteration 13 of 14: rollout"
     for node, name in names.items():
-        assert re.fullmatch(r"(i\d+|all)-[a-z0-9-]+", node)
+        assert re.fullmatch(r"(i\d+|z\d+|zall)-[a-z0-9-]+", node)
         assert len(node) <= 63
         assert re.match(r"((iteration \d+|before iteration 1) of 14|iterations 1 to 14): ", name)
 
