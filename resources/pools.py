@@ -4,6 +4,7 @@ A pool is either interruptible (spot: cheap, may vanish) or reserved. In this pa
 import flytekit when a task is declared or a node is built, and flyte_admin.py does to read.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from flytekit import PodTemplate
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-POOL_NAME = r"^[a-z][a-z0-9_-]{0,39}$"
+# It is the value of a label, too, which ends with a letter or digit.
+POOL_NAME = r"^[a-z]([a-z0-9_-]{0,38}[a-z0-9])?$"
 # Reports and plans use these names for other machines.
 RESERVED_NAMES = frozenset({"rollout", "train", "control", "joined"})
 SHARED_MEMORY_PATH = "/dev/shm"  # noqa: S108 - a place in the pod
@@ -175,7 +177,7 @@ class PoolsConfig:
 
     __pydantic_config__ = STRICT
     rollout: RolloutPoolConfig = field(default_factory=RolloutPoolConfig)
-    more_rollout: dict[Annotated[str, Field(pattern=POOL_NAME)], RolloutPoolConfig] = field(default_factory=dict)
+    more_rollout: dict[str, RolloutPoolConfig] = field(default_factory=dict)
     train: PoolConfig = field(default_factory=PoolConfig)
     control: ControlPoolConfig = field(default_factory=ControlPoolConfig)
     labels: Labels = field(default_factory=dict)
@@ -186,6 +188,12 @@ class PoolsConfig:
             raise ValueError("train.interruptible: true given; allowed: false, the trainer runs on reserved machines")
         if self.train.count != 1:
             raise ValueError(f"train.count: {self.train.count} given; allowed: 1")
+        for name in self.more_rollout:
+            if not re.fullmatch(POOL_NAME, name):
+                raise ValueError(
+                    f"more_rollout: value {name!r}; allowed: names of up to 40 small letters, digits, - and _, a "
+                    "letter first and a letter or digit last, because pods have the name as a label"
+                )
         # Flyte's node ids allow no underscores.
         names = [name.replace("_", "-") for name in self.more_rollout]
         alike = sorted(name for name in set(names) if names.count(name) > 1)

@@ -45,7 +45,7 @@ FLYTE = {"flytekit", "flytekitplugins", "flyteidl", "kubernetes"}
 LIBRARIES_ALLOWED = {
     "storage": {"blake3", "numpy", "pyarrow", "fsspec", "s3fs", "botocore", "obstore", "pydantic", "safetensors"},
     "resources": {"numpy", "pydantic", "urllib3", "yaml"} | FLYTE,
-    "workflows": FLYTE,
+    "workflows": {"click"} | FLYTE,
 }
 TRACKERS = {"tensorboard", "wandb", "mlflow"}
 _FLYTE_MODULES = r"resources\.(pools|pod_template|images|flyte_admin|kubernetes_api)|tasks\.\w+|workflows(\.\w+)?"

@@ -63,11 +63,12 @@ def config_file(folder: Path, model: Path, url: str, **sections: dict[str, Any])
     return file
 
 
-def _command(workflow: str, *arguments: str) -> list[str]:
+def _command(workflow: str, *arguments: str, remote: bool = False) -> list[str]:
     return [
         "--config",
         str(ROOT / "flyte.config"),
         "run",
+        *(["--remote"] if remote else []),
         str(ROOT / "workflows" / f"{workflow}.py"),
         workflow,
         *arguments,
@@ -87,7 +88,7 @@ def ended(child: "subprocess.Popen[str]", *, code: int = 0) -> str:
     return _without_boxes(output)
 
 
-def run_here(workflow: str, *arguments: str, code: int = 0) -> str:
+def run_here(workflow: str, *arguments: str, remote: bool = False, code: int = 0) -> str:
     """What `pyflyte run` of one of our workflows prints and logs, in this process; it must give this exit status."""
     log = io.StringIO()
     handler = logging.StreamHandler(log)
@@ -97,7 +98,7 @@ def run_here(workflow: str, *arguments: str, code: int = 0) -> str:
             warnings.simplefilter("ignore")  # those of flytekit, which its command line hides, too
             from flytekit.clis.sdk_in_container.pyflyte import main  # noqa: PLC0415 - this import gives warnings
 
-            result = CliRunner().invoke(main, _command(workflow, *arguments))
+            result = CliRunner().invoke(main, _command(workflow, *arguments, remote=remote))
     finally:
         logging.getLogger().removeHandler(handler)
     output = result.output + log.getvalue()

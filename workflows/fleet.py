@@ -11,13 +11,14 @@ from resources.pools import ControlPoolConfig, overrides, task_settings
 from tasks.configuration.run_config import dump, load, parse
 from tasks.fleet_host import fleet_host
 from tasks.local_map import crew_map
+from workflows.count import Count
 from workflows.schedules import cron, one_at_a_time
 
 
 @dynamic(**task_settings(ControlPoolConfig()))
 def hosts(
     config: dict,  # type: ignore[type-arg]
-    count: int = 1,
+    count: Count = Count(1),  # noqa: B008 - a number
     hours: float = 8.0,
     memory_gib: float = 64.0,
     disk_gib: float = 0.0,
@@ -55,7 +56,7 @@ def hosts(
 
 
 @workflow
-def serving(config: dict, count: int, hours: float, memory_gib: float) -> list[str | None]:  # type: ignore[type-arg]
+def serving(config: dict, count: Count, hours: float, memory_gib: float) -> list[str | None]:  # type: ignore[type-arg]
     """The same as a workflow, which a launch plan needs; the inputs are those of `hosts`."""
     served: list[str | None] = hosts(config=config, count=count, hours=hours, memory_gib=memory_gib)
     return served

@@ -14,13 +14,14 @@ from tasks.configuration.run_config import RunConfig, parse
 from tasks.local_map import import_ahead
 from tasks.rollout import IMPORTS
 from workflows.compiled_size import check_size
+from workflows.count import Count
 from workflows.evaluation import evaluation_ahead, evaluation_behind
 from workflows.iteration import conclude_node, plan_node, rollout_nodes, standing_nodes, train_node
 from workflows.node_names import NodeNames
 
 
 @dynamic(**task_settings(ControlPoolConfig()))
-def iterations(config: dict, count: int) -> list[IterationOutcome]:  # type: ignore[type-arg]
+def iterations(config: dict, count: Count) -> list[IterationOutcome]:  # type: ignore[type-arg]
     """Chain `count` iterations of the run, on the pools that its configuration names."""
     settings = parse(config)
     chain = functools.partial(chained, config, settings)
@@ -80,7 +81,7 @@ def chained(config: dict[str, Any], settings: RunConfig, count: int) -> list[Any
 
 
 @workflow
-def training(config: dict = {}, count: int = 1) -> list[IterationOutcome]:  # type: ignore[type-arg]  # noqa: B006
+def training(config: dict = {}, count: Count = Count(1)) -> list[IterationOutcome]:  # type: ignore[type-arg]  # noqa: B006, B008
     """Train a policy with GRPO for `count` more iterations, from where the run stands.
 
     Args:

@@ -88,6 +88,10 @@ REFUSED = [
     *((sections, f"  {path}: ") for sections, path in NAMES),
     *((pool(**{name: size}), f"gleaner: pools.rollout.{name}: value {size!r}; allowed: ") for name, size in SIZES),
     ({"pools": {"control": {"memory": "0"}}}, "gleaner: pools.control.memory: value '0'; allowed: 64Mi to 1Pi"),
+    (
+        {"pools": {"more_rollout": {"spot-": {"count": 1}}}},
+        "  pools.more_rollout: value 'spot-'; allowed: names of up to 40 small letters",
+    ),
     ({"pools": {"more_rollout": {"far": {"cpu": 0}}}}, "gleaner: pools.more_rollout.far.cpu: value '0'; allowed: 10m"),
     (
         tensor_parallel(2, rollout={"gpus": 1}),

@@ -6,10 +6,14 @@ import sys
 import pytest
 from flyteidl.core.security_pb2 import Secret
 from google.protobuf import text_format
+from hypothesis import given
+from hypothesis import strategies as st
 from kubernetes.client import ApiClient
 from pydantic import TypeAdapter, ValidationError
 
+from resources.labels import check_label_value
 from resources.pools import (
+    POOL_NAME,
     ControlPoolConfig,
     PoolConfig,
     PoolsConfig,
@@ -195,9 +199,9 @@ def test_what_no_pool_can_be_is_refused(field):
         TypeAdapter(PoolConfig).validate_json(json.dumps(field))
 
 
-@pytest.mark.parametrize(("given", "text"), [(3, "3"), (1.5, "1.5"), ("500m", "500m"), (" 2 ", "2")])
-def test_quantities_may_be_numbers(given, text):
-    assert TypeAdapter(PoolConfig).validate_json(json.dumps({"cpu": given})).cpu == text
+@pytest.mark.parametrize(("number", "text"), [(3, "3"), (1.5, "1.5"), ("500m", "500m"), (" 2 ", "2")])
+def test_quantities_may_be_numbers(number, text):
+    assert TypeAdapter(PoolConfig).validate_json(json.dumps({"cpu": number})).cpu == text
 
 
 def test_pools_by_name():
@@ -219,6 +223,18 @@ def test_looking_at_pools_does_not_wait_for_flytekit():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("name", ["spot-", "spot_", "-spot", "Spot", "1a", "", "a b", "ä", "a\n", "a" * 41])
+def test_a_pool_whose_name_cannot_be_a_label_is_refused(name):
+    with pytest.raises(ValueError, match=r"^more_rollout: value .*; allowed: names of up to 40 small letters"):
+        PoolsConfig(more_rollout={name: RolloutPoolConfig()})
+
+
+@given(st.from_regex(POOL_NAME.replace("$", r"\Z")))
+def test_kubernetes_takes_the_name_of_every_pool_as_a_label(name):
+    check_label_value("gleaner-pool", name)
+    assert PoolsConfig(more_rollout={f"p{name}"[:40].rstrip("-_"): RolloutPoolConfig()})
 
 
 def test_pools_whose_nodes_would_have_one_name_are_refused():

@@ -1,9 +1,9 @@
 """A long drought of machines on Flyte: whatever an execution's parallelism is, waiting maps never hold the path back.
 
 `Rounds` looks at the compiled nodes as flytepropeller 1.16.8 does (nodes/executor.go, nodes/array/handler.go): depth
-first, the nodes behind a node in the alphabetical order in which the compiler stores them; a task or a map is not looked
-at where as many are counted as the execution's parallelism; each that is at work counts, a map as one, however many of
-its pods wait.
+first, and the nodes behind a node in the alphabetical order in which the compiler stores them. A task or a map is not
+looked at where as many are counted as the execution's parallelism. Each that is at work counts, a map as one, however
+many of its pods wait.
 """
 
 import pytest

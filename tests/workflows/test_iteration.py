@@ -8,7 +8,7 @@ from flytekit import workflow
 from flytekit.configuration import ImageConfig, SerializationSettings
 from flytekit.core.context_manager import ExecutionState, FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
-from flytekit.models.literals import LiteralMap
+from flytekit.models.literals import Literal, LiteralMap
 from flytekit.tools.translator import get_serializable
 
 from resources.labels import url_label
@@ -91,7 +91,9 @@ def dispatched(dynamic_task, **inputs):
         dynamic_task._wf = None  # a process of the cluster unrolls it once
         kinds = dynamic_task.python_interface.inputs
         literals = {
-            name: TypeEngine.to_literal(inside, value, kinds[name], TypeEngine.to_literal_type(kinds[name]))
+            name: value
+            if isinstance(value, Literal)
+            else TypeEngine.to_literal(inside, value, kinds[name], TypeEngine.to_literal_type(kinds[name]))
             for name, value in inputs.items()
         }
         return dynamic_task.dispatch_execute(inside, LiteralMap(literals))
