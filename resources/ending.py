@@ -3,6 +3,7 @@
 A process that must save something first uses `resources.notice`. This module does not know what is replayed.
 """
 
+import itertools
 import os
 import signal
 import threading
@@ -10,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from resources.notice import EXIT_CODE
 from resources.process import descendants
@@ -18,8 +19,8 @@ from resources.process import descendants
 _ROUNDS_MAX = 20
 _ROUND_S = 0.05
 _CLOSED = b"\0"
-# The write end of the pipe of the block that this process is in.
-_writers: list[int] = []
+# Both ends of the pipe of each block that this process is in.
+_pipes: list[tuple[int, int]] = []
 _forking = threading.local()
 
 
@@ -35,27 +36,34 @@ def ends_on_notice() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    reader, writer = os.pipe()
+    reader, writer = pipe = os.pipe()
+    _pipes.append(pipe)
     os.set_blocking(writer, False)
     watcher = threading.Thread(target=_end_when_told, args=(reader,), name="notice", daemon=True)
     watcher.start()
-    _writers.append(writer)
     # Python runs handlers in the main thread, between bytecodes, but writes a signal's number to this pipe at once.
     earlier_writer = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     earlier = signal.signal(signal.SIGTERM, _end)
     try:
         yield
     finally:
-        # None stands for a handler that was not installed from Python and cannot be put back.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if earlier is None else earlier)
-        signal.set_wakeup_fd(earlier_writer)
-        _writers.remove(writer)
-        # If a library turned the signal into an exception, its number is in the pipe before this byte: the watcher
-        # reads it first and ends the process.
-        os.write(writer, _CLOSED)
-        watcher.join()
-        os.close(writer)
-        os.close(reader)
+        # A forked child has no pipe; what it leaves here is its parent's block.
+        if pipe in _pipes:
+            _leave(pipe, watcher, earlier, earlier_writer)
+
+
+def _leave(pipe: tuple[int, int], watcher: threading.Thread, earlier: Any, earlier_writer: int) -> None:
+    reader, writer = pipe
+    # None stands for a handler that was not installed from Python and cannot be put back.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL if earlier is None else earlier)
+    signal.set_wakeup_fd(earlier_writer)
+    _pipes.remove(pipe)
+    # If a library turned the signal into an exception, its number is in the pipe before this byte: the watcher
+    # reads it first and ends the process.
+    os.write(writer, _CLOSED)
+    watcher.join()
+    os.close(writer)
+    os.close(reader)
 
 
 def _end_when_told(reader: int) -> None:
@@ -83,7 +91,7 @@ def _end(_number: int = signal.SIGTERM, _frame: FrameType | None = None) -> NoRe
 
 def _before_fork() -> None:
     # SIGTERM stays blocked until the child has given up the pipe.
-    if _writers:
+    if _pipes:
         _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
@@ -95,13 +103,15 @@ def _after_fork() -> None:
 
 def _after_fork_in_child() -> None:
     """Leave the pipe to the parent: a child that is forked and told to end would otherwise end its parent."""
-    if _writers:
+    if _pipes:
         current = signal.set_wakeup_fd(-1)
-        if current not in _writers:
+        if current not in (writer for _, writer in _pipes):
             signal.set_wakeup_fd(current)
         if signal.getsignal(signal.SIGTERM) is _end:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _writers.clear()
+        for end in itertools.chain(*_pipes):
+            os.close(end)
+        _pipes.clear()
     _after_fork()
 
 

@@ -111,6 +111,41 @@ def test_a_child_that_is_forked_ends_alone():
     assert (process.returncode, errors) == (0, "")
 
 
+# A child that looks which pipes it has of those that the block has opened, and one that leaves the block.
+CHILDREN_OF_FORKS = """
+    import os
+    def pipes():
+        links = []
+        for each in os.listdir("/proc/self/fd"):
+            try:
+                links.append(os.readlink(f"/proc/self/fd/{each}"))
+            except FileNotFoundError:
+                pass  # of the listing itself
+        return {each for each in links if each.startswith("pipe:")}
+    from resources import ending
+    [(reader, writer)] = ending._pipes
+    of_block = {os.readlink(f"/proc/self/fd/{each}") for each in (reader, writer)}
+    assert of_block <= pipes()
+    child = os.fork()
+    if not child:
+        os._exit(len(of_block & pipes()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    child = os.fork()
+    if not child:
+        raise SystemExit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+
+
+@pytest.mark.slow
+def test_a_child_that_is_forked_keeps_nothing_of_the_block_and_may_leave_it():
+    process = start(CHILDREN_OF_FORKS + NATIVE)
+    os.kill(process.pid, signal.SIGTERM)
+    _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == EXIT_CODE
+    assert errors.startswith("notice (SIGTERM): ")
+
+
 def test_after_the_block_all_is_as_before_it():
     seen: list[int] = []
     reader, writer = os.pipe()
