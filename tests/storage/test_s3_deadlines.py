@@ -109,6 +109,23 @@ def test_every_verb_gives_up_in_time(monkeypatch, behaviour, verb):
         assert time.monotonic() - started_s < 60
 
 
+def test_a_peer_that_says_nothing_is_asked_again_within_the_deadline(monkeypatch):
+    """As after a failover: the first connection is dead, and the next one answers at once."""
+    asked = []
+
+    def silent_once(connection: socket.socket) -> None:
+        asked.append(connection)
+        if len(asked) == 1:
+            silent(connection)
+        else:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nETag: 1\r\nContent-Length: 4\r\n\r\nback")
+
+    with peer(silent_once, monkeypatch, deadline_s=3.0) as store:
+        assert store.get("a") == b"back"
+    assert len(asked) == 2
+
+
 def test_a_body_that_nobody_takes_is_given_up_in_time(monkeypatch):
     body = bytes(24 << 20)
     with peer(deaf, monkeypatch) as store:
