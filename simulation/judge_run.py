@@ -1,34 +1,37 @@
 """The checks of a run of several iterations: what each was sampled from, published, concluded and left by the sweeps.
 
-They compare the final store with the judged responses of each iteration. A last sweep without faults stands for the
-next one that would come: it finishes what others began.
+They compare the final store with the judged responses of each iteration, and what it holds of them with the journal
+that was written, deleted or not. A last sweep without faults stands for the next one that would come: it finishes what
+others began.
 """
 
 from collections.abc import Mapping, Sequence
 
+from simulation.judge_turns import since_last_begun
 from simulation.ledger_of_run import LedgerOfRun
+from simulation.reference_reader import Reference
 from simulation.simulated_crew import Outcome
 from simulation.simulated_history import reward_of
 from simulation.simulated_path import swept_by
-from simulation.simulated_step import Blocks, first_weights, stepped
+from simulation.simulated_step import Blocks, bits_of, factors_of, first_weights, restored, stepped
 from simulation.stored_objects import batch_of, body_of
 from simulation.undisturbed import Whole
 from storage import layout, records
 from storage.clock import ManualClock
 from storage.compaction import read_responses
 from storage.memory import MemoryStore
-from storage.records import BatchRecord, PlanRecord, ReportRecord, SlotLife
+from storage.records import BatchRecord, GradedResponse, PlanRecord, ReportRecord, SlotLife
 from storage.responses import Response
 from storage.run import reports
 from storage.store import StorageError
 from storage.weights.versions import pull_version
 
 
-def check_run(run: LedgerOfRun, outcomes: Sequence[Outcome]) -> None:
-    """Check all iterations of a run that has ended."""
+def check_run(run: LedgerOfRun, outcomes: Sequence[Outcome], references: Sequence[Reference]) -> None:
+    """Check all iterations of a run that has ended; references: what was journalled in each."""
     try:
         told = reports(run.store)
-        _check_left(run, outcomes)
+        _check_left(run, outcomes, references)
         swept = swept_by(run.store)
         if swept.problems:
             run.common.breaks(f"changed: the next sweep leaves alone: {swept.problems}")
@@ -37,12 +40,13 @@ def check_run(run: LedgerOfRun, outcomes: Sequence[Outcome]) -> None:
         weights = first_weights()
         for outcome, report in zip(outcomes, told, strict=False):
             batches = _batches(run.store, outcome.history.plan)
-            weights = stepped(weights, batches)
+            weights = _check_saved(run, report.weight_version, stepped(weights, batches))
             _check_report(run, outcome, report, batches)
-            _check_published(run, report.weight_version, weights)
+            _check_corrections(run, outcome.history.plan)
+            _check_published(run, report.weight_version, factors_of(weights) if outcome.history.adapts else weights)
             _check_erased(run, outcome.history.plan.iteration)
         _check_plans(run, outcomes, told)
-        _check_left(run, outcomes)
+        _check_left(run, outcomes, references)
     except StorageError as error:
         run.common.breaks(f"lost: what the run needs cannot be read: {error!r}")
 
@@ -81,8 +85,40 @@ def _is_in_order(life: SlotLife) -> bool:
     return life.started_at_s <= working_at_s <= life.ended_at_s
 
 
+def _check_corrections(run: LedgerOfRun, plan: PlanRecord) -> None:
+    """Check that tokens of older weights were trained with importance weights, and those of an exact engine without.
+
+    Which it is must not depend on how old the weights of one iteration happen to be.
+    """
+    key = layout.training(plan.iteration)
+    metrics = body_of(key, "training", run.store.get(key))["metrics"]
+    corrected, staleness = "importance/ess" in metrics, plan.config["algorithm"]["max_staleness"]
+    if corrected != (staleness > 0) or (plan.weight_version < plan.iteration and not corrected):
+        said = "with" if corrected else "without"
+        run.common.breaks(f"changed: iteration {plan.iteration} was trained {said} importance weights at {staleness}")
+
+
+def _check_saved(run: LedgerOfRun, version: int, weights: Blocks) -> Blocks:
+    """Check that the first state that was saved is what the recorded batches lead to; returns it, to the last bit."""
+    folder, saved = layout.checkpoint(version), MemoryStore()
+    for key, body in run.common.created.items():
+        if key.startswith(folder):
+            saved.put(key, body)
+    if layout.manifest(folder) not in run.common.created:
+        run.common.breaks(f"lost: the state of version {version} was not saved")
+        return weights
+    found = restored(saved, version, ManualClock())
+    if not _are_same(found, {**weights, **bits_of(found)}):
+        run.common.breaks(f"changed: the state of version {version} is not what the recorded batches lead to")
+    return found
+
+
+def _are_same(one: Blocks, other: Blocks) -> bool:
+    return {name: bytes(block.data) for name, block in one.items()} == {n: bytes(b.data) for n, b in other.items()}
+
+
 def _check_published(run: LedgerOfRun, version: int, weights: Blocks) -> None:
-    """Check that a weight version came after its state and its objects, and is what the recorded batches lead to."""
+    """Check that a weight version came after its state and its objects, and is what the saved state leads to."""
     key, written = layout.manifest(layout.weights(version)), list(run.common.created)
     if key not in written:
         run.common.breaks(f"lost: weight version {version} was not published")
@@ -98,8 +134,8 @@ def _check_published(run: LedgerOfRun, version: int, weights: Blocks) -> None:
     if key not in run.store.list(layout.weights(version)):
         return
     _, found = pull_version(run.store, version, None, ManualClock())
-    if {name: bytes(block.data) for name, block in found.items()} != {n: bytes(b.data) for n, b in weights.items()}:
-        run.common.breaks(f"changed: weight version {version} is not what the recorded batches lead to")
+    if not _are_same(found, weights):
+        run.common.breaks(f"changed: weight version {version} is not what the recorded batches, or its state, lead to")
 
 
 def _check_erased(run: LedgerOfRun, iteration: int) -> None:
@@ -114,19 +150,52 @@ def _check_erased(run: LedgerOfRun, iteration: int) -> None:
 def _check_plans(run: LedgerOfRun, outcomes: Sequence[Outcome], told: Sequence[ReportRecord]) -> None:
     """Check which version each plan samples from, and that it begins with the prompt at which the last one ended."""
     for outcome, before in zip(outcomes[1:], told, strict=False):
-        plan, behind = outcome.history.plan, int(outcome.history.ahead)
-        said, due = (plan.weight_version, plan.first_prompt), (plan.iteration - behind, before.next_prompt)
+        plan = outcome.history.plan
+        version = max(0, plan.iteration - outcome.history.ahead)
+        said, due = (plan.weight_version, plan.first_prompt), (version, before.next_prompt)
         if said != due:
             run.common.breaks(f"changed: plan {plan.iteration} has the version and prompt {said}, not {due}")
         if records.read(run.store, PlanRecord, layout.plan(plan.iteration)) != plan:
             run.common.breaks(f"doubled: plan {plan.iteration} is not the one that was worked on")
 
 
-def _check_left(run: LedgerOfRun, outcomes: Sequence[Outcome]) -> None:
-    """Check that the responses of each iteration can be read, from its parts or its journal."""
-    for outcome in outcomes:
-        rows = list(read_responses(run.store, outcome.history.plan.iteration))
-        check_rows(run, outcome.history.plan, outcome.truth, rows)
+def _check_left(run: LedgerOfRun, outcomes: Sequence[Outcome], references: Sequence[Reference]) -> None:
+    """Check that the responses of each iteration can be read, from its parts or its journal, with all that they have.
+
+    Those that were recorded have what the journal has of them: log-probs, stretches, events, spans; and the rewards.
+    """
+    for outcome, reference in zip(outcomes, references, strict=True):
+        plan = outcome.history.plan
+        rows = list(read_responses(run.store, plan.iteration))
+        check_rows(run, plan, outcome.truth, rows)
+        recorded = {each.response: each for batch in _batches(run.store, plan) for each in batch.graded}
+        for row in rows:
+            graded = recorded.get(row.response)
+            if graded is not None and (lack := _lack(row, graded, reference)):
+                run.common.breaks(f"changed: response {row.response} of {plan.iteration} is read with other {lack}")
+
+
+def _lack(row: Response, graded: GradedResponse, reference: Reference) -> str:
+    """What of a recorded response is not as it was journalled and recorded; empty if all is."""
+    found = [
+        (place, each) for place, span in enumerate(graded.lineage) for _, each in reference.rows_of(row.response, span)
+    ]
+    rows = since_last_begun([each for _, each in found])
+    spans = [0] * len(graded.lineage)
+    for place, each in found[len(found) - len(rows) :]:
+        spans[place] += len(each.token_ids)
+    logprobs = b"".join(each.logprobs.tobytes() for each in rows)
+    events = tuple(each.event for each in rows if each.event is not None)
+    by_policy = sum(len(each.logprobs) for each in rows)
+    checks = {
+        "log-probs": row.logprobs.tobytes() == logprobs,
+        "events": row.events == events,
+        "stretches": sum(row.origins[::2]) == by_policy and sum(row.origins) == sum(spans),
+        "spans": list(row.spans) == spans,
+        "rewards": (row.reward, row.rewards) == (graded.reward, graded.rewards),
+        "end": row.finish is rows[-1].finish,
+    }
+    return ", ".join(name for name, holds in checks.items() if not holds)
 
 
 def check_rows(run: LedgerOfRun, plan: PlanRecord, truth: Mapping[int, Whole], rows: Sequence[Response]) -> None:

@@ -3,14 +3,18 @@
 docs/format.md section 9 says what may go, and in which order; the rules are checked at the moment of each deletion.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 from simulation.ledger import Ledger
+from simulation.stored_objects import body_of
 from simulation.virtual_time import Timeline
 from storage import layout
 from storage.memory import MemoryStore
-from storage.run import exists, next_iteration, plans_in_flight
+from storage.run import exists, next_iteration
 from storage.stored_versions import list_versions
-from storage.weights.versions import bases
 
+LENGTH_TABLES_KEPT = 4
 ERASED = ("journal", "asks", "alive", "claims")
 
 
@@ -74,7 +78,15 @@ class LedgerOfRun:
         iteration = _number(key, layout.ITERATIONS)
         if iteration is not None:
             return self._may_erase(ledger, key.split("/")[2])
+        if key.startswith(layout.LENGTHS):
+            return self._is_old_table(key)
         return any(self._may_drop(key, prefix) for prefix in (layout.WEIGHTS, layout.CHECKPOINTS))
+
+    def _is_old_table(self, key: str) -> bool:
+        """Whether this length table is none of the newest committed ones, which plans and conclusions read."""
+        committed = range(next_iteration(self.store))
+        tables = [each for each in self.store.list(layout.LENGTHS) if layout.lengths_iteration(each) in committed]
+        return key in tables[:-LENGTH_TABLES_KEPT]
 
     def _may_erase(self, ledger: Ledger, kind: str) -> bool:
         """Algorithm E.1: only of a committed iteration that is compacted and closed; shards go first, claims last."""
@@ -102,9 +114,28 @@ class LedgerOfRun:
             return False
         if prefix == layout.CHECKPOINTS:
             return list_versions(self.store, prefix).newest_up_to(current) > version
-        named = {0, current, *(plan.weight_version for plan in plans_in_flight(self.store))}
-        kept = {one for one in named if exists(self.store, layout.manifest(layout.weights(one)))}
-        return version not in {base for one in kept for base in bases(self.store, one)}
+        named = {0, current, *self._sampled_in_flight()}
+        return version not in {base for one in named for base in self._read_with(one)}
+
+    def _sampled_in_flight(self) -> Iterator[int]:
+        """The versions that the plans of uncommitted iterations name."""
+        for number in range(len(self.iterations) + 1):
+            key = layout.plan(number)
+            if exists(self.store, key) and not exists(self.store, layout.report(number)):
+                yield self._body(key, "plan")["weight_version"]
+
+    def _read_with(self, version: int) -> set[int]:
+        """The versions whose objects a reader of `version` needs (section 7); empty if that is not published."""
+        key = layout.manifest(layout.weights(version))
+        if not exists(self.store, key):
+            return set()
+        manifest = self._body(key, "manifest")
+        base, tensors = manifest.get("base"), manifest["tensors"].values()
+        needed = {version, *(tensor["version"] for tensor in tensors if tensor.get("version") is not None)}
+        return needed if base is None else needed | self._read_with(base)
+
+    def _body(self, key: str, kind: str) -> Any:
+        return body_of(key, kind, self.store.get(key))
 
 
 def _number(key: str, prefix: str) -> int | None:

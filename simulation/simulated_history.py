@@ -25,6 +25,10 @@ SLOWEST_CLOCK = 0.85
 TRAINING_S_MAX = 5.0
 ITERATIONS = (1,) * 7 + (2, 2, 3)
 AHEAD = 0.3
+STALENESS = (1, 1, 1, 2, 3)
+# Only after so many iterations beyond those that run ahead may retention delete what one of these samples from.
+BEYOND = 2
+ADAPTS, INEXACT = 0.4, 0.4
 STANDS = 0.4
 TALKS = 0.3
 Kind = Literal[
@@ -87,8 +91,10 @@ class History:
     trainer_speed: the speed of the trainer's machine when it generates because no other member does.
     iterations: how many the history has, of which `plan` is the first, or a later one. With only one, it ends when that
         one is closed; else each of them is trained, published, concluded and swept.
-    ahead: whether each iteration is planned, and rolled out, while the one before it is trained.
+    ahead: how many iterations are planned, and rolled out, while the one before them is trained; `max_staleness`.
     stands: whether the crew stands, so that its members work on all iterations.
+    adapts: whether weight versions are published as adapters of version 0. inexact: whether the last bits of a training
+        step differ from life to life of the trainer, as on GPUs.
     script: how the environments behave that answer the policy's turns; None: a response is one turn.
     """
 
@@ -117,8 +123,10 @@ class History:
     absence: Absence | None
     trainer_speed: Speed
     iterations: int
-    ahead: bool
+    ahead: int
     stands: bool = False
+    adapts: bool = False
+    inexact: bool = False
     script: Script | None = None
 
     def pool(self, member: int) -> str:
@@ -190,18 +198,27 @@ def draw_history(seed: int, *, all_come: bool = False, iterations: int | None = 
     of_run = random.Random(f"iterations {seed}")
     drawn = of_run.choice(ITERATIONS)
     number = drawn if iterations is None else iterations
-    ahead = number > 1 and of_run.random() < AHEAD
+    ahead = _draw_ahead(seed) if number > 1 and of_run.random() < AHEAD else 0
+    if ahead > 1 and iterations is None:
+        number = ahead + BEYOND
     stands = number > 1 and random.Random(f"stands {seed}").random() < STANDS
     # A trainer that is not there yet cannot generate when members do not come.
-    history = _draw(seed, f"{seed}", None, all_come=all_come or ahead or stands, ahead=ahead)
-    return _standing(replace(history, iterations=number, stands=stands))
+    history = _draw(seed, f"{seed}", None, all_come=all_come or bool(ahead) or stands, ahead=ahead)
+    of_training = random.Random(f"training {seed}")
+    adapts, inexact = of_training.random() < ADAPTS, of_training.random() < INEXACT
+    return _standing(replace(history, iterations=number, stands=stands, adapts=adapts, inexact=inexact))
 
 
 def draw_next(history: History, plan: PlanRecord) -> History:
     """What happens in a later iteration of a history, whose plan is known by then."""
     name, all_come = f"{history.seed}/{plan.iteration}", history.absence is None
     drawn = _draw(history.seed, name, plan, all_come=all_come, ahead=history.ahead)
-    return _standing(replace(drawn, iterations=history.iterations, stands=history.stands))
+    kept = {name: getattr(history, name) for name in ("iterations", "stands", "adapts", "inexact")}
+    return _standing(replace(drawn, **kept))
+
+
+def _draw_ahead(seed: int) -> int:
+    return random.Random(f"staleness {seed}").choice(STALENESS)
 
 
 def _standing(history: History) -> History:
@@ -209,7 +226,7 @@ def _standing(history: History) -> History:
     return replace(history, objective="makespan", cut_share=None) if history.stands else history
 
 
-def _draw(seed: int, name: str, plan: PlanRecord | None, *, all_come: bool, ahead: bool) -> History:
+def _draw(seed: int, name: str, plan: PlanRecord | None, *, all_come: bool, ahead: int) -> History:
     """`name` is that of what is drawn; without a plan one is drawn, too."""
     rng = random.Random(f"history {name}")
     # A generator of its own, so that everything else is drawn as in a history in which all groups are wanted.

@@ -24,7 +24,7 @@ from storage.store import ObjectStore, StoreDenied, StoreUnavailable, commit
 from tasks.concluding.iteration import GOODBYE_S, ITERATIONS_SWEPT
 from tasks.configuration.iteration_config import settings_of
 from tasks.configuration.run_config import RunConfig, dump, parse
-from tasks.preparing.iteration import sampled_version, write_plan
+from tasks.preparing.iteration import passing_over, sampled_version, write_plan
 from tasks.preparing.needed_state import check_needed_state
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.reporting.crew_presence import await_goodbyes
@@ -53,7 +53,9 @@ def config_of(history: History) -> RunConfig:
         "data": {"source": "arithmetic"},
         "rewards": [{"function": "arithmetic"}],
         "sampling": {"max_completion_length": plan.sampling.max_completion_length},
-        "algorithm": {"filter_groups": plan.groups_wanted is not None, "max_staleness": int(history.ahead)},
+        "algorithm": {"filter_groups": plan.groups_wanted is not None, "max_staleness": history.ahead},
+        "rollout": {"engine": "scripted", "dtype": "float32"},
+        "trainer": {"dtype": "float32"},
         "planning": {"seeding": "off"},
         "pools": {"rollout": {"count": groups, "usd_per_hour": 1.0}, "train": {"usd_per_hour": 8.0}},
     }
@@ -65,12 +67,12 @@ def plan_next(
 ) -> PlanRecord:
     """Write the plan of the next iteration, or find the one that is there.
 
-    first: the drawn plan of the first iteration. ahead: how many planned iterations are passed over.
+    first: the drawn plan of the first iteration. ahead: how many planned iterations may be passed over.
     """
     acquire_lease(store, execution, config.run.lease_ttl_s, clock)
     first_open = next_iteration(store)
     check_needed_state(store, config, first_open, execution)
-    iteration = first_open + (1 if ahead and exists(store, layout.plan(first_open)) else 0)
+    iteration = passing_over(store, first_open, ahead)
     if not exists(store, layout.plan(iteration)):
         if iteration == 0:
             publish_first(store)
@@ -78,7 +80,7 @@ def plan_next(
         else:
             groups = config.run.num_prompts_per_step * (2 if config.algorithm.filter_groups else 1)
             rows = [prompt(group) for group in range(groups)]
-            version = sampled_version(store, iteration, config.algorithm.max_staleness if ahead else 0)
+            version = sampled_version(store, iteration, config.algorithm.max_staleness if iteration > first_open else 0)
             begins = next_prompt(store, iteration)
             write_plan(store, config, rows, iteration, version, begins, (STOP_TOKEN,), clock)
     settings = SettingsRecord(config=settings_of(config), execution=execution)

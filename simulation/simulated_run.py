@@ -104,7 +104,7 @@ class SimulatedRun:
     def _plan(self, iteration: int) -> None:
         def work(store: ObjectStore, process: Machine) -> PlanRecord:
             assert self._config is not None
-            ahead = int(self._history.ahead and iteration > 0)
+            ahead = min(self._history.ahead, iteration)
             try:
                 return plan_next(store, self._history.plan, self._config, EXECUTION, process.clock, ahead=ahead)
             except (CorruptObject, ObjectMissing):
@@ -119,12 +119,11 @@ class SimulatedRun:
                 self.ledger.common.breaks(f"doubled: iteration {plan.iteration} was planned in place of {iteration}")
             known = replace(self._history, plan=plan)
             self._begin(draw_next(known, plan) if iteration else known, lambda: self._conclude(iteration))
-            if not self._history.ahead:
-                self._crews[iteration].train()
-            elif iteration:
-                self._crews[iteration - 1].train()
+            begins = min(self._history.ahead, self._history.iterations - 1)
+            if iteration < begins:
+                self._plan(iteration + 1)
             else:
-                self._plan(1)
+                self._crews[iteration - begins].train()
 
         self._task(f"plan{iteration}", 1, work, then)
 
@@ -143,11 +142,11 @@ class SimulatedRun:
         self._task(f"conclude{iteration}", 1, work, lambda _: self._go_on(iteration))
 
     def _go_on(self, concluded: int) -> None:
-        """What follows on a conclusion: the next plan, or the one after that, or else the last training."""
+        """What follows on a conclusion: the plan of the next iteration that has none, or else training."""
         following = concluded + 1 + self._history.ahead
         if following < self._history.iterations:
             self._plan(following)
-        elif self._history.ahead and concluded + 1 < self._history.iterations:
+        elif concluded + 1 < self._history.iterations:
             self._crews[concluded + 1].train()
 
     def _start_reader(self, name: str) -> None:

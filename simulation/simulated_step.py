@@ -1,45 +1,79 @@
 """The training step of a simulated run: a function of the recorded batches, published by the production code.
 
 The weights count which responses were trained, with what reward and how long, so the judge computes them again from the
-batch records. `steps` holds the version, by which an engine knows what it was given.
+batch records. `steps` holds the version, by which an engine knows what it was given. `bits` stands for the last bits of
+a step, in which one life of a trainer may differ from another. Weight versions are published whole and as differences,
+or as an adapter whose factors hold the same numbers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from simulation.simulated_history import History
 from storage import layout, records
 from storage.clock import Clock
+from storage.noise_keys import mix64
 from storage.records import BatchRecord, PlanRecord, TrainingRecord
 from storage.run import exists
-from storage.store import ObjectStore
+from storage.store import ConflictingRecord, ObjectStore
+from storage.weights.adapters import FIRST, SECOND, WEIGHT, AdapterRecord, publish_adapter
 from storage.weights.manifest import PUBLISHED_AT_S, TensorBlock
 from storage.weights.tensor_sets import publish, pull
 from storage.weights.versions import publish_version, pull_version
+from tasks.configuration.run_config import parse
+from tasks.learning.correction import importance_mode, same_engine
 
 Blocks = Mapping[str, TensorBlock]
 SIZE = 64
+LAYER, RANK = "adapted", 2
+OUTPUTS = 4
 # Every version is stored whole at this interval; the runs of one kind never reach the second.
 FULL_INTERVALS = (2, 10)
 
 
 def first_weights() -> Blocks:
     """Weight version 0."""
-    return {"steps": _block([0]), "counts": _block([0] * SIZE), "frozen": _block([7] * 8)}
+    adapted = np.zeros((OUTPUTS, SIZE), np.float32)
+    return {
+        "steps": _block([0]),
+        "bits": _block([0]),
+        "counts": _block([0] * SIZE),
+        "frozen": _block([7] * 8),
+        LAYER + WEIGHT: TensorBlock("F32", adapted.shape, adapted.tobytes()),
+    }
 
 
-def stepped(weights: Blocks, batches: Sequence[BatchRecord]) -> Blocks:
-    """The weights after one more iteration, whose batches these are."""
+def stepped(weights: Blocks, batches: Sequence[BatchRecord], bits: int = 0) -> Blocks:
+    """The weights after one more iteration, whose batches these are; bits: the last ones of this computation."""
     counts = np.frombuffer(weights["counts"].data, np.uint32).copy()
     for batch in batches:
         for graded in batch.responses:
             counts[(7 * graded.response + graded.length) % SIZE] += 1 + batch.number + int(graded.reward or 0)
-    return {**weights, "counts": _block(counts.tolist()), "steps": _block([version_of(weights) + 1])}
+    changed = {"counts": _block(counts.tolist()), "steps": _block([version_of(weights) + 1]), "bits": _block([bits])}
+    return {**weights, **changed}
 
 
 def version_of(weights: Blocks) -> int:
-    """The weight version that these tensors are."""
-    return int(np.frombuffer(weights["steps"].data, np.uint32)[0])
+    """The weight version that these tensors are, whole or as an adapter."""
+    if "steps" in weights:
+        return int(np.frombuffer(weights["steps"].data, np.uint32)[0])
+    return int(np.frombuffer(weights[LAYER + SECOND].data, np.float32)[0])
+
+
+def bits_of(weights: Blocks) -> Blocks:
+    """What of these weights may differ from one computation to another."""
+    return {"bits": weights["bits"]}
+
+
+def factors_of(weights: Blocks) -> Blocks:
+    """The adapter that stands for these weights."""
+    first, second = np.zeros((RANK, SIZE), np.float32), np.zeros((OUTPUTS, RANK), np.float32)
+    first[0] = np.frombuffer(weights["counts"].data, np.uint32)
+    second[0] = [version_of(weights), np.frombuffer(weights["bits"].data, np.uint32)[0]]
+    return {
+        LAYER + end: TensorBlock("F32", each.shape, each.tobytes()) for end, each in ((FIRST, first), (SECOND, second))
+    }
 
 
 def restored(store: ObjectStore, version: int, clock: Clock) -> Blocks:
@@ -62,24 +96,27 @@ def is_done(store: ObjectStore, plan: PlanRecord) -> bool:
 
 def save_and_publish(
     store: ObjectStore,
-    plan: PlanRecord,
+    history: History,
     base: Blocks,
     batches: Sequence[BatchRecord],
     clock: Clock,
     *,
+    life: str,
     began_at_s: float,
     took_s: float,
 ) -> None:
     """Note what was measured, save the state after these batches, and publish it as weights, in production's order.
 
-    began_at_s: by the wall clock. took_s: how long the life has lasted.
+    If another life has saved other last bits first, its state is published. life: the name of this one. began_at_s: by
+    the wall clock. took_s: how long the life has lasted.
     """
+    plan = history.plan
     version = plan.iteration + 1
-    weights = stepped(base, batches)
+    weights = stepped(base, batches, _last_bits(life, version) if history.inexact else 0)
     measured = TrainingRecord(
         iteration=plan.iteration,
         weight_version=version,
-        metrics={"timing_s/wait": 0.0, "timing_s/train": took_s},
+        metrics={"timing_s/wait": 0.0, "timing_s/train": took_s, **_corrections(plan)},
         reward_errors=(),
         started_at_s=began_at_s,
         ended_at_s=clock.wall(),
@@ -90,16 +127,48 @@ def save_and_publish(
         publish(store, layout.checkpoint(version), weights, {})
         return {PUBLISHED_AT_S: clock.wall()}
 
-    publish_version(store, version, weights, {}, base=base, full_interval=_full_interval(plan), before_manifest=save)
+    try:
+        _publish(store, history, weights, base, {}, save)
+    except ConflictingRecord:
+        publish_saved(store, history, clock)
 
 
-def publish_saved(store: ObjectStore, plan: PlanRecord, clock: Clock) -> None:
-    """Publish the weights whose state an earlier life saved."""
-    version = plan.iteration + 1
-    weights = restored(store, version, clock)
-    base = pull_version(store, plan.iteration, None, clock)[1]
-    metadata = {PUBLISHED_AT_S: clock.wall()}
-    publish_version(store, version, weights, metadata, base=base, full_interval=_full_interval(plan))
+def publish_saved(store: ObjectStore, history: History, clock: Clock) -> None:
+    """Publish the weights whose state another life saved."""
+    weights = restored(store, history.plan.iteration + 1, clock)
+    base = {} if history.adapts else pull_version(store, history.plan.iteration, None, clock)[1]
+    _publish(store, history, weights, base, {PUBLISHED_AT_S: clock.wall()}, dict)
+
+
+def _publish(
+    store: ObjectStore,
+    history: History,
+    weights: Blocks,
+    base: Blocks,
+    metadata: Mapping[str, float],
+    before_manifest: Callable[[], Mapping[str, float]],
+) -> None:
+    version = history.plan.iteration + 1
+    if history.adapts:
+        record = AdapterRecord(rank=RANK, alpha=1.0)
+        publish_adapter(store, version, factors_of(weights), record, metadata, before_manifest=before_manifest)
+        return
+    interval = _full_interval(history.plan)
+    publish_version(
+        store, version, weights, metadata, base=base, full_interval=interval, before_manifest=before_manifest
+    )
+
+
+def _last_bits(life: str, version: int) -> int:
+    """Some number of a life that float32 holds, too."""
+    return mix64(int.from_bytes(life.encode()) % (1 << 64) + version) % (1 << 20)
+
+
+def _corrections(plan: PlanRecord) -> Mapping[str, float]:
+    """What production measures of importance weights, if there are any; the simulated engine is as exact as ours."""
+    config = parse(plan.config)
+    is_same = same_engine(config.rollout, config.trainer, {"F32"})
+    return {} if importance_mode(config.algorithm, same_engine=is_same) is None else {"importance/ess": 1.0}
 
 
 def _full_interval(plan: PlanRecord) -> int:

@@ -69,12 +69,15 @@ class SimulatedTrainer:
             return
         try:
             if exists(store, layout.manifest(layout.checkpoint(plan.iteration + 1))):
-                publish_saved(store, plan, clock)
+                publish_saved(store, self._history, clock)
             else:
                 base = restored(store, plan.iteration, clock)
                 used = self.train()
                 took_s = clock.monotonic() - began_s
-                save_and_publish(store, plan, base, used, clock, began_at_s=began_at_s, took_s=took_s)
+                life = self._process.name
+                save_and_publish(
+                    store, self._history, base, used, clock, life=life, began_at_s=began_at_s, took_s=took_s
+                )
         except StorageError:
             if not exists(store, layout.report(plan.iteration)):
                 raise

@@ -6,17 +6,13 @@ loss.
 """
 
 import math
-from collections.abc import Collection, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from tasks.configuration.algorithm import AlgorithmConfig
-from tasks.configuration.rollout import OUR_ENGINES, RolloutConfig
-from tasks.configuration.trainer import TrainerConfig
+from tasks.learning.correction import ImportanceMode
 
-ImportanceMode = Literal["token", "sequence-mask"]
 # Log-ratios are counted in bins of width 1/64 centred at its multiples from -4 to 4, so that a ratio read from them is
 # right to a factor of exp(1/128), 0.8 %. Two more bins count everything below and above.
 BINS_PER_NAT = 64
@@ -70,34 +66,6 @@ def masked_sequence_weights(ratios: Tensor, cap: float, floor: float = 0.0) -> T
     smallest = math.log(floor) if floor > 0 else -math.inf
     kept = (log_ratio <= math.log(cap)) & (log_ratio >= smallest)
     return torch.where(kept, log_ratio, -math.inf).exp().expand_as(ratios)
-
-
-def same_engine(rollout: RolloutConfig, trainer: TrainerConfig, published_dtypes: Collection[str]) -> bool:
-    """Whether the engine is known to compute log-probs as the trainer does: it is our own, and everything is float32.
-
-    In bfloat16, batch mates change the last bits, and published bfloat16 weights are not the trainer's. The answer
-    depends only on values that never change in a run, not on what a member reports, so that every attempt decides
-    alike.
-
-    Args:
-        rollout: The engine and its dtype are used.
-        trainer: Its dtype is used.
-        published_dtypes: The dtypes of the run's first weights, as manifests name them ("F32").
-    """
-    is_exact = {rollout.dtype, trainer.dtype} == {"float32"} and set(published_dtypes) <= {"F32"}
-    return rollout.engine in OUR_ENGINES and is_exact
-
-
-def importance_mode(algorithm: AlgorithmConfig, *, same_engine: bool) -> ImportanceMode | None:
-    """The kind of importance weights, or None for none; "auto" is "token" unless engine and weights are the trainer's.
-
-    With old_logprobs "sampler" it is None, because the ratio of the loss corrects already.
-    """
-    if algorithm.old_logprobs == "sampler" or algorithm.importance_sampling == "none":
-        return None
-    if algorithm.importance_sampling != "auto":
-        return algorithm.importance_sampling
-    return None if same_engine and algorithm.max_staleness == 0 else "token"
 
 
 def importance_weights(mode: ImportanceMode, ratios: Tensor, cap: float) -> Tensor:

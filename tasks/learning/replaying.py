@@ -27,7 +27,7 @@ from storage.weights.tensor_sets import digest_all, read_manifest
 from storage.weights.versions import pull_version
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.run_config import RunConfig
-from tasks.learning.importance import same_engine
+from tasks.learning.correction import same_engine
 from tasks.learning.learner import Learner
 from tasks.learning.publication import Blocks, published_adapter, published_blocks
 from tasks.learning.ranks import Ranks

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.learning.batching import TokenBatch
-from tasks.learning.importance import importance_mode, over_cap
+from tasks.learning.correction import importance_mode
+from tasks.learning.importance import over_cap
 from tasks.learning.loss import TokenLosses, kl_penalty, token_weights
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
 from tasks.learning.pass_loss import PassLoss

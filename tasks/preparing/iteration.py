@@ -158,7 +158,7 @@ def prepare(
             probe(store)
         _open(store, config, model_dir, execution, clock, inputs if is_new else None)
         first_open = next_iteration(store)
-        iteration = _passing_over(store, first_open, ahead)
+        iteration = passing_over(store, first_open, ahead)
         is_ahead = iteration > first_open
         check_needed_state(store, config, first_open, execution)
         if not exists(store, layout.plan(iteration)):
@@ -244,7 +244,7 @@ def to_train(config: RunConfig, planned: PlanReference) -> PlanReference:
     return _reference(config, read_plan(store, next_iteration(store)), planned.execution)
 
 
-def _passing_over(store: ObjectStore, iteration: int, ahead: int) -> int:
+def passing_over(store: ObjectStore, iteration: int, ahead: int) -> int:
     """The iteration `ahead` after this one, or an earlier one that has no plan yet."""
     passed = 0
     while passed < ahead and exists(store, layout.plan(iteration)):
