@@ -5,7 +5,10 @@ the text that it looks at.
 """
 
 import re
+from collections.abc import Iterable
 
+_STARS = "***"
+KNOWN_LENGTH_MIN = 8
 # Tokens whose issuers begin them with a mark, so that such rules find them.
 _MARKED = {
     "an access key of AWS": r"(?:AKIA|ASIA)[0-9A-Z]{16}(?![0-9A-Za-z])",
@@ -26,8 +29,10 @@ _MARKED = {
     "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY",
 }
 _SHAPES = {what: re.compile(f"(?<![A-Za-z0-9])(?:{pattern})") for what, pattern in _MARKED.items()}
-_USER_INFO = re.compile(r"://[^/\s]*?:(?P<password>[^/\s]+)@")
+_USER_INFO = re.compile(r"://[^/\s]*?:(?P<value>[^/\s]+)@")
 _QUERY = re.compile(r"[?&;](?P<name>[^=&?;\s]+)=(?P<value>[^&;\s]+)")
+# A name and its value as errors and programs write them: DB_PASS=..., "api_key": "...".
+_GIVEN = re.compile(r"(?P<name>[A-Za-z][\w-]*)(?=[\"']?\s?[=:]\s?[\"']?(?P<value>[^\s\"',;&)}\]]{4,}))")
 _SIGNATURES = re.compile(r"(?:x-(?:amz|goog)-)?(?:signature|credential)|sig|(?:x-amz-)?security-token", re.IGNORECASE)
 # What stands for a secret that comes from elsewhere, or says that there is none.
 _NO_SECRET = re.compile(
@@ -57,7 +62,7 @@ def secret_in(value: str, name: str = "") -> str | None:
     name: of the variable or the field that it is given for.
     """
     for found in _USER_INFO.finditer(value):
-        if not _NO_SECRET.fullmatch(found["password"]):
+        if not _NO_SECRET.fullmatch(found["value"]):
             return "a url with a password"
     if "://" in value:
         for found in _QUERY.finditer(value):
@@ -69,6 +74,33 @@ def secret_in(value: str, name: str = "") -> str | None:
     if names_secret(name) and not _NO_SECRET.fullmatch(value) and not _PATH.fullmatch(value):
         return "a text whose name says that it is secret"
     return None
+
+
+def without_secrets(text: str, known: Iterable[str] = ()) -> str:
+    """The text with "***" in the place of each secret in it, known by its shape, its name, or its value.
+
+    known: values that are secret, such as those of variables; short ones are left, because they may be words.
+    """
+    for value in sorted({*known}, key=len, reverse=True):
+        if len(value) >= KNOWN_LENGTH_MIN and not _NO_SECRET.fullmatch(value):
+            text = text.replace(value, _STARS)
+    for shape in _SHAPES.values():
+        text = shape.sub(_STARS, text)
+    for pattern in (_USER_INFO, _QUERY, _GIVEN):
+        shown, at = [], 0
+        for found in pattern.finditer(text):
+            start, end = found.span("value")
+            if start >= at and _is_given_secret(found):
+                shown += [text[at:start], _STARS]
+                at = end
+        text = "".join([*shown, text[at:]])
+    return text
+
+
+def _is_given_secret(found: re.Match[str]) -> bool:
+    """Whether the name before a value says that it is secret, as a password's place in a url does."""
+    name = found.groupdict().get("name", "password")
+    return names_secret(name) or _SIGNATURES.fullmatch(name) is not None
 
 
 def names_secret(name: str) -> bool:

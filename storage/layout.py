@@ -18,6 +18,7 @@ SETTINGS = "settings/"
 EVALUATIONS = "evaluations/"
 LENGTHS = "lengths/"
 FORECASTS = "forecasts/"
+FAILURES = "failures/"
 LEASE = "lease/"
 LEASE_BEAT = "lease/beat.json"
 PROBE = "probe/"
@@ -147,11 +148,6 @@ def ended(index: int, execution_digest: str) -> str:
     return f"{iteration(index)}ended/{execution_digest}/"
 
 
-def failures(index: int, execution_digest: str) -> str:
-    """Prefix of the records of failed attempts at slots in this execution; for people."""
-    return f"{iteration(index)}failures/{execution_digest}/"
-
-
 def batch(index: int, number: int) -> str:
     """The record of one micro-batch."""
     return f"{iteration(index)}batches/{number:06d}.json"
@@ -226,6 +222,21 @@ def lengths_iteration(key: str) -> int | None:
 def forecast(digest: str) -> str:
     """A forecast of the run; the digest (hexadecimal) is that of its bytes."""
     return f"{FORECASTS}{digest}.json"
+
+
+def failure(task: str) -> str:
+    """The last failure of a task, in a place where machines that join a run do not write."""
+    return f"{FAILURES}{task}.json"
+
+
+def slot_failures(execution_digest: str, index: int) -> str:
+    """Prefix of the last failures of an iteration's slots in this execution."""
+    return f"{FAILURES}rollout/{execution_digest}/{index:06d}/"
+
+
+def slot_failure(execution_digest: str, index: int, slot: int) -> str:
+    """The last failure of a slot in an iteration."""
+    return f"{slot_failures(execution_digest, index)}{slot:05d}.json"
 
 
 def lease(epoch: int) -> str:

@@ -7,7 +7,7 @@ from resources.pools import ControlPoolConfig, task_settings
 from storage.store import StoreUnavailable
 from tasks.configuration.references import IterationOutcome, TrainOutcome
 from tasks.plan import forgo_models_in_a_container
-from tasks.pod_story import place_of, tells
+from tasks.pod_story import place_of, tells, work_on
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -22,7 +22,7 @@ def conclude(trained: TrainOutcome, last: bool) -> IterationOutcome:
     from tasks.reporting.progress import progress  # noqa: PLC0415
 
     forgo_models_in_a_container()
-    with tells(place_of(trained.plan)):
+    with tells(place_of(trained.plan), work_on(trained.plan, "conclude")):
         try:
             with progress() as shown:
                 shown.tell(f"iteration {trained.plan.iteration}: concluding")

@@ -6,12 +6,15 @@ from flytekit import Deck, task
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.pools import ControlPoolConfig, task_settings
+from storage import layout
 from storage.clock import SystemClock
+from storage.evaluations import version_of
 from storage.store import StoreUnavailable
 from tasks.configuration.references import EvaluationOutcome, PlanReference
 from tasks.configuration.run_config import parse
 from tasks.plan import execution_name, forgo_models_in_a_container
 from tasks.pod_story import tells
+from tasks.reporting.last_failures import Work
 
 log = logging.getLogger(__name__)
 DEFAULT_POOL = ControlPoolConfig()
@@ -44,7 +47,8 @@ def plan_evaluation(
     )
     if only_if_due and not evaluation_of(settings_of_run).is_due(version):
         return reference, [], False
-    with tells(f"run {reference.run_url}, plan of the evaluation of version {version}"):
+    work = Work(task="evaluation", run_url=settings_of_run.run.url, iteration=version if version >= 0 else None)
+    with tells(f"run {reference.run_url}, plan of the evaluation of version {version}", work):
         try:
             reference, slots = prepare(settings_of_run, version, reference.execution, SystemClock())
         except StoreUnavailable as error:
@@ -72,7 +76,9 @@ def evaluate(plan: PlanReference, due: bool, beside_training: bool = False) -> E
     forgo_models_in_a_container()
     if not due:
         return EvaluationOutcome(run_url=plan.run_url, evaluation="", weight_version=plan.weight_version, metrics={})
-    with tells(f"evaluation in {plan.run_url} of version {plan.weight_version}"):
+    run_url, name = layout.evaluated(plan.run_url)
+    work = Work(task="evaluation", run_url=run_url, execution=plan.execution, iteration=version_of(name))
+    with tells(f"evaluation in {plan.run_url} of version {plan.weight_version}", work):
         try:
             outcome, tab = measure_and_tell(plan.run_url, SystemClock(), plan.execution)
         except StoreUnavailable as error:

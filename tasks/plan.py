@@ -13,6 +13,7 @@ from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import parse
 from tasks.pod_story import tells
 from tasks.prompts.auto_tokenizer import forgo_models
+from tasks.reporting.last_failures import Work
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -44,12 +45,13 @@ def plan(
     del after
     forgo_models_in_a_container()
     settings = parse(config)
-    with tells(f"run {settings.run.url}, plan of the next iteration"):
+    work = Work(task="plan", run_url=settings.run.url, execution=execution_name())
+    with tells(f"run {settings.run.url}, plan of the next iteration", work):
         try:
             with progress() as shown:
                 shown.tell("planning an iteration")
                 reference, slots = prepare(
-                    settings, execution_name(), SystemClock(), ahead=ahead, pools=pools, ends_execution=last
+                    settings, work.execution, SystemClock(), ahead=ahead, pools=pools, ends_execution=last
                 )
             return reference, slots, to_train(settings, reference) if ahead else reference
         except (StoreUnavailable, WeightsTooOld, ConcludedByAnother) as error:

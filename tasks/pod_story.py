@@ -1,4 +1,4 @@
-"""What a pod says when its task ends badly: one line first, and the traceback below it.
+"""What a task says when it ends badly: to the run, and in a pod to Flyte, one line first and the traceback below it.
 
 Flyte shows the beginning of an error in its console, and flytekit begins with a traceback. On a cluster, the errors of
 tasks are therefore replaced by one whose text begins with the line. Local runs keep their errors.
@@ -13,10 +13,12 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.granted import Granted, MachineTooSmall, granted, is_in_a_pod, memory_peak
 from resources.visible_text import show_logs, visible
+from storage.failures import Task
 from storage.store import StoreDenied, StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.device.gpu_check import WrongGpus
 from tasks.learning.rank_ends import RanksFailed
+from tasks.reporting.last_failures import Work, forget, keep
 
 CAUSE_CHARACTERS_MAX = 400
 _ADVICE: tuple[tuple[type[BaseException], str], ...] = (
@@ -56,30 +58,44 @@ def place_of(plan: PlanReference, slot: int | None = None) -> str:
     return f"run {plan.run_url}, iteration {plan.iteration}" + ("" if slot is None else f", slot {slot}")
 
 
-@contextmanager
-def tells(place: str) -> Iterator[None]:
-    """In a pod, replace an error inside the block by TaskFailed, or by TaskFailedForNow if Flyte may try again.
+def work_on(plan: PlanReference, task: Task) -> Work:
+    """The work of a task on a planned iteration."""
+    return Work(task=task, run_url=plan.run_url, execution=plan.execution, iteration=plan.iteration)
 
-    place: run, iteration and slot in words.
+
+@contextmanager
+def tells(place: str, work: Work) -> Iterator[None]:
+    """Keep an error inside the block as the last failure of its task in the run, until the task succeeds.
+
+    In a pod, replace the error by TaskFailed, or by TaskFailedForNow if Flyte may try again. place: run, iteration and
+    slot in words.
     """
     show_logs()
     try:
         yield
     except Exception as error:
+        keep(work, _first(error), _cause(error))
         if not is_in_a_pod():
             raise
         line = story(place, error, granted(), *memory_peak())
         kind = TaskFailedForNow if isinstance(error, FlyteRecoverableException) else TaskFailed
         raise kind(visible(line + "\n" + "".join(traceback.format_exception(error)))) from None
+    else:
+        forget(work)
 
 
 def story(place: str, error: BaseException, found: Granted, peak_bytes: int | None, killed: int) -> str:
     """One line: where, the cause, what to do. peak_bytes, killed: as `memory_peak` gives them."""
-    first = _first(error)
-    cause = " ".join(f"{type(first).__name__}: {_text(first)}".split())
+    first, cause = _first(error), _cause(error)
     if len(cause) > CAUSE_CHARACTERS_MAX:
         cause = cause[: CAUSE_CHARACTERS_MAX - 3] + "..."
     return f"{place}: {cause.rstrip('.: ')}. {_advice(first, cause, found, peak_bytes, killed)}"
+
+
+def _cause(error: BaseException) -> str:
+    """The kind and the message of the error with which it began, on one line."""
+    first = _first(error)
+    return " ".join(f"{type(first).__name__}: {_text(first)}".split())
 
 
 def _text(error: BaseException) -> str:

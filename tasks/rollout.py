@@ -1,8 +1,6 @@
 """The rollout task: one element of the map, one slot of the crew, on an interruptible machine."""
 
-import logging
 import os
-import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -11,20 +9,16 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.notice import EXIT_CODE, PreemptionNotice
 from resources.pools import PoolConfig, pod_template
-from storage import layout
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.crew_records import note_failure
-from storage.run import exists
 from storage.store import StoreUnavailable
 from tasks.configuration.references import PlanReference, SlotOutcome
 from tasks.device.gpu_check import WrongNode
 from tasks.pod_story import place_of, tells
+from tasks.reporting.last_failures import Work
 
 if TYPE_CHECKING:
     from tasks.sampling.session.session_outcome import SessionOutcome
 
-log = logging.getLogger(__name__)
 DEFAULT_POOL = PoolConfig(interruptible=True)
 # What a slot imports when it runs. vLLM is left out, because it prepares its processes itself.
 IMPORTS = (
@@ -68,13 +62,15 @@ def attempt(
     from tasks.sampling.engines.engine import EngineDied  # noqa: PLC0415 - when the task runs
     from tasks.sampling.session.session_outcome import Preempted  # noqa: PLC0415
 
-    with tells(place_of(plan, slot)), PreemptionNotice() as notice:
+    # A standing member fails at the iteration that the run has come to.
+    at = plan.iteration if iterations == 1 else None
+    work = Work(task="rollout", run_url=plan.run_url, execution=plan.execution, iteration=at, slot=slot)
+    with tells(place_of(plan, slot), work), PreemptionNotice() as notice:
         try:
             outcome = live(lambda: notice.given)
         except Preempted:
             os._exit(EXIT_CODE)
         except Exception as error:
-            note(plan, slot, error, iterations)
             if isinstance(error, StoreUnavailable | EngineDied | WrongNode):
                 # The next attempt may meet a better store or a better machine. Any other exception
                 # ends the slot, whatever `retries` says.
@@ -87,16 +83,3 @@ def attempt(
         tokens_recovered=outcome.tokens_recovered,
         responses_finished=outcome.responses_finished,
     )
-
-
-def note(plan: PlanReference, slot: int, error: Exception, iterations: int) -> None:
-    """Write why this attempt failed into its first iteration that is not closed, if that is planned."""
-    try:
-        store = connect(plan.run_url)
-        own = range(plan.iteration, plan.iteration + iterations)
-        open_ = next((number for number in own if not exists(store, layout.closed(number))), None)
-        if open_ is not None and exists(store, layout.plan(open_)):
-            host = socket.gethostname()
-            note_failure(store, open_, plan.execution, slot, host, error, SystemClock())
-    except Exception as unwritten:  # noqa: BLE001 - this error must not hide the one to report
-        log.warning("slot %d: its failure could not be noted in the run: %s", slot, unwritten)

@@ -10,7 +10,7 @@ from resources.pools import PoolConfig, pod_template
 from storage.clock import Clock, SystemClock
 from storage.records import TrainingRecord
 from tasks.configuration.references import PlanReference, TrainOutcome
-from tasks.pod_story import place_of, tells
+from tasks.pod_story import place_of, tells, work_on
 
 DEFAULT_POOL = PoolConfig()
 
@@ -37,7 +37,7 @@ def trained(plan: PlanReference, advance: Callable[[str, int, str, Clock], Train
     from tasks.learning.launch import MAY_PASS  # noqa: PLC0415 - when the task runs
     from tasks.learning.rank_ends import RanksFailed  # noqa: PLC0415
 
-    with tells(place_of(plan)):
+    with tells(place_of(plan), work_on(plan, "train")):
         try:
             record = advance(plan.run_url, plan.iteration, plan.execution, SystemClock())
         except MAY_PASS as error:

@@ -13,9 +13,10 @@ import numpy as np
 from storage import canonical, layout, records
 from storage.asks import AskRecord
 from storage.collected import CollectedRecord
-from storage.crew_records import FailureRecord, RolloutEndedRecord
+from storage.crew_records import RolloutEndedRecord
 from storage.digests import digest_of
 from storage.evaluation_records import EvaluatedPrompt, EvaluationRecord
+from storage.failures import FailureRecord
 from storage.fleet_records import DueRecord
 from storage.forecast_records import ForecastInput, ForecastRecord, SetupForecast, Spread
 from storage.framing import trailer_digest
@@ -270,8 +271,17 @@ def of_the_crew() -> dict[str, records.AnyRecord]:
         layout.ended(0, EXECUTION_DIGEST) + "rollout.json": RolloutEndedRecord(
             iteration=0, execution=EXECUTION, pool="rollout", slots=(0,)
         ),
-        layout.failures(0, EXECUTION_DIGEST) + "00000-0123456789abcdef.json": FailureRecord(
-            iteration=0, execution=EXECUTION, slot=0, host="a-machine", error="OSError: \u00fc", at_s=11.0
+        layout.slot_failure(EXECUTION_DIGEST, 0, 0): FailureRecord(
+            task="rollout",
+            iteration=0,
+            execution=EXECUTION,
+            slot=0,
+            host="a-machine",
+            error="OSError: \u00fc",
+            at_s=11.0,
+        ),
+        layout.failure("train"): FailureRecord(
+            task="train", iteration=0, execution=EXECUTION, host="a-machine", error="ValueError: bad", at_s=12.5
         ),
     }
 

@@ -6,8 +6,8 @@ from resources.prices import request_prices
 from resources.visible_text import markup
 from storage import layout
 from storage.clock import SystemClock
-from storage.crew_records import failures
 from storage.evaluations import evaluations
+from storage.failures import last_failures, slot_failures
 from storage.records import TRAIN_POOL, ReportRecord
 from storage.retention import sweep
 from storage.retention_config import RetentionConfig
@@ -19,14 +19,16 @@ from tasks.configuration.in_force import in_force
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.references import IterationOutcome, PlanReference
 from tasks.configuration.run_config import RunConfig, dump, parse
+from tasks.reporting import charts
 from tasks.reporting.conclusion import conclude_iteration, cut_line
 from tasks.reporting.costs import CONTROL_POOL
 from tasks.reporting.crew_presence import await_goodbyes, described, slots_not_come
 from tasks.reporting.deck import page, render, styled
+from tasks.reporting.last_failures import failure_line
 from tasks.reporting.metrics_lines import write_metrics
 from tasks.reporting.plan_tab import plan_tab
 from tasks.reporting.tracking import TRACKERS, track, tracked_iteration
-from tasks.viewing.run_summary import run_facts, spent_facts, utc
+from tasks.viewing.run_summary import run_facts, spent_facts
 
 log = logging.getLogger(__name__)
 # How many iterations a conclusion searches for the rest of an interrupted deletion; `gleaner sweep` searches all.
@@ -68,8 +70,8 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
     tabs = render(
         report,
         history,
-        notes=warnings(store, plan, report, not_come),
-        facts={"run": store.url, **run_facts(run), **spent, "committed": utc(report.created_at_s)},
+        notes=[*still_failed(store, plan.iteration), *warnings(store, plan, report, not_come)],
+        facts={"run": store.url, **run_facts(run), **spent, "committed": charts.utc(report.created_at_s)},
         evaluated=evaluations(store),
     )
     tabs = {"Overview": tabs.pop("Overview")} | responses_tab(store, plan.iteration) | tabs
@@ -90,6 +92,12 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
     return outcome, tabs
 
 
+def still_failed(store: ObjectStore, iteration: int) -> list[str]:
+    """What failed last, as this iteration is committed, and has not succeeded since."""
+    found = last_failures(store, iteration + 1)
+    return [failure_line(failure) for failure in found]
+
+
 def _told_metrics(store: ObjectStore, report: ReportRecord) -> list[ReportRecord]:
     """Write the metrics of all iterations, and return their reports; this one alone if an earlier one is damaged."""
     try:
@@ -101,8 +109,8 @@ def _told_metrics(store: ObjectStore, report: ReportRecord) -> list[ReportRecord
 
 def warnings(store: ObjectStore, plan: PlanReference, report: ReportRecord, not_come: str) -> list[str]:
     """What people should know: failed attempts at slots, slots not started, estimated costs, responses all cut."""
-    told = failures(store, plan.iteration, plan.execution)
-    notes = [f"an attempt of slot {found.slot} failed, on {found.host}: {found.error}" for found in told]
+    told = slot_failures(store, plan.iteration, plan.execution)
+    notes = [f"an attempt of slot {found.slot} failed, on {found.host}: {found.error}" for found in told.values()]
     estimated = int(report.metrics["cost/lives_estimated"])
     if estimated:
         notes.append(f"the heartbeats of {estimated} members cannot be read: what they cost is an upper bound")

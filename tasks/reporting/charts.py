@@ -5,6 +5,7 @@ The time line of the slots has its own module, timeline.py.
 
 import math
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 
 from resources.visible_text import markup
 from tasks.reporting import svg
@@ -104,6 +105,11 @@ def three_digits(value: float) -> str:
     if float(value).is_integer() or rounded >= 100:
         return f"{value:,.0f}"
     return f"{value:.{2 - math.floor(math.log10(rounded))}f}"
+
+
+def utc(seconds: float) -> str:
+    """A time since 1970 as people read it."""
+    return datetime.fromtimestamp(seconds, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def duration(duration_s: float) -> str:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from storage.claims import ClaimBook
+from storage.failures import FailureRecord
 from storage.records import JOINED_POOL, TRAIN_POOL, AliveRecord, PlanRecord
 
 Phase = Literal["no run", "planning", "rollout", "training", "publishing", "committed", "ended"]
@@ -127,13 +128,15 @@ class Totals:
 class RunView:
     """One look at a run. phase_seen_s: how long the watcher has seen this phase; the phase may be older.
 
-    waits_for: the first groups in plan order with an unfinished response; groups_behind: how many more there are.
+    failures: what failed last and has not succeeded since, newest first. waits_for: the first groups in plan order with
+    an unfinished response; groups_behind: how many more there are.
     notice: why this look shows an older state; empty if it does not.
     """
 
     run_url: str
     iteration: int
     phase: Phase
+    failures: tuple[FailureRecord, ...] = ()
     phase_seen_s: float = 0.0
     totals: Totals = Totals()
     waits_for: tuple[WaitingGroup, ...] = ()

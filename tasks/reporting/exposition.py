@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from resources.visible_text import visible
 from storage.package_version import VERSION
 from tasks.reporting.crew_view import MemberState, Phase, RunView
 
@@ -67,8 +68,30 @@ class Committed:
 
 def exposition(view: RunView, committed: Committed, progress_age_s: float) -> str:
     """All metrics of a run. progress_age_s: for how long the watcher has seen nothing move."""
-    families = [*_of_the_look(view, progress_age_s), *_of_the_iteration(view), *_of_reports(committed)]
+    families = [
+        _of_failures(view),
+        *_of_the_look(view, progress_age_s),
+        *_of_the_iteration(view),
+        *_of_reports(committed),
+    ]
     return "".join(f"{line}\n" for family in families for line in family.lines(view.run_url))
+
+
+def _of_failures(view: RunView) -> Family:
+    samples = tuple(
+        (
+            {
+                "task": failure.task,
+                "iteration": str(failure.iteration),
+                "slot": "" if failure.slot is None else str(failure.slot),
+                "error": visible(failure.error),
+            },
+            failure.at_s,
+        )
+        for failure in view.failures
+    )
+    what = "When a task failed that has not succeeded since, in seconds since 1970."
+    return Family("gleaner_failure_time_seconds", "gauge", what, samples)
 
 
 def _of_the_look(view: RunView, progress_age_s: float) -> Iterable[Family]:

@@ -12,6 +12,7 @@ from storage import layout, records
 from storage.assembly import JournalReader
 from storage.claims import Owner
 from storage.clock import Clock
+from storage.failures import last_failures
 from storage.liveness import Liveness
 from storage.records import BatchRecord, PlanRecord
 from storage.run import exists, holds_run, next_iteration, read_plan, read_report
@@ -48,6 +49,9 @@ class Watcher:
     def look(self) -> RunView:
         """The run as it is now. Raises StorageError for what cannot be read."""
         view = self._look()
+        if view.phase not in ("no run", "ended"):
+            committed = view.iteration + (view.phase == "committed")
+            view = replace(view, failures=tuple(last_failures(self._store, committed)))
         now_s = self._clock.monotonic()
         if self._phase != (view.iteration, view.phase):
             self._phase, self._phase_since_s = (view.iteration, view.phase), now_s

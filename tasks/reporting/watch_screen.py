@@ -1,4 +1,4 @@
-"""A look at a run as text for a terminal: the phase, the progress, what the trainer waits for, and the members.
+"""A look at a run as text for a terminal: what failed, the phase, the progress, what is waited for, and the members.
 
 What machines and stores wrote is shown, never interpreted. This module knows no store. The crew comes last, because a
 low terminal cuts off the end.
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from tasks.reporting.charts import duration
 from tasks.reporting.crew_view import MemberView, RunView, WaitingGroup
+from tasks.reporting.last_failures import failure_line
 
 RESPONSES_SHOWN = 2
 NAME_LENGTH = 10
@@ -47,7 +48,8 @@ COLUMNS = (
 
 def screen(view: RunView, width: int) -> RenderableType:
     """One look on `width` characters; the same text in a terminal and in a pipe."""
-    parts: list[RenderableType] = [Text(line) for line in summary(view)]
+    parts: list[RenderableType] = [Text(failure_line(failure), style="bold red") for failure in view.failures]
+    parts += [Text(line) for line in summary(view)]
     if view.notice:
         parts.append(Text(f"this was some time ago; the store does not answer: {view.notice}", style="bold red"))
     if view.members:

@@ -55,6 +55,8 @@ const time = (seconds) => (seconds ? new Date(seconds * 1000).toISOString().slic
 // The header, the charts and the table of iterations.
 
 function drawSummary() {
+  at("failures").replaceChildren(...summary.failures.map((line) => make("li", {}, line)));
+  at("failures").hidden = !summary.failures.length;
   const facts = { ...summary.facts, "last iteration": time(summary.last_s) };
   at("facts").replaceChildren(...Object.entries(facts).filter(([, value]) => value)
     .map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));

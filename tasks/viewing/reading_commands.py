@@ -9,11 +9,13 @@ import click
 
 from storage.clock import SystemClock
 from storage.evaluations import evaluations
+from storage.failures import last_failures
 from storage.run import connect_to_run, reports
 from tasks.reporting.conclusion import cut_line
 from tasks.reporting.costs import usd_per_reward_point
 from tasks.reporting.evaluation_tab import evaluation_line
 from tasks.reporting.json_output import json_output
+from tasks.reporting.last_failures import failure_line
 from tasks.reporting.nonfinite import nonfinite_line
 from tasks.reporting.progress import progress
 from tasks.reporting.terminal import Terminal
@@ -27,13 +29,16 @@ from tasks.viewing.terminal_view import print_response, token_lines
 @click.argument("run_url")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with all metrics.")
 def status(run_url: str, as_json: bool) -> None:
-    """Show the finished iterations and evaluations of a run, and what stopped training, if a step was not finite."""
+    """Show what failed last in a run, its finished iterations and evaluations, and a step that was not finite."""
     store = connect_to_run(run_url)
     with progress(is_wanted=not as_json) as shown:
         history, evaluated, stopped = reports(store, shown.tell), evaluations(store), nonfinite_line(store)
+        failed = last_failures(store, len(history))
     if as_json:
-        click.echo(json_output(status_data(store.url, history, evaluated, stopped)))
+        click.echo(json_output(status_data(store.url, history, evaluated, failed, stopped)))
         return
+    for failure in failed:
+        click.echo(failure_line(failure))
     if history:
         Terminal(width=None if sys.stdout.isatty() else 120).print(table(history))
         cut = cut_line(history[0])

@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from storage.evaluation_records import EvaluationRecord
+from storage.failures import FailureRecord
 from storage.package_version import VERSION
 from storage.records import ReportRecord
 from tasks.reporting.costs import usd_per_reward_point
@@ -45,12 +46,17 @@ def table(history: list[ReportRecord]) -> Table:
 
 
 def status_data(
-    run_url: str, history: Sequence[ReportRecord], evaluated: Sequence[EvaluationRecord], stopped: str | None
+    run_url: str,
+    history: Sequence[ReportRecord],
+    evaluated: Sequence[EvaluationRecord],
+    failed: Sequence[FailureRecord],
+    stopped: str | None,
 ) -> dict[str, Any]:
     """What `gleaner status --json` prints; the metrics have the names of docs/guide/metrics.md."""
     return {
         "run_url": run_url,
         "gleaner": VERSION,
+        "failures": [asdict(failure) for failure in failed],
         "iterations": [
             {
                 "iteration": report.iteration,

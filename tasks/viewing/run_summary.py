@@ -4,17 +4,18 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from storage import layout
 from storage.evaluations import evaluations
+from storage.failures import last_failures
 from storage.package_version import VERSION
 from storage.records import RunRecord
 from storage.run import next_iteration, plans_in_flight, read_report, read_run
 from storage.store import ObjectMissing, ObjectStore
 from tasks.configuration.in_force import in_force
 from tasks.reporting import charts
+from tasks.reporting.last_failures import failure_line
 from tasks.reporting.metrics_lines import metrics_lines, rollout_tokens_per_s
 from tasks.reporting.reward_chart import reward_chart
 
@@ -73,12 +74,16 @@ def committed_metrics(store: ObjectStore) -> list[dict[str, float | None]]:
 
 
 def summary(store: ObjectStore, now_s: float) -> dict[str, Any]:
-    """The header, the charts (SVG) and the table of iterations, as JSON values. now_s: the time of the look."""
+    """What failed last, the header, the charts (SVG) and the table of iterations, as JSON values.
+
+    now_s: the time of the look.
+    """
     run, history = read_run(store), committed_metrics(store)
     planned, config = [plan.iteration for plan in plans_in_flight(store)], run.config
     times = [metrics["time_s"] for metrics in history if metrics.get("time_s")]
     return {
         "url": store.url,
+        "failures": [failure_line(each) for each in last_failures(store, len(history))],
         "facts": run_facts(run) | spent_facts(run, history),
         "last_s": times[-1] if times else None,
         "looked_at_s": now_s,
@@ -107,7 +112,7 @@ def spent_facts(run: RunRecord, history: Sequence[Metrics]) -> dict[str, str]:
     """When the run began, what its iterations took, and what those take that `forecast.iterations` still lacks."""
     seconds = _sum(history, "timing_s/iteration")
     facts = {
-        "begun": utc(run.created_at_s),
+        "begun": charts.utc(run.created_at_s),
         "so far": _taken(len(history), seconds, _last(history, "cost/usd_run")),
     }
     rest = to_go(history, run.config)
@@ -119,11 +124,6 @@ def spent_facts(run: RunRecord, history: Sequence[Metrics]) -> dict[str, str]:
 def _taken(iterations: int, seconds: float, usd: float) -> str:
     counted = f"{iterations:,} iteration{'s' * (iterations != 1)}"
     return f"{counted}, {charts.duration(seconds)}, {charts.amount(usd, '$')}"
-
-
-def utc(seconds: float) -> str:
-    """A time since 1970 as people read it."""
-    return datetime.fromtimestamp(seconds, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def to_go(history: Sequence[Metrics], config: Mapping[str, Any]) -> ToGo | None:

@@ -6,7 +6,8 @@ import pytest
 
 from storage import layout, records
 from storage.clock import ManualClock
-from storage.crew_records import ended_slots, failures, note_failure, note_rollout_ended
+from storage.crew_records import ended_slots, note_rollout_ended
+from storage.failures import last_failures, slot_failures
 from storage.liveness import Liveness, read_heartbeat
 from storage.memory import MemoryStore
 from storage.shard import Finish
@@ -20,6 +21,7 @@ from tasks.sampling.session.crew_watch import CrewLost, CrewWatch
 from tasks.sampling.session.member import helping_slot
 from tests.committed_runs import begin
 from tests.journals import Incarnation, a_plan, beat, newer_heartbeat
+from tests.kept_failures import keep_slot
 
 TTL_S = 30.0
 NAME = "00000-other"
@@ -165,10 +167,11 @@ def test_notes_that_cannot_be_read_are_passed_over(body, clock):
     store = MemoryStore()
     note_rollout_ended(store, 0, "e", "rollout", [0, 1])
     note_rollout_ended(store, 0, "e", "far", [2])
-    note_failure(store, 0, "e", 0, "m", ValueError("x"), clock)
-    note_failure(store, 0, "e", 1, "m", ValueError("y"), clock)
-    for key in store.list("iterations/"):
-        if key.endswith("/far.json") or "/00001-" in key:
+    keep_slot(store, 0, "e", 0, "x")
+    keep_slot(store, 0, "e", 1, "y")
+    for key in store.list(""):
+        if key.endswith(("/far.json", "/00001.json")):
             store.put(key, body)
     assert ended_slots(store, 0, "e") == {0, 1}
-    assert [found.slot for found in failures(store, 0, "e")] == [0]
+    assert [*slot_failures(store, 0, "e")] == [0]
+    assert [found.slot for found in last_failures(store, 0)] == [0]

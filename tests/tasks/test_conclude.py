@@ -8,7 +8,6 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from storage import layout, records
 from storage.clock import SystemClock
 from storage.compaction import read_responses
-from storage.crew_records import note_failure
 from storage.memory import MemoryStore
 from storage.records import SettingsRecord
 from storage.run import acquire_lease, next_iteration, read_report, read_run
@@ -19,6 +18,7 @@ from tasks.configuration.iteration_config import settings_of
 from tasks.configuration.references import PlanReference, TrainOutcome
 from tasks.reporting.verification import IntegrityError
 from tasks.sampling.session.member import generate_slot
+from tests.kept_failures import keep_slot
 from tests.small_run import (
     EXECUTION,
     Unreachable,
@@ -113,7 +113,7 @@ def test_slots_that_failed_and_pods_that_did_not_come_are_told_at_the_end(model,
     reference = plan_iteration(config(URL, model, rollout={"idle_timeout_s": 5.0}))
     generate_slot(URL, 0, 0, lambda: False, SystemClock())  # all of it
     train_iteration(URL, 0)
-    note_failure(store, 0, EXECUTION, 1, "far-machine", ValueError("<no> space left"), SystemClock())
+    keep_slot(store, 0, EXECUTION, 1, "ValueError: <no> space left", host="far-machine")
     conclude(trained=after(reference), last=False)
     assert "an attempt of slot 1 failed, on far-machine: ValueError: <no> space left" in caplog.text
     assert "had not come" not in caplog.text

@@ -16,6 +16,7 @@ from tasks.learning.rank_ends import RanksFailed
 from tasks.learning.rank_process import FAILURE
 from tasks.learning.rank_report import RankReport
 from tasks.pod_story import CAUSE_CHARACTERS_MAX, TaskFailed, TaskFailedForNow, place_of, story, tells
+from tasks.reporting.last_failures import Work
 from tasks.sampling.engines.engine import EngineDied
 from tasks.train import train
 from tests.processes import LIMIT_S, container
@@ -24,6 +25,7 @@ from tests.small_run import config, model_directory, plan_iteration
 GIB = 1 << 30
 GRANTED = Granted(cpus=2.0, memory_bytes=4 * GIB, gpus=0)
 PLACE = "run s3://b/r, iteration 3, slot 2"
+WORK = Work(task="train", run_url="memory://pod-story", iteration=3)
 
 
 def told(error, peak_bytes=3 * GIB, killed=0):
@@ -89,10 +91,10 @@ def test_the_cause_is_that_of_what_flyte_retries_and_is_not_long():
     ("raised", "kind"), [(ValueError, TaskFailed), (FlyteRecoverableException, TaskFailedForNow)], ids=str
 )
 def test_errors_are_replaced_in_a_pod_only(monkeypatch, raised, kind):
-    with pytest.raises(raised, match="bad"), tells(PLACE):
+    with pytest.raises(raised, match="bad"), tells(PLACE, WORK):
         raise raised("bad")
     monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_ID", "abc")
-    with pytest.raises(kind) as caught, tells(PLACE):
+    with pytest.raises(kind) as caught, tells(PLACE, WORK):
         raise raised("bad")
     first, *rest = str(caught.value).splitlines()
     assert first.startswith(f"{PLACE}: {raised.__name__}: bad. ")

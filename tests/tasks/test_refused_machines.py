@@ -10,7 +10,7 @@ from resources import granted as granted_module
 from resources.granted import Granted, MachineTooSmall
 from storage import layout
 from storage.clock import SystemClock
-from storage.crew_records import failures
+from storage.failures import slot_failures
 from storage.memory import MemoryStore
 from storage.weights.tensor_sets import published_bytes
 from tasks.configuration.references import PlanReference
@@ -84,7 +84,7 @@ def test_another_node_is_tried_unless_the_image_is_to_blame(monkeypatch, model, 
         assert type(refused.value).__name__ == kind
         assert isinstance(refused.value, FlyteRecoverableException) == (cuda is not None)
         assert "Nothing was done yet" in str(refused.value).partition("\n")[0]
-    assert [told.slot for told in failures(store, 0, EXECUTION)] == [0]
+    assert [*slot_failures(store, 0, EXECUTION)] == [0]
 
 
 def test_a_plan_is_refused_before_the_run_is_there(monkeypatch, model):

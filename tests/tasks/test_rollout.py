@@ -6,7 +6,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from resources.notice import EXIT_CODE
 from storage import layout, records
 from storage.connect import connect
-from storage.crew_records import failures
+from storage.failures import slot_failures
 from storage.records import AliveRecord
 from tasks.configuration.references import PlanReference
 from tasks.rollout import rollout
@@ -138,9 +138,9 @@ def test_why_an_attempt_failed_is_noted_in_the_run(model, monkeypatch):
     for _ in range(2):
         with pytest.raises(EngineError):
             rollout(slot=1, plan=reference)
-    [told] = failures(store, 0, reference.execution)
+    [told] = slot_failures(store, 0, reference.execution).values()
     assert (told.slot, told.error) == (1, "EngineError: vLLM is not installed")
-    assert failures(store, 0, "another execution") == []
+    assert slot_failures(store, 0, "another execution") == {}
 
 
 def test_a_machine_that_does_not_see_the_run_writes_nothing_where_it_looks():
@@ -155,4 +155,4 @@ def test_a_failure_that_cannot_be_noted_is_raised_all_the_same(caplog):
     memory_store("rollout-task", Unreachable())
     with pytest.raises(FlyteRecoverableException, match="no answer"):
         rollout(slot=0, plan=PlanReference(run_url=URL, iteration=0, weight_version=0, execution="e"))
-    assert "could not be noted" in caplog.text
+    assert "the failure is not kept in the run: no answer" in caplog.text

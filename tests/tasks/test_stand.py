@@ -5,7 +5,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 from storage import layout, records
 from storage.clock import SystemClock
-from storage.crew_records import failures
+from storage.failures import slot_failures
 from storage.records import ClosedRecord
 from storage.run import release_lease
 from tasks.preparing.iteration import prepare
@@ -56,6 +56,6 @@ def test_a_failure_is_noted_in_the_iteration_in_which_it_happened(store, model, 
     monkeypatch.setattr(ScriptedEngine, "step", dies)
     with pytest.raises(FlyteRecoverableException, match="CUDA error"):
         stand(slot=0, plan=reference, iterations=3)
-    assert not failures(store, 0, EXECUTION)
-    [told] = failures(store, 1, EXECUTION)
+    assert not slot_failures(store, 0, EXECUTION)
+    [told] = slot_failures(store, 1, EXECUTION).values()
     assert (told.slot, told.iteration) == (0, 1)

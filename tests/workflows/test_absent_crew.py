@@ -9,7 +9,7 @@ from examples.compare import undisturbed_equals
 from resources.local_starter import running_starter
 from storage import layout, records
 from storage.connect import connect
-from storage.crew_records import failures
+from storage.failures import slot_failures
 from storage.records import SettingsRecord
 from storage.run import read_plan, reports
 from tests.whole_runs import ROOT, config_file, train_here
@@ -68,7 +68,7 @@ def test_where_every_slot_fails_the_run_ends_soon_and_says_why(tmp_path, model):
     ended_at_s = time.time()
     store = connect(url)
     execution = records.read(store, SettingsRecord, layout.settings(0)).execution
-    told = failures(store, 0, execution)
+    told = [*slot_failures(store, 0, execution).values()]
     assert [failure.slot for failure in told] == [0, 1]
     assert ended_at_s - max(failure.at_s for failure in told) < WAITS_MAX_S
     assert "no process can generate the missing responses" in output

@@ -9,7 +9,8 @@ import uuid
 
 from storage import layout
 from storage.clock import Clock
-from storage.crew_records import ended_slots, failures
+from storage.crew_records import ended_slots
+from storage.failures import slot_failures
 from storage.journal import PARALLEL_READS
 from storage.liveness import Liveness, MemberSign
 from storage.records import TRAIN_POOL, PlanRecord
@@ -199,14 +200,16 @@ class CrewWatch:
 
     def _errors(self) -> dict[int, str]:
         """The last error of each slot that reported one."""
-        return {found.slot: found.error for found in failures(self._store, self._plan.iteration, self._execution)}
+        told = slot_failures(self._store, self._plan.iteration, self._execution)
+        return {slot: found.error for slot, found in told.items()}
 
     def _errors_of_execution(self) -> dict[int, str]:
         """As `_errors`; a standing member may have failed in an earlier iteration of its execution."""
         told, earlier = self._errors(), self._plan.iteration
         while self._rollout.crew == "standing" and earlier and not self._slots <= told.keys():
             earlier -= 1
-            told = {found.slot: found.error for found in failures(self._store, earlier, self._execution)} | told
+            before = slot_failures(self._store, earlier, self._execution)
+            told = {slot: found.error for slot, found in before.items()} | told
         return told
 
     def _fate(self, slot: int) -> str:

@@ -148,7 +148,7 @@ def test_looks_write_nothing_and_read_nothing_twice(store, watcher):
     store.listed.clear()
     watcher.look()
     assert store.written == []
-    assert store.listed == [layout.claims(0), layout.alive_all(0)]
+    assert store.listed == [layout.claims(0), layout.alive_all(0), layout.FAILURES]
     assert sorted(store.asked) == sorted(
         [
             layout.report(0),

@@ -8,13 +8,14 @@ import pytest
 
 from storage import layout, records
 from storage.clock import ManualClock
-from storage.crew_records import note_failure, note_rollout_ended
+from storage.crew_records import note_rollout_ended
 from storage.memory import MemoryStore
 from storage.records import JOINED_POOL, TRAIN_POOL, AliveRecord
 from storage.store import StoreDenied, StoreUnavailable
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rollout import RolloutConfig
 from tasks.sampling.session.crew_watch import NEVER_WROTE, CrewLost, CrewWatch, LeftAlone
+from tests.kept_failures import keep_slot
 from tests.sessions import a_plan
 
 ROLLOUT = RolloutConfig(heartbeat_interval_s=5.0, claim_ttl_s=30.0)
@@ -226,7 +227,7 @@ def test_a_member_that_joined_is_waited_for_until_it_falls_silent(store, clock):
 
 
 def test_when_nobody_can_go_on_the_members_own_errors_are_told(store, clock):
-    note_failure(store, 0, EXECUTION, 0, "a-machine", ValueError("no space\nleft"), clock)
+    keep_slot(store, 0, EXECUTION, 0, "ValueError: no space left")
     Member(store, 1).beat()
     end_maps(store, 0, 1)
     with pytest.raises(CrewLost) as raised:
@@ -241,8 +242,8 @@ def test_of_a_slot_that_never_wrote_anything_that_is_said(store, clock):
 
 
 def test_of_a_standing_member_an_error_in_an_earlier_iteration_is_told(store, clock):
-    note_failure(store, 2, EXECUTION, 0, "m", ValueError("an old one"), clock)
-    note_failure(store, 3, EXECUTION, 0, "m", ValueError("bad image"), clock)
+    keep_slot(store, 2, EXECUTION, 0, "ValueError: an old one")
+    keep_slot(store, 3, EXECUTION, 0, "ValueError: bad image")
     for crew, told in (("standing", "slot 0: ValueError: bad image"), ("iteration", f"slot 0: {NEVER_WROTE}")):
         watch = CrewWatch(
             store,
@@ -260,18 +261,11 @@ def test_of_a_standing_member_an_error_in_an_earlier_iteration_is_told(store, cl
 
 def test_the_last_failure_of_a_slot_is_the_one_that_is_told(store, clock):
     for text in ("first", "second"):
-        note_failure(store, 0, EXECUTION, 0, "m", ValueError(text), clock)
+        keep_slot(store, 0, EXECUTION, 0, f"ValueError: {text}")
         clock.sleep(1.0)
     end_maps(store, 0, 1)
     with pytest.raises(CrewLost, match="slot 0: ValueError: second"):
         look_twice(a_watch(store, clock, OFF), clock)
-
-
-def test_an_error_of_any_length_is_kept_in_one_short_line(store, clock):
-    note_failure(store, 0, EXECUTION, 0, "m", ValueError("x\n" * 10_000), clock)
-    [key] = store.list("iterations/000000/failures/")
-    assert len(store.get(key)) < 2000
-    assert b"\\n" not in store.get(key)
 
 
 class Refuses(MemoryStore):
@@ -306,6 +300,6 @@ def test_a_writable_store_is_left_as_it_was(store, clock):
 
 
 def test_who_waits_is_told_why_members_failed(store, clock, caplog):
-    note_failure(store, 0, EXECUTION, 1, "m", OSError("No space left on device"), clock)
+    keep_slot(store, 0, EXECUTION, 1, "OSError: No space left on device")
     raised_after(a_watch(store, clock, OFF), clock, 100.0)
     assert "an attempt of slot 1 failed: OSError: No space left on device" in caplog.text

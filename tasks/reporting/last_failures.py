@@ -1,0 +1,131 @@
+"""The last failure of each task: kept in the run when a task fails, forgotten when it succeeds, and told first.
+
+Keeping it never hides or delays the failure itself: a store that does not take it in time is given up.
+"""
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from resources.secret_text import names_secret, without_secrets
+from resources.visible_text import visible
+from storage import layout
+from storage.clock import SystemClock
+from storage.connect import connect
+from storage.failures import (
+    ERROR_LENGTH_MAX,
+    FailureRecord,
+    Task,
+    forget_failure,
+    forget_slots,
+    keep_failure,
+)
+from storage.run import ConcludedByAnother, RunBusy, exists, next_iteration
+from storage.store import ObjectStore
+from tasks.reporting.charts import utc
+
+log = logging.getLogger(__name__)
+KEEP_LIMIT_S = 10.0
+# Another execution or attempt does the work; the run has lost nothing.
+NO_FAILURES = (RunBusy, ConcludedByAnother)
+
+# What shows that a plan, or a standing member, has an iteration behind it.
+_PASSED: dict[Task, Callable[[int], str]] = {"plan": layout.plan, "rollout": layout.closed}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a task works on. iteration: None for a plan's, and for a standing member's, which its run says.
+
+    run_url: the run's; of an evaluation's members, that of its directory.
+    """
+
+    task: Task
+    run_url: str
+    execution: str = ""
+    iteration: int | None = None
+    slot: int | None = None
+
+
+def keep(work: Work, error: BaseException, cause: str, limit_s: float = KEEP_LIMIT_S) -> None:
+    """Write into the run that the work failed; returns after `limit_s` at the latest, and raises nothing.
+
+    cause: why, in words. Where there is no run yet nothing is written.
+    """
+    if isinstance(error, NO_FAILURES):
+        return
+
+    def act() -> None:
+        store = connect(work.run_url)
+        if exists(store, layout.RUN):
+            keep_failure(store, _record(store, work, cause))
+
+    _within(limit_s, act, "the failure is not kept in the run")
+
+
+def forget(work: Work, limit_s: float = KEEP_LIMIT_S) -> None:
+    """Note in the run that the work has succeeded, in the same manner; what slots failed at stays until `conclude`."""
+
+    def act() -> None:
+        store = connect(work.run_url)
+        if work.slot is None:
+            forget_failure(store, work.task)
+        if work.task == "conclude":
+            forget_slots(store, work.execution)
+
+    _within(limit_s, act, "the last failure stays in the run, although the task has succeeded since")
+
+
+def failure_line(failure: FailureRecord) -> str:
+    """One line: what failed, when, where and why."""
+    of = "version" if failure.task == "evaluation" else "iteration"
+    slot = "" if failure.slot is None else f", slot {failure.slot}"
+    place = f"{failure.task} of {of} {failure.iteration}{slot}"
+    return visible(" ".join(f"failed: {place}, {utc(failure.at_s)}, on {failure.host}: {failure.error}".split()))
+
+
+def one_line(text: str) -> str:
+    """A text of an error on one line of bounded length, without secrets and control characters."""
+    known = (value for name, value in os.environ.items() if names_secret(name))
+    line = visible(" ".join(without_secrets(text, known).split()))
+    return line if len(line) <= ERROR_LENGTH_MAX else line[: ERROR_LENGTH_MAX - 3] + "..."
+
+
+def _record(store: ObjectStore, work: Work, cause: str) -> FailureRecord:
+    return FailureRecord(
+        task=work.task,
+        iteration=_iteration(store, work),
+        execution=work.execution,
+        slot=work.slot,
+        host=one_line(socket.gethostname()),
+        error=one_line(cause),
+        at_s=max(0.0, SystemClock().wall()),
+    )
+
+
+def _iteration(store: ObjectStore, work: Work) -> int:
+    if work.iteration is not None:
+        return work.iteration
+    iteration, passed = next_iteration(store), _PASSED.get(work.task)
+    while passed is not None and exists(store, passed(iteration)):
+        iteration += 1
+    return iteration
+
+
+def _within(limit_s: float, act: Callable[[], None], or_else: str) -> None:
+    """Do it in a thread that is waited for this long, and is left behind then."""
+
+    def run() -> None:
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - it must not hide the error to report, nor undo a success
+            log.warning("%s: %s", or_else, one_line(str(error)))
+
+    thread = threading.Thread(target=run, daemon=True, name="last failure")
+    thread.start()
+    thread.join(limit_s)
+    if thread.is_alive():
+        log.warning("%s: the store has not answered for %.0f s", or_else, limit_s)
