@@ -1,28 +1,20 @@
 """The checks of a fleet's history after its end; those of each moment are in ledger_of_fleet.py.
 
-They read what lies in the store, and what the ledger saw. Bills are made by production's rules and compared with the
-lifetimes of hosts that the ledger measured.
+They read what lies in the store, and what the ledger saw; those of bills are in judge_payers.py.
 """
 
 import itertools
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass
 
-from simulation import virtual_time
-from simulation.ledger_of_fleet import FASTEST_CLOCK, FLEET, SLOWEST_CLOCK, HostLife, LedgerOfFleet
+from simulation.judge_payers import check_bills, check_payers, check_seated, noticed_s, spent_by
+from simulation.ledger_of_fleet import FASTEST_CLOCK, HostLife, LedgerOfFleet
 from simulation.one_thread import threads_in_turn
 from simulation.simulated_fleet import SimulatedFleet
 from simulation.simulated_fleet_history import FleetHistory
-from storage import fleet_layout, records
-from storage.fleet_records import HostBeat, SpentRecord
-from storage.memory import NestedStore
-from tasks.sharing.billing import bill, total_s
 from tasks.sharing.host import BEATS_PER_TTL
 
-ROUNDING_S = 1e-9
-# How long the requests take that a host makes between two looks at its device, if the store is well.
-NOTICED_S = 15.0
 # Requests of a host beside those that follow from its intervals: its beginning and end, and repeated ones.
 REQUESTS_AT_LEAST, REQUESTS_PER_PHASE, REPEATED = 60, 20, 1.5
 
@@ -48,9 +40,13 @@ def live_and_judge_fleet(history: FleetHistory) -> FleetOutcome:
     _check_ends(fleet)
     _check_published(fleet)
     repeats, faults = _check_repeats(fleet)
-    _check_bills(ledger)
-    _check_payers(ledger, history)
-    _check_restored(ledger, history)
+    undisturbed = _is_undisturbed(history)
+    check_bills(ledger)
+    check_seated(ledger, history, undisturbed=undisturbed)
+    if undisturbed:
+        check_payers(ledger, history)
+        _check_restored(ledger)
+        _check_stays(ledger, history)
     counts = ledger.counts
     counts.update({"phases": ledger.computed.total(), "hosts": len(ledger.hosts), "repeats": repeats})
     return FleetOutcome(
@@ -115,70 +111,27 @@ def _silences(life: HostLife, silent_s: float) -> int:
     )
 
 
-def _check_bills(ledger: LedgerOfFleet) -> None:
-    """Check that every second of every host is billed once."""
-    store = NestedStore(ledger.store, FLEET.removesuffix("/"))
-    shares = dict.fromkeys(ledger.runs, 1.0)
-    for number, run in enumerate(ledger.runs):
-        shares[run] = 1.0 + number
-    for name, life in ledger.hosts.items():
-        spent = [records.read(store, SpentRecord, key) for key in store.list(fleet_layout.spent_by(name))]
-        said_s = 0.0
-        if life.last_beat is not None:
-            said_s = records.decode(HostBeat, fleet_layout.alive(name), life.last_beat).lived_s
-        try:
-            billed_s = total_s(bill(spent, said_s, shares))
-        except ValueError as error:
-            ledger.breaks(f"bill: {error}")
-            continue
-        lived_s = max(said_s, spent[-1].entries[-1].ended_s if spent else 0.0)
-        if abs(billed_s - lived_s) > ROUNDING_S:
-            ledger.breaks(f"bill: {billed_s} s of {name} are billed, which lived {lived_s} s")
-        if life.clock_ended_s is not None and lived_s > life.clock_ended_s - life.clock_began_s:
-            ledger.breaks(f"bill: {lived_s} s of {name} are billed, which lived less")
-
-
-def _check_payers(ledger: LedgerOfFleet, history: FleetHistory) -> None:
-    """Check that each run pays for the time in which it had the device, where nothing went wrong.
-
-    A host looks at the device once in a poll interval, after the requests that it makes in between.
-    """
-    if not _is_undisturbed(history):
-        return
-    store = NestedStore(ledger.store, FLEET.removesuffix("/"))
-    for name, life in ledger.hosts.items():
-        if life.clock_ended_s is None or life.ended_s is None:
-            continue
-        rate = (life.clock_ended_s - life.clock_began_s) / (life.ended_s - life.began_s)
-        spent = [records.read(store, SpentRecord, key) for key in store.list(fleet_layout.spent_by(name))]
-        billed_s: defaultdict[tuple[str, bool], float] = defaultdict(float)
-        for entry in (entry for record in spent for entry in record.entries):
-            billed_s[entry.run or "", entry.kind == "backfill"] += entry.seconds / rate
-        noticed_s = history.poll_interval_s / SLOWEST_CLOCK + NOTICED_S
-        for had_s, helped, times in ((life.device_s, False, life.phases), (life.helped_s, True, life.helps)):
-            for run, device_s in had_s.items():
-                paid_s = billed_s[run, helped]
-                if not device_s - virtual_time.ROUNDING_S <= paid_s <= device_s + times * noticed_s:
-                    what = "a member" if helped else "it"
-                    ledger.breaks(f"bill: {run} pays for {paid_s} s of {name}, and {what} had its device {device_s} s")
-                ledger.counts[f"bills compared with the device{' of members' if helped else ''}"] += 1
-
-
 def _is_undisturbed(history: FleetHistory) -> bool:
     return not history.strikes and not history.crashes and not history.hangs and history.weather == history.calm
 
 
-def _check_restored(ledger: LedgerOfFleet, history: FleetHistory) -> None:
+def _check_restored(ledger: LedgerOfFleet) -> None:
     """Check that hosts record how each state was restored, once, where nothing went wrong."""
-    if not _is_undisturbed(history):
-        return
-    store = NestedStore(ledger.store, FLEET.removesuffix("/"))
     for name, life in ledger.hosts.items():
-        spent = [records.read(store, SpentRecord, key) for key in store.list(fleet_layout.spent_by(name))]
-        said = Counter((each.run, each.iteration, each.tier, each.ahead) for one in spent for each in one.restored)
+        restored = (each for record in spent_by(ledger, name) for each in record.restored)
+        said = Counter((each.run, each.iteration, each.tier, each.ahead) for each in restored)
         if life.clock_ended_s is not None and said != life.restored:
             ledger.breaks(f"tiers: {name} records {dict(said)}, and its workers restored {dict(life.restored)}")
         ledger.counts["records of tiers compared"] += 1
+
+
+def _check_stays(ledger: LedgerOfFleet, history: FleetHistory) -> None:
+    """Check that hosts begin nothing after their hours, and say that they are gone, where nothing went wrong."""
+    for name, life in ledger.hosts.items():
+        if life.clock_ended_s is not None and not life.said_gone:
+            ledger.breaks(f"stay: {name} has ended, and its heartbeat does not say so")
+        if life.stays_s is not None and life.last_begun_s > life.stays_s + noticed_s(history):
+            ledger.breaks(f"stay: {name} begins a phase after {life.last_begun_s} s, told to stay {life.stays_s} s")
 
 
 def _check_requests(ledger: LedgerOfFleet, history: FleetHistory) -> float:

@@ -5,22 +5,26 @@ workers it is told directly what they do. Only the checks read it.
 """
 
 import itertools
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from storage import fleet_layout, layout, records
+from storage.clock import Clock
 from storage.fleet_records import Tier
 from storage.memory import MemoryStore
 from storage.run import exists
 from storage.weights.manifest import Manifest
-from tasks.sharing.workers import Restored
+from tasks.sharing.workers import Restored, WorkerPhase
 
 FLEET = "fleet/"
 MEMBER = "a member"
 # The fastest clock of a process runs so many times as fast as true time, the slowest so many.
 FASTEST_CLOCK, SLOWEST_CLOCK = 1.15, 0.85
+# What a device is used for: a run, and the iteration that is trained; None: a member generates for the run.
+Use = tuple[str, int | None]
 
 
 def run_folder(number: int) -> str:
@@ -32,31 +36,49 @@ def run_folder(number: int) -> str:
 class HostLife:
     """An incarnation of a host: true times, and its monotonic clock at its beginning and its end.
 
-    device: which run has its device now, or a member, since device_since_s. device_s: how long each run had it before.
-    helped_s: how long a member had it for each run; helps: how often. phases: how many phases it began. under_way:
-    when each run's present phase began, until its worker has no more to do for it; ended: when others began and ended.
-    restored: how its workers restored states, by run, iteration, tier, and whether ahead. calls: its requests. beats:
-    true times at which its heartbeat changed. last_beat: its last own one. said_gone: whether that was written.
-    ended_s: None if it lives.
+    clock: of its machine. stays_s: how long it is told to serve by it; None: until the end. device: which run has its
+    device now, or a member, since device_since_s, and for which iteration. device_s: how long each run had it before,
+    by iteration; None: a member had it for the run. stages_s: how long each run's workers did what on the device.
+    begun: how often each of these began; last_begun_s: when the last phase did, in its own seconds. under_way: when
+    each run's present phase began, until its worker has no more to do for it; ended: when others began and ended.
+    restored: how its workers restored states, by run, iteration, tier, and whether ahead. seated: from when, and until
+    when, each run was seated on it, in its own seconds. asked: whether the seat of a run was still its own when it last
+    asked. calls: its requests. beats: true times at which its heartbeat changed. last_beat: its last own one.
+    said_leaving, said_gone: whether that was written. ended_s: None if it lives.
     """
 
     began_s: float
     clock_began_s: float
+    clock: Clock
+    stays_s: float | None
     ended_s: float | None = None
     clock_ended_s: float | None = None
     device: str | None = None
     device_since_s: float = 0.0
-    device_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    helped_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    helps: int = 0
-    phases: int = 0
+    iteration: int | None = None
+    device_s: defaultdict[Use, float] = field(default_factory=lambda: defaultdict(float))
+    stages_s: defaultdict[tuple[str, WorkerPhase], float] = field(default_factory=lambda: defaultdict(float))
+    begun: Counter[Use] = field(default_factory=Counter)
+    last_begun_s: float = 0.0
     under_way: dict[str, float] = field(default_factory=dict)
     ended: list[tuple[float, float]] = field(default_factory=list)
     restored: Counter[tuple[str, int, Tier, bool]] = field(default_factory=Counter)
+    seated: defaultdict[str, list[list[float]]] = field(default_factory=lambda: defaultdict(list))
+    asked: dict[str, bool] = field(default_factory=dict)
     calls: int = 0
     beats: list[float] = field(default_factory=list)
     last_beat: bytes | None = None
+    said_leaving: bool = False
     said_gone: bool = False
+
+    @property
+    def phases(self) -> int:
+        """How many phases it began."""
+        return sum(times for (_, iteration), times in self.begun.items() if iteration is not None)
+
+    def lived_s(self) -> float:
+        """How long it lives by its own clock."""
+        return self.clock.monotonic() - self.clock_began_s
 
 
 class LedgerOfFleet:
@@ -114,13 +136,20 @@ class LedgerOfFleet:
     def note_begun(self, host: str, run: str, iteration: int) -> None:
         """Check a phase that a host begins now."""
         life = self.hosts[host]
-        life.phases += 1
+        life.begun[run, iteration] += 1
+        life.last_begun_s = life.lived_s()
         self.tell(host, f"begins {self.runs[run]} {iteration}")
+        if not life.asked.pop(run, False):
+            self.breaks(
+                f"seat: {host} begins {self.runs[run]} and has not asked, or was told no, whether it is its own"
+            )
+        if life.said_leaving:
+            self.breaks(f"stay: {host} begins {self.runs[run]} after it said that it leaves")
         if life.device is not None:
             self.breaks(f"doubled: {host} begins {run} while {life.device} has its device")
         if not self.exists(run, layout.due(iteration)):
             self.breaks(f"early: {host} begins iteration {iteration} of {self.runs[run]}, which is not due")
-        life.device, life.device_since_s = run, self.now()
+        life.device, life.device_since_s, life.iteration = run, self.now(), iteration
         life.under_way[run] = self.now()
 
     def note_over(self, host: str, run: str) -> None:
@@ -137,13 +166,17 @@ class LedgerOfFleet:
         """Note that a run's worker no longer has the device."""
         life = self.hosts[host]
         if life.device == run:
-            life.device_s[run] += self.now() - life.device_since_s
+            life.device_s[run, life.iteration] += self.now() - life.device_since_s
             life.device = None
+
+    def note_stage(self, host: str, run: str, stage: WorkerPhase, since_s: float) -> None:
+        """Note what a run's worker did since then, and no longer does."""
+        self.hosts[host].stages_s[run, stage] += self.now() - since_s
 
     def note_helped(self, host: str, run: str) -> None:
         """Check a member that a host starts now to generate for a run."""
         life = self.hosts[host]
-        life.helps += 1
+        life.begun[run, None] += 1
         self.counts["members started"] += 1
         self.tell(host, f"lets a member generate for {self.runs[run]}")
         if life.device is not None:
@@ -154,23 +187,44 @@ class LedgerOfFleet:
         """Note that the member for a run no longer has the device."""
         life = self.hosts[host]
         if life.device == MEMBER:
-            life.helped_s[run] += self.now() - life.device_since_s
+            life.device_s[run, None] += self.now() - life.device_since_s
             life.device = None
 
-    def note_resident(self, host: str, run: str, digest: str | None, stored: str) -> None:
-        """Check a resident state that is used in place of a checkpoint."""
-        self.counts["resident states used"] += 1
-        if digest != stored:
-            self.breaks(f"resident: {host} goes on from {digest} with {self.runs[run]}, whose checkpoint is {stored}")
+    def note_read_ahead(self, host: str, run: str, iteration: int) -> None:
+        """Check that a host may read a state into its memory now, ahead of its phase."""
+        if not self.exists(run, layout.plan(iteration)):
+            self.breaks(
+                f"early: {host} reads ahead for iteration {iteration} of {self.runs[run]}, which is not planned"
+            )
+
+    def note_state(self, host: str, run: str, iteration: int, digest: str | None, *, resident: bool) -> None:
+        """Check a state from which a phase goes on, or which was read ahead for it, against what was stored first.
+
+        After the report, nothing that is made of it counts.
+        """
+        self.counts["resident states used"] += resident
+        _, stored = self.checkpoints[run, iteration]
+        if digest != stored and not self.exists(run, layout.report(iteration)):
+            self.breaks(
+                f"{'resident' if resident else 'stale'}: {host} goes on from {digest} with iteration {iteration} of "
+                f"{self.runs[run]}, whose checkpoint is {stored}"
+            )
 
     def note_restored(self, host: str, run: str, iteration: int, how: Restored) -> None:
         """Note that a run's worker has got its state."""
         self.hosts[host].restored[run, iteration, how.tier, how.ahead] += 1
         self.counts[f"states from the {how.tier}{', ahead' if how.ahead else ''}"] += 1
 
+    def note_copied(self, host: str, run: str, version: int, keys: list[str]) -> None:
+        """Check the copies that lie on a disk when those of the state of this version begin to be written."""
+        stay = (layout.checkpoint(version), layout.weights(0))
+        if any(not key.startswith(stay) for key in keys):
+            self.breaks(f"memory: {host} keeps copies of earlier states of {self.runs[run]} on its disk")
+
     def note_read(self, host: str, run: str, key: str, body: bytes) -> None:
         """Check a part of a state that was read, from the store or from a copy; `body` ends what is stored."""
-        if not self.store.get(f"{self.runs[run]}/{key}").endswith(body):
+        stored = f"{self.runs[run]}/{key}"
+        if not exists(self.store, stored) or not self.store.get(stored).endswith(body):
             self.breaks(f"copy: {host} goes on from other bytes than {key} of {self.runs[run]} has")
 
     # What reaches the store.
@@ -187,6 +241,9 @@ class LedgerOfFleet:
         seat = fleet_layout.seat_address(key.removeprefix(FLEET))
         if seat is not None:
             self._check_seat(who, *seat)
+        for each in self.runs:
+            if key == f"{FLEET}{fleet_layout.left(each)}":
+                self._end_seat(each)
         folder, _, rest = key.partition("/")
         run = next((run for run, its in self.runs.items() if its == folder), None)
         if run is not None:
@@ -214,6 +271,7 @@ class LedgerOfFleet:
         life.beats.append(self.now())
         if who == host:
             life.last_beat = body
+            life.said_leaving = life.said_leaving or b'"state":"leaving"' in body
             life.said_gone = life.said_gone or b'"state":"gone"' in body
 
     def _check_seat(self, host: str, run: str, epoch: int) -> None:
@@ -225,7 +283,22 @@ class LedgerOfFleet:
             self.breaks(f"hasty: {host} takes the seat of {run} from {holders[-1]}, which never was silent for so long")
         if holders:
             self.counts["seats taken over"] += 1
+        self._end_seat(run)
+        self.hosts[host].seated[run].append([self.hosts[host].lived_s(), math.inf])
         holders.append(host)
+
+    def _end_seat(self, run: str) -> None:
+        """The host that has the seat of a run loses it now."""
+        if self.seats[run]:
+            life = self.hosts[self.seats[run][-1]]
+            life.seated[run][-1][1] = min(life.seated[run][-1][1], life.lived_s())
+
+    def note_asked(self, host: str, key: str) -> None:
+        """Note the answer if a host asks now whether another has taken a seat."""
+        address = fleet_layout.seat_address(key.removeprefix(FLEET))
+        if address is not None and host in self.hosts:
+            run, epoch = address
+            self.hosts[host].asked[run] = self.seats[run][-1:] == [host] and epoch > len(self.seats[run])
 
     def _was_silent(self, host: str) -> bool:
         """Whether a host has said that it is gone, or its heartbeat did not change for a TTL of the fastest clock."""
@@ -260,6 +333,7 @@ class RecordedFleetStore:
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         self._note("get", key, "")
+        self._ledger.note_asked(self._who, key)
         return self._store.get(key, start, end)
 
     def list(self, prefix: str, after: str = "") -> list[str]:

@@ -172,7 +172,6 @@ class SimulatedFleet:
             return
         self._lives += 1
         name = f"host{slot}-{self._lives}"
-        life = HostLife(self._timeline.now_s, 0.0)
 
         def main(process: Machine, store: ObjectStore) -> None:
             life.clock_began_s = process.clock.monotonic()
@@ -214,8 +213,8 @@ class SimulatedFleet:
                 self._timeline.after(0.0, thread.kill)
             self._timeline.after(drawn.back_s, partial(self._start_host, slot, drawn))
 
-        self.ledger.hosts[name] = life
-        self._start(name, main, ended)
+        clock = self._start(name, main, ended).clock
+        life = self.ledger.hosts[name] = HostLife(self._timeline.now_s, clock.monotonic(), clock, drawn.stays_s)
 
     def _settings(self, drawn: DrawnHost) -> HostSettings:
         return HostSettings(

@@ -7,7 +7,8 @@ computation of a phase has a digest of its own, as if its last bits differed.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from simulation.ledger_of_fleet import LedgerOfFleet
@@ -25,7 +26,7 @@ from storage.weights.manifest import Manifest, TensorBlock
 from storage.weights.tensor_sets import pull_some, read_manifest, write_object
 from tasks.sharing import residents
 from tasks.sharing.disk_copies import StoreWithCopies
-from tasks.sharing.workers import Restored, WorkerState
+from tasks.sharing.workers import ON_DEVICE, Restored, WorkerPhase, WorkerState
 
 # Longer than any phase may take before it is killed.
 HANG_S = 500.0
@@ -34,13 +35,33 @@ TENSOR = "state"
 Result = TypeVar("Result")
 
 
-@dataclass
 class _Worker:
-    """A worker's process of the present phase, and what it does. ended: whether it was ended from outside."""
+    """A worker's process of the present phase, and what it does. ended: whether it was ended from outside.
 
-    state: WorkerState
-    process: Process | None = None
-    ended: bool = False
+    note: called with what it did on the device, and since when, when it does something else.
+    """
+
+    def __init__(
+        self, state: WorkerState, now: Callable[[], float], note: Callable[[WorkerPhase, float], None]
+    ) -> None:
+        self._state = state
+        self._now = now
+        self._note = note
+        self._since_s = now()
+        self.process: Process | None = None
+        self.ended = False
+
+    @property
+    def state(self) -> WorkerState:
+        return self._state
+
+    @state.setter
+    def state(self, state: WorkerState) -> None:
+        before, self._state = self._state.phase, state
+        if before != state.phase:
+            if before in ON_DEVICE:
+                self._note(before, self._since_s)
+            self._since_s = self._now()
 
 
 class SimulatedWorkers:
@@ -75,7 +96,7 @@ class SimulatedWorkers:
         if self.state(run.id).phase == "prefetching":
             self._ledger.breaks(f"error: {self._host.name} begins {run.id}, which reads its state ahead")
         self._ledger.note_begun(self._host.name, run.id, iteration)
-        worker = self._workers.setdefault(run.id, _Worker(WorkerState()))
+        worker = self._worker(run.id)
         worker.state = replace(worker.state, phase="restoring", iteration=iteration, restored=None)
         self._check_memory(run)
         if onto_disk:
@@ -85,7 +106,7 @@ class SimulatedWorkers:
         self._start(worker, run, lambda name: self._work(worker, run, iteration, name, onto_disk=onto_disk))
 
     def prefetch(self, run: AdmittedRun, iteration: int) -> None:
-        worker = self._workers.setdefault(run.id, _Worker(WorkerState()))
+        worker = self._worker(run.id)
         worker.state = replace(worker.state, phase="prefetching", iteration=iteration, restored=None)
         self._check_memory(run)
         self._start(worker, run, lambda name: self._read_ahead(worker, run, iteration, name))
@@ -93,6 +114,12 @@ class SimulatedWorkers:
     def drop_copy(self, run_id: str) -> None:
         self._disks.pop(run_id, None)
         self._copied.pop(run_id, None)
+
+    def _worker(self, run_id: str) -> _Worker:
+        if run_id not in self._workers:
+            note = partial(self._ledger.note_stage, self._host.name, run_id)
+            self._workers[run_id] = _Worker(WorkerState(), self._ledger.now, note)
+        return self._workers[run_id]
 
     def _start(self, worker: _Worker, run: AdmittedRun, work: Callable[[str], None]) -> None:
         self._begun += 1
@@ -116,7 +143,8 @@ class SimulatedWorkers:
 
     def kill(self, run_id: str) -> None:
         self._end(run_id)
-        self._workers[run_id] = _Worker(WorkerState(phase="failed", message="killed"))
+        self._workers.pop(run_id, None)
+        self._worker(run_id).state = WorkerState(phase="failed", message="killed")
 
     def strike(self, rng: random.Random) -> None:
         """Let one of the workers die that are at work."""
@@ -151,6 +179,7 @@ class SimulatedWorkers:
             self._ledger.note_freed(self._host.name, run_id)
             if worker.state.is_busy:
                 self._ledger.note_fault("worker ended")
+            worker.state = WorkerState()
             if worker.process is not None:
                 self._timeline.after(0.0, worker.process.kill)
 
@@ -181,14 +210,15 @@ class SimulatedWorkers:
             self._publish(worker, run, store, iteration, None)
             return
         digest, began_s = worker.state.digest, clock.monotonic()
-        if residents.is_usable(digest, stored.digest):
-            self._ledger.note_resident(self._host.name, run.id, digest, stored.digest)
+        is_resident = residents.is_usable(digest, stored.digest)
+        if is_resident:
             clock.sleep(rng.uniform(0.1, 1.0))
             took_s = clock.monotonic() - began_s
             restored = Restored(tier="host memory", seconds=took_s, num_bytes=run.state_bytes, ahead=False)
         else:
             digest = stored.digest
             restored = self._read(run, iteration, store, stored, rng, ahead=False)
+        self._ledger.note_state(self._host.name, run.id, iteration, digest, resident=is_resident)
         self._ledger.note_restored(self._host.name, run.id, iteration, restored)
         worker.state = WorkerState(phase="waiting", iteration=iteration, bytes_held=run.state_bytes, restored=restored)
         clock.sleep(rng.uniform(0.0, 0.2) * run.phase_s)
@@ -201,15 +231,18 @@ class SimulatedWorkers:
         text = f"version {iteration + 1} from {digest} by {name}".encode()
         if onto_disk:
             store.copy_from_now(layout.checkpoint(iteration + 1))
+            self._ledger.note_copied(self._host.name, run.id, iteration + 1, self._disks[run.id].list(""))
         self._publish(worker, run, store, iteration, (digest, TensorBlock("U8", (len(text),), text)))
 
     def _read_ahead(self, worker: _Worker, run: AdmittedRun, iteration: int, name: str) -> None:
         """Read a state into host memory; if that is not possible now, its phase will read it."""
         rng, store = random.Random(f"ahead {name} {run.id} {iteration}"), self._stores(run, name)
+        self._ledger.note_read_ahead(self._host.name, run.id, iteration)
         state = WorkerState(phase="parked", iteration=iteration)
         try:
             stored = patient(self._host.clock, lambda: read_manifest(store, layout.checkpoint(iteration)))
             restored = self._read(run, iteration, store, stored, rng, ahead=True)
+            self._ledger.note_state(self._host.name, run.id, iteration, stored.digest, resident=False)
             self._ledger.note_restored(self._host.name, run.id, iteration, restored)
             state = replace(state, digest=stored.digest, bytes_held=run.state_bytes, restored=restored)
         except StorageError as error:

@@ -41,7 +41,8 @@ class ScriptedWorkers:
     """Phases of fixed duration. hang: runs whose training does not end. fail: runs whose next training fails. lasting:
     runs of which every training would. replays: how many iterations of a run are trained again before its own.
 
-    prefetched: (run, iteration, second) of each state that is to be read ahead, which takes READ_S.
+    prefetched: (run, iteration, second) of each state that is to be read ahead, which takes READ_S. unreadable: runs
+    whose states cannot be.
     """
 
     def __init__(self, clock, store_of):
@@ -49,7 +50,7 @@ class ScriptedWorkers:
         self.begun, self.evicted, self.killed = [], [], []
         self.at, self.digests, self.hang, self.fail, self.lasting = {}, {}, set(), set(), set()
         self.failed, self.reads, self.replays = {}, {}, {}
-        self.prefetched, self.onto_disk, self.dropped = [], [], []
+        self.prefetched, self.onto_disk, self.dropped, self.unreadable = [], [], [], set()
 
     def begin(self, run, iteration, *, onto_disk):
         assert not any(self.state(name).has_device for name in self.at)
@@ -73,6 +74,8 @@ class ScriptedWorkers:
     def read_ahead(self, since_s, run, iteration):
         if self.clock.monotonic() < since_s + READ_S:
             return WorkerState(phase="prefetching", iteration=iteration)
+        if run.id in self.unreadable:
+            return WorkerState(phase="parked", iteration=iteration)
         how = Restored(tier="object store", seconds=READ_S, num_bytes=run.state_bytes, ahead=True)
         return WorkerState(phase="parked", iteration=iteration, bytes_held=run.state_bytes, restored=how)
 

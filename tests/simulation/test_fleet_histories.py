@@ -16,7 +16,7 @@ from simulation.simulated_workers import SimulatedWorkers
 from storage import liveness, records
 from storage.fleet_records import DueRecord
 from storage.weights import objects
-from tasks.sharing import backfill, billing, due_phase, near_states, residents, seating, spending
+from tasks.sharing import backfill, billing, disk_copies, due_phase, host, near_states, residents, seating, spending
 
 pytestmark = pytest.mark.slow
 
@@ -50,12 +50,12 @@ def shares_a_fleet(history):
     return sum(host.arrives_at_s < 30 for host in history.hosts) > 1
 
 
-def struck_often(*kinds, gap_s):
-    """The default histories of several hosts, struck in these ways in turn, every `gap_s` until the calm.
+def struck_often(*kinds, gap_s, histories=None):
+    """Histories, by default those of several hosts, struck in these ways in turn, every `gap_s` until the calm.
 
     What the bug needs is rare in the drawn strikes, and comes in nearly every history that has nothing else.
     """
-    for history in drawn(shares_a_fleet):
+    for history in histories or drawn(shares_a_fleet):
         moments_s = range(5, int(history.calm_at_s), gap_s)
         duration_s = 3 * history.host_ttl_s
         yield replace(
@@ -97,6 +97,7 @@ def test_no_history_breaks_a_rule(outcomes):
 def test_the_histories_are_eventful(outcomes):
     """A simulator in which nothing goes wrong shows nothing."""
     counts = sum((outcome.counts for outcome in outcomes), Counter())
+    assert counts["idle times compared with seats"] > 100
     for kind in (
         "kill",
         "freeze",
@@ -256,3 +257,84 @@ def test_a_member_that_is_not_billed_to_the_run_that_it_helps_is_found(monkeypat
 
     monkeypatch.setattr(spending.Spending, "note", idle_instead)
     assert is_found("bill", lambda history: helps(history) and not history.strikes)
+
+
+def is_calm(history):
+    """Whether nothing goes wrong, so that hosts notice everything soon."""
+    return history.weather == history.calm and not (history.strikes or history.crashes or history.hangs)
+
+
+def test_a_state_that_is_read_by_the_manifest_of_a_copy_is_found(monkeypatch):
+    """The copy is of a state with other last bits, which another host has stored first."""
+    monkeypatch.setattr(disk_copies, "TENSORS", "")
+    assert breaks("stale", struck_often("freeze", "suspend", gap_s=40, histories=short_of_memory()))
+
+
+def test_copies_of_earlier_states_that_stay_on_the_disk_are_found(monkeypatch):
+    def keep_all(self, prefix):
+        self._copied = prefix
+
+    monkeypatch.setattr(disk_copies.StoreWithCopies, "copy_from_now", keep_all)
+    assert is_found("memory")
+
+
+def test_idle_time_that_is_billed_to_those_who_were_seated_afterwards_is_found(monkeypatch):
+    record = spending.Spending.record
+
+    def once_a_minute(self, seated, now_s):
+        began_s = self._entries[0].began_s if self._entries else self._since_s
+        if now_s - began_s >= 60.0:
+            record(self, seated, now_s)
+
+    monkeypatch.setattr(spending.Spending, "record", once_a_minute)
+    assert is_found("payer")
+
+
+def test_idle_time_that_is_not_billed_to_one_who_was_seated_is_found(monkeypatch):
+    record = spending.Spending.record
+    monkeypatch.setattr(
+        spending.Spending, "record", lambda self, seated, now_s: record(self, sorted(seated)[:1], now_s)
+    )
+    assert is_found("payer", lambda history: is_calm(history) and len(history.runs) > 1)
+
+
+def test_idle_time_that_is_divided_without_regard_to_shares_is_found(monkeypatch):
+    payers = billing.payers
+    monkeypatch.setattr(billing, "payers", lambda run, seated, _: payers(run, seated, {}))
+    assert is_found("payer", lambda history: len(history.runs) > 1)
+
+
+@pytest.mark.parametrize("of", ["kind", "iteration"])
+def test_time_that_is_billed_as_what_it_was_not_is_found(monkeypatch, of):
+    note = spending.Spending.note
+
+    def confuse(self, kind, run, iteration, now_s):
+        if of == "kind":
+            kind = {"train": "switch"}.get(kind, kind)
+        elif iteration is not None:
+            iteration += 1
+        note(self, kind, run, iteration, now_s)
+
+    monkeypatch.setattr(spending.Spending, "note", confuse)
+    assert is_found("bill", is_calm)
+
+
+def test_a_phase_that_begins_without_asking_for_its_seat_is_found(monkeypatch):
+    monkeypatch.setattr(seating.Seating, "is_mine", lambda *_: True)
+    assert is_found("seat")
+
+
+def test_a_host_that_begins_phases_after_its_hours_is_found(monkeypatch):
+    monkeypatch.setattr(host, "SECONDS_PER_HOUR", 1e6)
+    assert is_found("stay", lambda history: is_calm(history) and any(each.stays_s for each in history.hosts))
+
+
+def test_a_host_that_ends_without_a_word_is_found(monkeypatch):
+    beat = host.Host._beat
+    monkeypatch.setattr(host.Host, "_beat", lambda self, state, now_s: state == "gone" or beat(self, state, now_s))
+    assert is_found("stay", is_calm)
+
+
+def test_a_state_that_is_read_ahead_before_its_iteration_is_planned_is_found(monkeypatch):
+    monkeypatch.setattr(due_phase.RunView, "planned", property(lambda self: self._iteration))
+    assert is_found("early")

@@ -13,7 +13,7 @@ from storage.phase_failure import phase_failure
 from storage.seats import newest_seat, take_seat
 from storage.store import StoreDenied, StoreUnavailable
 from tasks.sharing.billing import bill, total_s
-from tests.fleet_records import TTL_S, a_beat
+from tests.fleet_records import TTL_S, a_beat, a_run
 from tests.host_stage import PARK_S, PUBLISH_S, RUN, SWITCH_S, TRAIN_S, A, B, Stage
 
 
@@ -32,6 +32,14 @@ def test_a_phase_is_trained_when_it_is_due_and_the_next_while_it_publishes(stage
     assert 20 <= times[0] <= 22
     assert times[1] - times[0] <= SWITCH_S + TRAIN_S + PARK_S + 1
     assert 60 <= times[2] <= 62
+
+
+def test_of_two_runs_that_are_due_the_one_that_has_waited_longer_for_its_size_is_next(stage):
+    first, large, small = A, a_run("b", phase_s=100.0, cycle_s=300.0), a_run("c", phase_s=5.0)
+    for second, run in ((20, first), (22, large), (23, small)):
+        stage.admit(run)
+        stage.due(run, 0, at_s=second)
+    assert stage.play(100) == [("a", 0), ("c", 0), ("b", 0)]
 
 
 def test_a_fleet_and_its_runs_may_lie_in_a_directory(tmp_path):

@@ -66,6 +66,27 @@ def test_the_state_of_a_planned_run_is_read_ahead_once_and_the_device_stays_free
     assert stage.workers.begun[0][2] < at_s + READ_S
 
 
+def test_a_state_that_could_not_be_read_ahead_is_left_to_its_phase(stage):
+    stage.workers.unreadable.add(A.id)
+    stage.admit(A)
+    stage.plan(A, 0, at_s=6)
+    stage.due(A, 0, at_s=50)
+    stage.play(80)
+    assert [(run, iteration) for run, iteration, _ in stage.workers.prefetched] == [("a", 0)]
+    assert stage.begun == [("a", 0)]
+
+
+def test_the_state_that_is_read_ahead_is_that_of_the_iteration_that_is_trained_next(stage):
+    stage.admit(A, B)
+    for iteration in (0, 1):
+        stage.plan(A, iteration, at_s=6 + 40 * iteration)
+    stage.due(A, 0, at_s=20)
+    # What A has parked leaves when it is told so, so that its next state is read.
+    stage.clock.at(42, lambda: stage.workers.evict(A.id))
+    stage.play(80)
+    assert [(run, iteration) for run, iteration, _ in stage.workers.prefetched] == [("a", 0), ("a", 1)]
+
+
 def test_nothing_is_read_ahead_for_which_memory_has_no_room_beside_the_phase_that_trains(stage):
     stage.admit(A, B)
     stage.due(A, 0, at_s=20)

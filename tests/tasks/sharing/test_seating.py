@@ -105,6 +105,14 @@ def test_a_host_that_is_gone_has_lost_its_seats_at_once_and_one_that_leaves_keep
     assert mine.seated.keys() == {A.id, B.id}
 
 
+def test_a_host_that_leaves_is_given_no_seat(store, clock):
+    admit(store, A, B)
+    announce(store, "leaver", state="leaving")
+    mine = seating(store, clock)
+    mine.look()
+    assert mine.seated.keys() == {A.id, B.id}
+
+
 def test_a_seat_that_was_taken_over_is_no_longer_mine(store, clock):
     admit(store, A)
     mine = seating(store, clock)
