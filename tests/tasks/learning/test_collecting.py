@@ -173,6 +173,8 @@ def test_what_it_took_is_in_the_iterations_costs(model):
     spent = collected(store, 0)
     assert spent.seconds > 0
     assert spent.puts >= len(batches(store)) + 1
+    # The plan, the configuration, and at least a shard of each group.
+    assert spent.gets >= GROUPS + 2
     train_iteration(URL, 0)
     metrics = commit_iteration(URL, 0).metrics
     assert metrics["timing_s/collect"] == spent.seconds

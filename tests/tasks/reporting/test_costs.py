@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resources.prices import RequestPrices
+from storage.collected import CollectedRecord
 from storage.records import TRAIN_POOL, ReportRecord, SlotLife, TrainingRecord
 from tasks.reporting.costs import Rates, cost_metrics, crew_cost, life_time, trainer_time, usd_per_reward_point
 
@@ -62,6 +63,17 @@ def test_the_dollars_of_a_hand_made_iteration():
     assert found["cost/usd_control"] == pytest.approx(0.01)
     assert found["cost/usd_iter"] == pytest.approx(sum(found[name] for name in PURPOSES))
     assert found["cost/usd_per_mtok"] == pytest.approx(found["cost/usd_iter"] / 60 * 1e6)
+
+
+def test_what_a_collector_took_and_asked_for_is_paid_for():
+    collector = CollectedRecord(iteration=0, seconds=100.0, puts=7, gets=300)
+    found, without = (
+        cost_metrics([LIFE], TRAINING, RATES, tokens=60, planned_at_s=90.0, control_s=5.0, collected=each)
+        for each in (collector, None)
+    )
+    assert found["cost/usd_requests"] - without["cost/usd_requests"] == pytest.approx(7e-3 + 300e-4)
+    assert found["cost/usd_control"] - without["cost/usd_control"] == pytest.approx(0.2)
+    assert found["cost/usd_iter"] - without["cost/usd_iter"] == pytest.approx(0.237)
 
 
 def test_a_member_on_the_trainers_machine_is_paid_for_once():

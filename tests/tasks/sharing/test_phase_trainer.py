@@ -7,6 +7,7 @@ import pytest
 
 from storage import layout, records
 from storage.clock import SystemClock
+from storage.fleet_records import DueRecord
 from storage.memory import MemoryStore
 from storage.records import TrainingRecord
 from storage.run import exists, read_plan
@@ -45,11 +46,11 @@ def model(tmp_path_factory):
     return model_directory(tmp_path_factory.mktemp("model"))
 
 
-def shared_config(model, **sections):
-    """The configuration of a run at URL that is admitted to FLEET."""
+def shared_config(model, phase_start=None, **sections):
+    """The configuration of a run at URL that is admitted to FLEET. phase_start: more of its section `trainer`."""
     memory_store("fleet")
     create_fleet(FLEET, [URL], 60.0, 1.1, SystemClock())
-    trainer = {"placement": "shared", "fleet": FLEET, "group_timeout_s": 600.0}
+    trainer = {"placement": "shared", "fleet": FLEET, "group_timeout_s": 600.0} | (phase_start or {})
     settings = config(URL, model, trainer=trainer, **sections)
     admit(settings, model, Profile(phase_s=1.0, cycle_s=5.0), SystemClock())
     return settings
@@ -78,6 +79,29 @@ def train_on(trainer, iteration):
     assert not collector.is_alive()
     assert collector.error is None
     return collector.record
+
+
+class DiesWhenDue(MemoryStore):
+    """Its client is killed as soon as the phase of the first iteration is due."""
+
+    def create(self, key, body):
+        created = super().create(key, body)
+        if key == layout.due(0):
+            raise Killed
+        return created
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("share", "groups"), [(0.25, 1), (0.3, 2), (0.5, 2), (0.76, 4), (1.0, 4)])
+def test_a_phase_is_due_with_the_group_that_completes_its_share_and_not_before(model, share, groups):
+    """Of four groups, each of which is recorded by itself."""
+    store = memory_store("shared-run", DiesWhenDue("shared-run"))
+    plan_iteration(shared_config(model, {"phase_start_share": share, "micro_batch_tokens_max": 1}))
+    roll_out(URL, 0)
+    with pytest.raises(Killed):
+        collect_and_wait(URL, 0, EXECUTION, SystemClock())
+    assert len(store.list(layout.batches(0))) == groups
+    assert records.read(store, DueRecord, layout.due(0)).groups == groups
 
 
 def states(store):
