@@ -40,6 +40,7 @@ from tasks.preparing.local_training import TrainingFailed, train
 from tasks.reporting.crew_view import RunView
 from tasks.reporting.export_command import export
 from tasks.reporting.finite_number import FiniteNumber
+from tasks.reporting.interruption import command
 from tasks.reporting.json_output import json_output
 from tasks.reporting.metrics_outlets import Pushgateway, push, read_address, serve
 from tasks.reporting.progress import progress
@@ -56,8 +57,29 @@ from tasks.viewing.reading_commands import show, status, view
 __all__ = ["Run", "TrainingFailed", "main", "open", "train"]
 
 
+# Of commands that write, at Ctrl-C; the others write nothing, or put a file in its place when it is whole.
+_KEPT = {
+    "sweep": "what it has deleted so far no run needs",
+    "join": "others take its responses over after rollout.claim_ttl_s",
+    "fleet": "the fleet is as it was, or as it was asked for",
+}
+
+
 class Commands(click.Group):
-    """Commands that end with a line on stderr for each error in EXPECTED, and 1, wherever their output goes."""
+    """Commands that end with a line on stderr for each error in EXPECTED, and 1, wherever their output goes.
+
+    Ctrl-C ends with a line, too, and 130.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, *EXPECTED) as error:
+            if not _is_interrupted(error):
+                raise
+            kept = _KEPT.get(ctx.invoked_subcommand or "", "nothing is left half done")
+            click.echo(f"gleaner: interrupted; {kept}; the same command again: {command(sys.argv)}", err=True)
+            ctx.exit(130)
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         _complete_streams()
@@ -249,23 +271,33 @@ def join(
         signal.signal(signal.SIGINT, lambda *_: _interrupted(notice))
         with progress() as shown:
             shown.tell(f"helping {run_url}; Ctrl-C to leave")
-            try:
-                helped = join_run(
-                    *(run_url, limits, lambda: notice.given, SystemClock()),
-                    usd_per_hour=usd_per_hour,
-                    run_tools=run_tools,
-                    tell=shown.say,
-                    report=lambda plan, outcome: shown.say(_outcome_line(plan, outcome)),
-                )
-            except KeyboardInterrupt:
-                sys.exit(130)
+            helped = join_run(
+                *(run_url, limits, lambda: notice.given, SystemClock()),
+                usd_per_hour=usd_per_hour,
+                run_tools=run_tools,
+                tell=shown.say,
+                report=lambda plan, outcome: shown.say(_outcome_line(plan, outcome)),
+            )
     click.echo(f"left after helping with {helped} iteration{'s' * (helped != 1)}")
+
+
+def _is_interrupted(error: BaseException | None) -> bool:
+    """Whether it is Ctrl-C, or an error that came while something was tidied up after that."""
+    return error is not None and (isinstance(error, KeyboardInterrupt) or _is_interrupted(error.__context__))
+
+
+_LEAVING = (
+    b"leaving: writes its tokens, which the run keeps, and hands the rest over; the same command joins again (Ctrl-C "
+    b"again: at once)\n"
+)
 
 
 def _interrupted(notice: PreemptionNotice) -> None:
     """The first Ctrl-C lets the member write its tokens and leave; the second ends it at once."""
     notice.give()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A handler may not use the streams that it may have interrupted.
+    os.write(sys.stderr.fileno(), _LEAVING)
 
 
 def _outcome_line(plan: PlanRecord, outcome: SessionOutcome) -> str:
@@ -344,8 +376,8 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-for command in (doctor, export, fleet, init, status, show, view):
-    main.add_command(command)
+for each in (doctor, export, fleet, init, status, show, view):
+    main.add_command(each)
 
 if __name__ == "__main__":
     main()

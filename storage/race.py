@@ -109,7 +109,9 @@ def race_processes(url: str, keys: Sequence[str], writers: int) -> Race:
             # ended.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            # They were to read on, which must not hide why they have ended.
+            with suppress(BrokenPipeError):
+                process.communicate()
             raise
     if process.returncode != 0:
         raise StoreUnavailable(f"racing processes on {url}: {(errors.strip().splitlines() or ['they died'])[-1]}")

@@ -15,7 +15,7 @@ SILENT_S = 10.0
 REPEAT_S = 60.0
 
 
-class Waiting:
+class Wait:
     """One wait on this process's clock. A warning tells of it, because a terminal shows no lower level."""
 
     def __init__(self, what: str, clock: Clock, limit_s: float, then: str, *, silent_s: float = SILENT_S) -> None:

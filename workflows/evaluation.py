@@ -8,6 +8,7 @@ from resources.pools import ControlPoolConfig, PoolsConfig, task_settings
 from tasks.configuration.references import EvaluationOutcome
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.evaluate import evaluate, plan_evaluation
+from tasks.reporting.interruption import told_interruption
 from workflows.iteration import rollout_node, settings_on
 from workflows.local_attempts import built_on
 from workflows.node_names import NodeNames
@@ -73,7 +74,8 @@ def evaluate_version(config: dict, version: int) -> EvaluationOutcome:  # type: 
     """Evaluate once, on the pools that the configuration names."""
     settings = parse(config)
     names = NodeNames(run=settings.run.url)
-    outcome: EvaluationOutcome = evaluation_nodes(config, version, settings.pools, names, only_if_due=False)
+    with told_interruption(settings.run.url):
+        outcome: EvaluationOutcome = evaluation_nodes(config, version, settings.pools, names, only_if_due=False)
     return outcome
 
 

@@ -12,6 +12,7 @@ from resources.pools import ControlPoolConfig, task_settings
 from tasks.configuration.references import IterationOutcome
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.local_map import import_ahead
+from tasks.reporting.interruption import told_interruption
 from tasks.rollout import IMPORTS
 from workflows.compiled_size import check_size
 from workflows.count import Count
@@ -28,7 +29,8 @@ def iterations(config: dict, count: Count) -> list[IterationOutcome]:  # type: i
     check_size(chain, count)
     if any(pool.count for pool in settings.pools.rollout_pools.values()):
         import_ahead(IMPORTS)
-    return chain(count)
+    with told_interruption(settings.run.url, count):
+        return chain(count)
 
 
 def chained(config: dict[str, Any], settings: RunConfig, count: int) -> list[Any]:

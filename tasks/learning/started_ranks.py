@@ -12,7 +12,7 @@ from typing import Any, Generic, Self
 
 from storage.clock import SystemClock
 from storage.own_files import folder_for_sockets
-from storage.waiting import Waiting
+from storage.waiting import Wait
 from tasks.learning.rank_ends import RankFailure, failure_of
 from tasks.learning.rank_process import END_TIME_LIMIT_S, RankProcess, State
 
@@ -42,7 +42,7 @@ class StartedRanks(Generic[State]):
         stopped_limit_s: float = STOPPED_LIMIT_S,
     ) -> None:
         self._stopped_limit_s = stopped_limit_s
-        self._stopped: tuple[str, Waiting] | None = None
+        self._stopped: tuple[str, Wait] | None = None
         self._changed = threading.Condition()
         self._failure: RankFailure | None = None
         self._are_done = False
@@ -133,7 +133,7 @@ class StartedRanks(Generic[State]):
             processes = " ".join(str(process) for _, process in stopped)
             then = f"then all ranks are ended; `kill -CONT {processes}` lets them go on"
             what = f"{who}, which a signal has stopped"
-            self._stopped = who, Waiting(what, SystemClock(), self._stopped_limit_s, then)
+            self._stopped = who, Wait(what, SystemClock(), self._stopped_limit_s, then)
         _, waiting = self._stopped
         waiting.speak()
         if not waiting.is_over:

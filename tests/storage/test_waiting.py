@@ -3,7 +3,7 @@
 import math
 
 from storage.clock import ManualClock
-from storage.waiting import Waiting
+from storage.waiting import Wait
 
 
 def waited(clock, waiting, interval_s):
@@ -19,13 +19,13 @@ def lines(caplog):
 
 def test_it_is_silent_while_it_is_short(caplog):
     clock = ManualClock()
-    assert waited(clock, Waiting("a plan", clock, 9.0, "then it fails"), 0.5) == 9
+    assert waited(clock, Wait("a plan", clock, 9.0, "then it fails"), 0.5) == 9
     assert lines(caplog) == []
 
 
 def test_it_says_what_since_when_until_when_and_what_then_and_says_it_again(caplog):
     clock = ManualClock(1000.0)
-    waiting = Waiting("a plan", clock, 100.0, "then it fails (trainer.group_timeout_s)")
+    waiting = Wait("a plan", clock, 100.0, "then it fails (trainer.group_timeout_s)")
     for _ in range(100):
         waiting.pause(1.0)
     told = lines(caplog)
@@ -39,12 +39,12 @@ def test_it_says_what_since_when_until_when_and_what_then_and_says_it_again(capl
 
 def test_it_sleeps_no_longer_than_to_its_end():
     clock = ManualClock()
-    assert waited(clock, Waiting("a plan", clock, 25.0, "then it fails"), 10.0) == 25
+    assert waited(clock, Wait("a plan", clock, 25.0, "then it fails"), 10.0) == 25
 
 
 def test_a_sign_of_life_moves_the_end_and_not_the_beginning(caplog):
     clock = ManualClock()
-    waiting = Waiting("a plan", clock, 20.0, "then it fails")
+    waiting = Wait("a plan", clock, 20.0, "then it fails")
     clock.sleep(15.0)
     waiting.saw_life()
     assert waiting.left_s == 20
@@ -56,5 +56,5 @@ def test_a_sign_of_life_moves_the_end_and_not_the_beginning(caplog):
 
 def test_what_something_else_ends_has_no_moment(caplog):
     clock = ManualClock()
-    assert waited(clock, Waiting("room", clock, math.inf, "Ctrl-C ends it"), 1.0) == 200
+    assert waited(clock, Wait("room", clock, math.inf, "Ctrl-C ends it"), 1.0) == 200
     assert lines(caplog)[0] == "waiting for room, since 1970-01-01 00:00:00 UTC; Ctrl-C ends it"

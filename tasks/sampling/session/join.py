@@ -15,7 +15,7 @@ from storage.connect import connect
 from storage.records import JOINED_POOL, PlanRecord
 from storage.run import exists, next_iteration, read_plan, read_run
 from storage.store import ObjectMissing, ObjectStore
-from storage.waiting import Waiting
+from storage.waiting import Wait
 from storage.weights.cache import open_cache
 from tasks.configuration import user_function
 from tasks.configuration.iteration_config import config_in_force
@@ -142,7 +142,7 @@ def _has_begun(
     patience_s = BEGINS_S if limits.patience_s is None else limits.patience_s
     left_s = math.inf if ends_s is None else ends_s - clock.monotonic()
     what = f"a run to begin at {store.url}, which holds no {layout.RUN} yet"
-    waiting = Waiting(what, clock, min(patience_s, left_s), f"then {LEAVES}", silent_s=0.0)
+    waiting = Wait(what, clock, min(patience_s, left_s), f"then {LEAVES}", silent_s=0.0)
     while not notice():
         with suppress(ObjectMissing):
             read_run(store)
@@ -188,12 +188,12 @@ def _next_plan(
     return None
 
 
-def _waiting_for_plan(store: ObjectStore, limits: JoinLimits, clock: Clock) -> Waiting:
+def _waiting_for_plan(store: ObjectStore, limits: JoinLimits, clock: Clock) -> Wait:
     what = f"the next iteration of {store.url} to be planned"
     if limits.patience_s is not None:
-        return Waiting(what, clock, limits.patience_s, f"then {LEAVES}")
+        return Wait(what, clock, limits.patience_s, f"then {LEAVES}")
     ttl_s = parse(read_run(store).config, held=True).run.lease_ttl_s
-    return Waiting(what, clock, ttl_s, f"unless the run shows a sign of life before, {LEAVES}")
+    return Wait(what, clock, ttl_s, f"unless the run shows a sign of life before, {LEAVES}")
 
 
 def _lease_beat(store: ObjectStore) -> bytes:

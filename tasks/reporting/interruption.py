@@ -1,0 +1,61 @@
+"""What Ctrl-C says: what the run keeps, and the command that goes on."""
+
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from resources.granted import is_in_a_pod
+from resources.visible_text import visible
+from storage.connect import connect
+from storage.run import holds_run, next_iteration
+from storage.store import StorageError
+
+COUNT = "--count"
+
+
+@contextmanager
+def told_interruption(run_url: str, count: int | None = None) -> Iterator[None]:
+    """On this machine, let Ctrl-C in the block end with a line on standard error; in a pod nothing is done.
+
+    count: how many iterations the command adds to the run; None if it adds none.
+    """
+    if is_in_a_pod():
+        yield
+        return
+    before = _committed(run_url)
+    try:
+        yield
+    except KeyboardInterrupt:
+        now = _committed(run_url)
+        left = None if count is None or before is None or now is None else max(0, count - (now - before))
+        further = "nothing of what was asked for is left" if left == 0 else f"go on by: {command(sys.argv, left)}"
+        click.echo(visible(f"interrupted: {_kept(run_url, now)}; {further}"), err=True)
+        raise
+
+
+def command(words: Sequence[str], count: int | None = None) -> str:
+    """A command line as it is to be given again, with this `--count` in place of its own."""
+    again = [Path(words[0]).name, *words[1:]]
+    if count is not None and COUNT in again[:-1]:
+        again[again.index(COUNT) + 1] = str(count)
+    return shlex.join(again)
+
+
+def _kept(run_url: str, committed: int | None) -> str:
+    if committed is None:
+        return f"what {run_url} holds stays there"
+    iterations = f"{committed} committed iteration{'s' * (committed != 1)}"
+    return f"{run_url} keeps its {iterations}, and all that was generated and recorded after that"
+
+
+def _committed(run_url: str) -> int | None:
+    """The number of committed iterations, 0 if there is no run; None if it cannot be read now."""
+    try:
+        store = connect(run_url)
+        return next_iteration(store) if holds_run(store) else 0
+    except (StorageError, ValueError, LookupError, OSError):
+        return None

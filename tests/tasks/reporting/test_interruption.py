@@ -1,0 +1,108 @@
+"""Ctrl-C: one line that says what is kept, and the command that goes on."""
+
+import shlex
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from gleaner import Commands
+from tasks.reporting.interruption import command, told_interruption
+from tests.small_run import (
+    Unreachable,
+    commit_iteration,
+    config,
+    memory_store,
+    plan_iteration,
+    roll_out,
+    train_iteration,
+)
+
+URL = "memory://interruption"
+WORDS = ["/venv/bin/pyflyte", "run", "workflows/training.py", "training", "--config", "my run.yaml", "--count", "3"]
+
+
+def interrupted(capsys, count, meanwhile=lambda: None):
+    def work():
+        with told_interruption(URL, count):
+            meanwhile()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    return capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_it_names_what_the_run_keeps_and_the_command_with_the_iterations_that_are_left(model, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", WORDS)
+    memory_store("interruption")
+
+    def first_iteration():
+        plan_iteration(config(URL, model))
+        roll_out(URL, 0)
+        train_iteration(URL, 0)
+        commit_iteration(URL, 0)
+
+    shown = f"pyflyte run workflows/training.py training --config {shlex.quote('my run.yaml')} --count"
+    assert interrupted(capsys, 3, first_iteration) == (
+        f"interrupted: {URL} keeps its 1 committed iteration, and all that was generated and recorded after that; "
+        f"go on by: {shown} 2\n"
+    )
+    # What was there before the command was is not its work.
+    assert interrupted(capsys, 3).endswith(f"{shown} 3\n")
+    assert interrupted(capsys, 0).endswith("; nothing of what was asked for is left\n")
+
+
+def test_a_run_that_cannot_be_read_is_no_reason_to_say_nothing(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", WORDS)
+    memory_store("interruption", Unreachable())
+    assert interrupted(capsys, 3).startswith(f"interrupted: what {URL} holds stays there; go on by: pyflyte run ")
+
+
+def test_nothing_is_said_where_nothing_is_interrupted(capsys):
+    memory_store("interruption")
+    with told_interruption(URL, 3):
+        pass
+    with pytest.raises(ValueError, match="another"), told_interruption(URL, 3):
+        raise ValueError("another")
+    assert capsys.readouterr().err == ""
+
+
+def test_only_the_count_of_a_command_is_replaced():
+    assert command(WORDS, 2).endswith("--count 2")
+    assert command(["gleaner", "check", "a;b"]) == "gleaner check 'a;b'"
+    assert command(["pyflyte", "--count"], 2) == "pyflyte --count"
+
+
+def raising(error):
+    def run():
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise error
+
+    return run
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), BrokenPipeError("of a process that was ended, too")])
+def test_a_command_of_gleaner_says_what_has_become_of_its_work_and_ends_with_130(error, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/venv/bin/gleaner", "sweep", "a run"])
+    group = Commands("gleaner")
+    for name in ("sweep", "export"):
+        group.command(name)(raising(error))
+    for name, kept in (("sweep", "what it has deleted so far no run needs"), ("export", "nothing is left half done")):
+        result = CliRunner().invoke(group, [name])
+        assert result.exit_code == 130
+        assert result.stderr == f"gleaner: interrupted; {kept}; the same command again: gleaner sweep 'a run'\n"
+
+
+def test_other_errors_of_a_command_are_told_as_ever():
+    group = Commands("gleaner")
+
+    @group.command()
+    def export():
+        raise ValueError("dtype: value 1; allowed: 2")
+
+    result = CliRunner().invoke(group, ["export"])
+    assert (result.exit_code, result.stderr) == (1, "gleaner: dtype: value 1; allowed: 2\n")
