@@ -1,7 +1,7 @@
 """A wait that speaks and ends: it says what is waited for, since when and until when, and what happens then.
 
-Whoever waits longer than a few seconds for somebody else makes one of these and sleeps by its `pause`. The table of all
-waits is docs/waits.md.
+A process that waits for another for longer than a few seconds makes one of these, and sleeps by its `pause`. The table
+of all waits is docs/waits.md.
 """
 
 import logging
@@ -59,11 +59,12 @@ class Wait:
     def described(self) -> str:
         """What is waited for, since when and until when, in a line."""
         now_s, wall_s = self._clock.monotonic(), self._clock.wall()
-        since = _moment(wall_s - (now_s - self._began_s))
+        since = moment(wall_s - (now_s - self._began_s))
         if math.isinf(self._limit_s):
             return f"waiting for {self._what}, since {since}; {self._then}"
-        return f"waiting for {self._what}, since {since} and until {_moment(wall_s + self.left_s)}; {self._then}"
+        return f"waiting for {self._what}, since {since} and until {moment(wall_s + self.left_s)}; {self._then}"
 
 
-def _moment(wall_s: float) -> str:
+def moment(wall_s: float) -> str:
+    """A time as people read it, in UTC."""
     return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from storage.assembly import Assembled, JournalReader
 from storage.clock import Clock
 from storage.records import PlanRecord
+from storage.waiting import SILENT_S, moment
 from tasks.configuration.run_config import RunConfig
 from tasks.learning.arrivals import Arrivals
 
@@ -70,7 +71,9 @@ class GroupFollower:
         self._finished: dict[int, Assembled] = {}
         self._unended = set(range(plan.num_responses))
         self._left = [plan.num_generations] * plan.num_groups
-        self._next_log_s = clock.monotonic() + LOG_INTERVAL_S
+        self._next_log_s = clock.monotonic()
+        # Members write that rarely if all is well.
+        self._silent_s = max(SILENT_S, 2 * config.flush_interval_s)
         self._waited_s = 0.0
 
     @property
@@ -107,7 +110,7 @@ class GroupFollower:
             self._watch(progressed)
             if now_s - since_s > self._config.timeout_s:
                 raise GroupTimeout(self._describe(candidates))
-            if now_s >= self._next_log_s:
+            if now_s >= max(self._next_log_s, since_s + self._silent_s):
                 self._next_log_s = now_s + LOG_INTERVAL_S
                 self._log_waiting(candidates, now_s - since_s)
             slept_at_s = now_s
@@ -161,7 +164,11 @@ class GroupFollower:
     def _log_waiting(self, groups: Sequence[int], still_s: float) -> None:
         lines = self._missing(groups)
         log.warning(
-            "iteration %d: nothing new for %.0f s; waiting for %s", self._plan.iteration, still_s, "; ".join(lines)
+            "iteration %d: nothing new for %.0f s; waiting until %s (trainer.group_timeout_s) for %s",
+            self._plan.iteration,
+            still_s,
+            moment(self._clock.wall() + self._config.timeout_s - still_s),
+            "; ".join(lines),
         )
 
     def _describe(self, groups: Sequence[int]) -> str:

@@ -42,7 +42,7 @@ class JoinLimits:
 
     iterations: after it has helped with this many. time_limit_s: after this long. patience_s: when it has waited this
     long for the run to begin or for a plan; None: when the run has not begun for BEGINS_S, or when for run.lease_ttl_s
-    nothing has shown that anybody advances it. None of the others: never.
+    nothing has shown that an execution advances it. None of the others: never.
     """
 
     iterations: int | None = None
@@ -197,7 +197,7 @@ def _waiting_for_plan(store: ObjectStore, limits: JoinLimits, clock: Clock) -> W
 
 
 def _lease_beat(store: ObjectStore) -> bytes:
-    """What whoever advances the run writes again and again; empty if nobody has begun."""
+    """What the execution that advances the run writes again and again; empty if none has begun."""
     try:
         return store.get(layout.LEASE_BEAT)
     except ObjectMissing:

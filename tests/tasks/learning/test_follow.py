@@ -219,10 +219,11 @@ def test_while_it_waits_it_says_for_what_but_not_often(store, crew, caplog):
     following = follower(store, Meanwhile(*idle, lambda: finish_group(crew[1], 1)), in_plan_order=False, timeout_s=99)
     assert following.wait([0, 1]) == 1
     assert caplog.messages == [
-        f"iteration 0: nothing new for {still_s} s; waiting for response 0 (group 0): 3 tokens, held by 00000-a; "
+        f"iteration 0: nothing new for {still_s} s; waiting until 1970-01-01 00:01:39 UTC (trainer.group_timeout_s) "
+        "for response 0 (group 0): 3 tokens, held by 00000-a; "
         "response 1 (group 0): 0 tokens, held by 00000-a; response 2 (group 1): 0 tokens, held by 00001-a; "
         "response 3 (group 1): 0 tokens, held by 00001-a"
-        for still_s in (30, 60)
+        for still_s in (10, 40)
     ]
 
 
