@@ -28,7 +28,7 @@ from tasks.admitting.commands import fleet
 from tasks.adopting.init_command import init
 from tasks.configuration.in_force import in_force
 from tasks.configuration.iteration_config import config_in_force
-from tasks.configuration.run_config import RunConfig, dump, load
+from tasks.configuration.run_config import RunConfig, dump, load, settings_digest
 from tasks.doctor.doctor import doctor
 from tasks.forecasting.comparison import forecast as forecast_run
 from tasks.forecasting.probe import NoProbe, probe_run
@@ -145,7 +145,7 @@ def _check_config(config: Path, *, resolved: bool, files: bool, as_json: bool) -
     click.echo(
         f"{config} is a valid run configuration: {settings.run.num_prompts_per_step} prompts x "
         f"{settings.run.num_generations} responses per iteration on {settings.pools.rollout.count} slots "
-        f"at {prices[0]:.2f} $/h, trainer at {prices[1]:.2f} $/h"
+        f"at {prices[0]:.2f} $/h, trainer at {prices[1]:.2f} $/h; settings {settings_digest(settings)}"
     )
 
 

@@ -9,18 +9,34 @@ from pathlib import Path
 from typing import Any
 
 from flyteidl.admin.common_pb2 import NamedEntityIdentifier, ResourceListRequest, Sort
+from flyteidl.admin.launch_plan_pb2 import ActiveLaunchPlanListRequest
 from flyteidl.admin.matchable_resource_pb2 import TASK_RESOURCE, ListMatchableAttributesRequest
 from flyteidl.admin.project_pb2 import ProjectListRequest
 from flyteidl.admin.version_pb2 import GetVersionRequest
 from flytekit.clients.raw import RawSynchronousFlyteClient
 from flytekit.configuration import Config
+from flytekit.core.context_manager import FlyteContextManager
+from flytekit.core.type_engine import TypeEngine
 from flytekit.exceptions.base import FlyteException
+from flytekit.models.literals import Literal
 
+from resources.labels import SETTINGS_ANNOTATION
 from resources.unreadable import NoAnswer, NotReadable
 
 # Flyte's names of the resources, which a limit may leave out.
 RESOURCES = ("cpu", "memory", "gpu")
 _LISTED_MAX = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivePlan:
+    """A launch plan whose schedule is on. settings_digest: empty without; inputs: those that it fixes."""
+
+    name: str
+    version: str
+    schedule: str
+    settings_digest: str
+    inputs: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -61,6 +77,24 @@ class FlyteAdmin(RawSynchronousFlyteClient):  # type: ignore[misc]  # flytekit h
         found = self._asked(lambda: self.list_workflows_paginated(request)).workflows
         return Registered(len(found), found[0].id.version) if found else None
 
+    def active_plans(self, project: str, domain: str, workflow: str) -> list[ActivePlan]:
+        """The launch plans of a workflow whose cron schedules are on (of the project's first 1,000 that are active)."""
+        request = ActiveLaunchPlanListRequest(project=project, domain=domain, limit=_LISTED_MAX)
+        listed = self._asked(lambda: self.list_active_launch_plans_paginated(request)).launch_plans
+        return [
+            ActivePlan(
+                name=plan.id.name,
+                version=plan.id.version,
+                schedule=plan.spec.entity_metadata.schedule.cron_schedule.schedule,
+                settings_digest=plan.spec.annotations.values.get(SETTINGS_ANNOTATION, ""),
+                inputs={"config": _value(fixed["config"], dict), "count": _value(fixed["count"], int)},
+            )
+            for plan in sorted(listed, key=lambda plan: str(plan.id.name))
+            if plan.spec.workflow_id.name == workflow and plan.spec.entity_metadata.schedule.cron_schedule.schedule
+            for fixed in [plan.spec.fixed_inputs.literals]
+            if {"config", "count"} <= fixed.keys()
+        ]
+
     def limits(self, project: str, domain: str, workflow: str) -> dict[str, str] | None:
         """The limits by resource that are set for the workflow, the domain or the project, the narrowest of these.
 
@@ -87,3 +121,8 @@ class FlyteAdmin(RawSynchronousFlyteClient):  # type: ignore[misc]  # flytekit h
             code = cause.code().name if cause is not None and hasattr(cause, "code") else type(error).__name__
             kind = NoAnswer if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED") else NotReadable
             raise kind(f"{self.endpoint} says {code}") from error
+
+
+def _value(literal: Any, kind: type) -> Any:
+    """What a literal of Flyte's stands for."""
+    return TypeEngine.to_python_value(FlyteContextManager.current_context(), Literal.from_flyte_idl(literal), kind)

@@ -12,6 +12,8 @@ _NO = {"", "false", "no", "0"}
 # Every pod of a run has these, so that costs and quotas can be split by them.
 RUN_LABEL, ITERATION_LABEL, POOL_LABEL = COST_LABELS = ("gleaner-run", "gleaner-iteration", "gleaner-pool")
 FLEET_LABEL = "gleaner-fleet"
+# Of a launch plan: the digest of the settings with which it was registered.
+SETTINGS_ANNOTATION = "gleaner-settings"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _TAIL_CHARACTERS_MAX = 40
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 import yaml
-from flyteidl.admin import matchable_resource_pb2, project_pb2, version_pb2, workflow_pb2
+from flyteidl.admin import launch_plan_pb2, matchable_resource_pb2, project_pb2, version_pb2, workflow_pb2
 from flyteidl.service.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 
 TOKEN = "a-token-that-no-message-may-show"
@@ -30,6 +30,8 @@ class TestAdmin(AdminServiceServicer):
         self.denied: set[str] = set()
         self.versions: dict[str, list[str]] = {"workflows.training.training": ["8", "7"]}
         self.limits: list[dict[str, Any]] = []
+        # As flytekit serialises them; all of them are active.
+        self.plans: list[launch_plan_pb2.LaunchPlan] = []
 
     def _allow(self, context: grpc.ServicerContext, method: str) -> None:
         if method in self.denied:
@@ -51,6 +53,13 @@ class TestAdmin(AdminServiceServicer):
         if (request.id.project, request.id.domain) == ("gleaner", "development"):
             for version in self.versions.get(request.id.name, []):
                 found.workflows.add().id.version = version
+        return found
+
+    def ListActiveLaunchPlans(self, request, context):  # noqa: N802
+        self._allow(context, "ListActiveLaunchPlans")
+        found = launch_plan_pb2.LaunchPlanList()
+        if (request.project, request.domain) == ("gleaner", "development"):
+            found.launch_plans.extend(self.plans)
         return found
 
     def ListMatchableAttributes(self, request, context):  # noqa: N802

@@ -15,7 +15,7 @@ from storage.connect import connect
 from storage.package_version import VERSION
 from storage.records import ReportRecord
 from storage.run import read_report
-from tasks.configuration.run_config import load, parse
+from tasks.configuration.run_config import load, parse, settings_digest
 from tasks.viewing.run_status import COLUMNS, table
 from tests.committed_runs import begin
 from tests.small_run import (
@@ -63,6 +63,18 @@ def test_check_accepts_the_examples_in_one_line(file):
     sizes = f"{settings.run.num_prompts_per_step} prompts x {settings.run.num_generations} responses"
     assert line.startswith(f"{file} is a valid run configuration: {sizes}")
     assert f"on {settings.pools.rollout.count} slots" in line
+
+
+def test_check_tells_all_settings_apart_by_a_digest(write):
+    first, again, other = (gleaner("check", write(pools={"rollout": {"count": n}})).stdout for n in (5, 5, 6))
+    assert (
+        first.rpartition("; settings ")[2] == again.rpartition("; settings ")[2] == f"{settings_digest_of(5, write)}\n"
+    )
+    assert first.rpartition("; settings ")[2] != other.rpartition("; settings ")[2]
+
+
+def settings_digest_of(count, write):
+    return settings_digest(load(write(pools={"rollout": {"count": count}})))
 
 
 def test_check_says_what_the_machines_cost(write):

@@ -4,13 +4,16 @@ With algorithm.max_staleness further iterations are rolled out while this one is
 """
 
 import functools
+import os
 from typing import Any
 
+import click
 from flytekit import dynamic, workflow
 
+from resources.granted import is_in_a_pod
 from resources.pools import ControlPoolConfig, task_settings
 from tasks.configuration.references import IterationOutcome
-from tasks.configuration.run_config import RunConfig, parse
+from tasks.configuration.run_config import RunConfig, parse, settings_digest
 from tasks.local_map import import_ahead
 from tasks.reporting.interruption import told_interruption
 from tasks.rollout import IMPORTS
@@ -25,6 +28,10 @@ from workflows.node_names import NodeNames
 def iterations(config: dict, count: Count) -> list[IterationOutcome]:  # type: ignore[type-arg]
     """Chain `count` iterations of the run, on the pools that its configuration names."""
     settings = parse(config)
+    if is_in_a_pod():
+        version = os.environ.get("FLYTE_INTERNAL_TASK_VERSION", "unknown")
+        told = f"{count} iterations with settings {settings_digest(settings)}, version {version}"
+        click.echo(f"run {settings.run.url}: {told} (gleaner check says the same of its file)", err=True)
     chain = functools.partial(chained, config, settings)
     check_size(chain, count)
     if any(pool.count for pool in settings.pools.rollout_pools.values()):

@@ -335,8 +335,16 @@ def _without(section: Any, names: set[str]) -> Any:
 
 def digest(config: RunConfig) -> str:
     """32 hexadecimal digits that name the run's identity."""
-    canonical = json.dumps(identity(config), sort_keys=True, separators=(",", ":"))
-    return digest_of(canonical.encode())
+    return _digest(identity(config))
+
+
+def settings_digest(config: RunConfig) -> str:
+    """12 hexadecimal digits that name all settings, those too which may change within a run."""
+    return _digest(dump(config))[:12]
+
+
+def _digest(settings: dict[str, Any]) -> str:
+    return digest_of(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode())
 
 
 def differences(ours: object, theirs: object, path: str = "") -> list[str]:

@@ -1,4 +1,7 @@
-"""A file of scheduled runs: which configurations are continued when, and which addresses Flyte tells how it ended."""
+"""Scheduled runs: which configurations are continued when, and which addresses Flyte tells how it ended.
+
+Variables of the environment name a file of them, or one run.
+"""
 
 import json
 import re
@@ -48,6 +51,38 @@ class ScheduledRun:
 
 
 _ADAPTER = TypeAdapter(ScheduledRun)
+SEVERAL_RUNS = "GLEANER_SCHEDULES"
+ONE_RUN = ("GLEANER_RUN_CONFIG", "GLEANER_SCHEDULE")
+# The launch plan of one run.
+CONTINUE_RUN = "continue_run"
+
+
+def names_runs(environment: Mapping[str, str]) -> bool:
+    """Whether the environment says which runs are scheduled."""
+    return SEVERAL_RUNS in environment or ONE_RUN[0] in environment
+
+
+def scheduled_runs(environment: Mapping[str, str], default: Path) -> dict[str, tuple[ScheduledRun, RunConfig]]:
+    """The scheduled runs by the names of their launch plans, with their configurations.
+
+    default: the configuration of the run if the environment names none. Raises ValueError, and ConfigError for a
+    configuration.
+    """
+    file = environment.get(SEVERAL_RUNS)
+    if file is None:
+        config = environment.get(ONE_RUN[0], str(default))
+        run = ScheduledRun(config=config, schedule=environment.get(ONE_RUN[1], "0 * * * *"))
+        return {CONTINUE_RUN: (run, load(Path(config)))}
+    for variable in ONE_RUN:
+        if variable in environment:
+            raise ValueError(f"{variable}: allowed: unset, because {SEVERAL_RUNS} names a file with all runs")
+    return load_schedules(Path(file))
+
+
+def place_of_schedule(environment: Mapping[str, str], name: str) -> str:
+    """Where the schedule of the launch plan of this name stands."""
+    file = environment.get(SEVERAL_RUNS)
+    return ONE_RUN[1] if file is None else f"{file}: {name}.schedule"
 
 
 def load_schedules(path: Path) -> dict[str, tuple[ScheduledRun, RunConfig]]:

@@ -4,7 +4,7 @@ It asks Flyte's admin API and a Kubernetes API server through the interfaces bel
 is never called good.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -13,6 +13,8 @@ from resources.unreadable import NoAnswer, NotReadable
 from storage.connect import connect
 from storage.fitness import Finding, prove
 from storage.store import StorageError
+from tasks.configuration.run_config import RunConfig
+from tasks.configuration.schedules import ScheduledRun
 from tasks.configuration.trainer import TrainerConfig
 
 WORKFLOW = "workflows.training.training"
@@ -37,11 +39,16 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a run asks of a cluster. store_url: None if it is not to be tried."""
+    """What a run asks of a cluster. store_url: None if it is not to be tried; settings: None without a configuration.
+
+    scheduled: the runs that shall have launch plans, by their names; None where nothing says which.
+    """
 
     pools: PoolsConfig
     trainer: TrainerConfig
     store_url: str | None = None
+    settings: RunConfig | None = None
+    scheduled: Mapping[str, tuple[ScheduledRun, RunConfig]] | None = None
 
     def named_pools(self) -> dict[str, PoolConfig]:
         """All pools by the path of their section."""
@@ -58,6 +65,21 @@ class Versions(Protocol):
     def newest(self) -> str: ...
 
 
+class Plan(Protocol):
+    """A launch plan whose schedule is on."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def schedule(self) -> str: ...
+    @property
+    def settings_digest(self) -> str: ...
+    @property
+    def inputs(self) -> dict[str, Any]: ...
+
+
 class Admin(Protocol):
     """Flyte's admin API; every method raises NotReadable."""
 
@@ -66,6 +88,7 @@ class Admin(Protocol):
     def release(self) -> str: ...
     def domains(self) -> dict[str, list[str]]: ...
     def registered(self, project: str, domain: str, workflow: str) -> Versions | None: ...
+    def active_plans(self, project: str, domain: str, workflow: str) -> Sequence[Plan]: ...
     def limits(self, project: str, domain: str, workflow: str) -> dict[str, str] | None: ...
 
 

@@ -1,5 +1,6 @@
 """The examination of a whole cluster: Flyte's admin API, Kubernetes, Flyte's configuration and the store, in turn."""
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from resources.pools import PoolsConfig
 from resources.unreadable import NotReadable
 from storage.fitness import Finding
 from tasks.configuration.run_config import load
+from tasks.configuration.schedules import names_runs, scheduled_runs
 from tasks.configuration.trainer import TrainerConfig
+from tasks.doctor.active_plans import plan_findings
 from tasks.doctor.cluster import Asked, Cluster, Place, Unread, flyte_findings, looked_at, store_findings
 from tasks.doctor.cluster_objects import kubernetes_findings
 from tasks.doctor.cluster_room import LIMITS, limit_findings, quota_findings
@@ -27,6 +30,7 @@ def examine_cluster(
     asked = _asked(run_config)
     admin = FlyteAdmin(flyte_config)
     yield from flyte_findings(admin, place)
+    yield from looked_at("launch plans", lambda: plan_findings(admin, place, asked))
     try:
         cluster = KubernetesApi(kube_context)
         release = cluster.release()
@@ -63,7 +67,14 @@ def _with_kubernetes(admin: FlyteAdmin, cluster: Cluster, place: Place, asked: A
 
 
 def _asked(run_config: Path | None) -> Asked:
+    scheduled = scheduled_runs(os.environ, Path()) if names_runs(os.environ) else None
     if run_config is None:
-        return Asked(pools=PoolsConfig(), trainer=TrainerConfig())
+        return Asked(pools=PoolsConfig(), trainer=TrainerConfig(), scheduled=scheduled)
     settings = load(run_config)
-    return Asked(pools=settings.pools, trainer=settings.trainer, store_url=settings.run.url)
+    return Asked(
+        pools=settings.pools,
+        trainer=settings.trainer,
+        store_url=settings.run.url,
+        settings=settings,
+        scheduled=scheduled,
+    )

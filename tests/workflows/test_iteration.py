@@ -15,7 +15,7 @@ from resources.labels import url_label
 from resources.pools import ControlPoolConfig
 from tasks.conclude import conclude
 from tasks.configuration.references import IterationOutcome
-from tasks.configuration.run_config import parse
+from tasks.configuration.run_config import parse, settings_digest
 from tasks.configuration.trainer import TrainerConfig
 from tasks.evaluate import evaluate, plan_evaluation
 from tasks.forecast import make_forecast
@@ -223,6 +223,15 @@ def test_each_pool_builds_on_the_pod_template_that_it_names():
     assert tasks["tasks.plan.plan"] is tasks["tasks.conclude.conclude"] is None
     again = {task.id.name: task.metadata.pod_template_name for task in job(1, CONFIG).tasks}
     assert set(again.values()) == {None}
+
+
+def test_the_first_line_of_an_execution_names_its_settings(monkeypatch, capsys):
+    monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_ID", "f0a1")
+    monkeypatch.setenv("FLYTE_INTERNAL_TASK_VERSION", "43f7afc835df")
+    unrolled(2)
+    first = capsys.readouterr().err.splitlines()[0]
+    digest = settings_digest(parse(CONFIG))
+    assert first.startswith(f"run s3://bucket/run: 2 iterations with settings {digest}, version 43f7afc835df (")
 
 
 def test_a_single_iteration_is_the_last_of_its_execution():

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 import pytest
+import yaml
 from croniter import croniter
 from flyteidl.core.execution_pb2 import WorkflowExecution
 from flytekit import LaunchPlan
@@ -16,7 +17,7 @@ from flytekit.models.literals import Literal, Scalar
 from flytekit.tools.translator import get_serializable
 from google.protobuf import json_format, struct_pb2
 
-from tasks.configuration.run_config import ConfigError, dump, load, parse
+from tasks.configuration.run_config import ConfigError, dump, load, parse, settings_digest
 from tests.test_docs import blocks
 from workflows import launch_plans
 
@@ -79,6 +80,18 @@ def test_the_configuration_travels_within_the_plan_and_comes_out_as_it_went_in()
     context = FlyteContextManager.current_context()
     document = TypeEngine.to_python_value(context, Literal.from_flyte_idl(literal), dict)
     assert parse(document) == load(launch_plans.EXAMPLE)
+
+
+def test_a_registered_plan_knows_the_digest_of_its_settings(reload, tmp_path):
+    def annotated(document):
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+        plan = reload(GLEANER_RUN_CONFIG=str(tmp_path / "run.yaml"))["continue_run"]
+        return serialised(plan).spec.annotations.values["gleaner-settings"]
+
+    document = yaml.safe_load((EXAMPLES / "demo.yaml").read_text(encoding="utf-8"))
+    first = annotated(document)
+    assert first == settings_digest(load(tmp_path / "run.yaml"))
+    assert annotated(document | {"pools": {"rollout": {"count": 5}}}) != first
 
 
 def test_configuration_and_schedule_are_those_of_the_environment(reload):

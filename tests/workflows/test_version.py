@@ -1,0 +1,58 @@
+"""A version is the same for what is the same, and another one for everything that Flyte would not register again."""
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from tests.workflows.test_launch_plans import EXAMPLES
+from workflows import version as versions
+from workflows.version import main, version
+
+IMAGE = "registry.example.org/gleaner:1"
+
+
+@pytest.fixture
+def given(tmp_path, monkeypatch):
+    """given(run=..., plan=...) -> the version of a schedule file with these changes."""
+
+    def version_of(run=None, **plan):
+        document = yaml.safe_load((EXAMPLES / "demo.yaml").read_text(encoding="utf-8"))
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump(document | (run or {})))
+        described = {"config": "run.yaml", "schedule": "0 2 * * *"} | plan
+        (tmp_path / "schedules.yaml").write_text(yaml.safe_dump({"math": described}))
+        monkeypatch.setenv("GLEANER_SCHEDULES", str(tmp_path / "schedules.yaml"))
+        return version(IMAGE)
+
+    return version_of
+
+
+def test_it_changes_with_everything_that_a_plan_fixes(given):
+    notify = [{"email": ["team@example.org"]}]
+    found = [
+        given(),
+        given(run={"pools": {"rollout": {"count": 3}}}),
+        given(schedule="0 3 * * *"),
+        given(iterations=8),
+        given(notify=notify),
+    ]
+    assert len(set(found)) == len(found)
+    assert given() == found[0]
+
+
+def test_it_changes_with_the_image_and_the_code(given, tmp_path, monkeypatch):
+    before = given()
+    assert version("registry.example.org/gleaner:2") != before
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/plan.py").write_text("A = 1")
+    monkeypatch.setattr(versions, "ROOT", tmp_path)
+    first = given()
+    (tmp_path / "tasks/plan.py").write_text("A = 2")
+    assert len({before, first, given()}) == 3
+
+
+def test_it_is_a_version_that_flyte_takes(given):
+    expected = given()
+    result = CliRunner().invoke(main, [IMAGE])
+    assert (result.exit_code, result.output) == (0, f"{expected}\n")
+    assert len(expected) == 12
+    assert int(expected, 16)
