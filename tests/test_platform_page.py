@@ -14,7 +14,7 @@ from resources.quantities import amount
 from tasks.configuration.run_config import load, parse
 from tasks.configuration.trainer import TrainerConfig
 from tasks.doctor.cluster import Asked
-from tasks.doctor.flyte_settings import JUDGES, PENDING, RESERVED, SPOT, configured_limits
+from tasks.doctor.flyte_settings import DELAY, DELAY_MAX, JUDGES, PENDING, RESERVED, ROUNDS, SPOT, configured_limits
 from tasks.doctor.network_policies import lack_of, selects
 from tasks.local_map import SYSTEM_RETRIES
 from tests.workflows.test_iteration import CONFIG, job, pod_labels
@@ -82,8 +82,9 @@ def test_the_doctor_takes_the_defaults_that_the_page_names():
         default = SETTINGS[ON_THE_PAGE.get(path, path)][0]
         number = re.match(r"-?\d+", default)
         if number is not None:
-            assert judge(int(number[0]), asked) == judge(None, asked)
-        assert (judge(None, asked) is not None) == (path in (PENDING, SPOT, RESERVED))
+            named = default if path.endswith("delay") else int(number[0])
+            assert judge(named, asked) == judge(None, asked)
+        assert (judge(None, asked) is not None) == (path in (PENDING, SPOT, RESERVED, ROUNDS, DELAY))
         assert (default in ("off", "none")) == (path in (PENDING, SPOT, RESERVED))
     limits = configured_limits({})
     default, _ = SETTINGS["task_resources.limits"]
@@ -104,6 +105,26 @@ def test_lost_machines_are_counted_as_the_code_counts_on():
     counted = INLINE["propeller"]["node-config"]
     assert counted == {"max-node-retries-system-failures": SYSTEM_RETRIES, "interruptible-failure-threshold": -1}
     assert f"| `propeller.node-config.max-node-retries-system-failures` | {SYSTEM_RETRIES} |" in PAGE
+
+
+def seconds_that_an_execution_outlives(rounds, delay, delay_max):
+    """How long Flyte's store may refuse: each wait is twice the one before, up to the longest."""
+    return sum(min(delay_max, delay * 2**number) for number in range(rounds))
+
+
+def test_with_what_the_page_and_the_doctor_ask_for_an_execution_outlives_minutes_of_refusals():
+    propeller = INLINE["propeller"]
+    queue = propeller["queue"]["queue"]
+    assert (queue["base-delay"], queue["max-delay"]) == ("100ms", "10s")
+    assert seconds_that_an_execution_outlives(propeller["max-workflow-retries"], 0.1, 10.0) > 900
+    assert seconds_that_an_execution_outlives(10, 0.0, 60.0) == 0
+    # The least that the doctor takes; anything below it is wrong.
+    asked = Asked(pools=PoolsConfig(), trainer=TrainerConfig())
+    least = {ROUNDS: (100, 99), DELAY: ("100ms", "99ms"), DELAY_MAX: ("2s", "1s")}
+    for path, (enough, too_little) in least.items():
+        assert JUDGES[path](enough, asked) is None
+        assert JUDGES[path](too_little, asked) is not None
+    assert seconds_that_an_execution_outlives(100, 0.1, 2.0) > 180
 
 
 def test_flyte_reads_and_keeps_the_longest_workflow_that_the_code_allows():

@@ -14,6 +14,8 @@ PENDING = "plugins.k8s.pod-pending-timeout"
 SPOT = "plugins.k8s.interruptible-node-selector-requirement"
 RESERVED = "plugins.k8s.non-interruptible-node-selector-requirement"
 SYSTEM_RETRIES = "propeller.node-config.max-node-retries-system-failures"
+ROUNDS = "propeller.max-workflow-retries"
+DELAY, DELAY_MAX = "propeller.queue.queue.base-delay", "propeller.queue.queue.max-delay"
 THRESHOLD = "propeller.node-config.interruptible-failure-threshold"
 DOWNLOAD = "storage.limits.maxdownloadmbs"
 CACHE = "storage.cache.max_size_mbs"
@@ -98,7 +100,16 @@ def _reserved(value: Any, _asked: Asked) -> str | None:
 
 def _at_least(least: int, default: int, harm: str) -> Judge:
     def judge(value: Any, _asked: Asked) -> str | None:
-        return None if int(default if value is None else value) >= least else f"{value}: {harm}; set {least} or more"
+        found = int(default if value is None else value)
+        return None if found >= least else f"{found}: {harm}; set {least} or more"
+
+    return judge
+
+
+def _lasts(least: str, default: str, harm: str) -> Judge:
+    def judge(value: Any, _asked: Asked) -> str | None:
+        found = str(default if value is None else value)
+        return None if _seconds(found) >= _seconds(least) else f"{found}: {harm}; set {least} or more"
 
     return judge
 
@@ -128,6 +139,10 @@ JUDGES: dict[str, Judge] = {
     SPOT: _spot,
     RESERVED: _reserved,
     SYSTEM_RETRIES: _at_least(3, 3, "fewer lost machines end a slot for good"),
+    # Together: an execution outlives refusals of Flyte's store for three minutes, in all of its life.
+    ROUNDS: _at_least(100, 10, "so many refusals of Flyte's store in an execution's life end it"),
+    DELAY: _lasts("100ms", "0s", "the refusals of Flyte's store that end an execution take seconds"),
+    DELAY_MAX: _lasts("2s", "60s", "the refusals of Flyte's store that end an execution take seconds"),
     THRESHOLD: _threshold,
     DOWNLOAD: _at_least(2, 2, "executions of many iterations fail"),
     CACHE: _cache,

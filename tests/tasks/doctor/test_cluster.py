@@ -216,12 +216,7 @@ def test_limits_of_the_project_go_before_those_of_the_configuration_and_the_narr
     assert "cpu" not in limits
     assert "gpu" not in limits
     place.admin.limits.append(
-        {
-            "project": "gleaner",
-            "domain": "development",
-            "workflow": "workflows.training.training",
-            "limits": large,
-        }
+        {"project": "gleaner", "domain": "development", "workflow": "workflows.training.training", "limits": large}
     )
     assert place.doctor()[0] == 0
 
@@ -255,6 +250,9 @@ def changed(path, value):
         ("plugins/k8s/interruptible-node-selector-requirement", None, "members run wherever"),
         ("plugins/k8s/non-interruptible-node-selector-requirement", None, "the trainer may get a spot machine"),
         ("propeller/node-config/max-node-retries-system-failures", 2, "fewer lost machines"),
+        ("propeller/max-workflow-retries", 30, "30: so many refusals of Flyte's store in an execution's life end it"),
+        ("propeller/queue/queue/base-delay", None, "0s: the refusals of Flyte's store"),
+        ("propeller/queue/queue/max-delay", "500ms", "set 2s or more"),
         ("propeller/node-config/interruptible-failure-threshold", 1, "leave it at -1"),
         ("storage/limits/maxDownloadMBs", 1, "executions of many iterations fail"),
         ("storage/cache/max_size_mbs", 10, "compiled again at every look"),
