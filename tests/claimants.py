@@ -35,7 +35,7 @@ def owners(store, plan=PLAN):
 def look(claimant, seeker, known, released=0):
     """One look and the transfers that follow, as the storage lane makes them: what was taken, and what was seen."""
     claimant.refresh()
-    seen = claimant.look(known, running=seeker.running, released=released)
+    seen = claimant.look(known, held=seeker.held, released=released)
     taken = [*seen.stray]
     turns = Turns(seeker, seen.holders, seen.unclaimed, seen.unseen)
     while not seen.stray and (transfer := turns.next()):

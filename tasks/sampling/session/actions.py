@@ -192,7 +192,7 @@ class LookAround:
     """Read heartbeats of other members. Result: Seen or None. The fields are those of Claimant.look."""
 
     known: Mapping[int, int]
-    running: int
+    held: int
     released: int
 
 

@@ -117,7 +117,7 @@ class ClaimLane:
             state.looks_answered = asked
         except Exception:
             # The member may have claimed what it does not hold yet; the next look tells.
-            state.own_ended = state.may_always_go
+            state.own_ended, state.nothing_left = state.may_always_go, False
             raise
         finally:
             state.is_looking = False
@@ -148,7 +148,7 @@ class ClaimLane:
         state = self._state
         seeker = state.seeker()
         seen: Seen | None = yield from self._read(
-            lambda: LookAround(state.holdings.known(), seeker.running, state.released_count())
+            lambda: LookAround(state.holdings.known(), seeker.held, state.released_count())
         )
         if seen is None:
             return

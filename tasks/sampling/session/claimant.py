@@ -132,12 +132,13 @@ class Claimant:
         order = {response: place for place, response in enumerate(self._own_unit)}
         return self._work(sorted(held, key=lambda response: (order.get(response, len(order)), response)))
 
-    def look(self, known: Mapping[int, int], *, running: int, released: int) -> Seen | None:
+    def look(self, known: Mapping[int, int], *, held: int, released: int) -> Seen | None:
         """Read the heartbeats of members that may hold unfinished responses; call `refresh` before.
 
         known: the responses that the caller holds, has released or has ended, with the epoch of their claim. Held
         responses that are not in `known` were claimed by a call that failed afterwards; they are returned as stray.
-        running: how many responses the caller decodes. released: how many it has released and may take again.
+        held: how many responses the caller has, decoded or with tools. released: how many it has released and may
+        take again.
         """
         book = self._reader.book
         holdings, unclaimed = book.holdings(), len(book.unclaimed())
@@ -160,13 +161,15 @@ class Claimant:
         if released:
             holders[self._incarnation] = _own_released(self._incarnation, released)
         nothing_left = (
-            not running
+            not held
             and not unclaimed
             and len(chosen) == len(names)
             and all(holder.unfinished == 0 for holder in holders.values())
             and not book.refresh()  # nothing was claimed during the look
         )
+        # Others of its own slot are dead or about to end, whatever their last heartbeats say.
         working = tuple(record for record in seen if record.state == "working" and self._is_crew(record.slot))
+        working = tuple(record for record in working if record.slot != self._slot)
         return Seen(
             holders=holders,
             unseen=len(names) - len(chosen),

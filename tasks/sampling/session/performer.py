@@ -160,8 +160,8 @@ class Performer:
                 claimant.refresh()
             case ReadOwnUnit(known, cuts, has_cut):
                 result = claimant.own_unit_ended(known, cuts=cuts, has_cut=has_cut)
-            case LookAround(known, running, released):
-                result = claimant.look(known, running=running, released=released)
+            case LookAround(known, held, released):
+                result = claimant.look(known, held=held, released=released)
             case Take(transfer):
                 result = claimant.take(transfer)
             case ReadAsks():

@@ -122,8 +122,10 @@ def test_a_member_does_not_leave_after_a_search_that_failed_because_it_may_have_
     member.tell(Lane.CLAIM)
     member.tell(Lane.CLAIM, True)
     assert member.state.own_ended
+    member.state.nothing_left = True  # as the look before this one had found
     member.fail(Lane.CLAIM, StoreUnavailable("no answer"))
     assert not member.state.own_ended
+    assert not member.state.nothing_left
     assert not member.state.is_looking
 
 

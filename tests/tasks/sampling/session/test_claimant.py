@@ -123,7 +123,7 @@ def test_a_long_journal_is_read_in_parts_and_what_it_holds_is_taken_then():
     me.take_own_slot()
     me.refresh()
     parts = 0
-    while (seen := me.look(me.owned(), running=0, released=0)) is None:
+    while (seen := me.look(me.owned(), held=0, released=0)) is None:
         parts += 1
     assert parts == 2
     transfer = Turns(IDLE, seen.holders, seen.unclaimed).next()
@@ -141,14 +141,14 @@ def test_the_journals_of_earlier_holders_are_read_in_parts_as_well():
     second = a_claimant(store, "00001-second")
     second.take_own_slot()
     second.refresh()
-    while second.look(second.owned(), running=0, released=0) is None:
+    while second.look(second.owned(), held=0, released=0) is None:
         pass
     assert 0 in numbers(seek(second, IDLE, second.owned()))
     say(store, "00001-second", state="gone")
     me = a_claimant(store, "00007-me", slot=7)
     me.take_own_slot()
     me.refresh()
-    seen = me.look(me.owned(), running=0, released=0)
+    seen = me.look(me.owned(), held=0, released=0)
     transfer = Turns(IDLE, seen.holders, seen.unclaimed).next()
     assert transfer.incarnation == "00001-second"
     parts = 0
@@ -351,6 +351,28 @@ def test_what_it_has_claimed_and_does_not_hold_has_not_ended():
     lost = me.owned()
     del lost[6]
     assert not me.own_unit_ended(lost)
+
+
+def test_nothing_is_left_only_to_a_member_that_holds_nothing_itself_be_it_with_tools():
+    store = MemoryStore()
+    Incarnation(store, PLAN, 0, "00000-other")
+    me = a_claimant(store)
+    me.take_own_slot()
+    say(store, "00000-other", unfinished=0)
+    assert nothing_left(me, me.owned())
+    _, seen = look(me, replace(IDLE, held=1), me.owned())
+    assert not seen.nothing_left
+
+
+def test_an_earlier_life_of_its_slot_that_died_a_moment_ago_has_no_room_for_what_a_member_cuts():
+    store = MemoryStore()
+    for name, slot in (("00000-other", 0), ("00001-before", 1)):
+        Incarnation(store, PLAN, slot, name)
+        say(store, name, state="working", slot=slot, unfinished=4, running=4, room=4)
+    me = a_claimant(store)
+    me.take_own_slot()
+    _, seen = look(me, replace(IDLE, held=4, running=4, room=4), me.owned())
+    assert [record.incarnation for record in seen.working] == ["00000-other"]
 
 
 def test_an_iteration_is_closed_by_the_trainer():
