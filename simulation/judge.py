@@ -14,6 +14,7 @@ from typing import Literal
 
 from simulation.judge_absence import check_latecomers, check_waiting, is_member
 from simulation.judge_promises import Promises, ownership
+from simulation.judge_releases import check_releases, takes_from_tool
 from simulation.judge_run import check_run
 from simulation.judge_turns import check_turns, since_last_begun, turns_of
 from simulation.ledger import Claim, Ledger
@@ -62,6 +63,7 @@ def _judge(outcome: Outcome, history: History, memory: ShardMemory) -> Reference
     _check_batches(outcome, reference)
     _check_readers(outcome, reference)
     _check_transfers(outcome, history, reference)
+    outcome.counts["cuts"] += check_releases(outcome.ledger, history, reference)
     _check_requests(outcome, history, reference)
     check_turns(outcome, reference)
     check_latecomers(outcome.ledger)
@@ -229,6 +231,8 @@ def _check_transfers(outcome: Outcome, history: History, reference: Reference) -
             if _has_released(reference, response, holder) or not _is_alive(outcome.ledger, claim, holder, history):
                 continue
             outcome.counts["responses moved from the living"] += 1
+            if takes_from_tool(outcome.ledger, history, reference, response, claim):
+                outcome.ledger.breaks(f"turns: {claim.incarnation} took response {response} while its tool ran")
             if _may_only_take_what_is_free(outcome.ledger, claim, history):
                 outcome.ledger.breaks(f"livelock: {claim.incarnation} took response {response} from {holder}")
             if claim.incarnation in former[response]:

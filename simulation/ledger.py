@@ -84,6 +84,8 @@ class Ledger:
     calls: Counter[str] = field(default_factory=Counter)
     claims: list[Claim] = field(default_factory=list)
     beats: dict[str, list[Beat]] = field(default_factory=dict)
+    # Which heartbeats each process has read, and when.
+    beats_read: dict[str, list[tuple[float, str, bytes]]] = field(default_factory=dict)
     lives: dict[str, Life] = field(default_factory=dict)
     created: dict[str, bytes] = field(default_factory=dict)
     looked_in_vain: set[tuple[str, str]] = field(default_factory=set)
@@ -243,6 +245,9 @@ class LedgerView:
             self._note("get", key, " missing")
             raise
         self._note("get", key, "")
+        if "/alive/" in key:
+            ledger = self._of(key)
+            ledger.beats_read.setdefault(self._who, []).append((ledger.now(), key, body))
         return body
 
     def list(self, prefix: str, after: str = "") -> list[str]:
