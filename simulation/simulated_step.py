@@ -102,13 +102,14 @@ def save_and_publish(
     clock: Clock,
     *,
     life: str,
+    stalls_s: float,
     began_at_s: float,
     took_s: float,
 ) -> None:
     """Note what was measured, save the state after these batches, and publish it as weights, in production's order.
 
-    If another life has saved other last bits first, its state is published. life: the name of this one. began_at_s: by
-    the wall clock. took_s: how long the life has lasted.
+    If another life has saved other last bits first, its state is published. life: the name of this one. stalls_s: how
+    long it stands still when it has saved. began_at_s: by the wall clock. took_s: how long the life has lasted.
     """
     plan = history.plan
     version = plan.iteration + 1
@@ -125,6 +126,7 @@ def save_and_publish(
 
     def save() -> Mapping[str, float]:
         publish(store, layout.checkpoint(version), weights, {})
+        clock.sleep(stalls_s)
         return {PUBLISHED_AT_S: clock.wall()}
 
     try:

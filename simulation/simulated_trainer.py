@@ -32,6 +32,7 @@ from tasks.sampling.session.crew_watch import LeftAlone
 from tasks.sampling.session.session_outcome import SessionOutcome
 
 FOR_EVER_S = 1e9
+STALLS, STALL_S = 0.5, (20.0, 400.0)
 Watch = Callable[[bool], None]
 # The only reward that runs in this process: 1.0 if the decoded text equals a column of the prompt.
 REWARD = RewardConfig(function="arithmetic")
@@ -74,14 +75,29 @@ class SimulatedTrainer:
                 base = restored(store, plan.iteration, clock)
                 used = self.train()
                 took_s = clock.monotonic() - began_s
-                life = self._process.name
                 save_and_publish(
-                    store, self._history, base, used, clock, life=life, began_at_s=began_at_s, took_s=took_s
+                    store,
+                    self._history,
+                    base,
+                    used,
+                    clock,
+                    life=self._process.name,
+                    stalls_s=self._stalls_s(),
+                    began_at_s=began_at_s,
+                    took_s=took_s,
                 )
         except StorageError:
             if not exists(store, layout.report(plan.iteration)):
                 raise
             self._ledger.tell(self._process.name, "the iteration was concluded by another")
+
+    def _stalls_s(self) -> float:
+        """How long this life stands still between saving and publishing, while one that was frozen may wake up.
+
+        Only where the two may differ does it matter which of them publishes.
+        """
+        rng = random.Random(f"stall {self._history.seed} {self._process.name}")
+        return rng.uniform(*STALL_S) if self._history.inexact and rng.random() < STALLS else 0.0
 
     def train(self) -> list[BatchRecord]:
         """Train until all groups, or as many as the plan wants, are recorded; returns the batches in order."""

@@ -9,9 +9,11 @@ import pytest
 
 from simulation.judge import live_and_judge
 from simulation.judge_absence import check_latecomers
+from simulation.ledger import Ledger
 from simulation.simulated_history import draw_history
 from storage import layout, records
-from storage.records import TRAIN_POOL
+from storage.clock import ManualClock
+from storage.records import TRAIN_POOL, ClosedRecord
 from tasks.sampling.session import decode_lane
 from tasks.sampling.session.actions import ReadClosed
 from tasks.sampling.session.claim_lane import ClaimLane
@@ -133,6 +135,22 @@ def test_a_helping_member_that_keeps_its_work_when_it_hands_over_is_found(monkey
 
     monkeypatch.setattr(decode_lane, "_leave", stay)
     assert is_found(drawn(only_absent), error=1)
+
+
+@pytest.mark.parametrize("late_s", [0.1, 59.0, 600.0])
+def test_who_comes_a_moment_after_closing_is_found_like_one_who_comes_much_later(late_s):
+    clock = ManualClock()
+    ledger = Ledger(clock.monotonic)
+    records.put(ledger.view("00001-0"), layout.alive(0, "00001-0"), beat("00001-0", number=1))
+    clock.advance(100.0)
+    records.commit(ledger.view("trainer-1"), layout.closed(0), ClosedRecord(iteration=0, reason="done"))
+    clock.advance(late_s)
+    records.put(ledger.view("00001-0"), layout.alive(0, "00001-0"), beat("00001-0", number=2))
+    check_latecomers(ledger)
+    assert ledger.broken == []
+    records.put(ledger.view("00099-0"), layout.alive(0, "00099-0"), beat("00099-0", number=1))
+    check_latecomers(ledger)
+    assert [rule.split(":")[0] for rule in ledger.broken] == ["late"]
 
 
 def test_who_comes_after_closing_and_only_beats_is_found():

@@ -12,6 +12,7 @@ from storage.records import TRAIN_POOL
 from tasks.planning import rebalance
 from tasks.sampling.session.claimant import Claimant
 from tasks.sampling.session.holdings import Holdings
+from tasks.sampling.session.state import State
 from tests.judged_histories import DEFAULT_SEEDS, drawn, is_found
 
 pytestmark = pytest.mark.slow
@@ -110,6 +111,29 @@ def test_a_member_that_leaves_after_a_cut_whoever_has_its_work_is_found(monkeypa
         lambda self, known, *, cuts, has_cut: has_cut or answers(self, known, cuts=cuts, has_cut=has_cut),
     )
     assert is_found(taken_by_strangers(), livelock=1)
+
+
+def test_members_that_cut_into_each_other_are_found(monkeypatch):
+    """Each takes the room of all others, also of those that hold less and cut themselves."""
+
+    def should_cut(state, seen):
+        holdings, share = state.holdings, state.config.cut_share
+        if share is None or holdings.state != "working" or holdings.waiting or holdings.released:
+            return False
+        held = set(holdings.held)
+        total = len(held | holdings.own | set(holdings.ended))
+        rooms = [other.room for other in seen.working]
+        return bool(held) and rebalance.should_cut(total - len(held), total, len(held), rooms, share)
+
+    monkeypatch.setattr(State, "_should_cut", should_cut)
+    assert is_found(drawn(lambda history: history.cut_share is not None), livelock=2)
+
+
+def test_a_member_that_cuts_again_and_again_is_found(monkeypatch):
+    due = State.cut_due.fget
+    monkeypatch.setattr(State, "has_cut", property(lambda _: False, lambda *_: None), raising=False)
+    monkeypatch.setattr(State, "cut_due", property(due))
+    assert is_found(cut_among_equals(), livelock=1)
 
 
 def test_a_member_that_takes_from_the_living_though_it_is_to_leave_is_found(monkeypatch):

@@ -1,14 +1,17 @@
 """Simulated runs of several iterations: they are lived through, and bugs put into what lies between them are found."""
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 
 import pytest
 
+from simulation import simulated_step
 from simulation.judge import live_and_judge
-from simulation.simulated_history import draw_history
-from storage import layout, retention, run
+from simulation.simulated_history import Strike, draw_history
+from storage import compaction, layout, retention, run
+from storage.store import ConflictingRecord
 from storage.weights import versions
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.preparing import iteration
@@ -23,7 +26,11 @@ def test_runs_of_several_iterations_are_drawn():
     numbers = Counter(draw_history(seed).iterations for seed in DEFAULT_SEEDS)
     assert numbers[1] > 200
     assert min(numbers[2], numbers[3]) > 20
-    assert sum(draw_history(seed).ahead for seed in DEFAULT_SEEDS) > 20
+    assert sum(bool(draw_history(seed).ahead) for seed in DEFAULT_SEEDS) > 20
+    assert {draw_history(seed).ahead for seed in DEFAULT_SEEDS} == {0, 1, 2, 3}
+    assert {(draw_history(seed).adapts, draw_history(seed).inexact) for seed in range(50)} == set(
+        product((False, True), repeat=2)
+    )
 
 
 def test_a_run_goes_on_over_every_iteration_and_is_eventful():
@@ -78,6 +85,44 @@ def test_weights_that_are_deleted_before_their_manifest_are_found(monkeypatch):
 def test_a_sweep_that_deletes_what_kept_versions_refer_to_is_found(monkeypatch):
     monkeypatch.setattr(retention, "bases", lambda _, version: [version])
     assert is_found(drawn(iterations=3), lost=1)
+
+
+def test_parts_that_have_lost_the_events_of_turns_are_found(monkeypatch):
+    """They equal what they are compared with before the journal is deleted."""
+    graded = compaction._graded_row
+    monkeypatch.setattr(compaction, "_graded_row", lambda *given: replace(graded(*given), events=()))
+    assert is_found(drawn(lambda history: history.script is not None, iterations=2), changed=1)
+
+
+def test_a_sweep_that_keeps_the_weights_of_the_first_plan_in_flight_only_is_found(monkeypatch):
+    in_flight = retention.plans_in_flight
+    monkeypatch.setattr(retention, "plans_in_flight", lambda store: in_flight(store)[:1])
+    assert is_found(drawn(lambda history: history.ahead == 3, iterations=5), lost=1)
+
+
+def test_older_weights_that_are_trained_without_correction_are_found(monkeypatch):
+    mode = simulated_step.importance_mode
+    monkeypatch.setattr(
+        simulated_step,
+        "importance_mode",
+        lambda algorithm, *, same_engine: (
+            None if same_engine and algorithm.max_staleness == 2 else mode(algorithm, same_engine=same_engine)
+        ),
+    )
+    assert is_found(drawn(lambda history: history.ahead == 2, iterations=4), changed=1)
+
+
+def test_a_trainer_that_publishes_its_own_weights_although_another_saved_its_state_first_is_found(monkeypatch):
+    publish = simulated_step.publish
+
+    def own(store, prefix, *given):
+        with suppress(ConflictingRecord):
+            publish(store, prefix, *given)
+
+    monkeypatch.setattr(simulated_step, "publish", own)
+    freezes = tuple(Strike(at_s=at_s, kind="trainer freeze", duration_s=60.0) for at_s in range(20, 300, 25))
+    made = (replace(history, inexact=True, adapts=True, strikes=freezes) for history in drawn(iterations=2))
+    assert is_found(made, changed=1)
 
 
 def test_a_plan_that_samples_from_too_old_weights_is_found(monkeypatch):

@@ -13,6 +13,7 @@ from storage.shard import Finish
 from storage.turns import call_id
 from tasks.sampling.session.holdings import Holdings
 from tasks.sampling.session.performer import Performer
+from tasks.sampling.session.state import State
 from tasks.turns.scripted_environments import Script, ScriptedEnvironments
 from tests.judged_histories import DEFAULT_SEEDS, drawn, is_found
 
@@ -88,6 +89,19 @@ def test_an_observation_that_is_not_written_is_found(monkeypatch):
 
     monkeypatch.setattr(Holdings, "answer", unwritten)
     assert is_found(talking(), error=1)
+
+
+def test_a_response_that_is_released_while_its_tool_runs_is_found(monkeypatch):
+    """The member releases whatever it is asked for."""
+
+    def hand_over(state):
+        asked_for = [response for response in state.asked_for if response in state.holdings.held]
+        state.asked_for = set()
+        if asked_for:
+            state._release(asked_for)
+
+    monkeypatch.setattr(State, "hand_over", hand_over)
+    assert is_found(talking(), turns=1)
 
 
 def taken_in_turn(seed: int) -> History:

@@ -9,17 +9,16 @@ from hypothesis import strategies as st
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.trainer import TrainerConfig
+from tasks.learning.correction import importance_mode, same_engine
 from tasks.learning.importance import (
     NUM_BINS,
     effective_sample_size,
-    importance_mode,
     importance_weights,
     log_ratio_counts,
     log_ratios,
     masked_sequence_weights,
     over_cap,
     ratio_quantile,
-    same_engine,
     truncated_token_weights,
 )
 
@@ -99,7 +98,7 @@ def test_over_the_cap_is_where_the_weight_is_not_the_ratio(mode):
     ("given", "mode"), [("none", None), ("token", "token"), ("sequence-mask", "sequence-mask"), ("auto", "auto")]
 )
 @pytest.mark.parametrize("same", [True, False])
-@pytest.mark.parametrize("max_staleness", [0, 1])
+@pytest.mark.parametrize("max_staleness", range(9))
 def test_auto_corrects_unless_engine_and_weights_are_the_trainers(given, mode, same, max_staleness):
     algorithm = AlgorithmConfig(importance_sampling=given, max_staleness=max_staleness)
     if mode == "auto":

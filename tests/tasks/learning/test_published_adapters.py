@@ -1,6 +1,7 @@
 """Adapters that are published alone against merged weights: the same tokens and the same training, through kills."""
 
 import threading
+from typing import ClassVar
 
 import pytest
 
@@ -47,7 +48,7 @@ def model(tmp_path_factory):
 
 def run(model, publish, **sections):
     lora = {"rank": 2, "alpha": 8.0, "publish": publish}
-    return config(URL, model, optimizer={"learning_rate": 1e-2}, lora=lora, **sections)
+    return config(URL, model, **({"optimizer": {"learning_rate": 1e-2}} | sections), lora=lora)
 
 
 def played(model, publish, kills=0, sweeps=False):
@@ -105,6 +106,43 @@ def test_they_sample_the_same_tokens_and_train_to_the_same_bytes_as_merged_weigh
         assert manifest.num_bytes < merged_bytes / 2
         assert loaded_bytes(alone, version) == manifest.num_bytes + merged_bytes
         assert bases(alone, version) == [0, version]
+
+
+class Overtaken(DiesAtWrite):
+    """A store in which another trainer saves its state a moment before the manifest of this one's."""
+
+    rivals: ClassVar[dict[str, bytes]] = {}
+
+    def create(self, key, body):
+        if key == layout.manifest(layout.checkpoint(1)):
+            self._objects.update(self.rivals)
+        return super().create(key, body)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("publish", ["adapter", "merged"])
+def test_a_trainer_whose_state_was_not_the_first_publishes_the_weights_of_that_one(model, publish):
+    """As on GPUs, where the last bits of two trainers differ."""
+
+    def begun(rate):
+        store = memory_store("adapters")
+        plan_iteration(run(model, publish, optimizer={"learning_rate": rate}))
+        roll_out(URL, 0)
+        return store
+
+    rival = begun(5e-2)
+    train_iteration(URL, 0)
+    found, state = everything(rival), digests(rival, layout.checkpoint(1))
+    theirs = contents(rival, 1)
+    store = begun(1e-2)
+    undisturbed = everything(store)
+    train_iteration(URL, 0)
+    assert contents(store, 1) != theirs
+    store = memory_store("adapters", Overtaken("adapters", undisturbed))
+    store.rivals = {key: body for key, body in found.items() if key.startswith(layout.checkpoint(1))}
+    train_iteration(URL, 0)
+    assert digests(store, layout.checkpoint(1)) == state
+    assert contents(store, 1) == theirs
 
 
 @pytest.mark.slow
