@@ -4,8 +4,10 @@ from flytekit import Deck, task
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.pools import ControlPoolConfig, task_settings
+from storage.clock import SystemClock
 from storage.store import StoreUnavailable
-from tasks.configuration.references import IterationOutcome, TrainOutcome
+from tasks.configuration.references import IterationOutcome, PlanReference, TrainOutcome
+from tasks.configuration.run_config import parse
 from tasks.plan import forgo_models_in_a_container
 from tasks.pod_story import place_of, tells, work_on
 
@@ -13,12 +15,19 @@ DEFAULT_POOL = ControlPoolConfig()
 
 
 @task(**task_settings(DEFAULT_POOL), enable_deck=True, deck_fields=())
-def conclude(trained: TrainOutcome, last: bool) -> IterationOutcome:
+def conclude(
+    trained: TrainOutcome,
+    last: bool,
+    config: dict = {},  # type: ignore[type-arg]  # noqa: B006
+) -> tuple[IterationOutcome, PlanReference, list[int], list[PlanReference]]:
     """Verify that the plan was trained, write the report, draw the Deck; `last` releases the run's lease.
 
-    `trained` only says which iteration's training has ended: the truth is in the run's directory.
+    `trained` only says which iteration's training has ended: the truth is in the run's directory. config: the run's, if
+    training evaluates; then the evaluation of what was published is planned, too, and returned as `prepare_beside`
+    gives it.
     """
     from tasks.concluding.iteration import commit_and_tell  # noqa: PLC0415 - when the task runs
+    from tasks.preparing.evaluation import prepare_beside  # noqa: PLC0415
     from tasks.reporting.progress import progress  # noqa: PLC0415
 
     forgo_models_in_a_container()
@@ -27,8 +36,12 @@ def conclude(trained: TrainOutcome, last: bool) -> IterationOutcome:
             with progress() as shown:
                 shown.tell(f"iteration {trained.plan.iteration}: concluding")
                 outcome, tabs = commit_and_tell(trained.plan, last=last)
+            evaluated: tuple[PlanReference, list[int], list[PlanReference]] = (trained.plan, [], [])
+            if config:
+                version, execution = outcome.weight_version, trained.plan.execution
+                evaluated = prepare_beside(parse(config), version, execution, SystemClock(), resume=False)
         except StoreUnavailable as error:
             raise FlyteRecoverableException(str(error)) from error
     for name, tab in tabs.items():
         Deck(name, tab)
-    return outcome
+    return outcome, *evaluated

@@ -25,12 +25,13 @@ def plan(
     pools: list[str],
     ahead: int = 0,
     last: bool = False,
-) -> tuple[PlanReference, list[list[int]], PlanReference]:
+    evaluates: bool = False,
+) -> tuple[PlanReference, list[list[int]], PlanReference, PlanReference, list[int], list[PlanReference]]:
     """Write the next iteration's plan, or find the one that an earlier attempt wrote.
 
-    Returns its reference, its slots by pool, and the reference of the iteration to train next: the first uncommitted
-    one, which with `ahead` is an earlier iteration. Everything that can be wrong with the input is found here, before a
-    GPU is paid for and before anything is created.
+    Returns its reference, its slots by pool, the reference of the iteration to train next (the first uncommitted one,
+    which with `ahead` is an earlier iteration), and the evaluation beside it as `prepare_beside` gives it. Everything
+    that can be wrong with the input is found here, before a GPU is paid for and before anything is created.
 
     Args:
         config: the run's configuration
@@ -38,22 +39,28 @@ def plan(
         pools: those of the crew for which the workflow has machines; slots are returned in this order
         ahead: how many planned but uncommitted iterations are passed over; they need not be trained yet
         last: the execution plans no iteration after this one
+        evaluates: also plan the evaluation of the weights with which the execution begins, or of an interrupted one
     """
+    from tasks.preparing.evaluation import prepare_beside  # noqa: PLC0415 - when the task runs
     from tasks.preparing.iteration import WeightsTooOld, prepare, to_train  # noqa: PLC0415 - when the task runs
     from tasks.reporting.progress import progress  # noqa: PLC0415
 
     del after
     forgo_models_in_a_container()
-    settings = parse(config)
+    settings, clock = parse(config), SystemClock()
     work = Work(task="plan", run_url=settings.run.url, execution=execution_name())
     with tells(f"run {settings.run.url}, plan of the next iteration", work):
         try:
             with progress() as shown:
                 shown.tell("planning an iteration")
                 reference, slots = prepare(
-                    settings, work.execution, SystemClock(), ahead=ahead, pools=pools, ends_execution=last
+                    settings, work.execution, clock, ahead=ahead, pools=pools, ends_execution=last
                 )
-            return reference, slots, to_train(settings, reference) if ahead else reference
+            trains = to_train(settings, reference) if ahead else reference
+            if not evaluates:
+                return reference, slots, trains, reference, [], []
+            version = reference.iteration
+            return reference, slots, trains, *prepare_beside(settings, version, work.execution, clock, resume=True)
         except (StoreUnavailable, WeightsTooOld, ConcludedByAnother) as error:
             raise FlyteRecoverableException(str(error)) from error
 

@@ -5,6 +5,7 @@ tasks are therefore replaced by one whose text begins with the line. Local runs 
 """
 
 import errno
+import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from storage.store import StoreDenied, StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.device.gpu_check import WrongGpus
 from tasks.learning.rank_ends import RanksFailed
-from tasks.reporting.last_failures import Work, forget, keep
+from tasks.reporting.last_failures import Work, forget, keep, keep_silent_end
 
 CAUSE_CHARACTERS_MAX = 400
 _ADVICE: tuple[tuple[type[BaseException], str], ...] = (
@@ -71,6 +72,9 @@ def tells(place: str, work: Work) -> Iterator[None]:
     slot in words.
     """
     show_logs()
+    if work.task == "evaluation" and is_in_a_pod():
+        # Of other tasks, the execution's end says it.
+        keep_silent_end(work, int(os.environ.get("FLYTE_ATTEMPT_NUMBER", "0")))
     try:
         yield
     except Exception as error:

@@ -1,5 +1,6 @@
-"""Evaluation of a weight version: plan_evaluation -> rollout -> evaluate, alone or behind training's conclusions."""
+"""Evaluation of a weight version: a plan, then rollout -> evaluate; alone, or behind training's conclusions."""
 
+import functools
 from typing import Any
 
 from flytekit import dynamic, workflow
@@ -8,59 +9,59 @@ from resources.pools import ControlPoolConfig, PoolsConfig, task_settings
 from tasks.configuration.references import EvaluationOutcome
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.evaluate import evaluate, plan_evaluation
+from tasks.evaluations_ended import evaluations_ended
 from tasks.reporting.interruption import told_interruption
 from workflows.iteration import rollout_node, settings_on
+from workflows.leaves import leaf
 from workflows.local_attempts import built_on
 from workflows.node_names import NodeNames
 
 
-def evaluation_nodes(
-    config: dict[str, Any],
-    version: Any,
-    pools: PoolsConfig,
-    names: NodeNames,
-    *,
-    only_if_due: bool,
-    resume: bool = False,
-) -> Any:
-    """Wire one evaluation. Whether it is due is known only when it runs; one that is not due has an empty crew."""
-    planning = built_on(plan_evaluation, pools, "control")
-    planned = planning(config=config, version=version, only_if_due=only_if_due, resume=resume)
-    reference, slots, due = planned.with_overrides(**settings_on(pools, "control", names, "evaluation-plan"))
+def evaluation_nodes(config: dict[str, Any], version: Any, pools: PoolsConfig, names: NodeNames) -> Any:
+    """Wire one evaluation, alone: if it fails, so does the execution."""
+    planned = built_on(plan_evaluation, pools, "control")(config=config, version=version)
+    reference, slots = planned.with_overrides(**settings_on(pools, "control", names, "evaluation-plan"))
     crew = rollout_node(reference, slots, pools, "rollout", names, "evaluation-rollout")
-    # A reward model needs a machine like the one that it has in training.
-    pool = "train" if grades_with_a_model(parse(config)) else "control"
-    evaluated = built_on(evaluate, pools, pool)(plan=reference, due=due, beside_training=only_if_due)
+    pool = grading_pool(config)
+    evaluated = built_on(evaluate, pools, pool)(plan=reference)
     evaluated = evaluated.with_overrides(**settings_on(pools, pool, names, "evaluation"))
     crew >> evaluated
     return evaluated
 
 
-def evaluation_behind(config: dict[str, Any], concluded: Any, pools: PoolsConfig, names: NodeNames) -> None:
-    """Wire the evaluation of what an iteration published, if training evaluates at all.
+def evaluation_beside(config: dict[str, Any], planned: Any, pools: PoolsConfig, names: NodeNames) -> list[Any]:
+    """Wire one evaluation beside training, if that evaluates at all; returns its leaf, for `end_node`.
 
-    Nothing waits for it, neither does the next iteration. On one machine, where nodes run in the order of their calls,
-    it comes before the next iteration, whose conclusion may delete older weights.
+    planned: the outputs of a plan or a conclusion that are about it. Whether it is due is known only when these run,
+    and one that is not due has no pods. On one machine, where nodes run in the order of their calls, it comes before
+    the next iteration, whose conclusion may delete older weights.
     """
-    if _evaluates(config):
-        evaluation_nodes(config, concluded.weight_version, pools, names, only_if_due=True)
+    if not evaluates(parse(config)):
+        return []
+    reference, slots, due = planned
+    crew = rollout_node(reference, slots, pools, "rollout", names, "evaluation-rollout")
+    pool = grading_pool(config)
+    settings = settings_on(pools, pool, names, "evaluation")
+    evaluated = leaf(functools.partial(evaluate), pools, pool, settings)(plan=due).with_overrides(**settings)
+    crew >> evaluated
+    return [evaluated]
 
 
-def evaluation_ahead(config: dict[str, Any], reference: Any, pools: PoolsConfig, count: int) -> None:
-    """Wire the evaluation behind an execution's first plan, of the weights with which the run begins or continues.
-
-    They are version 0, or a version that the previous execution did not get to. If they are already evaluated, it takes
-    an interrupted evaluation instead. Nothing waits for it, as in `evaluation_behind`.
-    """
-    if _evaluates(config):
-        names = NodeNames.of_iteration(0, count, parse(config).run.url)
-        evaluation_nodes(config, reference.iteration, pools, names, only_if_due=True, resume=True)
+def end_node(concluded: Any, evaluated: list[Any], pools: PoolsConfig, names: NodeNames) -> None:
+    """Wire the end of an execution that evaluates: it fails if an evaluation did, when all iterations are concluded."""
+    if evaluated:
+        ended = built_on(evaluations_ended, pools, "control")(concluded=concluded, evaluated=evaluated)
+        ended.with_overrides(**settings_on(pools, "control", names, "evaluations"))
 
 
-def _evaluates(config: dict[str, Any]) -> bool:
+def evaluates(config: RunConfig) -> bool:
     """Whether training evaluates at all."""
-    evaluation = parse(config).evaluation
-    return evaluation is not None and evaluation.interval > 0
+    return config.evaluation is not None and config.evaluation.interval > 0
+
+
+def grading_pool(config: dict[str, Any]) -> str:
+    """The pool that grades: a reward model needs a machine like the one that it has in training."""
+    return "train" if grades_with_a_model(parse(config)) else "control"
 
 
 def grades_with_a_model(config: RunConfig) -> bool:
@@ -75,7 +76,7 @@ def evaluate_version(config: dict, version: int) -> EvaluationOutcome:  # type: 
     settings = parse(config)
     names = NodeNames(run=settings.run.url)
     with told_interruption(settings.run.url):
-        outcome: EvaluationOutcome = evaluation_nodes(config, version, settings.pools, names, only_if_due=False)
+        outcome: EvaluationOutcome = evaluation_nodes(config, version, settings.pools, names)
     return outcome
 
 

@@ -22,6 +22,7 @@ from tasks.rollout_ended import rollout_ended
 from tasks.stand import stand
 from tasks.train import train
 from tasks.train_shared import train_shared
+from workflows.leaves import leaf
 from workflows.local_attempts import built_on
 from workflows.node_names import NodeNames
 
@@ -33,11 +34,18 @@ def settings_on(pools: PoolsConfig, pool: str, names: NodeNames, what: str) -> d
 
 
 def plan_node(
-    config: dict[str, Any], pools: PoolsConfig, names: NodeNames, *, after: Any, ahead: int = 0, last: bool
+    config: dict[str, Any],
+    pools: PoolsConfig,
+    names: NodeNames,
+    *,
+    after: Any,
+    ahead: int = 0,
+    last: bool,
+    evaluates: bool = False,
 ) -> Any:
-    """Wire the plan; its outputs are its reference, its slots by pool, and the iteration to train next (tasks.plan)."""
-    task = built_on(plan, pools, "control")
-    planned = task(config=config, after=after, ahead=ahead, pools=list(pools.rollout_pools), last=last)
+    """Wire the plan; its outputs are those of tasks.plan."""
+    task, crew = built_on(plan, pools, "control"), list(pools.rollout_pools)
+    planned = task(config=config, after=after, ahead=ahead, pools=crew, last=last, evaluates=evaluates)
     return planned.with_overrides(**settings_on(pools, "control", names, "plan"))
 
 
@@ -60,8 +68,19 @@ def rollout_nodes(reference: Any, slots: Any, pools: PoolsConfig, names: NodeNam
     for index, name in enumerate(pools.rollout_pools):
         what = "rollout" if name == "rollout" else f"rollout-{name}"
         crew = rollout_node(reference, slots[index], pools, name, names, what)
-        ended = built_on(rollout_ended, pools, "control")(plan=reference, pool=name, slots=slots[index])
-        crew >> ended.with_overrides(**settings_on(pools, "control", names, f"end-of-{what}"))
+        crew >> ended_node(reference, slots[index], pools, name, names, what)
+
+
+def ended_node(
+    reference: Any, slots: Any, pools: PoolsConfig, name: str, names: NodeNames, what: str, count: int = 1
+) -> Any:
+    """Wire the leaf that notes the end of a pool's map, which Flyte alone knows: a member that is killed says nothing.
+
+    Without the note the trainer waits longer before it generates. count: the iterations that the map is for.
+    """
+    settings = settings_on(pools, "control", names, f"end-of-{what}")
+    target = functools.partial(rollout_ended, pool=name, slots=slots, iterations=count)
+    return leaf(target, pools, "control", settings)(plan=[reference]).with_overrides(**settings)
 
 
 def standing_nodes(reference: Any, pools: PoolsConfig, count: int, names: NodeNames) -> None:
@@ -79,8 +98,7 @@ def standing_nodes(reference: Any, pools: PoolsConfig, count: int, names: NodeNa
             pod_template=pool.pod_template,
         )
         crew = crew_of_pool(slot=slots).with_overrides(**settings)
-        ended = built_on(rollout_ended, pools, "control")(plan=reference, pool=name, slots=slots, iterations=count)
-        crew >> ended.with_overrides(**settings_on(pools, "control", names, f"end-of-{what}"))
+        crew >> ended_node(reference, slots, pools, name, names, what, count)
 
 
 def train_node(reference: Any, pools: PoolsConfig, trainer: TrainerConfig, names: NodeNames) -> Any:
@@ -104,9 +122,12 @@ def train_node(reference: Any, pools: PoolsConfig, trainer: TrainerConfig, names
     return trained.with_overrides(**settings_on(pools, "train", names, "train"))
 
 
-def conclude_node(trained: Any, pools: PoolsConfig, names: NodeNames, *, last: bool) -> Any:
-    """Wire the conclusion of the trained iteration."""
-    concluded = built_on(conclude, pools, "control")(trained=trained, last=last)
+def conclude_node(trained: Any, pools: PoolsConfig, names: NodeNames, *, last: bool, config: dict[str, Any]) -> Any:
+    """Wire the conclusion of the trained iteration; its outputs are those of tasks.conclude.
+
+    config: the run's, if it plans an evaluation; else empty.
+    """
+    concluded = built_on(conclude, pools, "control")(trained=trained, last=last, config=config)
     return concluded.with_overrides(**settings_on(pools, "control", names, "conclude"))
 
 
@@ -117,10 +138,11 @@ def iteration_nodes(
 
     train is called after rollout, because siblings run in the order of their calls on one machine.
     """
-    reference, slots, _ = plan_node(config, pools, names, after=after, last=last)
+    reference, slots, *_ = plan_node(config, pools, names, after=after, last=last)
     rollout_nodes(reference, slots, pools, names)
     trained = train_node(reference, pools, trainer, names)
-    return conclude_node(trained, pools, names, last=last)
+    outcome, *_ = conclude_node(trained, pools, names, last=last, config={})
+    return outcome
 
 
 @workflow

@@ -26,10 +26,10 @@ def built_on(task: Any, pools: PoolsConfig, pool: str, sleep: Callable[[float], 
     """
     of_it = pools.named(pool)
     task.metadata.pod_template_name = of_it.pod_template or None
-    return partial(_attempted, task, of_it.retries, sleep)
+    return partial(attempted, task, of_it.retries, sleep)
 
 
-def _attempted(task: Any, retries: int, sleep: Callable[[float], None], **inputs: Any) -> Any:
+def attempted(task: Any, retries: int, sleep: Callable[[float], None] = time.sleep, /, **inputs: Any) -> Any:
     """Call the task; after a failure for which Flyte would start it again, call it again, at most `retries` times."""
     for attempt in range(retries):
         try:

@@ -19,7 +19,7 @@ from tasks.reporting.interruption import told_interruption
 from tasks.rollout import IMPORTS
 from workflows.compiled_size import check_size
 from workflows.count import Count
-from workflows.evaluation import evaluation_ahead, evaluation_behind
+from workflows.evaluation import end_node, evaluates, evaluation_beside
 from workflows.iteration import conclude_node, plan_node, rollout_nodes, standing_nodes, train_node
 from workflows.node_names import NodeNames
 
@@ -56,36 +56,47 @@ def chained(config: dict[str, Any], settings: RunConfig, count: int) -> list[Any
     pools, ahead = settings.pools, settings.algorithm.max_staleness
     stands = settings.rollout.crew == "standing"
     names = [NodeNames.of_iteration(number, count, settings.run.url) for number in range(1, count + 1)]
-    planned: list[tuple[Any, Any]] = []
+    planned: list[tuple[Any, Any, Any]] = []
     outcomes: list[Any] = []
+    with_evaluations = evaluates(settings)
 
     def plan_next(after: Any) -> Any:
         """Wire the next plan; returns the reference of the iteration to train then."""
         passed_over, last = min(len(planned), ahead), len(planned) == count - 1
-        reference, slots, to_train = plan_node(
-            config, pools, names[len(planned)], after=after, ahead=passed_over, last=last
+        reference, slots, to_train, *evaluation = plan_node(
+            config,
+            pools,
+            names[len(planned)],
+            after=after,
+            ahead=passed_over,
+            last=last,
+            evaluates=with_evaluations and not planned,
         )
-        planned.append((reference, slots))
+        planned.append((reference, slots, evaluation))
         return to_train
 
     to_train = plan_next(-1)
-    first, _ = planned[0]
-    evaluation_ahead(config, first, pools, count)
+    first, _, evaluation = planned[0]
+    evaluated = evaluation_beside(config, evaluation, pools, NodeNames.of_iteration(0, count, settings.run.url))
     if stands:
         standing_nodes(first, pools, count, NodeNames.of_execution(count, settings.run.url))
     for index in range(count):
         if not stands:
-            rollout_nodes(*planned[index], pools, names[index])
+            rollout_nodes(*planned[index][:2], pools, names[index])
         while not outcomes and len(planned) < min(1 + ahead, count):
             to_train = plan_next(planned[-1][0].iteration)
         follows_plan = index == 0 or index + ahead < count
         trained = train_node(to_train if follows_plan else planned[index][0], pools, settings.trainer, names[index])
         if not follows_plan:
             outcomes[-1] >> trained
-        outcomes.append(conclude_node(trained, pools, names[index], last=index == count - 1))
-        evaluation_behind(config, outcomes[-1], pools, names[index])
+        outcome, *evaluation = conclude_node(
+            trained, pools, names[index], last=index == count - 1, config=config if with_evaluations else {}
+        )
+        outcomes.append(outcome)
+        evaluated += evaluation_beside(config, evaluation, pools, names[index])
         if len(planned) < count:
             to_train = plan_next(outcomes[-1].iteration)
+    end_node(outcomes[-1], evaluated, pools, NodeNames.of_execution(count, settings.run.url))
     return outcomes
 
 

@@ -12,7 +12,7 @@ from storage.digests import digest_of
 from storage.evaluations import begun_evaluations, ended_evaluations, version_of
 from storage.records import PlanRecord, RunRecord, SettingsRecord, SlotPlan
 from storage.run import exists, read_plan, read_run
-from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, commit
+from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, StoreUnavailable, commit
 from storage.stored_versions import list_versions
 from tasks.configuration.evaluation import settings_digest
 from tasks.configuration.iteration_config import settings_of
@@ -34,6 +34,7 @@ from tasks.preparing.started_slots import started_slots
 from tasks.preparing.stop_tokens import stop_ids_of_run
 from tasks.preparing.tools import model_tokenizer, openings, prompt_tokenizer, tools_told
 from tasks.prompts.draw import prompts_at
+from tasks.reporting.last_failures import Work, keep
 
 log = logging.getLogger(__name__)
 DEFAULT_POOL = ControlPoolConfig()
@@ -102,6 +103,37 @@ def _prepare(
     records.put(store, layout.settings(ITERATION), settings)
     (slots,) = started_slots(store, read_plan(store, ITERATION), ["rollout"], execution, stands=False)
     return reference, slots
+
+
+def prepare_beside(
+    config: RunConfig, version: int, execution: str, clock: Clock, *, resume: bool
+) -> tuple[PlanReference, list[int], list[PlanReference]]:
+    """Plan the evaluation of what training has published, if it is due, for the tasks `plan` and `conclude`.
+
+    Returns its reference, its slots, and the references to measure when the crew has ended: one, or none. An evaluation
+    is due if evaluation.interval divides `version` and the run still holds that version: training that was faster does
+    not wait for it. Whatever else is wrong is kept in the run as the evaluation's failure, and training goes on; only
+    StoreUnavailable is raised. resume: if there is nothing left to begin for `version`, take an evaluation that was
+    interrupted.
+    """
+    run_url = config.run.url
+    none = PlanReference(run_url=run_url, iteration=ITERATION, weight_version=version, execution=execution)
+    try:
+        version = interrupted_version(config, version) if resume else version
+        if not evaluation_of(config).is_due(version):
+            return none, [], []
+        reference, slots = prepare(config, version, execution, clock)
+    except StoreUnavailable:
+        raise
+    except VersionGone as error:
+        log.warning("left out: %s", error)
+        return none, [], []
+    except Exception as error:  # noqa: BLE001 - whatever it is, only the evaluation has failed
+        log.warning("the evaluation of version %d cannot be planned: %s", version, error)
+        work = Work(task="evaluation", run_url=run_url, execution=execution, iteration=version)
+        keep(work, error, f"{type(error).__name__}: {error}")
+        return none, [], []
+    return reference, slots, [reference]
 
 
 def interrupted_version(config: RunConfig, version: int) -> int:

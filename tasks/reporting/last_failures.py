@@ -22,6 +22,7 @@ from storage.failures import (
     forget_failure,
     forget_slots,
     keep_failure,
+    last_failures,
 )
 from storage.run import ConcludedByAnother, RunBusy, exists, next_iteration
 from storage.store import ObjectStore
@@ -29,6 +30,7 @@ from tasks.reporting.charts import utc
 
 log = logging.getLogger(__name__)
 KEEP_LIMIT_S = 10.0
+KILLED = "its memory ran out, or its machine was lost; Flyte's console says which"
 # Another execution or attempt does the work; the run has lost nothing.
 NO_FAILURES = (RunBusy, ConcludedByAnother)
 
@@ -64,6 +66,22 @@ def keep(work: Work, error: BaseException, cause: str, limit_s: float = KEEP_LIM
             keep_failure(store, _record(store, work, cause))
 
     _within(limit_s, act, "the failure is not kept in the run")
+
+
+def keep_silent_end(work: Work, attempt: int, limit_s: float = KEEP_LIMIT_S) -> None:
+    """In a later attempt, write that the one before was killed, if none of this execution has left a word.
+
+    A container cannot tell that its memory ran out. attempt: the number of this one, from 0.
+    """
+
+    def act() -> None:
+        store = connect(work.run_url)
+        told = (each for each in last_failures(store, 0) if each.execution == work.execution)
+        if not any(each.task == work.task for each in told):
+            keep_failure(store, _record(store, work, f"attempt {attempt} was killed: {KILLED}"))
+
+    if attempt:
+        _within(limit_s, act, "that an attempt was killed is not kept in the run")
 
 
 def forget(work: Work, limit_s: float = KEEP_LIMIT_S) -> None:

@@ -68,7 +68,7 @@ def trained(model):
 
 def test_the_iteration_is_committed_shown_and_priced(trained):
     store, reference = trained
-    outcome = conclude(trained=after(reference), last=False)
+    outcome, *_ = conclude(trained=after(reference), last=False)
     report = read_report(store, 0)
     assert (outcome.run_url, outcome.iteration, outcome.weight_version) == (URL, 0, 1)
     assert outcome.reward == report.metrics["reward"]
@@ -167,7 +167,7 @@ def test_a_tracker_that_fails_does_not_fail_the_iteration(trained, model, caplog
     store, reference = trained
     told = config(URL, model, tracking={"backends": ["mlflow"]})
     records.put(store, layout.settings(0), SettingsRecord(config=settings_of(told)))
-    assert conclude(trained=after(reference), last=True).weight_version == 1
+    assert conclude(trained=after(reference), last=True)[0].weight_version == 1
     assert next_iteration(store) == 1
     assert "mlflow may lack iteration 0: LookupError" in caplog.text
 
@@ -212,7 +212,7 @@ def test_what_cannot_be_deleted_does_not_fail_the_iteration(trained, caplog):
     for key, body in everything(store).items():
         keeps.put(key, body)
     memory_store("conclude-task", keeps)
-    assert conclude(trained=after(reference), last=True).weight_version == 1
+    assert conclude(trained=after(reference), last=True)[0].weight_version == 1
     assert "left as it is: iteration 0: cannot delete iterations/000000/" in caplog.text
     assert keeps.list(layout.journal(0))
     acquire_lease(keeps, "another", 60, Impatient())

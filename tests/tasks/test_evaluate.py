@@ -16,15 +16,17 @@ from storage.compaction import read_responses
 from storage.connect import connect
 from storage.evaluation_records import EvaluationRecord
 from storage.evaluations import evaluations
+from storage.failures import last_failures
 from storage.memory import MemoryStore
 from storage.records import PlanRecord
 from storage.run import read_plan
-from storage.store import ConflictingRecord
+from storage.store import ConflictingRecord, StoreUnavailable
 from tasks.conclude import conclude
 from tasks.configuration.references import TrainOutcome
 from tasks.configuration.run_config import dump
 from tasks.evaluate import evaluate, plan_evaluation
 from tasks.evaluation.measure import measure
+from tasks.preparing.evaluation import prepare_beside
 from tasks.preparing.iteration import prepare as plan_training
 from tasks.reporting.watch import Watcher
 from tasks.sampling.engines.engine import EngineError
@@ -231,12 +233,20 @@ def test_another_model_under_the_name_of_an_evaluations_own_is_refused(tmp_path,
 # What is told.
 
 
-def run_tasks(settings, version=-1, *, only_if_due=False):
+def run_tasks(settings, version=-1):
     """Both tasks as Flyte calls them, and the crew between them."""
-    reference, slots, due = plan_evaluation(config=dump(settings), version=version, only_if_due=only_if_due)
+    reference, slots = plan_evaluation(config=dump(settings), version=version)
     for slot in slots:
         generate_slot(reference.run_url, 0, slot, lambda: False, SystemClock())
-    return evaluate(plan=reference, due=due)
+    return evaluate(plan=reference)
+
+
+def beside(settings, version):
+    """The same as training does it; the outcomes: one, or none."""
+    reference, slots, due = prepare_beside(settings, version, "e", SystemClock(), resume=False)
+    for slot in slots:
+        generate_slot(reference.run_url, 0, slot, lambda: False, SystemClock())
+    return [evaluate(plan=each) for each in due]
 
 
 def lines(store):
@@ -297,11 +307,10 @@ def test_the_next_iteration_keeps_the_line(store, settings):
 @pytest.mark.slow
 def test_training_evaluates_what_is_due_and_never_waits_for_what_is_gone(store, settings, caplog):
     before = everything(store)
-    assert run_tasks(settings, 1, only_if_due=True).evaluation == ""
-    assert run_tasks(settings, 4, only_if_due=True).evaluation == ""
+    assert beside(settings, 1) == beside(settings, 4) == []
     assert "left out: version: value 4; memory://evaluate holds the weight versions 0, 1" in caplog.text
     assert everything(store) == before
-    assert run_tasks(settings, 0, only_if_due=True).weight_version == 0
+    assert [outcome.weight_version for outcome in beside(settings, 0)] == [0]
     assert [record.weight_version for record in evaluations(store)] == [0]
 
 
@@ -333,12 +342,28 @@ def test_the_record_of_an_evaluation_reads_back(store, settings):
 
 
 @pytest.mark.slow
-def test_beside_training_one_that_nobody_can_finish_is_left_to_a_later_execution(store, settings, caplog):
-    """Its failure would end the trainer, too."""
-    reference, slots, due = plan_evaluation(config=dump(settings), version=1, only_if_due=False)
+def test_one_that_nobody_can_finish_fails_and_is_told(store, settings):
+    reference, slots = plan_evaluation(config=dump(settings), version=1)
     assert slots
-    outcome = evaluate(plan=reference, due=due, beside_training=True)
-    assert (outcome.evaluation, outcome.weight_version) == ("", 1)
-    assert "left to a later execution" in caplog.text
     with pytest.raises(CrewLost, match="slot 0: wrote nothing"):
-        evaluate(plan=reference, due=due)
+        evaluate(plan=reference)
+    [failure] = last_failures(store, 1)
+    assert (failure.task, failure.iteration) == ("evaluation", 1)
+    assert failure.error.startswith("CrewLost: iteration 0: no process can generate the missing responses.")
+    for slot in slots:
+        generate_slot(reference.run_url, 0, slot, lambda: False, SystemClock())
+    evaluate(plan=reference)
+    assert last_failures(store, 1) == []
+
+
+@pytest.mark.slow
+def test_beside_training_an_evaluation_that_cannot_be_planned_fails_alone(store, settings):
+    """What is wrong with held-out prompts is the evaluation's matter; the store's silence is worth another attempt."""
+    absent = replace(settings.evaluation, data=replace(settings.evaluation.data, source="/absent.jsonl"))
+    assert beside(replace(settings, evaluation=absent), 0) == []
+    [failure] = last_failures(store, 1)
+    assert (failure.task, failure.iteration) == ("evaluation", 0)
+    assert "/absent.jsonl" in failure.error
+    memory_store("evaluate", Unreachable("evaluate"))
+    with pytest.raises(StoreUnavailable):
+        beside(settings, 0)

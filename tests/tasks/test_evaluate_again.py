@@ -18,6 +18,7 @@ from tasks.configuration.references import IterationOutcome
 from tasks.configuration.run_config import dump
 from tasks.evaluate import evaluate, plan_evaluation
 from tasks.evaluation.measure import measure
+from tasks.preparing.evaluation import prepare_beside
 from tasks.reporting.watch import Watcher
 from tasks.sampling.session.join import JoinLimits, join_run
 from tasks.sampling.session.member import generate_slot
@@ -105,20 +106,20 @@ def test_another_attempt_tells_what_the_first_one_did_not(store, model, key, cap
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     settings = config(URL, model, rewards=OWN_REWARD, evaluation=EVALUATION, tracking={"backends": ["mlflow"]})
     url = sampled(settings)
-    reference, _, due = plan_evaluation(config=dump(settings), version=1, only_if_due=False)
+    reference, _ = plan_evaluation(config=dump(settings), version=1)
     verb = "put" if key == layout.METRICS else "create"
     flaky = filled(Once(verb, key, unavailable), everything(store))
     with pytest.raises(FlyteRecoverableException, match="no answer"):
-        evaluate(plan=reference, due=due)
+        evaluate(plan=reference)
     deck = layout.evaluation_deck(layout.evaluated(url)[1])
     assert len(evaluations(flaky)) == 1
     assert deck not in flaky.list("")
-    evaluate(plan=reference, due=due)
+    evaluate(plan=reference)
     assert "pass@3" in flaky.get(deck).decode()
     assert [line["weight_version"] for line in lines(flaky)] == [1, 1]
     assert caplog.text.count("mlflow may lack") == 1  # asked once, in vain
     before = everything(flaky)
-    evaluate(plan=reference, due=due)
+    evaluate(plan=reference)
     assert everything(flaky) == before
     assert caplog.text.count("mlflow may lack") == 1
 
@@ -153,10 +154,11 @@ def test_a_conclusion_adds_the_line_of_an_evaluation_that_ends_meanwhile(store, 
 
 def taken_up(settings, version):
     """The version that an execution evaluates beside its first iteration, which begins with `version`; None: none."""
-    reference, slots, due = plan_evaluation(config=dump(settings), version=version, only_if_due=True, resume=True)
+    reference, slots, due = prepare_beside(settings, version, "e", SystemClock(), resume=True)
     for slot in slots:
         generate_slot(reference.run_url, 0, slot, lambda: False, SystemClock())
-    evaluate(plan=reference, due=due)
+    for each in due:
+        evaluate(plan=each)
     return reference.weight_version if slots else None
 
 

@@ -133,48 +133,47 @@ def test_an_evaluation_survives_a_kill_and_is_made_once(tmp_path, model):
 
 
 def by_kind(nodes):
-    """Protocol buffers of the nodes: plans, crews, measures; those of training left out."""
+    """Protocol buffers of the nodes of evaluations: crews, and what measures them."""
     known = [node.to_flyte_idl() for node in nodes]
-    named = {"tasks.evaluate.plan_evaluation": [], "tasks.evaluate.evaluate": []}
-    for node in known:
-        named.get(node.task_node.reference_id.name, []).append(node)
-    plans, measures = named.values()
-    of_plans = {plan.id for plan in plans}
-    crews = [n for n in known if n.WhichOneof("target") == "array_node" and of_plans & set(n.upstream_node_ids)]
-    return plans, crews, measures
+    crews = [node for node in known if node.id.endswith("-evaluation-rollout")]
+    return crews, [node for node in known if node.id.endswith("-evaluation")]
 
 
 def test_nothing_of_training_waits_for_an_evaluation():
     nodes = unrolled(3, CONFIG | {"evaluation": EVALUATION})
-    assert len(nodes) == 3 * (5 + 3) + 3
-    plans, crews, measures = by_kind(nodes)
-    assert [len(kind) for kind in (plans, crews, measures)] == [4, 4, 4]
-    own = {node.id for kind in (plans, crews, measures) for node in kind}
+    assert len(nodes) == 3 * (5 + 2) + 2 + 1
+    crews, measures = by_kind(nodes)
+    assert [len(kind) for kind in (crews, measures)] == [4, 4]
+    own = {node.id for kind in (crews, measures) for node in kind}
     of_training = [node.to_flyte_idl() for node in nodes if node.id not in own]
-    assert all(not own & set(node.upstream_node_ids) for node in of_training)
     conclusions = [node for node in of_training if node.task_node.reference_id.name == "tasks.conclude.conclude"]
     planned = [node for node in of_training if node.task_node.reference_id.name == "tasks.plan.plan"]
-    for origin, plan, crew, measure in zip([planned[0], *conclusions], plans, crews, measures, strict=True):
-        assert list(plan.upstream_node_ids) == [origin.id]
-        assert list(crew.upstream_node_ids) == [plan.id]
-        assert set(measure.upstream_node_ids) == {plan.id, crew.id}
+    [end] = [node for node in of_training if node.id.endswith("-evaluations")]
+    assert all(not own & set(node.upstream_node_ids) for node in of_training if node is not end)
+    assert {*end.upstream_node_ids} == {conclusions[-1].id, *(measure.id for measure in measures)}
+    for origin, crew, measure in zip([planned[0], *conclusions], crews, measures, strict=True):
+        assert list(crew.upstream_node_ids) == [origin.id]
+        assert set(measure.upstream_node_ids) == {origin.id, crew.id}
         assert crew.array_node.node.metadata.interruptible
-        assert not measure.metadata.interruptible
-        assert measure.metadata.WhichOneof("interruptible_value") == "interruptible"
+        element = measure.array_node.node.metadata
+        assert not element.interruptible
+        assert element.WhichOneof("interruptible_value") == "interruptible"
     order = [node.id for node in nodes]
     # On one machine nodes run in this order: the next iteration's conclusion may delete what is evaluated.
     later = [conclusions[0].id, *(plan.id for plan in planned[1:])]
     assert all(order.index(m.id) < order.index(n) for m, n in zip(measures, later, strict=False))
-    resumes = [binding.binding.scalar for plan in plans for binding in plan.inputs if binding.var == "resume"]
-    assert [scalar.primitive.boolean for scalar in resumes] == [True, False, False, False]
+    assert order[-1] == end.id
+    evaluates = [binding.binding.scalar for plan in planned for binding in plan.inputs if binding.var == "evaluates"]
+    assert [scalar.primitive.boolean for scalar in evaluates] == [True, False, False]
 
 
 def test_with_staleness_it_is_the_same():
     nodes = unrolled(3, CONFIG | {"evaluation": EVALUATION, "algorithm": {"max_staleness": 1}})
-    plans, crews, measures = by_kind(nodes)
-    own = {node.id for kind in (plans, crews, measures) for node in kind}
-    assert len(own) == 12
-    assert all(not own & set(node.to_flyte_idl().upstream_node_ids) for node in nodes if node.id not in own)
+    crews, measures = by_kind(nodes)
+    own = {node.id for kind in (crews, measures) for node in kind}
+    assert len(own) == 8
+    known = [node.to_flyte_idl() for node in nodes]
+    assert all(not own & set(node.upstream_node_ids) for node in known if node.id not in own and node is not known[-1])
 
 
 @pytest.mark.parametrize("config", [CONFIG, CONFIG | {"evaluation": EVALUATION | {"interval": 0}}])

@@ -60,7 +60,7 @@ def one_iteration(config: dict, after: int = -1) -> IterationOutcome:  # type: i
 
 def split(nodes):
     """Of one iteration: plan, rollout, train and conclude as protocol buffers."""
-    [rollout] = [node for node in nodes if node.to_flyte_idl().WhichOneof("target") == "array_node"]
+    [rollout] = [node for node in nodes if node.id.endswith("rollout") and "end-of" not in node.id]
     of_task = {node.to_flyte_idl().task_node.reference_id.name: node for node in nodes}
     found = (of_task["tasks.plan.plan"], rollout, of_task["tasks.train.train"], of_task["tasks.conclude.conclude"])
     return [node.to_flyte_idl() for node in found]
@@ -217,7 +217,7 @@ def test_each_pool_builds_on_the_pod_template_that_it_names():
     pools = {name: dict(fields) for name, fields in TWO_POOLS["pools"].items()}
     pools["rollout"]["pod_template"], pools["train"]["pod_template"] = "with-cache", "with-nccl"
     tasks = {task.id.name: task.metadata.pod_template_name for task in job(1, CONFIG | {"pools": pools}).tasks}
-    names = sorted(name for name in tasks if "map_rollout" in name)
+    names = sorted(name for name in tasks if "map_rollout_" in name and "rollout_ended" not in name)
     assert [tasks[name] for name in names] == [None, "with-cache"]
     assert tasks["tasks.train.train"] == "with-nccl"
     assert tasks["tasks.plan.plan"] is tasks["tasks.conclude.conclude"] is None
@@ -244,7 +244,8 @@ def test_a_single_iteration_is_the_last_of_its_execution():
 @pytest.mark.parametrize("max_staleness", [0, 1])
 def test_each_pool_of_the_crew_is_a_map_of_its_own(max_staleness):
     nodes = [node.to_flyte_idl() for node in unrolled(2, TWO_POOLS | {"algorithm": {"max_staleness": max_staleness}})]
-    maps = [node for node in nodes if node.WhichOneof("target") == "array_node"]
+    leaves = [node for node in nodes if node.WhichOneof("target") == "array_node"]
+    maps = [node for node in leaves if "end-of" not in node.id]
     assert [array.id for array in maps] == ["z1-rollout", "z1-rollout-far", "z2-rollout", "z2-rollout-far"]
     assert [array.array_node.parallelism for array in maps] == [3, 1, 3, 1]
     elements = [array.array_node.node for array in maps]
@@ -254,9 +255,9 @@ def test_each_pool_of_the_crew_is_a_map_of_its_own(max_staleness):
     for index, array in enumerate(maps):
         [slots] = [binding.binding.promise for binding in array.inputs if binding.var == "slot"]
         assert (slots.node_id, [part.int_value for part in slots.attr_path]) == (f"i{index // 2 + 1}-plan", [index % 2])
-        [ended] = [node for node in nodes if node.id == array.id.replace("-", "-end-of-", 1)]
+        [ended] = [node for node in leaves if node.id == array.id.replace("-", "-end-of-", 1)]
         assert set(ended.upstream_node_ids) == {array.id, slots.node_id}
-        assert quantities(ended.task_node.overrides.resources.requests) == {CPU: "2", MEMORY: "3Gi"}
+        assert quantities(ended.array_node.node.task_node.overrides.resources.requests) == {CPU: "2", MEMORY: "3Gi"}
 
 
 @pytest.mark.parametrize(

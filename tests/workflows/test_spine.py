@@ -128,6 +128,25 @@ def test_nothing_that_carries_on_is_downstream_of_a_map(shape, count):
         assert {node.split("-", 1)[1] for node in before} <= ON_THE_WAY
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_node_that_does_not_carry_the_run_on_cannot_fail_but_for_the_last_one(shape):
+    """A failed node ends the whole execution, and no container can catch that its memory runs out; a map can."""
+    nodes = idl(chain(shape, 5).nodes)
+    last = re.compile(r"\w+-evaluations")
+    for node in nodes:
+        if node.id.split("-", 1)[1] in ON_THE_WAY or last.fullmatch(node.id):
+            continue
+        assert node.array_node.HasField("min_success_ratio"), node.id
+        assert node.array_node.min_success_ratio == 0
+    ends = [node.id for node in nodes if last.fullmatch(node.id)]
+    assert len(ends) == ("evaluation" in SHAPES[shape])
+    for end in ends:
+        # Flyte ends what still runs when a node fails, so all that carries on comes before.
+        carried = {node.id for node in nodes if node.id.split("-", 1)[1] in ON_THE_WAY}
+        assert carried <= upstream_closure(nodes, end)
+
+
 def test_a_search_of_the_closure_finds_a_conclusion_behind_a_map():
     """The test above fails where a map is upstream of the spine."""
     nodes = idl(unrolled(2, PLAIN))
@@ -218,7 +237,8 @@ def test_fewer_iterations_than_may_run_ahead():
 def test_a_standing_crew_is_one_map_per_pool_beside_the_whole_chain(stale):
     nodes = idl(unrolled(5, TWO_POOLS | STANDING | stale))
     upstream = {node.id: set(node.upstream_node_ids) for node in nodes}
-    maps = {node.id: node for node in nodes if node.WhichOneof("target") == "array_node"}
+    arrays = [node for node in nodes if node.WhichOneof("target") == "array_node"]
+    maps = {node.id: node for node in arrays if "end-of" not in node.id}
     pools = parse(TWO_POOLS | STANDING).pools
     assert list(maps) == ["zall-crew", "zall-crew-far"]
     for (name, node), slots in zip(maps.items(), pools.standing_slots.values(), strict=True):

@@ -10,7 +10,7 @@ from storage.failures import ERROR_LENGTH_MAX, last_failures
 from storage.memory import MemoryStore
 from storage.run import ConcludedByAnother, RunBusy
 from storage.store import StoreDenied, StoreUnavailable
-from tasks.reporting.last_failures import Work, failure_line, forget, keep, one_line
+from tasks.reporting.last_failures import Work, failure_line, forget, keep, keep_silent_end, one_line
 from tests.committed_runs import begin, plan_iteration, run_of
 from tests.small_run import memory_store
 
@@ -142,3 +142,16 @@ def test_a_plan_that_failed_is_of_the_first_iteration_without_one(store):
     assert [found.iteration for found in last_failures(whole, 2)] == [3]
     keep(Work(task="evaluation", run_url=URL), ERROR, "x")
     assert {found.task: found.iteration for found in last_failures(whole, 2)} == {"plan": 3, "evaluation": 2}
+
+
+def test_that_an_attempt_was_killed_is_told_by_the_next_one_unless_it_left_a_word(store):
+    work = Work(task="evaluation", run_url=URL, execution="e", iteration=4)
+    keep_silent_end(work, 0)
+    assert last_failures(store, 0) == []
+    keep(Work(task="evaluation", run_url=URL, execution="earlier", iteration=4), ERROR, "of another execution")
+    keep_silent_end(work, 1)
+    [killed] = last_failures(store, 0)
+    assert killed.error.startswith("attempt 1 was killed: its memory ran out, or ")
+    keep(work, ERROR, "its own word")
+    keep_silent_end(work, 2)
+    assert [each.error for each in last_failures(store, 0)] == ["its own word"]

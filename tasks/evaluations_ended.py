@@ -1,0 +1,51 @@
+"""The last task of an execution that evaluates: it says at the execution's end which evaluations failed.
+
+An evaluation beside training is a leaf, whose failure Flyte does not count.
+"""
+
+from flytekit import task
+from flytekit.exceptions.user import FlyteRecoverableException
+
+from resources.pools import ControlPoolConfig, task_settings
+from storage.connect import connect
+from storage.failures import last_failures
+from storage.store import StoreUnavailable
+from tasks.configuration.references import EvaluationOutcome, IterationOutcome
+from tasks.reporting.last_failures import KILLED, Work, failure_line, keep
+
+DEFAULT_POOL = ControlPoolConfig()
+
+
+class EvaluationsFailed(RuntimeError):  # noqa: N818 - reads as what happened
+    """Training went on to its end, and evaluations beside it failed; the message says which, as far as is known."""
+
+
+@task(**task_settings(DEFAULT_POOL))
+def evaluations_ended(concluded: IterationOutcome, evaluated: list[list[EvaluationOutcome | None]]) -> int:
+    """Count the evaluations of an execution; raises EvaluationsFailed if some failed. The next execution resumes them.
+
+    concluded: the last iteration, behind which this comes. evaluated: what the leaves gave, None for one that failed.
+    """
+    outcomes = [outcome for of_leaf in evaluated for outcome in of_leaf]
+    failed = sum(outcome is None for outcome in outcomes)
+    if failed:
+        raise EvaluationsFailed(
+            f"run {concluded.run_url}: training is done up to iteration {concluded.iteration}, and {failed} of "
+            f"{len(outcomes)} evaluations failed; the same command goes on with what is missing. {_last(concluded)}"
+        )
+    return len(outcomes)
+
+
+def _last(concluded: IterationOutcome) -> str:
+    """The line of the last evaluation that failed; one that left none was killed, and gets one here."""
+    told = f"an evaluation was killed at every attempt: {KILLED}"
+    try:
+        store = connect(concluded.run_url)
+        found = [each for each in last_failures(store, 0) if each.task == "evaluation"]
+    except StoreUnavailable as error:
+        raise FlyteRecoverableException(str(error)) from error
+    if found:
+        return failure_line(found[0])
+    work = Work(task="evaluation", run_url=concluded.run_url, iteration=concluded.weight_version)
+    keep(work, RuntimeError(told), told)
+    return told
