@@ -79,7 +79,7 @@ def ended_node(
     Without the note the trainer waits longer before it generates. count: the iterations that the map is for.
     """
     settings = settings_on(pools, "control", names, f"end-of-{what}")
-    target = functools.partial(rollout_ended, pool=name, slots=slots, iterations=count)
+    target = functools.partial(rollout_ended, pool=name, slots=slots, iterations=int(count))
     return leaf(target, pools, "control", settings)(plan=[reference]).with_overrides(**settings)
 
 
@@ -89,7 +89,7 @@ def standing_nodes(reference: Any, pools: PoolsConfig, count: int, names: NodeNa
         pool, what = pools.rollout_pools[name], "crew" if name == "rollout" else f"crew-{name}"
         settings = settings_on(pools, name, names, what)
         crew_of_pool = crew_map(
-            functools.partial(stand, plan=reference, iterations=count),
+            functools.partial(stand, plan=reference, iterations=int(count)),
             concurrency=pool.concurrency,
             local_retries=pool.retries,
             imports=(*IMPORTS, "tasks.sampling.session.standing"),
