@@ -1,6 +1,5 @@
 """Evaluation of a weight version: a plan, then rollout -> evaluate; alone, or behind training's conclusions."""
 
-import functools
 from typing import Any
 
 from flytekit import dynamic, workflow
@@ -42,7 +41,7 @@ def evaluation_beside(config: dict[str, Any], planned: Any, pools: PoolsConfig, 
     crew = rollout_node(reference, slots, pools, "rollout", names, "evaluation-rollout")
     pool = grading_pool(config)
     settings = settings_on(pools, pool, names, "evaluation")
-    evaluated = leaf(functools.partial(evaluate), pools, pool, settings)(plan=due).with_overrides(**settings)
+    evaluated = leaf(evaluate, {}, pools, pool, settings)(plan=due).with_overrides(**settings)
     crew >> evaluated
     return [evaluated]
 

@@ -79,8 +79,8 @@ def ended_node(
     Without the note the trainer waits longer before it generates. count: the iterations that the map is for.
     """
     settings = settings_on(pools, "control", names, f"end-of-{what}")
-    target = functools.partial(rollout_ended, pool=name, slots=slots, iterations=int(count))
-    return leaf(target, pools, "control", settings)(plan=[reference]).with_overrides(**settings)
+    bound = {"pool": name, "slots": slots, "iterations": int(count)}
+    return leaf(rollout_ended, bound, pools, "control", settings)(plan=[reference]).with_overrides(**settings)
 
 
 def standing_nodes(reference: Any, pools: PoolsConfig, count: int, names: NodeNames) -> None:

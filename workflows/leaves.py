@@ -30,15 +30,23 @@ class Leaf(CrewMapTask):
             return None
 
 
-def leaf(target: "functools.partial[Any]", pools: PoolsConfig, pool: str, settings: dict[str, Any]) -> Leaf:
-    """A leaf on the pool of this name. target: the task, with all inputs but the one that is given as a list.
+def leaf(task: Any, bound: dict[str, Any], pools: PoolsConfig, pool: str, settings: dict[str, Any]) -> Any:
+    """What wires the task as a leaf on the pool of this name, called with its one input that is not bound, as a list.
 
     The list has one element, or none: then no pod starts.
     """
     of_it = pools.named(pool)
-    mapped = Leaf(target, concurrency=1, min_success_ratio=0.0)
-    mapped.local_retries, mapped.title, mapped.stands = of_it.retries, settings["name"], False
-    mapped.imports = ()
-    if of_it.pod_template:
-        mapped.build_on(of_it.pod_template)
+    mapped = _mapped(task, frozenset(bound), of_it.pod_template or "")
+    # Read when the node is wired, as the metadata of any task is.
+    mapped.local_retries, mapped.title = of_it.retries, settings["name"]
+    return functools.partial(mapped, **bound)
+
+
+@functools.cache
+def _mapped(task: Any, bound: frozenset[str], pod_template: str) -> Leaf:
+    """One task for all leaves of a kind: Flyte stores each task of a dynamic workflow."""
+    mapped = Leaf(task, concurrency=1, min_success_ratio=0.0, bound_inputs=set(bound))
+    mapped.stands, mapped.imports = False, ()
+    if pod_template:
+        mapped.build_on(pod_template)
     return mapped

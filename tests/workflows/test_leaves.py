@@ -44,7 +44,7 @@ def fragile(number: int, how: str) -> int:
 
 @workflow
 def around(numbers: list[int], how: str) -> list[int | None]:
-    return leaf(functools.partial(fragile, how=how), POOLS, "control", NAMED)(number=numbers)
+    return leaf(fragile, {"how": how}, POOLS, "control", NAMED)(number=numbers)
 
 
 @pytest.fixture(autouse=True)
@@ -124,10 +124,11 @@ def test_training_goes_on_where_the_reward_of_an_evaluation_raises_and_the_execu
 
 def test_a_leafs_own_command_loads_its_task():
     """That of a map without bound inputs names an empty list of them."""
-    for mapped in (
-        leaf(functools.partial(evaluate), POOLS, "control", NAMED),
-        leaf(functools.partial(rollout_ended, pool="p", slots=[0]), POOLS, "control", NAMED),
+    for wired in (
+        leaf(evaluate, {}, POOLS, "control", NAMED),
+        leaf(rollout_ended, {"pool": "p", "slots": [0], "iterations": 1}, POOLS, "control", NAMED),
     ):
+        mapped = wired.func
         command = mapped.get_command(SETTINGS)
         arguments = command[command.index("vars") :]
         loaded = ArrayNodeMapTaskResolver().load_task(arguments)
