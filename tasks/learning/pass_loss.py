@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from tasks.configuration.algorithm import AlgorithmConfig
-from tasks.learning.importance import ImportanceMode, importance_weights, log_ratios
+from tasks.learning.correction import ImportanceMode
+from tasks.learning.importance import importance_weights, log_ratios
 from tasks.learning.loss import TokenLosses, token_losses
 
 
