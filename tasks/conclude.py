@@ -4,6 +4,7 @@ from flytekit import Deck, task
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.pools import ControlPoolConfig, task_settings
+from resources.work_log import end_one
 from storage.clock import SystemClock
 from storage.store import StoreUnavailable
 from tasks.configuration.references import IterationOutcome, PlanReference, TrainOutcome
@@ -31,7 +32,7 @@ def conclude(
     from tasks.reporting.progress import progress  # noqa: PLC0415
 
     forgo_models_in_a_container()
-    with tells(place_of(trained.plan), work_on(trained.plan, "conclude")):
+    with tells(place_of(trained.plan), work_on(trained.plan, "conclude")) as log:
         try:
             with progress() as shown:
                 shown.tell(f"iteration {trained.plan.iteration}: concluding")
@@ -42,6 +43,9 @@ def conclude(
                 evaluated = prepare_beside(parse(config), version, execution, SystemClock(), resume=False)
         except StoreUnavailable as error:
             raise FlyteRecoverableException(str(error)) from error
+        if log is not None:
+            log.tell(f"committed: {outcome.measured}")
+    end_one()
     for name, tab in tabs.items():
         Deck(name, tab)
     return outcome, *evaluated

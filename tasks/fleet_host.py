@@ -3,6 +3,7 @@
 from flytekit import task
 
 from resources.pools import PoolConfig, pod_template
+from tasks.pod_story import tells
 
 DEFAULT_POOL = PoolConfig()
 
@@ -10,7 +11,7 @@ DEFAULT_POOL = PoolConfig()
 @task(interruptible=False, retries=DEFAULT_POOL.retries, pod_template=pod_template(DEFAULT_POOL))
 def fleet_host(
     fleet: str,
-    slot: int,  # noqa: ARG001 - the map needs an input that differs
+    slot: int,
     hours: float,
     memory_gib: float,
     disk_gib: float,
@@ -26,11 +27,12 @@ def fleet_host(
     from tasks.sharing.serving import serve  # noqa: PLC0415 - when the task runs
 
     settings = HostSettings(hours=hours, backfill_s=backfill_s or None)
-    return serve(
-        fleet,
-        memory_gib=memory_gib,
-        disk_gib=disk_gib,
-        devices=devices,
-        usd_per_hour=usd_per_hour,
-        settings=settings,
-    )
+    with tells(f"fleet {fleet}, host {slot}", None, f"serve for {hours:g} h"):
+        return serve(
+            fleet,
+            memory_gib=memory_gib,
+            disk_gib=disk_gib,
+            devices=devices,
+            usd_per_hour=usd_per_hour,
+            settings=settings,
+        )

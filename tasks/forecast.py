@@ -8,6 +8,7 @@ from storage.clock import SystemClock
 from storage.connect import connect
 from storage.store import StoreUnavailable
 from tasks.configuration.run_config import parse
+from tasks.pod_story import tells
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -25,12 +26,13 @@ def make_forecast(config: dict, save: bool) -> str:  # type: ignore[type-arg]
     from tasks.forecasting.table import forecast_text  # noqa: PLC0415
 
     settings = parse(config)
-    record = forecast(settings, probe_run(settings.run.url), SystemClock().wall())
-    if save:
-        try:
-            save_forecast(connect(settings.run.url), record)
-        except StoreUnavailable as error:
-            raise FlyteRecoverableException(str(error)) from error
+    with tells(f"run {settings.run.url}", None, "forecast"):
+        record = forecast(settings, probe_run(settings.run.url), SystemClock().wall())
+        if save:
+            try:
+                save_forecast(connect(settings.run.url), record)
+            except StoreUnavailable as error:
+                raise FlyteRecoverableException(str(error)) from error
     text = forecast_text(record)
     Deck("Forecast", forecast_page(record, settings.run.url))
     return text

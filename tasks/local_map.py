@@ -15,10 +15,10 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from flyteidl.core import errors_pb2, literals_pb2
 from flytekit.configuration import ImageConfig, SerializationSettings
@@ -31,6 +31,7 @@ from flytekit.models.literals import LiteralMap
 
 from resources.local_starter import StartedProcess, running_starter
 from tasks.configuration.references import PlanReference
+from tasks.pod_story import place_of, tells
 
 log = logging.getLogger(__name__)
 
@@ -76,11 +77,15 @@ class CrewMapTask(ArrayNodeMapTask):  # type: ignore[misc]
         if self.stands:
             _standing.append(_StandingElements(self, kwargs, sizes[0]))
             return [None] * sizes[0]
-        from tasks.reporting.run_progress import run_progress  # noqa: PLC0415 - on one machine alone
+        from tasks.reporting.run_progress import crew_told  # noqa: PLC0415 - on one machine alone
 
         plan = kwargs.get("plan")
-        shown = run_progress(plan.run_url) if isinstance(plan, PlanReference) else nullcontext()
-        with tempfile.TemporaryDirectory(prefix="gleaner-map-") as folder, shown:
+        place, shown = "this machine", cast("AbstractContextManager[None]", nullcontext())
+        if isinstance(plan, PlanReference):
+            place, shown = place_of(plan), crew_told(plan.run_url)
+        name = self.python_function_task.task_function.__name__
+        told = tells(place, None, f"{name}, {sizes[0]} processes")
+        with tempfile.TemporaryDirectory(prefix="gleaner-map-") as folder, told, shown:
             local = _LocalElements(self, Path(folder), kwargs, sizes[0])
             return local.run()
 

@@ -49,7 +49,7 @@ def plan(
     forgo_models_in_a_container()
     settings, clock = parse(config), SystemClock()
     work = Work(task="plan", run_url=settings.run.url, execution=execution_name())
-    with tells(f"run {settings.run.url}, plan of the next iteration", work):
+    with tells(f"run {settings.run.url}, plan of the next iteration", work) as log:
         try:
             with progress() as shown:
                 shown.tell("planning an iteration")
@@ -57,10 +57,12 @@ def plan(
                     settings, work.execution, clock, ahead=ahead, pools=pools, ends_execution=last
                 )
             trains = to_train(settings, reference) if ahead else reference
-            if not evaluates:
-                return reference, slots, trains, reference, [], []
-            version = reference.iteration
-            return reference, slots, trains, *prepare_beside(settings, version, work.execution, clock, resume=True)
+            evaluated: tuple[PlanReference, list[int], list[PlanReference]] = (reference, [], [])
+            if evaluates:
+                evaluated = prepare_beside(settings, reference.iteration, work.execution, clock, resume=True)
+            if log is not None:
+                log.end(f"iteration {reference.iteration} is planned for {sum(map(len, slots))} slots")
+            return reference, slots, trains, *evaluated
         except (StoreUnavailable, WeightsTooOld, ConcludedByAnother) as error:
             raise FlyteRecoverableException(str(error)) from error
 

@@ -1,20 +1,24 @@
-"""What a task says when it ends badly: to the run, and in a pod to Flyte, one line first and the traceback below it.
+"""What a task says: in a log what it does and how far it is, and when it ends badly, why: to the run and to Flyte.
 
 Flyte shows the beginning of an error in its console, and flytekit begins with a traceback. On a cluster, the errors of
-tasks are therefore replaced by one whose text begins with the line. Local runs keep their errors.
+tasks are therefore replaced by one whose text begins with one line. Local runs keep their errors. They say what they do
+where standard error is no terminal, which shows a line of its own (`tasks.reporting.run_progress`).
 """
 
 import errno
 import os
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+from flytekit.core.context_manager import FlyteContextManager
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.granted import Granted, MachineTooSmall, granted, is_in_a_pod, memory_peak
 from resources.visible_text import show_logs, visible
+from resources.work_log import WorkLog, chain_of, which_of_chain, work_log
 from storage.failures import Task
+from storage.open_sessions import close_at_exit
 from storage.store import StoreDenied, StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.device.gpu_check import WrongGpus
@@ -56,7 +60,8 @@ class TaskFailedForNow(FlyteRecoverableException):  # type: ignore[misc]  # flyt
 
 def place_of(plan: PlanReference, slot: int | None = None) -> str:
     """Run, iteration and slot in words."""
-    return f"run {plan.run_url}, iteration {plan.iteration}" + ("" if slot is None else f", slot {slot}")
+    place = f"run {plan.run_url}, iteration {plan.iteration}{which_of_chain()}"
+    return place if slot is None else f"{place}, slot {slot}"
 
 
 def work_on(plan: PlanReference, task: Task) -> Work:
@@ -65,27 +70,58 @@ def work_on(plan: PlanReference, task: Task) -> Work:
 
 
 @contextmanager
-def tells(place: str, work: Work) -> Iterator[None]:
-    """Keep an error inside the block as the last failure of its task in the run, until the task succeeds.
+def tells(place: str, work: Work | None, what: str = "") -> Iterator[WorkLog | None]:
+    """Write what the task does in the block, and how it ends; yields the log, or None where there is none.
 
-    In a pod, replace the error by TaskFailed, or by TaskFailedForNow if Flyte may try again. place: run, iteration and
-    slot in words.
+    Keep an error inside the block as the last failure of its task in the run, until the task succeeds. In a pod,
+    replace it by TaskFailed, or by TaskFailedForNow if Flyte may try again.
+
+    place: run, iteration and slot in words. work: what the task works on; None: no failure of it is kept. what: is done
+    for them, in words; by default the task's name.
     """
     show_logs()
-    if work.task == "evaluation" and is_in_a_pod():
+    close_at_exit()
+    is_pod, what = is_in_a_pod(), what or (work.task if work else "")
+    if is_pod and work is not None and work.task == "evaluation":
         # Of other tasks, the execution's end says it.
         keep_silent_end(work, int(os.environ.get("FLYTE_ATTEMPT_NUMBER", "0")))
-    try:
-        yield
-    except Exception as error:
-        keep(work, _first(error), _cause(error))
-        if not is_in_a_pod():
-            raise
-        line = story(place, error, granted(), *memory_peak())
-        kind = TaskFailedForNow if isinstance(error, FlyteRecoverableException) else TaskFailed
-        raise kind(visible(line + "\n" + "".join(traceback.format_exception(error)))) from None
+    if is_pod:
+        told: AbstractContextManager[WorkLog | None] = work_log(f"{place}, {what}", f"granted {granted()}")
     else:
-        forget(work)
+        told = work_log(f"{place}, {what}", is_brief=True) if _has_log_here() else nullcontext()
+    with told as log:
+        try:
+            yield log
+        except Exception as error:
+            if work is not None:
+                keep(work, _first(error), _cause(error))
+            if not is_pod:
+                raise
+            line = story(place, error, granted(), *memory_peak())
+            if log is not None:
+                log.fail(line.removeprefix(f"{place}: "))
+            kind = TaskFailedForNow if isinstance(error, FlyteRecoverableException) else TaskFailed
+            raise kind(visible(line + "\n" + "".join(traceback.format_exception(error)))) from None
+        if work is not None:
+            forget(work)
+
+
+@contextmanager
+def wires(place: str, what: str, count: int = 0) -> Iterator[None]:
+    """Around the wiring of nodes: on a cluster it is what the pod does, and on one machine the nodes run in the block.
+
+    what: is wired, in words. count: how many iterations of a run.
+    """
+    with tells(place, None, f"wiring {what}") if is_in_a_pod() else chain_of(count):
+        yield
+
+
+def _has_log_here() -> bool:
+    """Whether this process of one machine writes one: not an element of a map, and not one that shows a line."""
+    from tasks.reporting.progress import shows_line  # noqa: PLC0415 - not in a pod
+
+    state = FlyteContextManager.current_context().execution_state
+    return state is not None and state.is_local_execution() and not shows_line()
 
 
 def story(place: str, error: BaseException, found: Granted, peak_bytes: int | None, killed: int) -> str:

@@ -65,10 +65,13 @@ def attempt(
     # A standing member fails at the iteration that the run has come to.
     at = plan.iteration if iterations == 1 else None
     work = Work(task="rollout", run_url=plan.run_url, execution=plan.execution, iteration=at, slot=slot)
-    with tells(place_of(plan, slot), work), PreemptionNotice() as notice:
+    what = "rollout" if iterations == 1 else "standing crew"
+    with tells(place_of(plan, slot), work, what) as log, PreemptionNotice() as notice:
         try:
             outcome = live(lambda: notice.given)
         except Preempted:
+            if log is not None:
+                log.end("ends on notice (SIGTERM): its tokens are written, and other members go on with them")
             os._exit(EXIT_CODE)
         except Exception as error:
             if isinstance(error, StoreUnavailable | EngineDied | WrongNode):
@@ -76,6 +79,10 @@ def attempt(
                 # ends the slot, whatever `retries` says.
                 raise FlyteRecoverableException(str(error)) from error
             raise
+        if log is not None:
+            log.end(
+                f"ends: {outcome.responses_finished:,} responses ended, {outcome.tokens_generated:,} tokens generated"
+            )
     return SlotOutcome(
         slot=slot,
         incarnation=outcome.incarnation,

@@ -1,8 +1,11 @@
 """The task behind a rollout map: notes that the map has ended, so that the trainer does not wait for its slots."""
 
+from contextlib import nullcontext
+
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 
+from resources.granted import is_in_a_pod
 from resources.pools import ControlPoolConfig, task_settings
 from storage.connect import connect
 from storage.crew_records import note_rollout_ended
@@ -10,6 +13,7 @@ from storage.run import next_iteration
 from storage.store import StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.local_map import after_standing_map
+from tasks.pod_story import place_of, tells
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -27,9 +31,11 @@ def rollout_ended(plan: PlanReference, pool: str, slots: list[int], iterations: 
         for number in range(first, plan.iteration + iterations):
             note_rollout_ended(store, number, plan.execution, pool, slots)
 
-    try:
-        if slots:
-            after_standing_map(note)
-    except StoreUnavailable as error:
-        raise FlyteRecoverableException(str(error)) from error
+    # On one machine it is no phase of its own.
+    with tells(place_of(plan), None, f"end of the slots of pool {pool}") if is_in_a_pod() else nullcontext():
+        try:
+            if slots:
+                after_standing_map(note)
+        except StoreUnavailable as error:
+            raise FlyteRecoverableException(str(error)) from error
     return bool(slots)

@@ -1,5 +1,6 @@
 """The train task: one optimizer step per iteration, on a reserved machine, following the journal."""
 
+import os
 from collections.abc import Callable
 
 from flytekit import task
@@ -37,7 +38,7 @@ def trained(plan: PlanReference, advance: Callable[[str, int, str, Clock], Train
     from tasks.learning.launch import MAY_PASS  # noqa: PLC0415 - when the task runs
     from tasks.learning.rank_ends import RanksFailed  # noqa: PLC0415
 
-    with tells(place_of(plan), work_on(plan, "train")):
+    with tells(place_of(plan), work_on(plan, "train"), f"train{_rank()}") as log:
         try:
             record = advance(plan.run_url, plan.iteration, plan.execution, SystemClock())
         except MAY_PASS as error:
@@ -46,4 +47,12 @@ def trained(plan: PlanReference, advance: Callable[[str, int, str, Clock], Train
             if error.failure.lasting:
                 raise
             raise FlyteRecoverableException(str(error)) from error
+        if log is not None:
+            log.end(f"trained to weight version {record.weight_version}, reward {record.metrics['reward']:.3f}")
     return TrainOutcome(plan=plan, weight_version=record.weight_version, reward=record.metrics["reward"])
+
+
+def _rank() -> str:
+    """Which of several ranks this process is, as torch's launcher says; empty for one."""
+    count = os.environ.get("WORLD_SIZE", "1")
+    return "" if count == "1" else f", rank {os.environ.get('RANK', '?')} of {count}"

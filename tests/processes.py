@@ -5,18 +5,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from flytekit.configuration import ImageConfig, SerializationSettings
-from flytekit.core import utils
 from flytekit.core.context_manager import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 from flytekit.models.literals import LiteralMap
 
 from resources.process import descendants
+from storage.connect import connect
 from tasks.configuration.references import PlanReference
 
 ROOT = Path(__file__).parents[1]
@@ -79,37 +79,51 @@ def command(process: int) -> str:
         return ""
 
 
-@contextmanager
 def container(
     task: Any, plan: PlanReference, folder: Path, slot: int | None = None, **environment: str
-) -> "Iterator[subprocess.Popen[bytes]]":
+) -> "AbstractContextManager[subprocess.Popen[bytes]]":
     """A task with a plan, and a slot if given, by the very command of its container, as PID 1 where that can be.
 
     It is killed at the end. Its output is in `folder`/log.
     """
-    context = FlyteContextManager.current_context()
     inputs = {"plan": plan} if slot is None else {"plan": plan, "slot": slot}
+    return container_of(task, inputs, folder, str(folder), **environment)
+
+
+@contextmanager
+def container_of(
+    task: Any, inputs: Mapping[str, Any], folder: Path, files: str, **environment: str
+) -> "Iterator[subprocess.Popen[bytes]]":
+    """The same of a task with any inputs; files: a directory or a url where Flyte's files of it are."""
+    context = FlyteContextManager.current_context()
+    kinds = task.python_interface.inputs
     literals = {
-        name: TypeEngine.to_literal(context, value, type(value), TypeEngine.to_literal_type(type(value)))
+        name: TypeEngine.to_literal(context, value, kinds[name], TypeEngine.to_literal_type(kinds[name]))
         for name, value in inputs.items()
     }
     folder.mkdir(parents=True)
-    utils.write_proto_to_file(LiteralMap(literals).to_flyte_idl(), str(folder / "inputs.pb"))
+    connect(files).put("inputs.pb", LiteralMap(literals).to_flyte_idl().SerializeToString())
     values = {
-        "{{.input}}": str(folder / "inputs.pb"),
-        "{{.outputPrefix}}": str(folder / "out"),
-        "{{.rawOutputDataPrefix}}": str(folder / "raw"),
-        "{{.checkpointOutputPrefix}}": str(folder / "raw" / "checkpoints"),
+        "{{.input}}": f"{files}/inputs.pb",
+        "{{.outputPrefix}}": f"{files}/out",
+        "{{.rawOutputDataPrefix}}": f"{files}/raw",
+        "{{.checkpointOutputPrefix}}": f"{files}/raw/checkpoints",
         "{{.prevCheckpointPrefix}}": '""',
     }
     settings = SerializationSettings(ImageConfig.auto(img_name="x/y:1"), "p", "d", "v")
     command = [values.get(part, part) for part in task.get_command(settings)]
     command[0] = str(Path(sys.executable).parent / command[0])
+    flyte = {
+        "PYTHONPATH": str(ROOT),
+        "FLYTE_INTERNAL_EXECUTION_ID": folder.name,
+        # A dynamic task serialises what it wires.
+        "_F_SS_C": settings.serialized_context,
+    }
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [*PID_1, *command],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "FLYTE_INTERNAL_EXECUTION_ID": folder.name, **environment},
+            env={**os.environ, **flyte, **environment},
             stdout=log,
             stderr=subprocess.STDOUT,
         )

@@ -63,7 +63,8 @@ def config_file(folder: Path, model: Path, url: str, **sections: dict[str, Any])
     return file
 
 
-def _command(workflow: str, *arguments: str, remote: bool = False) -> list[str]:
+def workflow_command(workflow: str, *arguments: str, remote: bool = False) -> list[str]:
+    """The arguments of `pyflyte` that run one of our workflows."""
     return [
         "--config",
         str(ROOT / "flyte.config"),
@@ -77,7 +78,7 @@ def _command(workflow: str, *arguments: str, remote: bool = False) -> list[str]:
 
 def pyflyte(workflow: str, *arguments: str) -> "subprocess.Popen[str]":
     """A process of `pyflyte run` of one of our workflows."""
-    command = [str(Path(sys.executable).parent / "pyflyte"), *_command(workflow, *arguments)]
+    command = [str(Path(sys.executable).parent / "pyflyte"), *workflow_command(workflow, *arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
 
 
@@ -98,7 +99,7 @@ def run_here(workflow: str, *arguments: str, remote: bool = False, code: int = 0
             warnings.simplefilter("ignore")  # those of flytekit, which its command line hides, too
             from flytekit.clis.sdk_in_container.pyflyte import main  # noqa: PLC0415 - this import gives warnings
 
-            result = CliRunner().invoke(main, _command(workflow, *arguments, remote=remote))
+            result = CliRunner().invoke(main, workflow_command(workflow, *arguments, remote=remote))
     finally:
         logging.getLogger().removeHandler(handler)
     output = result.output + log.getvalue()

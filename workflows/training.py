@@ -15,6 +15,7 @@ from resources.pools import ControlPoolConfig, task_settings
 from tasks.configuration.references import IterationOutcome
 from tasks.configuration.run_config import RunConfig, parse, settings_digest
 from tasks.local_map import import_ahead
+from tasks.pod_story import wires
 from tasks.reporting.interruption import told_interruption
 from tasks.rollout import IMPORTS
 from workflows.compiled_size import check_size
@@ -25,19 +26,21 @@ from workflows.node_names import NodeNames
 
 
 @dynamic(**task_settings(ControlPoolConfig()))
-def iterations(config: dict, count: Count) -> list[IterationOutcome]:  # type: ignore[type-arg]
-    """Chain `count` iterations of the run, on the pools that its configuration names."""
+def iterations(config: dict, count: Count) -> IterationOutcome:  # type: ignore[type-arg]
+    """Chain `count` iterations of the run, on the pools that its configuration names; returns the last one."""
     settings = parse(config)
     if is_in_a_pod():
         version = os.environ.get("FLYTE_INTERNAL_TASK_VERSION", "unknown")
         told = f"{count} iterations with settings {settings_digest(settings)}, version {version}"
         click.echo(f"run {settings.run.url}: {told} (gleaner check says the same of its file)", err=True)
     chain = functools.partial(chained, config, settings)
-    check_size(chain, count)
-    if any(pool.count for pool in settings.pools.rollout_pools.values()):
-        import_ahead(IMPORTS)
-    with told_interruption(settings.run.url, count):
-        return chain(count)
+    wired = wires(f"run {settings.run.url}", f"{count} iterations", count)
+    with wired, told_interruption(settings.run.url, count):
+        check_size(chain, count)
+        if any(pool.count for pool in settings.pools.rollout_pools.values()):
+            import_ahead(IMPORTS)
+        outcome: IterationOutcome = chain(count)[-1]
+    return outcome
 
 
 def chained(config: dict[str, Any], settings: RunConfig, count: int) -> list[Any]:
@@ -101,12 +104,12 @@ def chained(config: dict[str, Any], settings: RunConfig, count: int) -> list[Any
 
 
 @workflow
-def training(config: dict = {}, count: Count = Count(1)) -> list[IterationOutcome]:  # type: ignore[type-arg]  # noqa: B006, B008
-    """Train a policy with GRPO for `count` more iterations, from where the run stands.
+def training(config: dict = {}, count: Count = Count(1)) -> IterationOutcome:  # type: ignore[type-arg]  # noqa: B006, B008
+    """Train a policy with GRPO for `count` more iterations, from where the run stands; returns the last one.
 
     Args:
         config: the run's configuration, a YAML or JSON file (see examples/)
         count: how many iterations to add
     """
-    outcome: list[IterationOutcome] = iterations(config=config, count=count)
+    outcome: IterationOutcome = iterations(config=config, count=count)
     return outcome

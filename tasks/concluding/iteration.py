@@ -4,6 +4,7 @@ import logging
 
 from resources.prices import request_prices
 from resources.visible_text import markup
+from resources.work_log import at_work
 from storage import layout
 from storage.clock import SystemClock
 from storage.evaluations import evaluations
@@ -43,6 +44,7 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
     written = read_plan(store, plan.iteration)
     config = config_in_force(store, written)
     pools = config.pools
+    at_work("waiting for members to say that they have left")
     await_goodbyes(store, written, config.rollout.flush_interval_s + GOODBYE_S, SystemClock())
     # A pool may have been removed from the configuration since.
     rollout_pools = parse(written.config, held=True).pools.rollout_pools | pools.rollout_pools
@@ -50,6 +52,7 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
         TRAIN_POOL: config.trainer.nnodes * pools.train.price_usd_per_h,
         CONTROL_POOL: pools.control.price_usd_per_h,
     }
+    at_work("comparing what was trained with the plan and the journal")
     report = conclude_iteration(
         store,
         plan.iteration,
@@ -64,7 +67,9 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
     not_come = described(slots_not_come(store, plan.iteration, plan.execution)) if last else ""
     if not_come:
         log.warning(not_come)
+    at_work("deleting what is no longer needed")
     tidy(store, config.retention)
+    at_work("drawing the Deck")
     run, history = read_run(store), _told_metrics(store, report)
     spent = spent_facts(run, [past.metrics for past in history])
     tabs = render(
@@ -88,6 +93,7 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
         tokens=int(report.metrics["num_tokens"]),
         tokens_recovered=int(report.metrics["resume/tokens_recovered"]),
         usd=report.metrics["cost/usd_iter"],
+        seconds=report.metrics["timing_s/iteration"],
     )
     return outcome, tabs
 

@@ -3,7 +3,10 @@
 They are plain dataclasses of plain fields, because Flyte carries them between machines as JSON.
 """
 
+import shlex
 from dataclasses import dataclass
+
+from resources.visible_text import visible_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +48,21 @@ class EvaluationOutcome:
     weight_version: int
     metrics: dict[str, float]
 
+    def __str__(self) -> str:
+        if not self.evaluation:
+            return f"No evaluation of weight version {self.weight_version} was due."
+        scores = ", ".join(
+            f"{name} {self.metrics[name]:.4g}" for name in sorted(self.metrics) if "/" not in name.removeprefix("val/")
+        )
+        return (
+            f"Evaluation {self.evaluation} of weight version {self.weight_version} has ended: {scores or '-'}.\n"
+            f"See all evaluations by: gleaner status {_argument(self.run_url)}"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class IterationOutcome:
-    """A committed iteration; everything else is in its report."""
+    """A committed iteration; everything else is in its report. As text, it says what can be done next."""
 
     run_url: str
     iteration: int
@@ -57,3 +71,23 @@ class IterationOutcome:
     tokens: int
     tokens_recovered: int
     usd: float
+    seconds: float = 0.0
+
+    @property
+    def measured(self) -> str:
+        """Its numbers in words."""
+        return f"reward {self.reward:.3f}, {self.tokens:,} tokens, {self.seconds:.1f} s, {self.usd:.5f} $"
+
+    def __str__(self) -> str:
+        url = _argument(self.run_url)
+        return (
+            f"Iteration {self.iteration} is committed, with weight version {self.weight_version}: {self.measured}.\n"
+            f"See all iterations by: gleaner status {url}\n"
+            f"Read the responses by: gleaner view {url}\n"
+            "To go on, give the same command again."
+        )
+
+
+def _argument(url: str) -> str:
+    """A url as it is given to a command in a shell."""
+    return shlex.quote(visible_line(url))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from resources.freed_memory import give_back
 from resources.granted import check_granted
+from resources.work_log import at_work
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
 from storage.connect import connect
@@ -111,6 +112,7 @@ def _train_and_publish(
         dropped_s = 0.0
         while True:
             began_s = clock.monotonic()
+            at_work(f"restoring the state of weight version {before}")
             learner, replayed = learner_at(store, before, config, model, clock, ranks)
             restore_s = clock.monotonic() - began_s - replayed.seconds
             base, changed = base_of(store, before, learner, replayed, clock)
@@ -131,6 +133,7 @@ def _train_and_publish(
         record = replace(record, metrics=record.metrics | measured)
         if ranks.is_first:
             records.commit(store, layout.training(plan.iteration), record)
+        at_work(f"publishing weight version {version}")
         saves = ranks.broadcast(ranks.is_first and is_checkpoint_due(store, plan, config.trainer))
         try:
             save_and_publish(store, version, learner, base, config.trainer, clock, saves=saves)

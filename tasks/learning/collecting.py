@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from resources.work_log import at_work
 from storage import fleet_layout, layout, model_files, prompt_table, records
 from storage.clock import Clock
 from storage.collected import CollectedRecord
@@ -138,6 +139,13 @@ def _record(
 def _await_host(store: ObjectStore, config: RunConfig, iteration: int, clock: Clock) -> None:
     """Return when the iteration is trained."""
     sign, since_s = b"", clock.monotonic()
+    limit_s = config.trainer.group_timeout_s
+
+    def waiting() -> str:
+        silent_s = clock.monotonic() - since_s
+        return f"no sign of life of one for {silent_s:.0f} s; this task ends at {limit_s:.0f} s"
+
+    at_work(f"waiting for a host of the fleet {config.trainer.fleet} to train", waiting)
     next_look_s = since_s
     while not is_trained(store, iteration):
         failure = phase_failure(store, iteration)
@@ -145,14 +153,14 @@ def _await_host(store: ObjectStore, config: RunConfig, iteration: int, clock: Cl
             raise PhaseFailed(f"iteration {iteration} could not be trained: {failure}")
         now_s = clock.monotonic()
         if now_s >= next_look_s:
-            next_look_s = now_s + min(HOST_LOOK_INTERVAL_S, config.trainer.group_timeout_s / LOOKS_PER_TIMEOUT)
+            next_look_s = now_s + min(HOST_LOOK_INTERVAL_S, limit_s / LOOKS_PER_TIMEOUT)
             seen = _sign_of_host(config)
             if seen != sign:
                 sign, since_s = seen, now_s
-        if now_s - since_s > config.trainer.group_timeout_s:
+        if now_s - since_s > limit_s:
             raise NoHost(
                 f"iteration {iteration} waits for a host: none of the fleet {config.trainer.fleet} that could train "
-                f"this run has shown a sign of life for {config.trainer.group_timeout_s:.0f} s; start one by: gleaner "
+                f"this run has shown a sign of life for {limit_s:.0f} s; start one by: gleaner "
                 f"fleet host {config.trainer.fleet}"
             )
         clock.sleep(config.trainer.poll_interval_s)

@@ -75,6 +75,16 @@ class GroupFollower:
         # Members write that rarely if all is well.
         self._silent_s = max(SILENT_S, 2 * config.flush_interval_s)
         self._waited_s = 0.0
+        self._tokens = 0
+        # What is waited for, if that takes long.
+        self._waits_for = ""
+
+    def in_words(self) -> str:
+        """How many responses have ended, and what is waited for; any thread may ask."""
+        ended, planned, groups = self._plan.num_responses - len(self._unended), self._plan.num_responses, self._left
+        waits_for = self._waits_for or f"{sum(map(bool, groups))} groups"
+        waiting = f"; waits for {waits_for}" if ended < planned else ""
+        return f"{ended:,} of {planned:,} responses have ended, with {self._tokens:,} tokens{waiting}"
 
     @property
     def waited_s(self) -> float:
@@ -102,7 +112,7 @@ class GroupFollower:
                 self._waited_s += now_s - slept_at_s
                 slept_at_s = None
             if progressed:
-                seen, since_s = progress, now_s
+                seen, since_s, self._waits_for = progress, now_s, ""
                 if any(self.is_finished(group) for group in candidates):
                     continue
             if recorded():
@@ -151,6 +161,7 @@ class GroupFollower:
             if assembled.finish.ends_response:
                 self._finished[response] = assembled
                 self._unended.discard(response)
+                self._tokens += len(assembled.token_ids)
                 self._left[response // self._plan.num_generations] -= 1
 
     def _unfinished(self, groups: Sequence[int]) -> list[int]:
@@ -162,13 +173,13 @@ class GroupFollower:
         return sum(shards.last_sequence(incarnation) + 1 for incarnation in self._reader.book.incarnations)
 
     def _log_waiting(self, groups: Sequence[int], still_s: float) -> None:
-        lines = self._missing(groups)
+        self._waits_for = "; ".join(self._missing(groups))
         log.warning(
             "iteration %d: nothing new for %.0f s; waiting until %s (trainer.group_timeout_s) for %s",
             self._plan.iteration,
             still_s,
             moment(self._clock.wall() + self._config.timeout_s - still_s),
-            "; ".join(lines),
+            self._waits_for,
         )
 
     def _describe(self, groups: Sequence[int]) -> str:

@@ -5,6 +5,7 @@ Ranks of several machines are started by torch's elastic launcher instead (`task
 
 from pathlib import Path
 
+from resources.work_log import at_work
 from storage import layout, records
 from storage.clock import Clock
 from storage.records import TrainingRecord
@@ -33,6 +34,7 @@ def advance_here(run_url: str, iteration: int, execution: str, clock: Clock) -> 
         from tasks.learning.advance import advance  # noqa: PLC0415 - ranks import torch, and this process need not
 
         return advance(run_url, iteration, execution, clock)
+    at_work(f"{count} ranks train; rank 0 says how far they are")
     with StartedRanks(PROGRAM, [run_url, str(iteration), execution], IMPORTS, count, None, lambda _: None) as ranks:
         failure = ranks.wait()
     if failure is not None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
+from resources.work_log import at_work
 from storage import layout, records
 from storage.assembly import Assembled, JournalReader
 from storage.clock import Clock
@@ -140,6 +141,7 @@ class FollowedBatches(Batches):
                 self._waited_s += self._clock.monotonic() - began_s
                 return batch
             self._waits(True)
+            at_work("waiting for groups to be recorded", lambda: f"{number:,} micro-batches read")
             self._clock.sleep(self._poll_interval_s)
 
 
@@ -195,6 +197,9 @@ class RecordedBatches(Batches):
         key = layout.batch(self._plan.iteration, number)
         with suppress(ObjectMissing):
             return records.read(self._store, BatchRecord, key)
+        at_work(
+            "recording groups as they end", lambda: f"{number:,} micro-batches recorded; {self._follower.in_words()}"
+        )
         with suppress(RecordedElsewhereError):
             batch = self._new_batch(number, lambda: exists(self._store, key))
             if records.commit(self._store, key, batch):

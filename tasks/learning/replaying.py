@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from resources.work_log import at_work
 from storage import layout, prompt_table, records
 from storage.assembly import Assembled
 from storage.clock import Clock
@@ -149,6 +150,7 @@ def replay(
     on_begin(version - start)
     began_s = clock.monotonic()
     for iteration in range(start, version):
+        at_work(f"replaying iteration {iteration}, to restore weight version {version} from checkpoint {start}")
         log.info("replaying iteration %d, to restore version %d from checkpoint %d", iteration, version, start)
         plan = read_plan(store, iteration)
         config = config_in_force(store, plan)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
+from resources.work_log import at_work
 from storage.clock import Clock
 from storage.prompt_table import PromptRow
 from storage.records import BatchRecord, GradedResponse, PlanRecord, TrainingRecord
@@ -150,8 +151,12 @@ class IterationTrainer:
             rows = first_logprobs(kept, self._learner, self._plan.sampling.temperature, self._passes)
             after_first = replace(estimates, first_logprobs=rows)
         # In the first step the ratio's denominator is the policy itself, whose own forward pass gives exactly 1.
-        steps = [self._optimizer_step(first, estimates)]
-        steps += [self._optimizer_step(part, after_first) for part in later]
+        steps: list[dict[str, float]] = []
+        at_work(
+            "training", lambda: f"{len(steps)} of {len(parts)} optimizer steps; {len(recorded)} micro-batches recorded"
+        )
+        steps.append(self._optimizer_step(first, estimates))
+        steps.extend(self._optimizer_step(part, after_first) for part in later)
         return step_metrics(steps, self._algorithm.num_epochs)
 
     def _nothing_to_train(self, recorded: Sequence[BatchRecord]) -> dict[str, float]:

@@ -6,9 +6,11 @@
 import logging
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from resources.ending import ends_on_notice
+from resources.work_log import work_log
 from storage.clock import SystemClock
 from tasks.learning.rank_report import reporting_to
 
@@ -23,7 +25,10 @@ def main(address: str, run_url: str, iteration: str, execution: str) -> None:
 
     place = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
     logging.basicConfig(format=f"%(asctime)s {place} %(levelname)s %(message)s")
-    with reporting_to(address) as report, ends_on_notice():
+    # The first one's work is that of all.
+    is_told = os.environ["RANK"] == "0" and not sys.stderr.isatty()
+    log_of_work = work_log(f"run {run_url}, iteration {iteration}, {place}") if is_told else nullcontext()
+    with reporting_to(address) as report, ends_on_notice(), log_of_work:
         try:
             advance(run_url, int(iteration), execution, SystemClock(), Path(address).parent)
         except Exception as error:  # noqa: BLE001 - the launcher is told

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from resources.granted import check_granted
 from resources.model_config import model_fields
+from resources.work_log import at_work
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
 from storage.connect import connect
@@ -135,6 +136,7 @@ def prepare(
     error would abort it although most of it is paid for: that one is returned again, without slots.
     """
     pools = pools or tuple(config.pools.rollout_pools)
+    at_work("checking the configuration, the model and the prompts")
     _check_before_anything(config)
     store, is_new = _place_of(config.run.url)
     held = held_models(store, config.rewards)
@@ -158,6 +160,7 @@ def prepare(
             probe(store)
         _open(store, config, model_dir, execution, clock, inputs if is_new else None)
         first_open = next_iteration(store)
+        at_work("planning")
         iteration = passing_over(store, first_open, ahead)
         is_ahead = iteration > first_open
         check_needed_state(store, config, first_open, execution)
@@ -200,6 +203,7 @@ def _open(
     store: ObjectStore, config: RunConfig, model_dir: Path, execution: str, clock: Clock, inputs: InputsAtHand | None
 ) -> None:
     """Create the run, or compare it with the configuration, and take its lease; inputs: of a run that is new."""
+    at_work("opening the run, and taking its lease")
     # Before run.json, which names them: a run that exists has its model files.
     files = model_files.upload(store, model_dir) if inputs else model_files.describe(model_dir)
     open_run(

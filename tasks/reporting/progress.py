@@ -60,9 +60,13 @@ def progress(*, is_wanted: bool = True) -> Iterator[ProgressLine]:
 
     is_wanted: False for output that a program reads.
     """
-    is_shown = is_wanted and sys.stderr.isatty() and not Terminal(stderr=True).is_dumb_terminal
-    shown = ProgressLine(is_shown=is_shown)
+    shown = ProgressLine(is_shown=is_wanted and shows_line())
     try:
         yield shown
     finally:
         shown.end()
+
+
+def shows_line() -> bool:
+    """Whether standard error is a terminal that can show the line."""
+    return sys.stderr.isatty() and not Terminal(stderr=True).is_dumb_terminal

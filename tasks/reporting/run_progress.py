@@ -1,18 +1,21 @@
-"""What a run does, in the one line of `progress`, while a process on this machine works on it."""
+"""What a run does, while a process on this machine works on it: in the one line of `progress`, or in its log."""
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from resources.work_log import at_work, which_of_chain
 from storage.clock import SystemClock
 from storage.connect import connect
 from tasks.reporting.crew_view import RunView
-from tasks.reporting.progress import ProgressLine, progress
+from tasks.reporting.progress import progress, shows_line
 from tasks.reporting.watch import Watcher
 
 log = logging.getLogger(__name__)
 LOOK_INTERVAL_S = 1.0
+# Of a look that is for a log, which has a line now and then.
+LOG_LOOK_INTERVAL_S = 15.0
 # For a look that is under way; a store that does not answer is not waited for.
 LAST_LOOK_MAX_S = 2.0
 
@@ -28,7 +31,9 @@ def run_progress(run_url: str) -> Iterator[None]:
             yield
             return
         ended = threading.Event()
-        looker = threading.Thread(target=_look, args=(run_url, shown, ended), name="run progress", daemon=True)
+        looker = threading.Thread(
+            target=_look, args=(run_url, shown.tell, ended, LOOK_INTERVAL_S), name="run progress", daemon=True
+        )
         looker.start()
         try:
             yield
@@ -37,27 +42,49 @@ def run_progress(run_url: str) -> Iterator[None]:
             looker.join(LAST_LOOK_MAX_S)
 
 
-def _look(run_url: str, shown: ProgressLine, ended: threading.Event) -> None:
+@contextmanager
+def crew_told(run_url: str) -> Iterator[None]:
+    """The same while a crew of this machine generates; without a terminal the log says how far it is."""
+    with run_progress(run_url):
+        if shows_line():
+            yield
+            return
+        seen: list[str] = []
+        ended = threading.Event()
+
+        def note(what: str, done: int, total: int) -> None:
+            seen[:] = [f"{what} ({done:,} of {total:,})" if total else what]
+
+        at_work("a crew of this machine generates", lambda: "".join(seen))
+        looks = (run_url, note, ended, LOG_LOOK_INTERVAL_S)
+        threading.Thread(target=_look, args=looks, name="run progress", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+
+def _look(run_url: str, tell: Callable[[str, int, int], None], ended: threading.Event, interval_s: float) -> None:
     watcher: Watcher | None = None
     while not ended.is_set():
         try:
             watcher = watcher or Watcher(connect(run_url), SystemClock())
             told = run_line(watcher.look())
             if not ended.is_set():
-                shown.tell(*told)
+                tell(*told)
         except Exception as error:  # noqa: BLE001 - a look for people must not disturb the run
             log.debug("no look at %s: %s", run_url, error)
-        ended.wait(LOOK_INTERVAL_S)
+        ended.wait(interval_s)
 
 
 def run_line(view: RunView) -> tuple[str, int, int]:
-    """Where the run is, and how many responses of how many have ended while they are generated."""
+    """Where the run is, with its reward, and how many responses of how many have ended while they are generated."""
     totals = view.totals
-    parts = [f"iteration {view.iteration}: {view.phase}"]
-    if view.phase != "rollout":
-        return parts[0], 0, 0
-    if totals.tokens_per_s is not None:
+    parts = [f"iteration {view.iteration}{which_of_chain()}: {view.phase}"]
+    if totals.tokens_per_s is not None and view.phase == "rollout":
         parts.append(f"{totals.tokens_per_s:,.0f} tokens/s")
     if totals.reward is not None:
         parts.append(f"reward so far {totals.reward:.3f}")
+    if view.phase != "rollout":
+        return ", ".join(parts), 0, 0
     return ", ".join([*parts, "responses"]), totals.responses_done, totals.responses_planned

@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 
+from resources.work_log import at_work
 from storage import fleet_layout, records
 from storage.fleet_records import RestoredState, SpentEntry, SpentKind, SpentRecord
 from storage.store import ObjectStore
@@ -20,6 +21,14 @@ KINDS: dict[WorkerPhase, SpentKind] = {
     "waiting": "wait",
     "training": "train",
     "parking": "park",
+}
+DOINGS: dict[SpentKind, str] = {
+    "switch": "restoring the state",
+    "wait": "waiting for groups to be recorded",
+    "train": "training",
+    "park": "parking the state",
+    "backfill": "a member generates, while no phase is due, for the iteration in progress",
+    "idle": "waiting for a phase that is due",
 }
 
 
@@ -46,6 +55,8 @@ class Spending:
         if (kind, (run, iteration)) != (self._kind, self._phase):
             self._close(now_s)
             self._kind, self._phase = kind, (run, iteration)
+            of_run = f" of run {run}" if run else ""
+            at_work(f"{DOINGS[kind]}{of_run}" + ("" if iteration is None else f", iteration {iteration}"))
 
     def note_restored(self, run: str, iteration: int, how: Restored) -> None:
         """A worker has restored its run's state for this iteration."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from resources.granted import check_granted
 from resources.pools import pool_path
 from resources.process import started_at_s
+from resources.work_log import at_work
 from storage import layout, model_files, prompt_table
 from storage.clock import Clock
 from storage.connect import connect
@@ -117,6 +118,7 @@ def still_open(
     if plan.weights_url is not None:
         return None  # An evaluation has one iteration only.
     since_s = clock.monotonic()
+    at_work(f"waiting for the plan after iteration {plan.iteration}, which is closed; for {patience_s:g} s at most")
     while not notice():
         iteration = next_iteration(store)
         while exists(store, layout.closed(iteration)):
@@ -190,6 +192,7 @@ class Equipment:
 def equipped(store: ObjectStore, plan: PlanRecord, config: RunConfig, build: Build) -> Iterator[Equipment]:
     """Build an engine for the run's model, without weights, and open environments; close both at the end."""
     run = weights_store(store, plan)
+    at_work("starting the engine")
     with model_files.downloaded(run) as folder:
         engine = build(engine_settings(config), folder, read_run(run).vocab_size)
         try:
@@ -238,6 +241,7 @@ def run_session(
         health=equipment.health,
         enough=enough,
     )
+    at_work(f"generating for iteration {plan.iteration} as {session.incarnation}", session.state.in_words)
     log.info("slot %d: iteration %d as %s", settings.slot, plan.iteration, session.incarnation)
     try:
         outcome = session.run()

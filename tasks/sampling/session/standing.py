@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from resources.pools import PoolsConfig
 from resources.process import started_at_s
+from resources.work_log import at_work
 from storage import layout
 from storage.assembly import unended_responses
 from storage.clock import Clock
@@ -171,6 +172,7 @@ class Standing:
 
     def _stand_by(self) -> None:
         """Load the weights that the next plan will probably name, or wait for a moment."""
+        at_work("standing by: waiting for the next plan")
         try:
             if self._health.died or not self._warm(self._route):
                 self._clock.sleep(POLL_INTERVAL_S)

@@ -164,6 +164,20 @@ class State:
             step_s=self.rate.points(),
         )
 
+    def in_words(self) -> str:
+        """How far it is, and what it waits for; any thread may ask."""
+        held = self.holdings
+        parts = [f"{len(held.ended):,} responses ended, {held.generated:,} tokens generated"]
+        if self.claims.recovered:
+            parts.append(f"{self.claims.recovered:,} tokens taken over")
+        waiting = ((held.in_flight, "decode"), (held.waiting, "wait for a row"), (held.acting, "wait for tools"))
+        parts += [f"{len(those):,} {what}" for those, what in waiting if those]
+        if not held.held:
+            parts.append("waits for responses that it can take")
+        elif held.state == "loading":
+            parts.append("waits for the weights")
+        return "; ".join(parts)
+
     @property
     def cuts(self) -> bool:
         """Whether the member hands its last responses over and leaves, when other members have room."""
