@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from resources.secret_text import without_secrets
+from resources.secret_text import names_secret, without_secrets
 from resources.visible_text import visible_line
 
 # A line at least once a minute, even if one comes late.
@@ -42,6 +42,7 @@ class WorkLog:
         """
         self._place = place
         self._is_brief = is_brief
+        self._secrets = [value for name, value in os.environ.items() if names_secret(name)]
         self._items: queue.SimpleQueue[_Work | str | None] = queue.SimpleQueue()
         self._began_s = time.monotonic()
         self._what = ""
@@ -113,16 +114,15 @@ class WorkLog:
 
     def _write(self, text: str) -> None:
         at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        line = f"{at} {_bounded(self._place, PLACE_CHARACTERS_MAX)}: {text}"
+        line = f"{at} {self._bounded(self._place, PLACE_CHARACTERS_MAX)}: {text}"
         # A log that cannot be written must not end the work.
         with suppress(OSError, ValueError):
-            sys.stderr.write(_bounded(line, LINE_CHARACTERS_MAX) + "\n")
+            sys.stderr.write(self._bounded(line, LINE_CHARACTERS_MAX) + "\n")
             sys.stderr.flush()
 
-
-def _bounded(text: str, characters_max: int) -> str:
-    shown = visible_line(without_secrets(text))
-    return shown if len(shown) <= characters_max else shown[: characters_max - 3] + "..."
+    def _bounded(self, text: str, characters_max: int) -> str:
+        shown = visible_line(without_secrets(text, self._secrets))
+        return shown if len(shown) <= characters_max else shown[: characters_max - 3] + "..."
 
 
 # The log of this process; None: nothing is written.

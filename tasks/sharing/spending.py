@@ -27,7 +27,7 @@ DOINGS: dict[SpentKind, str] = {
     "wait": "waiting for groups to be recorded",
     "train": "training",
     "park": "parking the state",
-    "backfill": "a member generates, while no phase is due, for the iteration in progress",
+    "backfill": "while no phase is due, a member generates responses",
     "idle": "waiting for a phase that is due",
 }
 

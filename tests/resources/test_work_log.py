@@ -112,9 +112,11 @@ def test_what_cannot_be_said_ends_nothing(capsys):
         ("https://h/x?sig=abcdef&a=1", "https://h/x?sig=***&a=1"),
         (f"hf_{'aB3' * 11}x", "***"),
         ("AKIA" + "A1" * 8, "***"),
+        ("a word of the environment: correct-horse", "a word of the environment: ***"),
     ],
 )
-def test_a_line_holds_no_control_character_and_no_secret_wherever_it_comes_from(text, shown, capsys):
+def test_a_line_holds_no_control_character_and_no_secret_wherever_it_comes_from(text, shown, capsys, monkeypatch):
+    monkeypatch.setenv("DB_PASS", "correct-horse")
     with work_log(f"run {text}") as log:
         at_work(f"doing {text}", lambda: f"at {text}")
         log.tell(f"told {text}")
