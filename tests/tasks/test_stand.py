@@ -1,8 +1,11 @@
 """The standing task as Flyte calls it."""
 
+import threading
+
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
+from resources import work_log
 from storage import layout, records
 from storage.clock import SystemClock
 from storage.failures import slot_failures
@@ -59,3 +62,22 @@ def test_a_failure_is_noted_in_the_iteration_in_which_it_happened(store, model, 
     assert not slot_failures(store, 0, EXECUTION)
     [told] = slot_failures(store, 1, EXECUTION).values()
     assert (told.slot, told.iteration) == (0, 1)
+
+
+def test_its_pod_says_for_whom_it_stands_how_far_it_is_and_what_it_waits_for(store, model, monkeypatch, capsys):
+    """The last iteration of the execution is closed while the member looks for more responses."""
+    reference = plan_iteration(config(URL, model, rollout=STANDING))
+    monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_ID", "abc")
+    monkeypatch.setattr(work_log, "INTERVAL_S", 0.02)
+    closing = threading.Timer(1.0, lambda: (close(store, 0), release_lease(store, EXECUTION)))
+    closing.start()
+    outcome = stand(slot=1, plan=reference, iterations=2)
+    closing.join()
+    place = f"run {URL}, iteration 0, slot 1, standing crew: "
+    said = [line.split(place)[1] for line in capsys.readouterr().err.splitlines() if place in line]
+    assert said[0].startswith("begins, granted ")
+    assert "starting the engine" in said
+    assert any(line.startswith("generating for iteration 0 as 00001-") for line in said)
+    done = f"{outcome.responses_finished} responses ended, {outcome.tokens_generated} tokens generated"
+    assert any(f": {done}; waits for responses that it can take" in line for line in said)
+    assert said[-1].startswith(f"ends: {done}, after ")
