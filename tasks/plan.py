@@ -60,11 +60,11 @@ def plan(
             evaluated: tuple[PlanReference, list[int], list[PlanReference]] = (reference, [], [])
             if evaluates:
                 evaluated = prepare_beside(settings, reference.iteration, work.execution, clock, resume=True)
-            if log is not None:
-                log.end(f"iteration {reference.iteration} is planned for {sum(map(len, slots))} slots")
-            return reference, slots, trains, *evaluated
         except (StoreUnavailable, WeightsTooOld, ConcludedByAnother) as error:
             raise FlyteRecoverableException(str(error)) from error
+        if log is not None:
+            log.end(f"iteration {reference.iteration} is planned for {sum(map(len, slots))} slots")
+    return reference, slots, trains, *evaluated
 
 
 def execution_name() -> str:
