@@ -105,7 +105,7 @@ def _check_cut(ledger: Ledger, history: History, cut: Release, responses: frozen
     """Check that a member may cut, has ended enough, and saw room for what it released in those that held more."""
     name, number = cut.incarnation, len(responses)
     if history.cut_share is None or not history.is_crew(cut.slot):
-        ledger.breaks(f"livelock: {name} released {sorted(responses)}, which nobody asked for")
+        ledger.breaks(f"livelock: {name} released {sorted(responses)}, which no member asked for")
         return
     planned = {*responses, *history.plan.responses_of(cut.slot), *cut.ended}
     if (len(planned) - number) / len(planned) < history.cut_share:

@@ -45,7 +45,7 @@ def leaf(task: Any, bound: dict[str, Any], pools: PoolsConfig, pool: str, settin
 @functools.cache
 def _mapped(task: Any, bound: frozenset[str], pod_template: str) -> Any:
     """One task for all leaves of a kind: Flyte stores each task of a dynamic workflow."""
-    mapped = Leaf(task, concurrency=1, min_success_ratio=0.0, bound_inputs=set(bound))
+    mapped = Leaf(task, concurrency=0, min_success_ratio=0.0, bound_inputs=set(bound))
     mapped.stands, mapped.imports = False, ()
     if pod_template:
         mapped.build_on(pod_template)

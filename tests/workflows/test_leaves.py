@@ -73,7 +73,7 @@ def test_it_has_the_attempts_of_its_pool():
 def test_on_a_cluster_it_is_a_map_that_asks_for_no_success():
     [node] = get_serializable(OrderedDict(), SETTINGS, around).template.nodes
     array = node.to_flyte_idl().array_node
-    assert (array.parallelism, array.min_success_ratio) == (1, 0)
+    assert (array.parallelism, array.min_success_ratio) == (0, 0)
     assert array.HasField("min_success_ratio")
 
 
