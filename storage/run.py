@@ -5,7 +5,7 @@ A report commits an iteration; the number of reports is the next iteration. Noth
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,6 +27,14 @@ _REPORT = re.compile(rf"{layout.ITERATIONS}\d{{6,}}/report\.json", re.ASCII)
 
 class RunBusy(ConflictingRecord):
     """Another execution advances this run."""
+
+
+class AnotherRun(ConflictingRecord):
+    """The directory holds a run of another configuration, or of other model files."""
+
+    def __init__(self, url: str, differences: Iterable[str]) -> None:
+        reasons = "\n".join(f"  {line}" for line in differences)
+        super().__init__(f"{url} holds a run of another configuration; nothing was changed:\n{reasons}")
 
 
 class ConcludedByAnother(RuntimeError):  # noqa: N818 - reads as what happened
@@ -58,7 +66,7 @@ def open_run(
     model_files: the digests of the files below `model/`, which must be stored before. sources: what came from the hub,
     with rows stored before; None: as the run has it. `explain` gets the stored
     configuration and returns the differences that are not allowed. If there is one, or if a model file differs, the
-    directory holds another run: this raises ConflictingRecord. Nothing is overwritten.
+    directory holds another run: this raises AnotherRun. Nothing is overwritten.
     """
     mine = RunRecord(
         config=dict(config),
@@ -80,8 +88,7 @@ def open_run(
             if sources.get(name) != theirs.sources.get(name):
                 differences.append(f"{name}: another commit of the hub, or only one of both has it")
     if differences:
-        reasons = "\n".join(f"  {line}" for line in differences)
-        raise ConflictingRecord(f"{store.url} holds a run of another configuration; nothing was changed:\n{reasons}")
+        raise AnotherRun(store.url, differences)
     return theirs
 
 

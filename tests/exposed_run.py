@@ -11,6 +11,7 @@ from storage.records import BatchRecord, GradedResponse, ReportRecord
 from storage.run import read_plan
 from tasks.reporting.run_metrics import RunMetrics
 from tests.journals import Incarnation, beat
+from tests.kept_failures import keep_slot
 from tests.small_run import commit_iteration, config, model_directory, plan_iteration, roll_out, train_iteration
 
 SAMPLE = re.compile(r'([a-z_]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\} (\S+)')
@@ -46,6 +47,7 @@ def exposed(folder: Path) -> tuple[str, ReportRecord]:
         for response in first_group
     )
     records.put(store, layout.batch(1, 0), BatchRecord(iteration=1, number=0, responses=graded))
+    keep_slot(store, 1, "exec", 1, "EngineError: no kernel")
     return RunMetrics(store, ManualClock()).look(), report
 
 

@@ -4,24 +4,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from storage.connect import LOCAL, connect, place
-from storage.run import read_run
-from storage.store import ConflictingRecord, ObjectMissing, StoreDenied, StoreUnavailable, StoreUnfit
+from storage.run import AnotherRun, read_run
+from storage.store import ObjectMissing, StoreDenied, StoreUnavailable, StoreUnfit
 from tasks.configuration.run_config import RunConfig, differences, identity, parse
 from tasks.sharing.membership import check_admitted
 
 
 def check_same_run(config: RunConfig, stored: Mapping[str, Any], url: str) -> None:
-    """Raise ConflictingRecord, with a line for each learned setting in which a run's stored configuration differs."""
+    """Raise AnotherRun, with a line for each learned setting in which a run's stored configuration differs."""
     unlike = differences(identity(config), identity(parse(stored, held=True)))
     if unlike:
-        reasons = "\n".join(f"  {line}" for line in unlike)
-        raise ConflictingRecord(f"{url} holds a run of another configuration; nothing was changed:\n{reasons}")
+        raise AnotherRun(url, unlike)
 
 
 def check_held_run(config: RunConfig) -> list[str]:
     """Compare with the run at run.url, if it holds one, as a plan does; returns doubts.
 
-    Raises ConflictingRecord, CorruptObject, and StoreDenied for a path that cannot be read.
+    Raises AnotherRun, CorruptObject, and StoreDenied for a path that cannot be read.
     """
 
     def compare() -> None:

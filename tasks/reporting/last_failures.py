@@ -24,15 +24,15 @@ from storage.failures import (
     keep_failure,
     last_failures,
 )
-from storage.run import ConcludedByAnother, RunBusy, exists, next_iteration
+from storage.run import AnotherRun, ConcludedByAnother, RunBusy, exists, next_iteration
 from storage.store import ObjectStore
 from tasks.reporting.charts import utc
 
 log = logging.getLogger(__name__)
 KEEP_LIMIT_S = 10.0
 KILLED = "its memory ran out, or its machine was lost; Flyte's console says which"
-# Another execution or attempt does the work; the run has lost nothing.
-NO_FAILURES = (RunBusy, ConcludedByAnother)
+# Another execution or attempt does the work, or the command is not meant for this run; the run has lost nothing.
+NO_FAILURES = (RunBusy, ConcludedByAnother, AnotherRun)
 
 # What shows that a plan, or a standing member, has an iteration behind it.
 _PASSED: dict[Task, Callable[[int], str]] = {"plan": layout.plan, "rollout": layout.closed}

@@ -95,7 +95,7 @@ def test_a_member_takes_what_is_left_once_it_is_silent_and_not_before(store, clo
 
     def look():
         me.refresh()
-        seen = me.look(me.owned(), running=0, released=0)
+        seen = me.look(me.owned(), held=0, released=0)
         turns = Turns(Seeker(room=8, running=0), seen.holders, seen.unclaimed)
         transfer = turns.next()
         return seen, transfer and [item.response for item in me.take(transfer).work]
@@ -114,7 +114,7 @@ def test_a_member_that_still_beats_and_has_ended_all_is_not_waited_for(store, cl
     other.put(KEY, store.get(KEY))
     helper = Claimant(other, ended, incarnation="00001-me", slot=1, claim_ttl_s=TTL_S, clock=clock, parallel_reads=1)
     helper.refresh()
-    assert helper.look({}, running=0, released=0).nothing_left
+    assert helper.look({}, held=0, released=0).nothing_left
 
 
 def test_the_trainer_counts_whoever_still_beats_as_living(store, clock):

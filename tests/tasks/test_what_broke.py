@@ -12,7 +12,7 @@ from gleaner import main
 from storage import layout
 from storage.clock import SystemClock
 from storage.failures import last_failures
-from storage.run import RunBusy
+from storage.run import AnotherRun, RunBusy
 from storage.store import StoreUnavailable
 from tasks.collect import collect
 from tasks.conclude import conclude
@@ -134,6 +134,9 @@ def test_a_plan_that_failed_is_told_first_and_a_second_command_is_no_failure(run
     with monkeypatch.context() as broken:
         broken.setattr(preparing, "prepare", breaks(RunBusy("another execution advances it")))
         with pytest.raises(RunBusy):
+            plan(**pools)
+        broken.setattr(preparing, "prepare", breaks(AnotherRun(URL, ["run.seed: 4 here, 3 there"])))
+        with pytest.raises(AnotherRun):
             plan(**pools)
         quiet(store)
         broken.setattr(preparing, "prepare", breaks(ValueError("pools: too dear")))
