@@ -295,8 +295,8 @@ def test_a_local_execution_is_named_by_its_process():
 
 
 def test_the_task_takes_a_configuration_as_flyte_hands_it_over(store, model):
-    reference, slots, to_train = plan(config=document(URL, model), after=-1, pools=["rollout"])
-    assert to_train == reference
+    reference, slots, to_train, _, *evaluated = plan(config=document(URL, model), after=-1, pools=["rollout"])
+    assert (to_train, evaluated) == (reference, [[], []])
     assert (reference.iteration, reference.execution, slots) == (0, execution_name(), [[0, 1]])
     assert dump(config(URL, model)) == read_run(store).config
 
