@@ -42,7 +42,7 @@ def run(tmp_path_factory):
 
 
 def test_a_terminal_shows_where_the_run_is_and_nothing_when_the_block_has_ended(run):
-    done = on_terminal("-c", PROGRAM, run, 2)
+    done = on_terminal("-c", PROGRAM, run, 10)  # a busy machine needs seconds for the first look
     assert "iteration 2: rollout" in done.terminal
     assert "responses (3 of 4)" in done.terminal
     assert done.terminal.rstrip().endswith("\x1b[2K")
