@@ -11,6 +11,7 @@ from storage.connect import connect
 from storage.failures import last_failures
 from storage.store import StoreUnavailable
 from tasks.configuration.references import EvaluationOutcome, IterationOutcome
+from tasks.pod_story import tells
 from tasks.reporting.last_failures import KILLED, Work, failure_line, keep
 
 DEFAULT_POOL = ControlPoolConfig()
@@ -26,14 +27,15 @@ def evaluations_ended(concluded: IterationOutcome, evaluated: list[list[Evaluati
 
     concluded: the last iteration, behind which this comes. evaluated: what the leaves gave, None for one that failed.
     """
-    outcomes = [outcome for of_leaf in evaluated for outcome in of_leaf]
-    failed = sum(outcome is None for outcome in outcomes)
-    if failed:
-        raise EvaluationsFailed(
-            f"run {concluded.run_url}: training is done up to iteration {concluded.iteration}, and {failed} of "
-            f"{len(outcomes)} evaluations failed; the same command goes on with what is missing. {_last(concluded)}"
-        )
-    return len(outcomes)
+    with tells(f"run {concluded.run_url}", None, "counting its evaluations"):
+        outcomes = [outcome for of_leaf in evaluated for outcome in of_leaf]
+        failed = sum(outcome is None for outcome in outcomes)
+        if failed:
+            raise EvaluationsFailed(
+                f"run {concluded.run_url}: training is done up to iteration {concluded.iteration}, and {failed} of "
+                f"{len(outcomes)} evaluations failed; the same command goes on with what is missing. {_last(concluded)}"
+            )
+        return len(outcomes)
 
 
 def _last(concluded: IterationOutcome) -> str:
