@@ -28,7 +28,6 @@ def conclude(
     gives it.
     """
     from tasks.concluding.iteration import commit_and_tell  # noqa: PLC0415 - when the task runs
-    from tasks.preparing.evaluation import prepare_beside  # noqa: PLC0415
     from tasks.reporting.progress import progress  # noqa: PLC0415
 
     forgo_models_in_a_container()
@@ -39,6 +38,8 @@ def conclude(
                 outcome, tabs = commit_and_tell(trained.plan, last=last)
             evaluated: tuple[PlanReference, list[int], list[PlanReference]] = (trained.plan, [], [])
             if config:
+                from tasks.preparing.evaluation import prepare_beside  # noqa: PLC0415 - where it is used
+
                 version, execution = outcome.weight_version, trained.plan.execution
                 evaluated = prepare_beside(parse(config), version, execution, SystemClock(), resume=False)
         except StoreUnavailable as error:

@@ -41,7 +41,6 @@ def plan(
         last: the execution plans no iteration after this one
         evaluates: also plan the evaluation of the weights with which the execution begins, or of an interrupted one
     """
-    from tasks.preparing.evaluation import prepare_beside  # noqa: PLC0415 - when the task runs
     from tasks.preparing.iteration import WeightsTooOld, prepare, to_train  # noqa: PLC0415 - when the task runs
     from tasks.reporting.progress import progress  # noqa: PLC0415
 
@@ -59,6 +58,8 @@ def plan(
             trains = to_train(settings, reference) if ahead else reference
             evaluated: tuple[PlanReference, list[int], list[PlanReference]] = (reference, [], [])
             if evaluates:
+                from tasks.preparing.evaluation import prepare_beside  # noqa: PLC0415 - where it is used
+
                 evaluated = prepare_beside(settings, reference.iteration, work.execution, clock, resume=True)
         except (StoreUnavailable, WeightsTooOld, ConcludedByAnother) as error:
             raise FlyteRecoverableException(str(error)) from error
