@@ -4,6 +4,7 @@ A run keeps its configuration and shows it, and so does a fleet; neither is a pl
 the text that it looks at.
 """
 
+import os
 import re
 from collections.abc import Iterable
 
@@ -101,6 +102,11 @@ def _is_given_secret(found: re.Match[str]) -> bool:
     """Whether the name before a value says that it is secret, as a password's place in a url does."""
     name = found.groupdict().get("name", "password")
     return names_secret(name) or _SIGNATURES.fullmatch(name) is not None
+
+
+def environment_secrets() -> list[str]:
+    """The values of this process's environment variables whose names say that they are secret."""
+    return [value for name, value in os.environ.items() if names_secret(name)]
 
 
 def names_secret(name: str) -> bool:

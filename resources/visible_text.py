@@ -28,6 +28,11 @@ def visible_line(text: str) -> str:
     return _BREAKS.sub(_written_out, visible(text))
 
 
+def shortened(text: str, characters_max: int) -> str:
+    """The text, or its beginning and three points where it is longer."""
+    return text if len(text) <= characters_max else text[: characters_max - 3] + "..."
+
+
 def markup(text: str) -> str:
     """The text as HTML."""
     return html.escape(visible(text))

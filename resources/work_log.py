@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from resources.secret_text import names_secret, without_secrets
-from resources.visible_text import visible_line
+from resources.secret_text import environment_secrets, without_secrets
+from resources.visible_text import shortened, visible_line
 
 # A line at least once a minute, even if one comes late.
 INTERVAL_S = 30.0
@@ -42,7 +42,7 @@ class WorkLog:
         """
         self._place = place
         self._is_brief = is_brief
-        self._secrets = [value for name, value in os.environ.items() if names_secret(name)]
+        self._secrets = environment_secrets()
         self._items: queue.SimpleQueue[_Work | str | None] = queue.SimpleQueue()
         self._began_s = time.monotonic()
         self._what = ""
@@ -121,8 +121,7 @@ class WorkLog:
             sys.stderr.flush()
 
     def _bounded(self, text: str, characters_max: int) -> str:
-        shown = visible_line(without_secrets(text, self._secrets))
-        return shown if len(shown) <= characters_max else shown[: characters_max - 3] + "..."
+        return shortened(visible_line(without_secrets(text, self._secrets)), characters_max)
 
 
 # The log of this process; None: nothing is written.

@@ -3,8 +3,6 @@
 Beside training there is no task that plans: `plan` and `conclude` call `planned_beside`.
 """
 
-import logging
-
 from flytekit import Deck, task
 from flytekit.exceptions.user import FlyteRecoverableException
 
@@ -19,7 +17,6 @@ from tasks.plan import execution_name, forgo_models_in_a_container
 from tasks.pod_story import tells
 from tasks.reporting.last_failures import Work
 
-log = logging.getLogger(__name__)
 DEFAULT_POOL = ControlPoolConfig()
 
 

@@ -15,7 +15,7 @@ from flytekit.core.context_manager import FlyteContextManager
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.granted import Granted, MachineTooSmall, granted, is_in_a_pod, memory_peak
-from resources.visible_text import show_logs, visible
+from resources.visible_text import shortened, show_logs, visible
 from resources.work_log import WorkLog, chain_of, which_of_chain, work_log
 from storage.failures import Task
 from storage.open_sessions import close_at_exit
@@ -126,9 +126,7 @@ def _has_log_here() -> bool:
 
 def story(place: str, error: BaseException, found: Granted, peak_bytes: int | None, killed: int) -> str:
     """One line: where, the cause, what to do. peak_bytes, killed: as `memory_peak` gives them."""
-    first, cause = _first(error), _cause(error)
-    if len(cause) > CAUSE_CHARACTERS_MAX:
-        cause = cause[: CAUSE_CHARACTERS_MAX - 3] + "..."
+    first, cause = _first(error), shortened(_cause(error), CAUSE_CHARACTERS_MAX)
     return f"{place}: {cause.rstrip('.: ')}. {_advice(first, cause, found, peak_bytes, killed)}"
 
 

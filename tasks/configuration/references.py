@@ -41,7 +41,7 @@ class TrainOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOutcome:
-    """An evaluation of the run at `run_url` that has ended; `evaluation` is "" if none was due."""
+    """An evaluation of the run at `run_url` that has ended."""
 
     run_url: str
     evaluation: str
@@ -49,8 +49,6 @@ class EvaluationOutcome:
     metrics: dict[str, float]
 
     def __str__(self) -> str:
-        if not self.evaluation:
-            return f"No evaluation of weight version {self.weight_version} was due."
         scores = ", ".join(
             f"{name} {self.metrics[name]:.4g}" for name in sorted(self.metrics) if "/" not in name.removeprefix("val/")
         )

@@ -4,14 +4,13 @@ Keeping it never hides or delays the failure itself: a store that does not take 
 """
 
 import logging
-import os
 import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from resources.secret_text import names_secret, without_secrets
-from resources.visible_text import visible
+from resources.secret_text import environment_secrets, without_secrets
+from resources.visible_text import shortened, visible
 from storage import layout
 from storage.clock import SystemClock
 from storage.connect import connect
@@ -86,11 +85,12 @@ def keep_silent_end(work: Work, attempt: int, limit_s: float = KEEP_LIMIT_S) -> 
 
 def forget(work: Work, limit_s: float = KEEP_LIMIT_S) -> None:
     """Note in the run that the work has succeeded, in the same manner; what slots failed at stays until `conclude`."""
+    if work.slot is not None:
+        return
 
     def act() -> None:
         store = connect(work.run_url)
-        if work.slot is None:
-            forget_failure(store, work.task)
+        forget_failure(store, work.task)
         if work.task == "conclude":
             forget_slots(store, work.execution)
 
@@ -107,9 +107,7 @@ def failure_line(failure: FailureRecord) -> str:
 
 def one_line(text: str) -> str:
     """A text of an error on one line of bounded length, without secrets and control characters."""
-    known = (value for name, value in os.environ.items() if names_secret(name))
-    line = visible(" ".join(without_secrets(text, known).split()))
-    return line if len(line) <= ERROR_LENGTH_MAX else line[: ERROR_LENGTH_MAX - 3] + "..."
+    return shortened(visible(" ".join(without_secrets(text, environment_secrets()).split())), ERROR_LENGTH_MAX)
 
 
 def _record(store: ObjectStore, work: Work, cause: str) -> FailureRecord:
