@@ -11,11 +11,14 @@ import os
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiobotocore.session
 import botocore.configprovider
 import botocore.exceptions
+import botocore.loaders
 import botocore.session
 import fsspec.asyn
 import s3fs
@@ -180,8 +183,10 @@ class Session:
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
+        session = aiobotocore.session.AioSession()
+        session.register_component("data_loader", _loader())
         self._filesystem: Any = s3fs.S3FileSystem(
-            asynchronous=True, use_listings_cache=False, skip_instance_cache=True, **options
+            session=session, asynchronous=True, use_listings_cache=False, skip_instance_cache=True, **options
         )
         # S3Store counts retries, against one deadline.
         self._filesystem.retries = 1
@@ -248,6 +253,12 @@ class Session:
             return future.result(limit_s + CLOSE_S)
         finally:
             future.cancel()
+
+
+@cache
+def _loader() -> botocore.loaders.Loader:
+    """S3's description in botocore, which every session would read again: 12 MB and 0.1 s."""
+    return botocore.loaders.create_loader()
 
 
 async def _bounded(operation: Coroutine[Any, Any, Any], limit_s: float) -> Any:

@@ -373,3 +373,15 @@ def test_bad_variables_are_named(name, value, allowed):
 
 def test_the_environment_is_that_of_the_test_server(s3_url):
     assert os.environ["AWS_SECRET_ACCESS_KEY"] == SECRET
+
+
+def test_stores_of_a_process_read_the_description_of_s3_once(s3_url):
+    code = (
+        "import sys; from storage.connect import connect; files = []\n"
+        "sys.addaudithook(lambda event, args: files.append(str(args[0])) if event == 'open' else None)\n"
+        f"for k in range(3): connect('{s3_url}/' + str(k)).list('')\n"
+        "found = [file for file in files if '/s3/' in file and 'service-2' in file]\n"
+        "print(len(found) - len(set(found)), bool(found))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "0 True\n"
