@@ -15,7 +15,10 @@ from tasks.planning.sibling_lengths import expected_left
 
 
 def candidates_of(reader: JournalReader, holder: str, taker: str, *, acting: bool) -> list[Candidate]:
-    """The unfinished responses of a member, as its journal shows them; `acting`: also those owed an answer."""
+    """The unfinished responses of a member, as its journal shows them; `acting`: also those owed an answer.
+
+    A living member makes the call of a response that it took with an answer owed before it decodes the response.
+    """
     book, found = reader.book, []
     for response in book.holdings().get(holder, ()):
         assembled = reader.assemble(response)

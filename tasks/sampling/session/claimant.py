@@ -283,8 +283,8 @@ class Claimant:
             return self._claim_all(self._free(transfer.count), None, transfer.cause)
         if not (self._has_read([holder]) and self._has_reached(compared_with(self._plan, self._reader.book, holder))):
             return None
-        runs = transfer.cause in (Cause.OVERFULL, Cause.LATE)
-        candidates = candidates_of(self._reader, holder, self._incarnation, acting=not runs)
+        acting = not transfer.cause.from_the_living
+        candidates = candidates_of(self._reader, holder, self._incarnation, acting=acting)
         if transfer.asks:
             asked = self._asked.get(holder)
             if asked is None:

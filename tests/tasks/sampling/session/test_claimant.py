@@ -358,3 +358,17 @@ def test_an_iteration_is_closed_by_the_trainer():
     assert not me.closed()
     records.commit(store, layout.closed(0), ClosedRecord(iteration=0, reason="done"))
     assert me.closed()
+
+
+def test_what_a_living_member_took_with_an_answer_owed_is_at_its_tools_and_not_unstarted():
+    store = MemoryStore()
+    dead = Incarnation(store, PLAN, 0, "00000-dead")
+    dead.write(4, [1], Finish.ACTING)
+    dead.write(5, [1], Finish.ACTING)
+    Incarnation(store, PLAN, 0, "00000-full")
+    say(store, "00000-full", claims=2, unfinished=4, running=0, waiting=4)
+    me = a_claimant(store)
+    me.take_own_slot()
+    assert sorted(numbers(seek(me, IDLE, me.owned()))) == [0, 1]
+    say(store, "00000-full", number=2, claims=3, state="gone", unfinished=2)
+    assert sorted(numbers(seek(me, IDLE, me.owned()))) == [4, 5]
