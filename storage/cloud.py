@@ -19,19 +19,22 @@ from obstore.store import AzureStore, GCSStore
 
 from storage.budget import BYTES_PER_S_MIN, Budget
 from storage.memory import check_body, check_prefix, check_range
+from storage.refusals import REFUSED_S_MAX, DeniedForNow, Refusals
 from storage.store import ObjectMissing, StorageError, StoreDenied, StoreUnavailable, StoreUnfit, check_key
 
 # Only this module ends a request that takes too long, and only it retries.
 _CLIENT = {"timeout": "1h", "connect_timeout": "10s", "allow_http": True}
 _NO_RETRIES = {"max_retries": 0, "retry_timeout": timedelta(seconds=1)}
 _PAGE_KEYS = 1000
+# Azure says it of a clock that is off, too.
+_EXPIRED = re.compile(r"AuthenticationFailed|InvalidAuthenticationInfo")
 _STATUS = re.compile(r"status code: (\d{3})")
 _ADVICE = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS or the machine's service account; it needs the role Storage Object User",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and a credential (AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, or the "
     "machine's identity); it needs the role Storage Blob Data Contributor",
 }
-Verdict = Literal["exists", "missing", "again", "unfit", "denied"]
+Verdict = Literal["exists", "missing", "again", "unfit", "denied", "expired"]
 Attempt = Callable[[Budget], Awaitable[Any]]
 
 
@@ -40,18 +43,31 @@ class CloudStore:
 
     `deadline_s` bounds a whole call with its retries, and half of it one attempt; both grow by the time that the bytes
     take at 8 MiB/s. A process that is forked after the first call cannot use any such store, and is told so.
+
+    A store that has answered and then refuses the credentials is asked again for `refused_s_max`. Each time `reopen`
+    gives a store of obstore that has read them anew.
     """
 
     _first_process: int | None = None
 
     def __init__(
-        self, root: str, opened: Any, prefix: str = "", *, deadline_s: float = 20.0, backoff_s: float = 0.2
+        self,
+        root: str,
+        opened: Any,
+        prefix: str = "",
+        *,
+        deadline_s: float = 20.0,
+        backoff_s: float = 0.2,
+        refused_s_max: float = REFUSED_S_MAX,
+        reopen: Callable[[], Any] | None = None,
     ) -> None:
         self._root = root
         self._opened = opened
         self._base = f"{prefix}/" if prefix else ""
         self._deadline_s = deadline_s
         self._backoff_s = backoff_s
+        self._refusals = Refusals(refused_s_max)
+        self._reopen = reopen
 
     @property
     def url(self) -> str:
@@ -132,9 +148,14 @@ class CloudStore:
         Raises AlreadyExistsError or FileNotFoundError where the object does or does not exist, else one of the errors
         of storage/store.py.
         """
+        return self._refusals.outlast(lambda: self._ask(verb, key, attempt, num_bytes))
+
+    def _ask(self, verb: str, key: str, attempt: Attempt, num_bytes: int) -> Any:
+        """The same; a refusal that can pass by itself is DeniedForNow."""
         budget = Budget(self._deadline_s, num_bytes)
         where = f"cannot {verb} {self.url}/{key}"
         self._refuse_forks(where)
+        opened = self._opened
         while True:
             budget.begin_attempt()
             try:
@@ -143,6 +164,8 @@ class CloudStore:
                 verdict = judge(error, verb)
                 if verdict in ("exists", "missing"):
                     raise
+                if verdict == "expired":
+                    self._renew(opened)
                 if verdict != "again":
                     raise self._refusal(where, verdict, error) from error
                 last = error
@@ -159,7 +182,14 @@ class CloudStore:
             return StoreUnfit(f"{where}: the server does not implement this request")
         if _status(error) == 404 or isinstance(error, FileNotFoundError):
             return StoreDenied(f"{where}: no such bucket or container: create it, or correct the URL or the endpoint")
-        return StoreDenied(f"{where}: refused: check {_ADVICE[self._scheme]} ({_name(error)})")
+        kind = DeniedForNow if verdict == "expired" else StoreDenied
+        return kind(f"{where}: refused: check {_ADVICE[self._scheme]} ({_name(error)})")
+
+    def _renew(self, refused: Any) -> None:
+        """Read the credentials anew, unless another thread has done so since; what cannot be read now stays."""
+        if self._reopen is not None and self._opened is refused:
+            with suppress(BaseError, ValueError, OSError):
+                self._opened = self._reopen()
 
     @property
     def _scheme(self) -> str:
@@ -192,7 +222,8 @@ def judge(error: Exception, verb: str) -> Verdict:
     if isinstance(error, AlreadyExistsError):
         return "exists"
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-        return "denied"
+        is_expired = isinstance(error, UnauthenticatedError) or _EXPIRED.search(str(error))
+        return "expired" if is_expired else "denied"
     status = _status(error)
     if isinstance(error, FileNotFoundError):
         # Only reads and deletes can miss an object; a write misses its bucket.
@@ -204,7 +235,7 @@ def judge(error: Exception, verb: str) -> Verdict:
 
 def _opened(scheme: str, name: str, prefix: str, make: Callable[[], Any]) -> CloudStore:
     try:
-        return CloudStore(f"{scheme}://{name}", make(), prefix)
+        return CloudStore(f"{scheme}://{name}", make(), prefix, reopen=make)
     except (BaseError, ValueError) as error:
         raise StoreDenied(f"{scheme}://{name}: check {_ADVICE[scheme]} ({_name(error)})") from error
 

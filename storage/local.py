@@ -21,13 +21,15 @@ from pathlib import Path
 from storage.memory import check_body, check_prefix, check_range
 from storage.paths import expanded
 from storage.process_identity import is_dead, process_space
+from storage.refusals import REFUSED_S_MAX, DeniedForNow, Refusals
 from storage.store import ObjectMissing, StorageError, StoreDenied, StoreUnavailable, StoreUnfit, check_key
 
 # An NFS client gives a name that begins so to a file that is deleted while a process has it open.
 NFS_DELETED = ".nfs"
 # How often a directory may vanish while a writer creates its file, before that is an error.
 FOLDER_ATTEMPTS = 100
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# Other processes free space, and quotas are raised.
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 OBSTRUCTED = frozenset({errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG})
 NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
@@ -39,11 +41,13 @@ class LocalStore:
     With `fsync`, an object that was reported as written survives a power cut; without it, it survives only a kill of
     the process. A directory cannot hold both an object `a` and objects `a/...`; such a write is refused with
     StoreDenied. So is every key and prefix on whose way there is a link or a device; a listing passes over them.
+    While the disk is full, a write waits for at most `refused_s_max`.
     """
 
-    def __init__(self, root: Path, *, fsync: bool = True) -> None:
+    def __init__(self, root: Path, *, fsync: bool = True, refused_s_max: float = REFUSED_S_MAX) -> None:
         self._root = expanded(root).absolute()
         self._fsync = fsync
+        self._refusals = Refusals(refused_s_max)
 
     @property
     def url(self) -> str:
@@ -52,6 +56,9 @@ class LocalStore:
     def create(self, key: str, body: bytes) -> bool:
         path = self._path("create", key)
         check_body(key, body)
+        return self._refusals.outlast(lambda: self._create(path, key, body))
+
+    def _create(self, path: Path, key: str, body: bytes) -> bool:
         with self._explained("create", key), self._temporary(path, body) as temporary:
             try:
                 os.link(temporary, path)
@@ -69,6 +76,9 @@ class LocalStore:
 
     def put(self, key: str, body: bytes) -> None:
         path = self._path("put", key)
+        self._refusals.outlast(lambda: self._put(path, key, body))
+
+    def _put(self, path: Path, key: str, body: bytes) -> None:
         with self._explained("put", key), self._temporary(path, body) as temporary:
             temporary.replace(path)
             self._sync_entry(path.parent)
@@ -76,6 +86,9 @@ class LocalStore:
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         path = self._path("get", key)
         check_range(start, end)
+        return self._refusals.outlast(lambda: self._get(path, key, start, end))
+
+    def _get(self, path: Path, key: str, start: int, end: int | None) -> bytes:
         with self._explained("get", key):
             descriptor = self._open_existing(path, key)
             try:
@@ -264,8 +277,9 @@ class LocalStore:
             raise
         except OSError as error:
             what = f"cannot {verb} {key!r} in {self._root}: {error.strerror or error}"
-            if error.errno in FULL:
-                raise StoreDenied(f"{what}; free some space there or choose another directory") from error
+            if error.errno in FULL or error.errno == errno.EFBIG:
+                kind = DeniedForNow if error.errno in FULL else StoreDenied
+                raise kind(f"{what}; free some space there or choose another directory") from error
             if error.errno in REFUSED:
                 raise StoreDenied(f"{what}; this user must be able to read and write that directory") from error
             if error.errno == errno.ELOOP:

@@ -26,6 +26,7 @@ import s3fs
 from storage import s3_answers
 from storage.budget import Budget
 from storage.memory import check_body, check_prefix, check_range
+from storage.refusals import REFUSED_S_MAX, Refusals
 from storage.s3_answers import AnswerNotBelieved, Verdict
 from storage.store import ObjectMissing, StoreUnavailable, check_key
 
@@ -64,13 +65,25 @@ class S3Store:
     and credentials: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_REGION, AWS_S3_ADDRESSING_STYLE, AWS_ACCESS_KEY_ID and
     all else that botocore reads; FLYTE_AWS_* stand in for absent ones. S3's checksums are left to AWS: the signature
     covers a body's SHA-256, and what is stored here has digests of its own.
+
+    A store that has answered and then refuses for a reason that can pass by itself is asked again for `refused_s_max`;
+    after a refusal of the credentials these are read anew, from the environment, its files and all else.
     """
 
-    def __init__(self, bucket: str, prefix: str = "", *, deadline_s: float = 20.0, backoff_s: float = 0.2) -> None:
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        deadline_s: float = 20.0,
+        backoff_s: float = 0.2,
+        refused_s_max: float = REFUSED_S_MAX,
+    ) -> None:
         self._bucket = bucket
         self._base = f"{prefix}/" if prefix else ""
         self._deadline_s = deadline_s
         self._backoff_s = backoff_s
+        self._refusals = Refusals(refused_s_max)
         self._options = session_options(os.environ, _configured_endpoint())
         self._sessions: dict[int, Session] = {}
 
@@ -138,6 +151,12 @@ class S3Store:
         process = os.getpid()
         return self._sessions.get(process) or self._sessions.setdefault(process, Session(self._options))
 
+    def _renew(self, refused: "Session") -> None:
+        """Let the next call read the credentials anew, unless another thread has done so since it was refused."""
+        if self._sessions.get(os.getpid()) is refused:
+            self._options = session_options(os.environ, _configured_endpoint())
+            self._sessions.pop(os.getpid(), None)
+
     def _call(
         self, verb: str, key: str, operation: Operation, answers: frozenset[Verdict] = NOTHING, num_bytes: int = 0
     ) -> Any:
@@ -145,19 +164,26 @@ class S3Store:
 
         Raises AnswerError for the verdicts in `answers`, else one of the errors of storage/store.py.
         """
+        return self._refusals.outlast(lambda: self._ask(verb, key, operation, answers, num_bytes))
+
+    def _ask(self, verb: str, key: str, operation: Operation, answers: frozenset[Verdict], num_bytes: int) -> Any:
+        """The same; a refusal that can pass by itself is DeniedForNow."""
         budget = Budget(self._deadline_s, num_bytes)
         where = f"cannot {verb} {self.url}/{key} at {self._endpoint()}"
         last: Exception | None = None
         while True:
             budget.begin_attempt()
+            session = self._session()
             try:
-                return operation(self._session(), budget)
+                return operation(session, budget)
             except Exception as error:
                 verdict = s3_answers.judge(error)
                 if verdict is None:
                     raise
                 if verdict in answers:
                     raise AnswerError(verdict) from error
+                if verdict in s3_answers.OF_CREDENTIALS:
+                    self._renew(session)
                 if verdict != "again":
                     raise s3_answers.refusal(where, verdict, error) from error
                 # The deadline cuts the last attempt short: what an earlier one was told says more.

@@ -13,6 +13,7 @@ import botocore.exceptions
 import botocore.parsers
 import s3fs
 
+from storage.refusals import DeniedForNow
 from storage.store import StorageError, StoreDenied, StoreUnfit
 
 Verdict = Literal[
@@ -26,8 +27,10 @@ Verdict = Literal[
     "request",
     "unfit",
     "denied",
+    "expired",
     "clock",
     "full",
+    "large",
     "encryption",
     "archived",
     "unknown",
@@ -47,18 +50,21 @@ VERDICTS: dict[str, Verdict] = {
     "TemporaryRedirect": "region",
     "NotImplemented": "unfit",
     "501": "unfit",
-    # Of status 400, unlike the others that are about credentials.
-    "ExpiredToken": "denied",
-    "InvalidToken": "denied",
-    "TokenRefreshRequired": "denied",
     "AccessDenied": "denied",
-    "InvalidAccessKeyId": "denied",
-    "SignatureDoesNotMatch": "denied",
+    # Keys may have been exchanged for others, too.
+    "ExpiredToken": "expired",
+    "ExpiredTokenException": "expired",
+    "InvalidAccessKeyId": "expired",
+    "InvalidClientTokenId": "expired",
+    "InvalidToken": "expired",
+    "SignatureDoesNotMatch": "expired",
+    "TokenRefreshRequired": "expired",
+    "UnrecognizedClientException": "expired",
     "RequestTimeTooSkewed": "clock",
     "RequestExpired": "clock",
     "RequestInTheFuture": "clock",
     "507": "full",
-    "EntityTooLarge": "full",
+    "EntityTooLarge": "large",
     "InvalidObjectState": "archived",
     # Another conditional write or a delete of the same key was under way (409).
     "ConditionalRequestConflict": "again",
@@ -85,6 +91,17 @@ UNBELIEVED_ADVICE = (
     "what answers is no S3 server: correct the endpoint (AWS_ENDPOINT_URL), or take away the proxy that answers in its "
     "place"
 )
+ROOM_ADVICE = (
+    "the store has no room for the object: a quota or limit of the bucket, the user or the server is reached; raise "
+    "it, or delete what is no longer needed"
+)
+CREDENTIALS_ADVICE = (
+    "refused: check the credentials (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN or the machine's "
+    "role); they need s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket"
+)
+# What these refuse passes when credentials are read anew, and the others of PASSING by itself.
+OF_CREDENTIALS: frozenset[Verdict] = frozenset({"credentials", "expired"})
+PASSING: frozenset[Verdict] = OF_CREDENTIALS | {"clock", "full"}
 ADVICE: dict[Verdict, str] = {
     "bucket": "no such bucket: create it, or correct the URL or the endpoint",
     "credentials": "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or FLYTE_AWS_ACCESS_KEY_ID and "
@@ -93,12 +110,12 @@ ADVICE: dict[Verdict, str] = {
     "correct the endpoint (AWS_ENDPOINT_URL)",
     "request": f"the server refuses something in this request; {CHECKSUM_ADVICE}",
     "unfit": f"the server does not implement something in this request; {CHECKSUM_ADVICE}",
-    "denied": "refused: check the credentials (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN or the "
-    "machine's role); they need s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket",
+    "denied": CREDENTIALS_ADVICE,
+    "expired": CREDENTIALS_ADVICE,
     "clock": "this machine's clock is minutes away from the server's, which therefore refuses every signature: set the "
     "clock right (timedatectl set-ntp true)",
-    "full": "the store has no room for the object: a quota or limit of the bucket, the user or the server is reached; "
-    "raise it, or delete what is no longer needed",
+    "full": ROOM_ADVICE,
+    "large": ROOM_ADVICE,
     "encryption": "the key that encrypts the bucket cannot be used: it must be enabled, and the credentials need "
     "kms:GenerateDataKey and kms:Decrypt for it",
     "archived": "the object was moved to an archive: restore it, and end the bucket's rule that archives objects",
@@ -108,6 +125,11 @@ NO_CREDENTIALS = (
     botocore.exceptions.NoCredentialsError,
     botocore.exceptions.PartialCredentialsError,
     botocore.exceptions.ProfileNotFound,
+)
+EXPIRED = (
+    botocore.exceptions.LoginError,
+    botocore.exceptions.SSOError,
+    botocore.exceptions.TokenRetrievalError,
 )
 
 
@@ -130,6 +152,14 @@ TRANSIENT = (
     botocore.parsers.ResponseParserError,
 )
 
+# Of exceptions without an answer; the first that fits.
+KINDS: tuple[tuple[tuple[type[Exception], ...], Verdict], ...] = (
+    (NO_CREDENTIALS, "credentials"),
+    (EXPIRED, "expired"),
+    (TRANSIENT, "again"),
+    ((botocore.exceptions.BotoCoreError,), "denied"),
+)
+
 
 def judge(error: Exception) -> Verdict | None:
     """The meaning of an exception of s3fs; None if the exception is not about the store.
@@ -139,11 +169,7 @@ def judge(error: Exception) -> Verdict | None:
     """
     response = _response(error)
     if response is None:
-        if isinstance(error, NO_CREDENTIALS):
-            return "credentials"
-        if isinstance(error, TRANSIENT):
-            return "again"
-        return "denied" if isinstance(error, botocore.exceptions.BotoCoreError) else None
+        return next((verdict for kinds, verdict in KINDS if isinstance(error, kinds)), None)
     if _is_a_page(response):
         return "again"
     name = name_of(error)
@@ -161,7 +187,9 @@ def _by_status(status: int, name: str) -> Verdict:
         return "region"
     if status in (401, 403):
         # Without a code of its own, or with one that no version of S3 explains.
-        return "denied" if status == 401 or name in ("", "403", "Forbidden") else "unknown"
+        if status == 401:
+            return "expired"
+        return "denied" if name in ("", "403", "Forbidden") else "unknown"
     return "request" if 400 <= status < 500 else "denied"
 
 
@@ -185,7 +213,8 @@ def advice_after(error: Exception) -> str:
 
 def refusal(where: str, verdict: Verdict, error: Exception) -> StorageError:
     """The error of storage/store.py for a verdict that is no part of the protocol."""
-    kind = StoreUnfit if verdict in ("request", "unfit") else StoreDenied
+    unfit = StoreUnfit if verdict in ("request", "unfit") else StoreDenied
+    kind = DeniedForNow if verdict in PASSING else unfit
     return kind(f"{where}: {ADVICE.get(verdict, ADVICE['unknown'])} ({name_of(error)})")
 
 

@@ -92,6 +92,29 @@ def test_refused_credentials_are_one_line_without_the_servers_text(server, statu
     assert len(seen) == len(VERBS), "a refusal is not asked for again"
 
 
+@pytest.mark.parametrize(("status", "code"), [(401, SECRET), (403, "AuthenticationFailed")])
+def test_credentials_that_a_server_refuses_after_an_answer_are_read_anew_once_per_refusal(server, status, code):
+    first, seen = server((200, "", ""), (status, code, ""), (status, code, ""), (200, "", ""))
+    opened = []
+
+    def reopen():
+        opened.append(first._opened)
+        return first._opened
+
+    store = CloudStore("gs://bucket", first._opened, "run", reopen=reopen)
+    store.delete("a")
+    store.delete("a")
+    assert (len(seen), len(opened)) == (4, 2)
+
+
+def test_a_right_that_is_missing_is_refused_at_once_though_the_server_has_answered(server):
+    store, seen = server((200, "", ""), (403, "AccessDenied", ""))
+    store.delete("a")
+    with pytest.raises(StoreDenied):
+        store.delete("a")
+    assert len(seen) == 2
+
+
 def test_a_bucket_that_does_not_exist_is_no_missing_object(server):
     store, _ = server((404, "NoSuchBucket", ""))
     for verb in (VERBS[0], VERBS[1], VERBS[3]):

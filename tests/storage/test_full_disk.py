@@ -3,16 +3,20 @@
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from storage import layout, records
 from storage.assembly import JournalReader
 from storage.clock import SystemClock
 from storage.connect import connect
 from storage.fitness import probe
 from storage.local import LocalStore
+from storage.records import AliveRecord
 from storage.run import read_plan
 from storage.store import ObjectMissing, StoreDenied, commit
 from tasks.sampling.session.member import generate_slot
@@ -44,7 +48,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
 
 def test_a_full_disk_is_one_line_and_holds_only_whole_objects(disk):
-    store = LocalStore(disk("size=256k"))
+    store = LocalStore(disk("size=256k"), refused_s_max=0.1)
     store.put("a", b"old" * KIB)
     for write in (
         lambda: store.create("b/new", bytes(300 * KIB)),
@@ -81,8 +85,33 @@ def test_a_read_only_file_system_is_one_line_and_can_be_read(disk):
 
 
 @pytest.mark.slow
-def test_a_worker_on_a_full_disk_stops_and_its_successor_ends_with_the_same_tokens(disk, tmp_path):
+def test_a_member_on_a_full_disk_stops_and_its_successor_ends_with_the_same_tokens(disk, tmp_path, monkeypatch):
     """Nothing half-written is trusted: what the journal holds is continued, token by token."""
+    monkeypatch.setattr("storage.connect.LocalStore", partial(LocalStore, refused_s_max=0.1))
+    urls = _two_runs(disk, tmp_path)
+    with pytest.raises(StoreDenied, match="No space left on device; free some space"):
+        generate_slot(urls[1], 0, 0, lambda: False, SystemClock())
+    (Path(urls[1]) / "ballast").unlink()
+    roll_out(urls[1], 0)
+    assert _tokens(urls[1]) == _tokens(urls[0])
+
+
+@pytest.mark.slow
+def test_a_member_outlives_a_disk_that_is_full_for_seconds_and_loses_no_token(disk, tmp_path):
+    urls = _two_runs(disk, tmp_path)
+    freed = threading.Timer(3.0, (Path(urls[1]) / "ballast").unlink)
+    freed.start()
+    for slot in (0, 1):
+        generate_slot(urls[1], 0, slot, lambda: False, SystemClock())
+        assert freed.finished.is_set(), "the member did not need what was freed"
+    freed.join()
+    assert _tokens(urls[1]) == _tokens(urls[0])
+    written = [each.incarnation for each in _lives(urls[1])]
+    assert len(written) == 2, "each slot had one life"
+
+
+def _two_runs(disk: Callable[[str], Path], tmp_path: Path) -> tuple[str, str]:
+    """A run that has generated, and its like on a disk that is full but for some KiB."""
     model = model_directory(tmp_path / "model")
     urls = ("memory://full", str(disk("size=64m")))
     memory_store("full")
@@ -90,11 +119,12 @@ def test_a_worker_on_a_full_disk_stops_and_its_successor_ends_with_the_same_toke
         plan_iteration(config(url, model, sampling={"max_completion_length": 200}))
     roll_out(urls[0], 0)
     _fill(Path(urls[1]), leave=12 * KIB)
-    with pytest.raises(StoreDenied, match="No space left on device; free some space"):
-        generate_slot(urls[1], 0, 0, lambda: False, SystemClock())
-    (Path(urls[1]) / "ballast").unlink()
-    roll_out(urls[1], 0)
-    assert _tokens(urls[1]) == _tokens(urls[0])
+    return urls
+
+
+def _lives(url: str) -> list[AliveRecord]:
+    store = connect(url)
+    return [records.read(store, AliveRecord, key) for key in store.list(layout.alive_all(0))]
 
 
 def _fill(folder: Path, leave: int) -> None:
