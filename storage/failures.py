@@ -1,7 +1,7 @@
 """The last failure of each task of a run, for people: kept until the task succeeds (docs/format.md section 2).
 
-The records are hints. They lie outside `iterations/`, where machines that join a run write, and nothing that a run
-does depends on them; a crew's trainer repeats what they say of slots.
+The records are hints. They lie outside `iterations/`, where machines that join a run write. No token depends on them: a
+crew's trainer repeats what they say of slots, and waits for none that the store has refused to the end.
 """
 
 import re

@@ -108,10 +108,23 @@ def _environment(width: int) -> dict[str, str]:
     }
 
 
+# Why slots failed for good in maps of this process.
+_failed: dict[tuple[PlanReference, int], str] = {}
+
+
+def failed_slots(plan: PlanReference) -> dict[int, str]:
+    """Why slots of a map over this plan failed for good on this machine, by slot, in a line each; told once.
+
+    The members themselves could not say it where the store refused them.
+    """
+    return {slot: _failed.pop((plan, slot)) for of, slot in list(_failed) if of == plan}
+
+
 class _LocalElements:
     def __init__(self, task: CrewMapTask, folder: Path, inputs: dict[str, Any], size: int) -> None:
         self._task = task
         self._folder = folder
+        self._inputs = inputs
         self._size = size
         self._width = min(size, task.concurrency or size)
         self._children: set[StartedProcess] = set()
@@ -202,17 +215,25 @@ class _LocalElements:
             if output.exists():
                 return self._read_output(output)
             message, recoverable = _read_error(folder / "out" / "error.pb")
+            reason = message or f"exit code {code}"
             if self._stopping or not recoverable:
-                raise ElementFailed(f"element {index} of {self._task.name} failed: {message or f'exit code {code}'}")
+                self._note(index, reason)
+                raise ElementFailed(f"element {index} of {self._task.name} failed: {reason}")
             if not message and code in SYSTEM_EXITS:
                 system_failures += 1
             else:
                 user_failures += 1
             if system_failures > SYSTEM_RETRIES or user_failures > self._task.local_retries:
-                reason = message or f"exit code {code}"
+                self._note(index, reason)
                 raise ElementFailed(f"element {index} of {self._task.name}: no attempts left; last: {reason}")
             log.warning("element %d, attempt %d ended with exit code %d; starting it again", index, attempt, code)
             previous, attempt = str(folder / "raw" / "_flytecheckpoints"), attempt + 1
+
+    def _note(self, index: int, reason: str) -> None:
+        """Remember why a slot failed; a map of something else has none."""
+        plan, slots = self._inputs.get("plan"), self._inputs.get("slot")
+        if isinstance(plan, PlanReference) and slots and not self._stopping:
+            _failed[plan, slots[index]] = reason
 
     def _attempt(self, index: int, attempt: int, folder: Path, previous: str) -> int:
         values = {
@@ -311,11 +332,16 @@ def after_standing_map(then: Callable[[], object]) -> None:
 
 
 def _read_error(path: Path) -> tuple[str, bool]:
-    """(message, whether another attempt may help); a process that died left no message."""
+    """(message in one line, whether another attempt may help); a process that died left no message.
+
+    The element has printed its traceback.
+    """
     if not path.exists():
         return "", True
     error = utils.load_proto_from_file(errors_pb2.ErrorDocument, str(path)).error
-    return error.message, error.kind == errors_pb2.ContainerError.RECOVERABLE
+    return " ".join(
+        error.message.rpartition("\nMessage:\n")[2].split()
+    ), error.kind == errors_pb2.ContainerError.RECOVERABLE
 
 
 def crew_map(

@@ -9,11 +9,13 @@ from resources.granted import is_in_a_pod
 from resources.pools import ControlPoolConfig, task_settings
 from storage.connect import connect
 from storage.crew_records import note_rollout_ended
+from storage.failures import slot_failures
 from storage.run import next_iteration
 from storage.store import StoreUnavailable
 from tasks.configuration.references import PlanReference
-from tasks.local_map import after_standing_map
+from tasks.local_map import after_standing_map, failed_slots
 from tasks.pod_story import place_of, tells
+from tasks.reporting.last_failures import Work, keep
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -30,6 +32,11 @@ def rollout_ended(plan: PlanReference, pool: str, slots: list[int], iterations: 
         first = plan.iteration if iterations == 1 else max(plan.iteration, next_iteration(store))
         for number in range(first, plan.iteration + iterations):
             note_rollout_ended(store, number, plan.execution, pool, slots)
+        known = slot_failures(store, first, plan.execution)
+        for slot, cause in failed_slots(plan).items():
+            if slot not in known:
+                work = Work(task="rollout", run_url=plan.run_url, execution=plan.execution, iteration=first, slot=slot)
+                keep(work, RuntimeError(cause), cause)
 
     # On one machine it is no phase of its own.
     with tells(place_of(plan), None, f"end of the slots of pool {pool}") if is_in_a_pod() else nullcontext():

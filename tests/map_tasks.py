@@ -8,6 +8,9 @@ from pathlib import Path
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 
+from storage.store import StoreDenied
+from tasks.configuration.references import PlanReference
+
 
 @task(retries=1)
 def element(number: int, folder: str) -> int:
@@ -21,6 +24,14 @@ def element(number: int, folder: str) -> int:
     if number == 3:
         raise ValueError("three is not allowed")
     return number * number
+
+
+@task
+def refused(slot: int, plan: PlanReference) -> int:
+    """A slot that the store refuses; 7 is not refused."""
+    if slot != 7:
+        raise StoreDenied(f"cannot put 'x':\nthe token of slot {slot} has expired")
+    return slot
 
 
 @task

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +55,41 @@ class SerialisedMoto:
                 body = SERVER_ERROR
             start_response(*started)
             return [body]
+
+
+class Gate(SerialisedMoto):
+    """Refuses the next `refusals` requests with `code`, and all that `refused` keys have signed.
+
+    asked, denied: how many requests came, and how many were refused. trap: keys that are refused once an object has
+    been written whose name contains the text.
+    """
+
+    code = "ExpiredToken"
+    refusals = 0
+    refused: frozenset[str] = frozenset()
+    asked = denied = 0
+    trap: tuple[str, frozenset[str]] | None = None
+
+    def __call__(self, environment: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        signed = environment.get("HTTP_AUTHORIZATION", "")
+        is_refused = any(f"={key}/" in signed for key in self.refused)
+        self.asked += 1
+        if not is_refused and not self.refusals:
+            if self.trap and self.trap[0] in environment["PATH_INFO"] and environment["REQUEST_METHOD"] == "PUT":
+                self.refused, self.trap = self.trap[1], None
+            return super().__call__(environment, start_response)
+        self.denied += 1
+        self.refusals -= not is_refused
+        environment["wsgi.input"].read(int(environment.get("CONTENT_LENGTH") or 0))
+        body = f"<?xml version='1.0'?><Error><Code>{self.code}</Code><Message>scripted</Message></Error>".encode()
+        start_response("400 Bad Request", [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
+        return [body]
+
+
+def write_keys(file: Path, key: str) -> None:
+    whole = file.with_name("new")
+    whole.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = secret\n")
+    whole.replace(file)
 
 
 def point_to(endpoint: str, environment: pytest.MonkeyPatch) -> None:

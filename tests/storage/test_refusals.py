@@ -5,10 +5,8 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,30 +14,10 @@ from storage.local import LocalStore
 from storage.refusals import DeniedForNow, Refusals
 from storage.s3 import S3Store
 from storage.store import ObjectMissing, StoreDenied, StoreUnfit, commit
-from tests.s3_server import KEY, S3_BUCKET, SerialisedMoto, make_bucket, moto_server, point_to
+from tests.s3_server import KEY, S3_BUCKET, Gate, make_bucket, moto_server, point_to, write_keys
 from tests.storage.test_s3 import VERBS
 
 OLD, NEW = "AKIAOLD", "AKIANEW"
-
-
-class Gate(SerialisedMoto):
-    """Refuses the next `refusals` requests with `code`, and all that `refused` keys have signed."""
-
-    code = "ExpiredToken"
-    refusals = 0
-    refused: frozenset[str] = frozenset()
-
-    def __call__(self, environment: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        signed = environment.get("HTTP_AUTHORIZATION", "")
-        is_refused = any(f"={key}/" in signed for key in self.refused)
-        self.asked = getattr(self, "asked", 0) + 1
-        if not is_refused and not self.refusals:
-            return super().__call__(environment, start_response)
-        self.refusals -= not is_refused
-        environment["wsgi.input"].read(int(environment.get("CONTENT_LENGTH") or 0))
-        body = f"<?xml version='1.0'?><Error><Code>{self.code}</Code><Message>scripted</Message></Error>".encode()
-        start_response("400 Bad Request", [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
-        return [body]
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +42,6 @@ def gate(server: tuple[str, Gate], monkeypatch: pytest.MonkeyPatch) -> Gate:
 def a_store(refused_s_max: float = 60.0) -> Iterator[S3Store]:
     with closing(S3Store(S3_BUCKET, uuid.uuid4().hex, refused_s_max=refused_s_max)) as store:
         yield store
-
-
-def write_keys(file: Path, key: str) -> None:
-    whole = file.with_name("new")
-    whole.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = secret\n")
-    whole.replace(file)
 
 
 @pytest.mark.slow

@@ -10,11 +10,12 @@ import uuid
 from storage import layout
 from storage.clock import Clock
 from storage.crew_records import ended_slots
-from storage.failures import slot_failures
+from storage.failures import FailureRecord, slot_failures
 from storage.journal import PARALLEL_READS
 from storage.liveness import Liveness, MemberSign
 from storage.records import TRAIN_POOL, PlanRecord
-from storage.store import ObjectStore, StoreDenied, StoreUnavailable
+from storage.store import ObjectStore, StoreDenied, StoreUnavailable, StoreUnfit
+from storage.waiting import SILENT_S, moment
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rollout import RolloutConfig
 from tasks.planning.rebalance import LOOKS_MAX
@@ -22,6 +23,9 @@ from tasks.planning.seeding import generates_again
 
 log = logging.getLogger(__name__)
 LOG_INTERVAL_S = 60.0
+SLOTS_SHOWN = 8
+# What no further attempt is made after: the store refuses the member (tasks/rollout.py).
+LASTING = tuple(f"{kind.__name__}: " for kind in (StoreDenied, StoreUnfit))
 NEVER_WROTE = (
     "wrote nothing into the run; the state of its pods in the Flyte console says why (the image could not be pulled, "
     "memory ran out before Python began, the store could not be reached)"
@@ -74,6 +78,8 @@ class CrewWatch:
         # The members that were there when the watch began; None: not listed yet.
         self._first_there: frozenset[str] | None = None
         self._seemed_over = False
+        # The ends and failures of slots that a line has told of.
+        self._told: set[tuple[int, float | None]] = set()
         now_s = clock.monotonic()
         self._alive_at_s = self._next_look_s = now_s
         self._next_log_s = now_s + LOG_INTERVAL_S
@@ -109,18 +115,28 @@ class CrewWatch:
         if self._living(ended) or is_first:
             # The first look cannot prove that a member lives, so the time counts from it.
             self._alive_at_s = now_s
-        seems_over = self._slots <= ended and not self._present(ended)
+        alone_s = now_s - self._alive_at_s
+        failures = self._failures() if alone_s else {}
+        over = ended | {slot for slot, failure in failures.items() if failure.error.startswith(LASTING)}
+        seems_over = self._slots <= over and not self._present(ended)
         # The last members may have written tokens that the caller has not read yet; by the next look it has.
         crew_ended, self._seemed_over = seems_over and self._seemed_over, seems_over
-        alone_s = now_s - self._alive_at_s
         if generates_again(alone_s, self._planning, crew_ended=crew_ended and self._at_once):
             raise LeftAlone(f"iteration {self._plan.iteration}: no member has lived for {alone_s:.0f} s")
         if crew_ended and self._planning.seeding == "off":
-            raise CrewLost(self._describe(ended))
-        if alone_s and now_s >= self._next_log_s:
+            raise CrewLost(self._describe(over))
+        has_news = alone_s >= SILENT_S and self._has_news(over, failures)
+        if alone_s and (has_news or now_s >= self._next_log_s):
             self._next_log_s = now_s + LOG_INTERVAL_S
             self._check_writable()
-            self._log_waiting(alone_s, ended)
+            self._log_waiting(alone_s, over, failures)
+
+    def _has_news(self, ended: set[int], failures: dict[int, FailureRecord]) -> bool:
+        """Whether slots have ended, or attempts at them failed, since it was last asked."""
+        known: set[tuple[int, float | None]] = {(slot, failure.at_s) for slot, failure in failures.items()}
+        known |= {(slot, None) for slot in self._slots & ended}
+        news, self._told = not known <= self._told, self._told | known
+        return news
 
     def _living(self, ended: set[int]) -> list[MemberSign]:
         """Read the heartbeats and return those of members that are proven to live."""
@@ -173,7 +189,7 @@ class CrewWatch:
                 f"to be written: {error}"
             ) from error
 
-    def _log_waiting(self, alone_s: float, ended: set[int]) -> None:
+    def _log_waiting(self, alone_s: float, ended: set[int], failures: dict[int, FailureRecord]) -> None:
         waiting = sorted(self._slots - ended)
         slots = f"slots {', '.join(map(str, waiting))}" if waiting else "members that joined"
         if self._planning.seeding == "off":
@@ -186,8 +202,20 @@ class CrewWatch:
             alone_s,
             slots,
             until,
-            "".join(f"\n  an attempt of slot {slot} failed: {error}" for slot, error in self._errors().items()),
+            "".join(f"\n  {line}" for line in self._reasons(ended, failures)),
         )
+
+    def _reasons(self, ended: set[int], failures: dict[int, FailureRecord]) -> list[str]:
+        """Why slots do not work, as far as is known, in a line each; a last line counts those left out."""
+        lines = [
+            f"an attempt of slot {slot} failed: {each.error} (on {each.host}, {moment(each.at_s)} by its clock)"
+            for slot, each in sorted(failures.items())
+        ]
+        lines += [
+            f"slot {slot} has ended: {self._fate(slot)}" for slot in sorted(self._slots & ended - failures.keys())
+        ]
+        left = len(lines) - SLOTS_SHOWN
+        return [*lines[:SLOTS_SHOWN], *([f"and {left} more slots"] if left > 0 else [])]
 
     def _describe(self, ended: set[int]) -> str:
         told = self._errors_of_execution()
@@ -198,14 +226,14 @@ class CrewWatch:
             + "\n  ".join(lines)
         )
 
-    def _errors(self) -> dict[int, str]:
-        """The last error of each slot that reported one."""
-        told = slot_failures(self._store, self._plan.iteration, self._execution)
-        return {slot: found.error for slot, found in told.items()}
+    def _failures(self) -> dict[int, FailureRecord]:
+        """The last failure of each slot that reported one."""
+        return slot_failures(self._store, self._plan.iteration, self._execution)
 
     def _errors_of_execution(self) -> dict[int, str]:
-        """As `_errors`; a standing member may have failed in an earlier iteration of its execution."""
-        told, earlier = self._errors(), self._plan.iteration
+        """The errors of `_failures`; a standing member may have failed in an earlier iteration of its execution."""
+        told = {slot: found.error for slot, found in self._failures().items()}
+        earlier = self._plan.iteration
         while self._rollout.crew == "standing" and earlier and not self._slots <= told.keys():
             earlier -= 1
             before = slot_failures(self._store, earlier, self._execution)
@@ -214,12 +242,20 @@ class CrewWatch:
 
     def _fate(self, slot: int) -> str:
         """What is known about the end of a slot that reported no error."""
-        told = (sign.record for sign in self._signs.values())
-        lives = [record for record in told if record is not None and record.slot == slot]
+        lives = {
+            sign.record.started_at_s: (sign, sign.record)
+            for sign in self._signs.values()
+            if sign.record is not None and sign.record.slot == slot
+        }
         if not lives:
             return f"{LOST_EARLIER}{NEVER_WROTE}" if self._rollout.crew == "standing" else NEVER_WROTE
-        last = max(lives, key=lambda record: record.started_at_s)
-        return "left by itself, or was told to go" if last.state == "gone" else f"was killed on {last.host}"
+        sign, last = lives[max(lives)]
+        if last.state == "gone":
+            return "left by itself, or was told to go"
+        return (
+            f"was killed on {last.host}, or the store refused to be told why it ended, which its own log says; no "
+            f"heartbeat for {sign.silent_s:.0f} s"
+        )
 
 
 def _may_count(sign: MemberSign) -> bool:

@@ -303,3 +303,62 @@ def test_who_waits_is_told_why_members_failed(store, clock, caplog):
     keep_slot(store, 0, EXECUTION, 1, "OSError: No space left on device")
     raised_after(a_watch(store, clock, OFF), clock, 100.0)
     assert "an attempt of slot 1 failed: OSError: No space left on device" in caplog.text
+
+
+EXPIRED = (
+    "StoreDenied: cannot put s3://b/run/x: refused: check the credentials (ExpiredToken); so it was at 16 attempts"
+)
+
+
+def test_a_crew_that_the_store_refused_to_the_end_is_not_waited_for_though_its_map_has_not_ended(store, clock):
+    keep_slot(store, 0, EXECUTION, 0, EXPIRED)
+    keep_slot(store, 0, EXECUTION, 1, "StoreUnfit: no hard links", at_s=253_402_300_799.0)
+    with pytest.raises(CrewLost) as raised:
+        raised_after(a_watch(store, clock, OFF), clock)
+    assert clock.monotonic() < 30
+    assert f"slot 0: {EXPIRED}" in str(raised.value)
+    assert "slot 1: StoreUnfit: no hard links" in str(raised.value)
+
+
+def test_a_trainer_that_can_generate_does_so_at_once_when_the_store_has_refused_the_crew(store, clock):
+    for slot in (0, 1):
+        keep_slot(store, 0, EXECUTION, slot, EXPIRED)
+    assert raised_after(a_watch(store, clock), clock) < 30
+
+
+@pytest.mark.parametrize("error", [None, "StoreUnavailable: no answer", "EngineDied: StoreDenied: not of this one"])
+def test_a_slot_that_may_come_again_is_waited_for(store, clock, error):
+    keep_slot(store, 0, EXECUTION, 0, EXPIRED)
+    if error is not None:
+        keep_slot(store, 0, EXECUTION, 1, error)
+    assert raised_after(a_watch(store, clock, OFF), clock, 300.0) is None
+
+
+def test_a_member_that_lives_is_waited_for_though_the_store_has_refused_the_slots(store, clock):
+    for slot in (0, 1):
+        keep_slot(store, 0, EXECUTION, slot, EXPIRED)
+    assert raised_after(a_watch(store, clock, OFF), clock, 300.0, member=Member(store, 9, JOINED_POOL)) is None
+    with pytest.raises(CrewLost):
+        raised_after(a_watch(store, clock, OFF), clock, 100.0)
+
+
+def test_why_no_member_works_is_told_as_soon_as_it_is_known_and_then_once_a_minute(store, clock, caplog):
+    watch = a_watch(store, clock, OFF)
+    keep_slot(store, 0, EXECUTION, 0, EXPIRED, host="far-away", at_s=86_400.0)
+    raised_after(watch, clock, 20.0)
+    assert f"an attempt of slot 0 failed: {EXPIRED} (on far-away, 1970-01-02 00:00:00 UTC by its clock)" in caplog.text
+    assert "waiting for slots 1; planning.seeding is 'off'" in caplog.text
+    raised_after(watch, clock, 40.0)
+    assert caplog.text.count("no member has lived") == 1
+    Member(store, 1).beat()
+    end_maps(store, 1)
+    with pytest.raises(CrewLost, match="slot 1: was killed on a-machine, or the store refused to be told why it ended"):
+        raised_after(watch, clock, 100.0)
+
+
+def test_of_many_slots_some_are_named(store, clock, caplog):
+    for slot in range(20):
+        keep_slot(store, 0, EXECUTION, slot, "ValueError: no")
+    raised_after(a_watch(store, clock, OFF), clock, 20.0)
+    assert caplog.text.count("an attempt of slot") == 8
+    assert "and 12 more slots" in caplog.text
