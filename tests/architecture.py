@@ -43,7 +43,18 @@ LAYERS_ALLOWED = {
 FLYTE = {"flytekit", "flytekitplugins", "flyteidl", "kubernetes"}
 # Third-party libraries a layer may import; a layer that is not named may import all that are not confined below.
 LIBRARIES_ALLOWED = {
-    "storage": {"blake3", "numpy", "pyarrow", "fsspec", "s3fs", "aiobotocore", "botocore", "obstore", "pydantic", "safetensors"},
+    "storage": {
+        "blake3",
+        "numpy",
+        "pyarrow",
+        "fsspec",
+        "s3fs",
+        "aiobotocore",
+        "botocore",
+        "obstore",
+        "pydantic",
+        "safetensors",
+    },
     "resources": {"numpy", "pydantic", "urllib3", "yaml"} | FLYTE,
     "workflows": {"click"} | FLYTE,
 }
