@@ -128,8 +128,9 @@ class Totals:
 class RunView:
     """One look at a run. phase_seen_s: how long the watcher has seen this phase; the phase may be older.
 
-    failures: what failed last and has not succeeded since, newest first. waits_for: the first groups in plan order with
-    an unfinished response; groups_behind: how many more there are.
+    failures: what failed last and has not succeeded since, newest first. silent_end: a line about the process of this
+    machine that advanced the run and has ended; empty if it has not, or that cannot be seen from here. waits_for: the
+    first groups in plan order with an unfinished response; groups_behind: how many more there are.
     notice: why this look shows an older state; empty if it does not.
     """
 
@@ -137,6 +138,7 @@ class RunView:
     iteration: int
     phase: Phase
     failures: tuple[FailureRecord, ...] = ()
+    silent_end: str = ""
     phase_seen_s: float = 0.0
     totals: Totals = Totals()
     waits_for: tuple[WaitingGroup, ...] = ()

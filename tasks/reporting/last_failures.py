@@ -6,7 +6,7 @@ Keeping it never hides or delays the failure itself: a store that does not take 
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from resources.secret_text import environment_secrets, without_secrets
@@ -23,8 +23,9 @@ from storage.failures import (
     keep_failure,
     last_failures,
 )
-from storage.run import AnotherRun, ConcludedByAnother, RunBusy, exists, next_iteration
-from storage.store import ObjectStore
+from storage.process_identity import has_ended
+from storage.run import AnotherRun, ConcludedByAnother, RunBusy, exists, lease_holder, next_iteration
+from storage.store import CorruptObject, ObjectMissing, ObjectStore
 from tasks.reporting.charts import utc
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,37 @@ def failure_line(failure: FailureRecord) -> str:
     slot = "" if failure.slot is None else f", slot {failure.slot}"
     place = f"{failure.task} of {of} {failure.iteration}{slot}"
     return visible(" ".join(f"failed: {place}, {utc(failure.at_s)}, on {failure.host}: {failure.error}".split()))
+
+
+def silent_end(holder: str | None) -> str:
+    """A line about who holds a run's lease, if that is a process of this machine that has ended; else empty.
+
+    A process that is killed leaves no word, and one machine has no console that tells of it.
+    """
+    if holder is None or not has_ended(holder):
+        return ""
+    number = holder.rsplit(":", 2)[1]
+    return (
+        f"ended without a word: process {number} of this machine, which advanced the run; it was interrupted, killed, "
+        "or its memory ran out. The same command goes on"
+    )
+
+
+def holder_of(store: ObjectStore) -> str | None:
+    """Who holds the run's lease, as far as can be read; None if that is free."""
+    try:
+        return lease_holder(store)
+    except (ObjectMissing, CorruptObject, ValueError):
+        return None
+
+
+def failure_lines(store: ObjectStore, failed: Sequence[FailureRecord]) -> list[str]:
+    """What failed last, a line each; if nothing did, that the process which advanced the run has ended without a word.
+
+    failed: as `storage.failures.last_failures` gives it.
+    """
+    told = [failure_line(each) for each in failed]
+    return told or [line for line in [silent_end(holder_of(store))] if line]
 
 
 def one_line(text: str) -> str:

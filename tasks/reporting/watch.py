@@ -22,6 +22,7 @@ from tasks.configuration.iteration_config import resolved_in_force
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.run_config import parse
 from tasks.reporting.crew_view import UNREAD, Crew, Heartbeat, Phase, Progress, RunView, Totals
+from tasks.reporting.last_failures import holder_of, silent_end
 
 
 class Watcher:
@@ -34,6 +35,7 @@ class Watcher:
         self._open: OpenIteration | None = None
         self._phase: tuple[int, Phase] | None = None
         self._phase_since_s = 0.0
+        self._holder: str | None = None
 
     def looks(self, interval_s: float) -> Iterator[RunView]:
         """Looks without end. If the store does not answer, `notice` says so, and the next look asks again."""
@@ -51,11 +53,18 @@ class Watcher:
         view = self._look()
         if view.phase not in ("no run", "ended"):
             committed = view.iteration + (view.phase == "committed")
-            view = replace(view, failures=tuple(last_failures(self._store, committed)))
+            failed = tuple(last_failures(self._store, committed))
+            view = replace(view, failures=failed, silent_end=self._silent_end(view))
         now_s = self._clock.monotonic()
         if self._phase != (view.iteration, view.phase):
             self._phase, self._phase_since_s = (view.iteration, view.phase), now_s
         return replace(view, phase_seen_s=now_s - self._phase_since_s)
+
+    def _silent_end(self, view: RunView) -> str:
+        """What `silent_end` says; a request is made only at another phase, or where that process has ended."""
+        if self._phase != (view.iteration, view.phase) or silent_end(self._holder):
+            self._holder = holder_of(self._store)
+        return silent_end(self._holder)
 
     def _look(self) -> RunView:
         while True:

@@ -48,7 +48,8 @@ COLUMNS = (
 
 def screen(view: RunView, width: int) -> RenderableType:
     """One look on `width` characters; the same text in a terminal and in a pipe."""
-    parts: list[RenderableType] = [Text(failure_line(failure), style="bold red") for failure in view.failures]
+    failed = [failure_line(failure) for failure in view.failures] or [view.silent_end] * bool(view.silent_end)
+    parts: list[RenderableType] = [Text(line, style="bold red") for line in failed]
     parts += [Text(line) for line in summary(view)]
     if view.notice:
         parts.append(Text(f"this was some time ago; the store does not answer: {view.notice}", style="bold red"))

@@ -15,7 +15,7 @@ from tasks.reporting.conclusion import cut_line
 from tasks.reporting.costs import usd_per_reward_point
 from tasks.reporting.evaluation_tab import evaluation_line
 from tasks.reporting.json_output import json_output
-from tasks.reporting.last_failures import failure_line
+from tasks.reporting.last_failures import failure_lines
 from tasks.reporting.nonfinite import nonfinite_line
 from tasks.reporting.progress import progress
 from tasks.reporting.terminal import Terminal
@@ -37,8 +37,8 @@ def status(run_url: str, as_json: bool) -> None:
     if as_json:
         click.echo(json_output(status_data(store.url, history, evaluated, failed, stopped)))
         return
-    for failure in failed:
-        click.echo(failure_line(failure))
+    for line in failure_lines(store, failed):
+        click.echo(line)
     if history:
         Terminal(width=None if sys.stdout.isatty() else 120).print(table(history))
         cut = cut_line(history[0])

@@ -15,7 +15,7 @@ from storage.run import next_iteration, plans_in_flight, read_report, read_run
 from storage.store import ObjectMissing, ObjectStore
 from tasks.configuration.in_force import in_force
 from tasks.reporting import charts
-from tasks.reporting.last_failures import failure_line
+from tasks.reporting.last_failures import failure_lines
 from tasks.reporting.metrics_lines import metrics_lines, rollout_tokens_per_s
 from tasks.reporting.reward_chart import reward_chart
 
@@ -83,7 +83,7 @@ def summary(store: ObjectStore, now_s: float) -> dict[str, Any]:
     times = [metrics["time_s"] for metrics in history if metrics.get("time_s")]
     return {
         "url": store.url,
-        "failures": [failure_line(each) for each in last_failures(store, len(history))],
+        "failures": failure_lines(store, last_failures(store, len(history))),
         "facts": run_facts(run) | spent_facts(run, history),
         "last_s": times[-1] if times else None,
         "looked_at_s": now_s,

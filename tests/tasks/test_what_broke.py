@@ -11,8 +11,9 @@ import tasks.concluding.iteration as concluding
 from gleaner import main
 from storage import layout
 from storage.clock import SystemClock
-from storage.failures import last_failures
-from storage.run import AnotherRun, RunBusy
+from storage.failures import forget_slots, last_failures
+from storage.process_identity import has_ended, process_name, process_space
+from storage.run import AnotherRun, RunBusy, acquire_lease, release_lease
 from storage.store import StoreUnavailable
 from tasks.collect import collect
 from tasks.conclude import conclude
@@ -22,11 +23,13 @@ from tasks.learning import collecting, launch
 from tasks.plan import plan
 from tasks.preparing import iteration as preparing
 from tasks.reporting.run_metrics import RunMetrics
+from tasks.reporting.watch import Watcher
 from tasks.train import train
 from tasks.viewing.page_file import render_page
 from tasks.viewing.run_summary import summary
 from tests.kept_failures import keep_slot
 from tests.small_run import config, memory_store, plan_iteration, roll_out, train_iteration
+from tests.watched_run import planned
 
 URL = "memory://what-broke"
 
@@ -66,7 +69,8 @@ def screens(store):
 
 
 def quiet(store):
-    assert not said("status").startswith("failed")
+    assert not said("status").startswith(("failed", "ended"))
+    assert not said("watch", "--once").startswith(("failed", "ended"))
     assert "failed" not in said("watch", "--once")
     assert json.loads(said("watch", "--once", "--json"))["failures"] == []
     assert "gleaner_failure" not in RunMetrics(store, SystemClock()).look()
@@ -171,6 +175,38 @@ def test_the_deck_begins_with_what_still_fails(run):
     assert "ValueError: &lt;b&gt;no&lt;/b&gt; reward" in deck
     assert told < deck.index("<svg")
     assert replace(last_failures(store, 1)[0], at_s=0.0).task == "evaluation"
+
+
+@pytest.mark.slow
+def test_a_process_of_this_machine_that_was_killed_is_told_until_another_goes_on(run):
+    store, _, reference = run
+    watcher = Watcher(store, SystemClock())
+    assert watcher.look().silent_end == ""
+    release_lease(store, reference.execution)
+    dead = f"here:x:4194305:{process_space()}-17"  # above the largest number of Linux
+    acquire_lease(store, dead, 1.0, SystemClock())
+    line, *_ = said("status").splitlines()
+    assert line.startswith("ended without a word: process 4194305 of this machine, which advanced the run; ")
+    assert "".join(said("watch", "--once").split()).startswith("".join(line.split()))
+    assert summary(store, 0.0)["failures"] == [line]
+    keep_slot(store, 0, reference.execution, 1, "EngineError: no vLLM")
+    assert screens(store)[0].startswith("failed: rollout")
+    assert Watcher(store, SystemClock()).look().silent_end == line
+    acquire_lease(store, process_name(), 1.0, SystemClock(), has_ended)
+    forget_slots(store, "another")
+    quiet(store)
+    store.put(layout.lease(9), b"damaged")
+    quiet(store)
+
+
+def test_a_watcher_asks_again_for_the_lease_where_its_holder_has_ended():
+    store = planned()
+    dead = f"here:x:4194305:{process_space()}-17"
+    acquire_lease(store, dead, 1.0, SystemClock())
+    watcher = Watcher(store, SystemClock())
+    assert watcher.look().silent_end == watcher.look().silent_end != ""
+    acquire_lease(store, process_name(), 1.0, SystemClock(), has_ended)
+    assert watcher.look().silent_end == ""
 
 
 @pytest.mark.slow
