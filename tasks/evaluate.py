@@ -20,6 +20,10 @@ from tasks.reporting.last_failures import Work
 DEFAULT_POOL = ControlPoolConfig()
 
 
+class EvaluationNotPlanned(ValueError):  # noqa: N818 - reads as what happened
+    """An evaluation beside training has no plan to measure; its failure is kept in the run."""
+
+
 @task(**task_settings(DEFAULT_POOL))
 def plan_evaluation(
     config: dict,  # type: ignore[type-arg]
@@ -45,12 +49,20 @@ def plan_evaluation(
 def evaluate(plan: PlanReference) -> EvaluationOutcome:
     """Grade what the crew has sampled, commit the evaluation's record, show it.
 
-    Its node stands behind the crew's map; the truth is in the evaluation's directory.
+    Its node stands behind the crew's map; the truth is in the evaluation's directory. Raises EvaluationNotPlanned if
+    the reference names a run alone.
     """
     from tasks.concluding.evaluation import measure_and_tell  # noqa: PLC0415 - when the task runs
 
     forgo_models_in_a_container()
-    run_url, name = layout.evaluated(plan.run_url)
+    try:
+        run_url, name = layout.evaluated(plan.run_url)
+    except ValueError:
+        # What failed is kept already, and a failure of this task would take its place.
+        raise EvaluationNotPlanned(
+            f"the evaluation of version {plan.weight_version} of {plan.run_url} could not be planned; `gleaner status` "
+            "says why"
+        ) from None
     work = Work(task="evaluation", run_url=run_url, execution=plan.execution, iteration=version_of(name))
     with tells(f"evaluation in {plan.run_url} of version {plan.weight_version}", work):
         try:

@@ -112,8 +112,9 @@ def prepare_beside(
 
     Returns its reference, its slots, and the references to measure when the crew has ended: one, or none. An evaluation
     is due if evaluation.interval divides `version` and the run still holds that version: training that was faster does
-    not wait for it. Whatever else is wrong is kept in the run as the evaluation's failure, and training goes on; only
-    StoreUnavailable is raised. resume: if there is nothing left to begin for `version`, take an evaluation that was
+    not wait for it. Whatever else is wrong is kept in the run as the evaluation's failure, training goes on, and the
+    reference to measure names the run alone, so that the end of the execution counts the failure; only StoreUnavailable
+    is raised. resume: if there is nothing left to begin for `version`, take an evaluation that was
     interrupted.
     """
     run_url = config.run.url
@@ -132,7 +133,7 @@ def prepare_beside(
         log.warning("the evaluation of version %d cannot be planned: %s", version, error)
         work = Work(task="evaluation", run_url=run_url, execution=execution, iteration=version)
         keep(work, error, f"{type(error).__name__}: {error}")
-        return none, [], []
+        return none, [], [none]
     return reference, slots, [reference]
 
 

@@ -24,7 +24,7 @@ from storage.store import ConflictingRecord, StoreUnavailable
 from tasks.conclude import conclude
 from tasks.configuration.references import TrainOutcome
 from tasks.configuration.run_config import dump
-from tasks.evaluate import evaluate, plan_evaluation
+from tasks.evaluate import EvaluationNotPlanned, evaluate, plan_evaluation
 from tasks.evaluation.measure import measure
 from tasks.preparing.evaluation import prepare_beside
 from tasks.preparing.iteration import prepare as plan_training
@@ -360,7 +360,8 @@ def test_one_that_nobody_can_finish_fails_and_is_told(store, settings):
 def test_beside_training_an_evaluation_that_cannot_be_planned_fails_alone(store, settings):
     """What is wrong with held-out prompts is the evaluation's matter; the store's silence is worth another attempt."""
     absent = replace(settings.evaluation, data=replace(settings.evaluation.data, source="/absent.jsonl"))
-    assert beside(replace(settings, evaluation=absent), 0) == []
+    with pytest.raises(EvaluationNotPlanned, match="the evaluation of version 0 of memory://evaluate could not be pl"):
+        beside(replace(settings, evaluation=absent), 0)
     [failure] = last_failures(store, 1)
     assert (failure.task, failure.iteration) == ("evaluation", 0)
     assert "/absent.jsonl" in failure.error

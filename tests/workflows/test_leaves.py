@@ -98,6 +98,27 @@ def test_the_end_counts_evaluations_and_tells_of_one_that_was_killed_without_a_w
 
 
 @pytest.mark.slow
+def test_held_out_prompts_that_are_gone_fail_the_end_of_the_execution_and_no_iteration(tmp_path, model):
+    """The first plan has seen them; an evaluation that cannot be planned is one that failed."""
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text('{"prompt": "a1b2="}\n')
+    url = str(tmp_path / "run")
+    known = EVALUATION | {"interval": 1, "num_prompts": 1, "data": {"source": str(held_out)}}
+    known["rewards"] = [{"function": "format", "pattern": ".*"}]
+    file = config_file(tmp_path, model, url, rollout={"engine": "scripted"}, pools=ONE_SLOT, evaluation=known)
+    train_here(file, "--count", "1")
+    held_out.unlink()
+    output = " ".join(train_here(file, "--count", "1", code=1).replace("│", " ").split())
+    store = connect(url)
+    assert next_iteration(store) == 2
+    assert "training is done up to iteration 1, and 1 of 2 evaluations failed" in output
+    assert "held_out.jsonl" in output
+    [failure] = last_failures(store, 2)
+    assert (failure.task, failure.iteration) == ("evaluation", 2)
+    assert "held_out.jsonl" in failure.error
+
+
+@pytest.mark.slow
 def test_training_goes_on_where_the_reward_of_an_evaluation_raises_and_the_execution_ends_with_the_reason(
     tmp_path, model
 ):
