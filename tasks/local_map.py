@@ -39,6 +39,8 @@ SYSTEM_RETRIES = 3  # flytepropeller's default budget for lost machines, apart f
 SYSTEM_EXITS = frozenset({-signal.SIGKILL, 137, 247})
 STOP_TIME_LIMIT_S = 30.0
 ENTRYPOINT = "flytekit.bin.entrypoint"
+# In the text of an error that flytekit writes.
+BEFORE_CAUSE = "\n\nMessage:\n\n"
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -332,16 +334,13 @@ def after_standing_map(then: Callable[[], object]) -> None:
 
 
 def _read_error(path: Path) -> tuple[str, bool]:
-    """(message in one line, whether another attempt may help); a process that died left no message.
-
-    The element has printed its traceback.
-    """
+    """(message on one line, whether another attempt may help); a process that died left no message."""
     if not path.exists():
         return "", True
     error = utils.load_proto_from_file(errors_pb2.ErrorDocument, str(path)).error
-    return " ".join(
-        error.message.rpartition("\nMessage:\n")[2].split()
-    ), error.kind == errors_pb2.ContainerError.RECOVERABLE
+    # The process itself has shown the traceback, which flytekit puts first; a log shows a message on one line.
+    cause = error.message.rpartition(BEFORE_CAUSE)[2]
+    return " ".join(cause.split()), error.kind == errors_pb2.ContainerError.RECOVERABLE
 
 
 def crew_map(
