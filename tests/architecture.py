@@ -40,21 +40,10 @@ LAYERS_ALLOWED = {
     "task": {"storage", "resources", "folder", "task"},
     "workflows": {"resources", "folder", "task", "workflows"},
 }
-FLYTE = {"flytekit", "flytekitplugins", "flyteidl", "kubernetes"}
+FLYTE, S3 = {"flytekit", "flytekitplugins", "flyteidl", "kubernetes"}, {"s3fs", "aiobotocore", "botocore"}
 # Third-party libraries a layer may import; a layer that is not named may import all that are not confined below.
 LIBRARIES_ALLOWED = {
-    "storage": {
-        "blake3",
-        "numpy",
-        "pyarrow",
-        "fsspec",
-        "s3fs",
-        "aiobotocore",
-        "botocore",
-        "obstore",
-        "pydantic",
-        "safetensors",
-    },
+    "storage": {"blake3", "numpy", "pyarrow", "fsspec", "obstore", "pydantic", "safetensors"} | S3,
     "resources": {"numpy", "pydantic", "urllib3", "yaml"} | FLYTE,
     "workflows": {"click"} | FLYTE,
 }
