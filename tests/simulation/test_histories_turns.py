@@ -11,6 +11,7 @@ from simulation.simulated_history import STOP_TOKEN, History, Speed, Strike, dra
 from storage.records import PlanRecord, SamplingParams, SlotPlan
 from storage.shard import Finish
 from storage.turns import call_id
+from tasks.sampling.session import claimant
 from tasks.sampling.session.holdings import Holdings
 from tasks.sampling.session.performer import Performer
 from tasks.sampling.session.state import State
@@ -169,3 +170,29 @@ def test_a_turn_that_is_taken_for_answered_after_a_kill_is_found(monkeypatch):
     take = Holdings.take
     monkeypatch.setattr(Holdings, "take", lambda holdings, work: take(holdings, replace(work, owes=False)))
     assert is_found(talking(), error=1)
+
+
+def taken_from_the_slow(seed: int) -> History:
+    """The one member decodes ten times as slowly as the other, which takes running responses of it between calls."""
+    history = taken_in_turn(seed)
+    sampling = SamplingParams(max_completion_length=60, stop_token_ids=(STOP_TOKEN,))
+    return replace(
+        history,
+        plan=replace(history.plan, num_generations=4, sampling=sampling),
+        median_length=8,
+        in_flight=16,
+        speeds=(Speed(base_s=1.0, plateau=16), Speed(base_s=0.1, plateau=16)),
+        strikes=(),
+        calm_at_s=0.0,
+        script=Script(turns_max=6, answer_tokens_max=2, call_s=20.0, effects_share=0.0, attempts_max=1000),
+    )
+
+
+def test_a_response_that_is_taken_from_the_living_while_its_tool_runs_is_found(monkeypatch):
+    """The taker of running responses asks for some whose tools run, and takes them when it gets no answer."""
+    made = [taken_from_the_slow(seed) for seed in range(2)]
+    assert live_and_judge(made[0]).broken == []
+    candidates_of = claimant.candidates_of
+    monkeypatch.setattr(claimant, "candidates_of", lambda *given, **_: candidates_of(*given, acting=True))
+    # In each of them, whatever is drawn.
+    assert is_found(made, turns=len(made))

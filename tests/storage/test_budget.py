@@ -48,6 +48,14 @@ def test_the_bytes_of_a_body_add_their_time_to_the_attempt_and_to_the_call(time)
     assert (call.attempt_left_s, call.left_s) == (-2.0, 8.0)
 
 
+def test_bytes_for_less_than_a_second_count_too(time):
+    call = Budget(20.0, BYTES_PER_S_MIN // 4)
+    call.begin_attempt()
+    assert (call.attempt_left_s, call.left_s) == (10.25, 20.25)
+    call.carry(5 * BYTES_PER_S_MIN // 2)
+    assert (call.attempt_left_s, call.left_s) == (12.5, 22.5)
+
+
 def test_a_pause_never_uses_up_the_deadline(time, monkeypatch):
     monkeypatch.setattr(budget.random, "uniform", lambda _, most_s: most_s)
     call = Budget(4.0, 0)
