@@ -44,7 +44,7 @@ class HostLife:
     restored: how its workers restored states, by run, iteration, tier, and whether ahead. seated: from when, and until
     when, each run was seated on it, in its own seconds. asked: whether the seat of a run was still its own when it last
     asked. calls: its requests. beats: true times at which its heartbeat changed. last_beat: its last own one.
-    said_leaving, said_gone: whether that was written. ended_s: None if it lives.
+    said_leaving, said_gone: whether that was written. is_told_to_end: as it has asked. ended_s: None if it lives.
     """
 
     began_s: float
@@ -70,6 +70,7 @@ class HostLife:
     last_beat: bytes | None = None
     said_leaving: bool = False
     said_gone: bool = False
+    is_told_to_end: bool = False
 
     @property
     def phases(self) -> int:
@@ -79,6 +80,11 @@ class HostLife:
     def lived_s(self) -> float:
         """How long it lives by its own clock."""
         return self.clock.monotonic() - self.clock_began_s
+
+    @property
+    def ends(self) -> bool:
+        """Whether it is to end: it was told so, or its hours are over."""
+        return self.is_told_to_end or (self.stays_s is not None and self.lived_s() >= self.stays_s)
 
 
 class LedgerOfFleet:
@@ -189,6 +195,12 @@ class LedgerOfFleet:
         if life.device == MEMBER:
             life.device_s[run, None] += self.now() - life.device_since_s
             life.device = None
+
+    def check_dropped(self, host: str, run: str) -> None:
+        """Check that a host may end the worker of a run now, with its state, although its memory holds all states."""
+        life = self.hosts[host]
+        if not life.ends and any(until_s == math.inf for _, until_s in life.seated.get(run, ())):
+            self.breaks(f"memory: {host} drops the state of {self.runs[run]}, which is seated there and fits")
 
     def note_read_ahead(self, host: str, run: str, iteration: int) -> None:
         """Check that a host may read a state into its memory now, ahead of its phase."""

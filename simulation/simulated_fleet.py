@@ -182,6 +182,11 @@ class SimulatedFleet:
             rng = random.Random(f"member {name} {self.history.seed}")
             urls = {self._url(number): run for number, run in enumerate(self.ledger.runs)}
             self._hosts[slot] = process, workers
+
+            def is_told_to_end() -> bool:
+                life.is_told_to_end = not self.unfinished or name in self._told
+                return life.is_told_to_end
+
             me = HostRecord(
                 incarnation=name,
                 machine=f"machine{slot}",
@@ -200,7 +205,7 @@ class SimulatedFleet:
                 member=SimulatedBackfill(self._timeline, self.ledger, name, rng, urls),
                 open_store=lambda url: stores(url, ""),
                 unfinished=lambda run, iteration: float(exists(run, layout.plan(iteration))),
-                is_told_to_end=lambda: not self.unfinished or name in self._told,
+                is_told_to_end=is_told_to_end,
             )
             host.run()
             life.clock_ended_s = process.clock.monotonic()

@@ -5,6 +5,7 @@ copies on a disk, which may be damaged. What it trains is a function of nothing 
 computation of a phase has a digest of its own, as if its last bits differed.
 """
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import TypeVar
 from simulation.ledger_of_fleet import LedgerOfFleet
 from simulation.simulated_fleet_history import FleetHistory
 from simulation.simulated_session import Machine
-from simulation.virtual_time import Process, Timeline
+from simulation.virtual_time import ROUNDING_S, Process, Timeline
 from storage import layout, records
 from storage.clock import Clock
 from storage.faults import Crashed
@@ -90,12 +91,15 @@ class SimulatedWorkers:
         self._workers: dict[str, _Worker] = {}
         self._disks: dict[str, MemoryStore] = {}
         self._copied: dict[str, int] = {}
+        # When the last phase of a run failed, by the host's clock; until the next one begins.
+        self._failed_s: dict[str, float] = {}
         self._begun = 0
 
     def begin(self, run: AdmittedRun, iteration: int, *, onto_disk: bool) -> None:
         if self.state(run.id).phase == "prefetching":
             self._ledger.breaks(f"error: {self._host.name} begins {run.id}, which reads its state ahead")
         self._ledger.note_begun(self._host.name, run.id, iteration)
+        self._check_pause(run.id)
         worker = self._worker(run.id)
         worker.state = replace(worker.state, phase="restoring", iteration=iteration, restored=None)
         self._check_memory(run)
@@ -138,10 +142,15 @@ class SimulatedWorkers:
     def evict(self, run_id: str) -> None:
         if self.state(run_id).has_device:
             self._ledger.breaks(f"error: {self._host.name} evicts {run_id}, which has the device")
+        if sum(run.state_bytes for run in self._history.runs) <= self._memory_bytes:
+            self._ledger.check_dropped(self._host.name, run_id)
         self._end(run_id)
         self._workers.pop(run_id, None)
+        self._failed_s.pop(run_id, None)
 
     def kill(self, run_id: str) -> None:
+        if self.state(run_id).is_busy:
+            self._failed_s[run_id] = self._host.clock.monotonic()
         self._end(run_id)
         self._workers.pop(run_id, None)
         self._worker(run_id).state = WorkerState(phase="failed", message="killed")
@@ -163,6 +172,13 @@ class SimulatedWorkers:
                     disk.put(key, body[: len(body) // 2])
                 elif what == 2:
                     disk.delete(key)
+
+    def _check_pause(self, run_id: str) -> None:
+        """Check that a run whose phase has failed is left alone before it is begun again."""
+        now_s = self._host.clock.monotonic()
+        pause_s = now_s - self._failed_s.pop(run_id, -math.inf)
+        if pause_s < self._history.poll_interval_s - ROUNDING_S:
+            self._ledger.breaks(f"hasty: {self._host.name} begins {run_id} again {pause_s} s after its phase failed")
 
     def _check_memory(self, run: AdmittedRun) -> None:
         others = [worker.state for name, worker in self._workers.items() if name != run.id]
@@ -191,6 +207,7 @@ class SimulatedWorkers:
         self._ledger.note_freed(self._host.name, run_id)
         if error is not None and not self._host.dead:
             if worker.state.is_busy:
+                self._failed_s[run_id] = self._host.clock.monotonic()
                 self._ledger.note_fault(f"worker: {type(error).__name__}")
             worker.state = WorkerState(phase="failed", message=str(error))
             if not isinstance(error, StorageError | Crashed):

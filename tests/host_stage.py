@@ -38,18 +38,20 @@ class EventfulClock(ManualClock):
 
 
 class ScriptedWorkers:
-    """Phases of fixed duration. hang: runs whose training does not end. fail: runs whose next training fails. lasting:
-    runs of which every training would. replays: how many iterations of a run are trained again before its own.
+    """Phases of fixed duration. hang: runs whose training does not end. fail: runs whose next training fails. broken:
+    those of them whose every training fails. lasting: runs of which every training would. replays: how many iterations
+    of a run are trained again before its own.
 
     prefetched: (run, iteration, second) of each state that is to be read ahead, which takes READ_S. unreadable: runs
-    whose states cannot be.
+    whose states cannot be. evicted_at_s: the second at which each run's worker was first ended.
     """
 
     def __init__(self, clock, store_of):
         self.clock, self.store_of = clock, store_of
         self.begun, self.evicted, self.killed = [], [], []
         self.at, self.digests, self.hang, self.fail, self.lasting = {}, {}, set(), set(), set()
-        self.failed, self.reads, self.replays = {}, {}, {}
+        self.broken = set()
+        self.failed, self.reads, self.replays, self.evicted_at_s = {}, {}, {}, {}
         self.prefetched, self.onto_disk, self.dropped, self.unreadable = [], [], [], set()
 
     def begin(self, run, iteration, *, onto_disk):
@@ -91,7 +93,8 @@ class ScriptedWorkers:
         since_s, run, iteration = self.at[run_id]
         passed_s = self.clock.monotonic() - since_s
         if run_id in self.fail and passed_s > SWITCH_S:
-            self.fail.discard(run_id)
+            if run_id not in self.broken:
+                self.fail.discard(run_id)
             del self.at[run_id]
             self.failed[run_id] = ("it broke", iteration)
             return self.state(run_id)
@@ -111,6 +114,7 @@ class ScriptedWorkers:
     def evict(self, run_id):
         assert not self.state(run_id).has_device
         self.evicted.append(run_id)
+        self.evicted_at_s.setdefault(run_id, self.clock.monotonic() - 500.0)
         self.at.pop(run_id, None)
         self.reads.pop(run_id, None)
 

@@ -136,6 +136,11 @@ def test_a_phase_that_takes_a_multiple_of_its_expectation_is_killed_and_repeated
     assert sorted(stage.begun) == [("a", 0), ("a", 0), ("b", 0)]
     assert stage.workers.killed == [A.id]
     assert "its worker is killed" in caplog.text
+    # Its run pays for all of it, also for what comes after the limit, and for the training that follows.
+    billed = bill(stage.spent, stage.beat.lived_s, {A.id: 1.0, B.id: 1.0})
+    limit_s = max(10.0, 3.0 * A.phase_s)
+    assert billed[A.id]["switch"] + billed[A.id]["train"] == pytest.approx(limit_s + SWITCH_S + TRAIN_S, abs=3.0)
+    assert billed[B.id]["train"] == pytest.approx(TRAIN_S, abs=1.0)
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -168,6 +173,33 @@ def test_a_worker_that_fails_is_begun_again_later_and_stops_no_other(stage, capl
         stage.play(120)
     assert sorted(stage.begun) == [("a", 0), ("a", 0), ("b", 0)]
     assert "it broke" in caplog.text
+
+
+def test_after_each_failure_a_run_is_left_alone_for_twice_as_long_and_all_that_are_seated_pay_for_it(stage):
+    stage.admit(A, B)
+    stage.workers.fail.add(A.id)
+    stage.workers.broken.add(A.id)
+    stage.due(A, 0, at_s=20)
+    stage.clock.at(500, stage.workers.fail.clear)
+    stage.due(A, 1, at_s=900)
+    stage.clock.at(890, lambda: stage.workers.fail.add(A.id))
+    stage.play(935)
+    times = [at_s for _, _, at_s in stage.workers.begun]
+    gaps_s = [after - before for before, after in itertools.pairwise(times)]
+    tried_s = gaps_s[0] - 1
+    assert SWITCH_S < tried_s <= SWITCH_S + 2
+    pauses_s = [gap_s - tried_s for gap_s in gaps_s]
+    again = stage.begun.index(("a", 1))
+    # A poll before and after may come on top.
+    assert pauses_s[: again - 1] == pytest.approx([min(2.0**n, 120.0) for n in range(again - 1)], abs=2.0)
+    assert again >= 8
+    # A phase that was published is behind all that.
+    assert pauses_s[again] == pytest.approx(1, abs=2.0)
+    billed = bill(stage.spent, stage.beat.lived_s, {A.id: 1.0, B.id: 1.0})
+    assert billed[A.id]["switch"] == pytest.approx(len(times) * SWITCH_S, abs=len(times))
+    assert billed[A.id]["train"] < 2 * TRAIN_S + len(times)
+    assert billed[B.id] == {"idle": billed[A.id]["idle"]}
+    assert 2 * billed[B.id]["idle"] > sum(pauses_s[: again - 1])
 
 
 def test_a_failure_that_every_attempt_would_repeat_is_recorded_for_the_runs_own_task_and_not_attempted_again(stage):
@@ -221,7 +253,8 @@ def test_a_seat_that_was_lost_is_noticed_before_a_phase_begins_and_its_worker_is
         stage.clock.at(second, lambda beat=beat: records.put(stage.fleet, fleet_layout.alive("other"), beat))
     stage.due(A, 1, at_s=41.6)
     assert stage.play(95) == [("a", 0)]
-    assert A.id in stage.workers.evicted
+    assert stage.workers.evicted_at_s[A.id] < 50
+    assert stage.workers.evicted_at_s[B.id] >= 95, "that of a run that is seated stays"
 
 
 def test_a_run_that_leaves_while_it_trains_ends_its_phase_first(stage):
@@ -232,6 +265,8 @@ def test_a_run_that_leaves_while_it_trains_ends_its_phase_first(stage):
     stage.due(A, 1, at_s=40)
     assert stage.play(80) == [("a", 0)]
     assert stage.workers.evicted == [A.id]
+    published_s = 10 + SWITCH_S + TRAIN_S + PARK_S + PUBLISH_S
+    assert published_s <= stage.workers.evicted_at_s[A.id] <= published_s + 3
     assert stage.store_of(A).get(layout.manifest(layout.weights(1)))
 
 

@@ -43,6 +43,8 @@ def test_memory_that_holds_all_states_comes_before_load():
     assert place([run], [crowded, roomy]) == {run.id: "b"}
     assert place([run], [crowded]) == {run.id: "a"}
     assert place([a_run("z", state_bytes=30)], [crowded, roomy]) == {}
+    # What fills the memory to its last byte is held by it.
+    assert place([a_run("z", state_bytes=4)], [crowded, roomy]) == {run.id: "a"}
 
 
 @given(free=RUNS, memories=MEMORIES)
@@ -93,6 +95,7 @@ def test_a_run_goes_to_a_host_with_a_device_for_each_rank_and_to_no_other():
     small, large = Room(host="a", memory_bytes=9), Room(host="b", memory_bytes=9, devices=2, seated=(a_run("x"),))
     one, two, four = a_run("1"), a_run("2", ranks=2), predicted_on("b", "4", ranks=4)
     assert place([one, two, four], [small, large]) == {one.id: "a", two.id: "b"}
+    assert place([one, two, four], [large]) == {two.id: "b"}
 
 
 def test_runs_of_which_no_host_was_predicted_see_the_load_of_the_others():
