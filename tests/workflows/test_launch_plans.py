@@ -118,6 +118,14 @@ def test_a_schedule_of_six_fields_is_not_registered(reload):
         reload(GLEANER_SCHEDULE="0 0 * * * *")
 
 
+@pytest.mark.parametrize("schedule", ["CRON_TZ=Europe/Berlin 0 2 * * *", "TZ=Europe/Berlin 0 2 * * *"])
+def test_a_schedule_of_another_time_zone_than_utc_is_not_registered_and_the_guide_says_so(reload, schedule):
+    with pytest.raises(ValueError, match="five fields"):
+        reload(GLEANER_SCHEDULE=schedule)
+    guide = " ".join((ROOT / "docs/guide/on_a_cluster.md").read_text(encoding="utf-8").split())
+    assert "a cron expression of five fields, or `@daily` and the like, in UTC;" in guide
+
+
 def schedules(folder, text):
     """A file of scheduled runs beside two configurations."""
     for name in ("gsm8k_qwen3", "demo"):

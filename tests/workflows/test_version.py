@@ -1,9 +1,12 @@
 """A version is the same for what is the same, and another one for everything that Flyte would not register again."""
 
+import re
+
 import pytest
 import yaml
 from click.testing import CliRunner
 
+from tests.test_docs import DOCUMENTS
 from tests.workflows.test_launch_plans import EXAMPLES
 from workflows import version as versions
 from workflows.version import main, version
@@ -56,3 +59,15 @@ def test_it_is_a_version_that_flyte_takes(given):
     assert (result.exit_code, result.output) == (0, f"{expected}\n")
     assert len(expected) == 12
     assert int(expected, 16)
+
+
+def test_the_guides_command_registers_under_the_version_of_what_it_registers():
+    """Under a version that is written out, a second registration with other settings would change nothing."""
+    texts = [document.read_text(encoding="utf-8").replace("\\\n", " ") for document in DOCUMENTS]
+    commands = [
+        line for text in texts for line in text.splitlines() if re.match(r"[\w./]*pyflyte\b.* register\b", line)
+    ]
+    assert commands
+    for command in commands:
+        [image] = re.findall(r"--image (\S+)", command)
+        assert re.search(rf'--version "\$\(\S+ -m workflows\.version {re.escape(image)}\)"', command), command

@@ -227,6 +227,28 @@ def test_while_it_waits_it_says_for_what_but_not_often(store, crew, caplog):
     ]
 
 
+def test_a_pods_log_says_what_is_waited_for_as_long_as_it_is(store, crew):
+    """Groups by their number while some come, and responses by name while none does."""
+    clock, said = Meanwhile(), []
+    following = follower(store, clock, in_plan_order=False, timeout_s=99)
+    assert following.in_words() == "0 of 8 responses have ended, with 0 tokens; waits for 4 groups"
+    quiet = [lambda: said.append(following.in_words())] * 12
+    clock.events = [
+        *quiet,
+        lambda: crew[0].write(0, [5, 7, 9]),
+        *quiet[:2],
+        lambda: crew[0].write(1, [5]),
+    ]
+    assert following.wait([0]) == 0
+    assert said[8] == said[0] == "0 of 8 responses have ended, with 0 tokens; waits for 4 groups"
+    assert said[11] == (
+        "0 of 8 responses have ended, with 0 tokens; waits for response 0 (group 0): 0 tokens, held by 00000-a; "
+        "response 1 (group 0): 0 tokens, held by 00000-a"
+    )
+    assert said[13] == "1 of 8 responses have ended, with 3 tokens; waits for 4 groups"
+    assert following.in_words() == "2 of 8 responses have ended, with 4 tokens; waits for 3 groups"
+
+
 def test_what_comes_quickly_is_not_worth_a_line(store, crew, caplog):
     caplog.set_level(logging.WARNING, logger="tasks.learning.follow")
     following = follower(store, Meanwhile(lambda: finish_group(crew[0], 0)))

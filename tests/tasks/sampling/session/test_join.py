@@ -66,6 +66,17 @@ def beats(iteration=0):
     return [records.read(store(), AliveRecord, key) for key in store().list(layout.alive_all(iteration))]
 
 
+class BoundedClock(ManualClock):
+    """A clock on which a wait without an end is an error."""
+
+    sleeps = 0
+
+    def sleep(self, duration_s):
+        super().sleep(duration_s)
+        self.sleeps += 1
+        assert self.sleeps < 50_000, "it waits for ever"
+
+
 @pytest.mark.slow
 def test_alone_it_does_everything_and_the_report_counts_what_it_cost(settings):
     plan_iteration(settings)
@@ -208,7 +219,7 @@ def test_it_leaves_in_time_and_when_nothing_is_planned(settings):
     plan_iteration(settings)
     roll_out(URL, 0)
     train_iteration(URL, 0)
-    clock = ManualClock()
+    clock = BoundedClock()
     assert join_run(URL, JoinLimits(patience_s=30.0), lambda: False, clock) == 0
     assert 30 <= clock.monotonic() < 40
     assert join_run(URL, JoinLimits(time_limit_s=5.0), lambda: False, clock) == 0
@@ -235,7 +246,7 @@ def test_it_waits_for_a_run_to_begin_and_says_so_once(settings, caplog):
 
 def test_it_does_not_wait_for_ever_for_a_run_to_begin():
     memory_store("join")
-    clock = ManualClock()
+    clock = BoundedClock()
     assert join_run(URL, JoinLimits(patience_s=30.0), lambda: False, clock) == 0
     assert 30 <= clock.monotonic() < 40
     assert join_run(URL, JoinLimits(time_limit_s=5.0, patience_s=30.0), lambda: False, clock) == 0
@@ -247,7 +258,7 @@ def test_it_does_not_wait_for_ever_for_a_run_to_begin():
     assert clock.monotonic() - began_s == BEGINS_S
 
 
-class Beats(ManualClock):
+class Beats(BoundedClock):
     """A clock on which whoever holds the lease beats every 100 s, for 500 s."""
 
     def sleep(self, duration_s):
