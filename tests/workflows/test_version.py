@@ -45,12 +45,14 @@ def test_it_changes_with_everything_that_a_plan_fixes(given):
 def test_it_changes_with_the_image_and_the_code(given, tmp_path, monkeypatch):
     before = given()
     assert version("registry.example.org/gleaner:2") != before
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks/plan.py").write_text("A = 1")
     monkeypatch.setattr(versions, "ROOT", tmp_path)
-    first = given()
-    (tmp_path / "tasks/plan.py").write_text("A = 2")
-    assert len({before, first, given()}) == 3
+    found = [before, given()]
+    for package in ("storage", "resources", "tasks", "workflows"):
+        (tmp_path / package / "inner").mkdir(parents=True)
+        for content in ("A = 1", "A = 2"):
+            (tmp_path / package / "inner/part.py").write_text(content)
+            found.append(given())
+    assert len(set(found)) == len(found) == 10
 
 
 def test_it_is_a_version_that_flyte_takes(given):
