@@ -338,3 +338,19 @@ def test_a_host_that_ends_without_a_word_is_found(monkeypatch):
 def test_a_state_that_is_read_ahead_before_its_iteration_is_planned_is_found(monkeypatch):
     monkeypatch.setattr(due_phase.RunView, "planned", property(lambda self: self._iteration))
     assert is_found("early")
+
+
+def test_a_run_that_is_not_left_alone_after_a_phase_that_failed_is_found(monkeypatch):
+    monkeypatch.setattr(host.Host, "_put_off", lambda _, served: setattr(served, "due", None))
+    assert is_found("hasty", lambda history: any(strike.kind == "worker" for strike in history.strikes))
+
+
+def test_a_state_that_leaves_memory_although_that_holds_all_is_found(monkeypatch):
+    def all_that_may(states, *_):
+        return tuple(one.run for one in states if one.num_bytes and not one.busy)
+
+    def fits(history):
+        return sum(run.state_bytes for run in history.runs) <= min(each.memory_bytes for each in history.hosts)
+
+    monkeypatch.setattr(near_states, "make_room", all_that_may)
+    assert is_found("memory", lambda history: is_calm(history) and len(history.runs) > 1 and fits(history))
