@@ -4,8 +4,8 @@ from storage import layout, records
 from storage.fleet_records import DueRecord
 from storage.memory import MemoryStore
 from storage.package_version import VERSION
-from storage.phase_failure import phase_failure
-from storage.records import RunRecord
+from storage.phase_failure import fail_phase, phase_failure
+from storage.records import RunRecord, SettingsRecord
 from storage.store import CorruptObject
 from tasks.sharing.due_phase import RunView
 from tests.fleet_records import a_run
@@ -111,3 +111,14 @@ def test_a_phase_that_another_version_has_recorded_fails_by_name_and_is_not_begu
     assert phase_failure(store, 0) == (
         f"its host has Gleaner {VERSION}, the run 0.0.9; allowed: the same; end the host and start one of 0.0.9"
     )
+
+
+def test_a_phase_that_has_failed_for_good_is_due_again_in_another_execution(store, view):
+    records.put(store, layout.RUN, RUN)
+    records.put(store, layout.settings(0), SettingsRecord(config={}, execution="first"))
+    mark_due(store, 0)
+    assert view.due() == 0
+    fail_phase(store, 0, "it broke")
+    assert (view.due(), view.due()) == (None, None)
+    records.put(store, layout.settings(0), SettingsRecord(config={}, execution="second"))
+    assert (phase_failure(store, 0), view.due()) == (None, 0)
