@@ -64,6 +64,24 @@ def test_it_is_published_once(store):
     assert publish_adapter(store, 1, FACTORS, RECORD, {"by": 2}) == first
     with pytest.raises(ConflictingRecord, match=r"first to differ is 'b\.lora_B\.weight'"):
         publish_adapter(store, 1, FACTORS | {"b.lora_B.weight": block(4, 2, fill=2.0)}, RECORD, {})
+    # The checkpoint is there before each return, also of one that finds the version published.
+    saved = []
+    publish_adapter(store, 1, FACTORS, RECORD, {}, before_manifest=lambda: saved.append(1) or {})
+    assert saved == [1]
+
+
+def test_of_two_that_publish_at_once_the_second_returns_what_the_first_stored_or_names_what_differs(store):
+    """The first is there when the second has written its objects, and before its manifest."""
+    others = FACTORS | {"b.lora_B.weight": block(4, 2, fill=2.0)}
+
+    def published_meanwhile(version, factors):
+        return lambda: {"first": publish_adapter(store, version, factors, RECORD, {"by": 1}).digest}
+
+    with pytest.raises(ConflictingRecord, match=r"first to differ is 'b\.lora_B\.weight'"):
+        publish_adapter(store, 1, FACTORS, RECORD, {"by": 2}, before_manifest=published_meanwhile(1, others))
+    second = publish_adapter(store, 2, FACTORS, RECORD, {"by": 2}, before_manifest=published_meanwhile(2, FACTORS))
+    assert second.metadata["by"] == 1
+    assert second == read_manifest(store, layout.weights(2))
 
 
 @pytest.mark.parametrize(
