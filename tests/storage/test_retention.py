@@ -58,15 +58,16 @@ def versions(store, prefix):
 
 def test_a_committed_iteration_keeps_its_records_and_its_responses():
     store = a_run(1)
+    for key in (layout.environment_state(0, "0" * 64), layout.ask(0, "00000-a", 0)):
+        store.put(key, b"{}")
     before = set(store.list(layout.iteration(0)))
     assert len(journals(store, 0)) > 8
     swept = sweep(store, DEFAULT)
-    assert swept.compacted == (0,)
-    assert swept.problems == ()
+    assert (swept.compacted, swept.problems) == ((0,), ())
     gone = before - set(store.list(layout.iteration(0)))
-    assert gone == {key for key in before if key.split("/")[2] in ("journal", "claims", "alive")}
+    assert gone == {key for key in before if key.split("/")[2] in swept.counts()}
     assert set(swept.deleted) == gone
-    assert swept.counts() == {"journal": 6, "claims": 3, "alive": 3}
+    assert swept.counts() == {"journal": 6, "environment": 1, "asks": 1, "claims": 3, "alive": 3}
     parts = {layout.responses_part(0, 0, 3)}
     assert set(store.list(layout.iteration(0))) - before == {layout.responses(0), layout.closed(0)} | parts
     assert [row.token_ids.tolist() for row in read_responses(store, 0)] == [TOKENS[r] for r in range(4)]
