@@ -3,11 +3,12 @@
 import pytest
 
 from storage import layout
+from storage.assembly import unended_responses
 from storage.journal import ShardReader
 from storage.memory import MemoryStore
 from storage.shard import Finish
 from storage.store import ObjectMissing
-from tests.journals import Writer
+from tests.journals import Incarnation, Writer, a_plan
 
 
 @pytest.mark.parametrize("parallel_reads", [1, 2, 32])
@@ -59,3 +60,16 @@ class MetersGets(MemoryStore):
 def test_a_reader_of_all_rows_cannot_be_turned():
     with pytest.raises(ValueError, match="kept: value None; allowed: a range of responses"):
         ShardReader(MemoryStore(), 0).turn_to(range(1))
+
+
+def test_what_has_not_ended_is_known_without_tokens_and_up_to_the_last_shard_that_a_seal_counts():
+    store, plan = MemoryStore(), a_plan(1, 3)
+    before = Incarnation(store, plan, 0, "00000-a")
+    before.write(1, [4], Finish.RUNNING)
+    before.write(0, [5])
+    assert unended_responses(store, plan) == [1, 2]
+    after = Incarnation(store, plan, 0, "00000-b")
+    before.write(1, [6])  # void
+    assert unended_responses(store, plan) == [1, 2]
+    after.write(2, [7], Finish.LENGTH)
+    assert unended_responses(store, plan) == [1]
