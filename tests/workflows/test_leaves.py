@@ -75,6 +75,8 @@ def test_on_a_cluster_it_is_a_map_that_asks_for_no_success():
     array = node.to_flyte_idl().array_node
     assert (array.parallelism, array.min_success_ratio) == (0, 0)
     assert array.HasField("min_success_ratio")
+    # Without a number of its own it would take its part of the execution's parallelism.
+    assert array.WhichOneof("parallelism_option") == "parallelism"
 
 
 URL = "memory://evaluations-ended"
