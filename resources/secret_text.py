@@ -6,10 +6,12 @@ the text that it looks at.
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 _STARS = "***"
 KNOWN_LENGTH_MIN = 8
+# Of a text that is searched for secrets: one of an error may hold anything.
+LENGTH_MAX = 1 << 16
 # Tokens whose issuers begin them with a mark, so that such rules find them.
 _MARKED = {
     "an access key of AWS": r"(?:AKIA|ASIA)[0-9A-Z]{16}(?![0-9A-Za-z])",
@@ -23,17 +25,18 @@ _MARKED = {
         r"|[rp]k_(?:live|test)_[A-Za-z0-9]{16,}|nvapi-[A-Za-z0-9_-]{20,}|(?:gsk|r8|npm|dop_v1)_[A-Za-z0-9]{30,}"
         r"|xai-[A-Za-z0-9]{30,}|pypi-[A-Za-z0-9_-]{50,}"
     ),
-    "a signed token": r"eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}",
+    "a signed token": r"eyJ[A-Za-z0-9_-]{8,999}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}",
     "a key of Azure": r"(?i:AccountKey|SharedAccessKey|SharedAccessSignature)=[A-Za-z0-9+/=%&_-]{16,}",
     "the value of an Authorization header": r"(?i:bearer|basic) [A-Za-z0-9._~+/-]{16,}={0,2}(?![A-Za-z0-9 ])",
     "a webhook of Slack": r"hooks\.slack\.com/services/\S+",
-    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY",
+    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY(?s:.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z))",
 }
 _SHAPES = {what: re.compile(f"(?<![A-Za-z0-9])(?:{pattern})") for what, pattern in _MARKED.items()}
-_USER_INFO = re.compile(r"://[^/\s]*?:(?P<value>[^/\s]+)@")
+_USER_INFO = re.compile(r"://[^/\s:]*+:(?P<value>[^/\s]+)@")
 _QUERY = re.compile(r"[?&;](?P<name>[^=&?;\s]+)=(?P<value>[^&;\s]+)")
 # A name and its value as errors and programs write them: DB_PASS=..., "api_key": "...".
-_GIVEN = re.compile(r"(?P<name>[A-Za-z][\w-]*)(?=[\"']?\s?[=:]\s?[\"']?(?P<value>[^\s\"',;&)}\]]{4,}))")
+_NAME = re.compile(r"(?<![\w-])[\w-]++(?=[\"']?\s?[=:])")
+_VALUE = re.compile(r"[\"']?\s?[=:]\s?[\"']?(?P<value>[^\s\"',;&)}\]]{4,})")
 _SIGNATURES = re.compile(r"(?:x-(?:amz|goog)-)?(?:signature|credential)|sig|(?:x-amz-)?security-token", re.IGNORECASE)
 # What stands for a secret that comes from elsewhere, or says that there is none.
 _NO_SECRET = re.compile(
@@ -67,7 +70,7 @@ def secret_in(value: str, name: str = "") -> str | None:
             return "a url with a password"
     if "://" in value:
         for found in _QUERY.finditer(value):
-            if _SIGNATURES.fullmatch(found["name"]) or names_secret(found["name"]):
+            if _says_secret(found["name"]):
                 return "a url with a secret among its parameters"
     for what, shape in _SHAPES.items():
         if shape.search(value):
@@ -80,27 +83,45 @@ def secret_in(value: str, name: str = "") -> str | None:
 def without_secrets(text: str, known: Iterable[str] = ()) -> str:
     """The text with "***" in the place of each secret in it, known by its shape, its name, or its value.
 
-    known: values that are secret, such as those of variables; short ones are left, because they may be words.
+    Only the first LENGTH_MAX characters are returned. known: values that are secret, such as those of variables; short
+    ones are left, because they may be words.
     """
+    text = text[:LENGTH_MAX]
     for value in sorted({*known}, key=len, reverse=True):
         if len(value) >= KNOWN_LENGTH_MIN and not _NO_SECRET.fullmatch(value):
             text = text.replace(value, _STARS)
     for shape in _SHAPES.values():
         text = shape.sub(_STARS, text)
-    for pattern in (_USER_INFO, _QUERY, _GIVEN):
+    for spans in (_passwords, _signatures, _named_values):
         shown, at = [], 0
-        for found in pattern.finditer(text):
-            start, end = found.span("value")
-            if start >= at and _is_given_secret(found):
-                shown += [text[at:start], _STARS]
-                at = end
+        for start, end in spans(text):
+            shown += [text[at:start], _STARS]
+            at = end
         text = "".join([*shown, text[at:]])
     return text
 
 
-def _is_given_secret(found: re.Match[str]) -> bool:
-    """Whether the name before a value says that it is secret, as a password's place in a url does."""
-    name = found.groupdict().get("name", "password")
+def _passwords(text: str) -> Iterator[tuple[int, int]]:
+    """Where those of urls begin and end."""
+    return (found.span("value") for found in _USER_INFO.finditer(text))
+
+
+def _signatures(text: str) -> Iterator[tuple[int, int]]:
+    """The same of secret parameters of urls."""
+    return (found.span("value") for found in _QUERY.finditer(text) if _says_secret(found["name"]))
+
+
+def _named_values(text: str) -> Iterator[tuple[int, int]]:
+    """The same of values whose names say that they are secret. Each is read once, however many names it holds."""
+    at = 0
+    for name in _NAME.finditer(text):
+        if name.end() >= at and _says_secret(name[0]) and (found := _VALUE.match(text, name.end())):
+            at = found.end()
+            yield found.span("value")
+
+
+def _says_secret(name: str) -> bool:
+    """Whether the name says that it is secret, also one of a url's parameters."""
     return names_secret(name) or _SIGNATURES.fullmatch(name) is not None
 
 

@@ -15,7 +15,8 @@ from storage.journal import PARALLEL_READS, ShardReader
 from storage.records import ClaimRecord, PlanRecord, Span
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
 
-_INCARNATION = re.compile(r"\w[\w-]*", re.ASCII)
+# Those of members have 22 characters; a key has room for so many.
+_INCARNATION = re.compile(r"\w[\w-]{0,127}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,7 @@ def _claim(key: str, body: bytes) -> ClaimRecord:
         raise CorruptObject(key, f"it is the claim of unit {claim.unit}, epoch {claim.epoch}")
     for name in (claim.incarnation, *claim.sealed):
         if not _INCARNATION.fullmatch(name):
-            raise CorruptObject(key, f"incarnation {name!r}; allowed: a part of a key")
+            raise CorruptObject(key, f"incarnation {name[:200]!r}; allowed: a part of a key")
     return claim
 
 

@@ -247,6 +247,7 @@ def test_a_policy_that_grants_the_whole_iteration_lets_it_stop_a_run_and_not_cho
         ({"epoch": 2}, "it is the claim of unit 0, epoch 2"),
         ({"incarnation": "../../../run"}, "incarnation '../../../run'; allowed: a part of a key"),
         ({"sealed": {"a/b": 0}}, "incarnation 'a/b'; allowed: a part of a key"),
+        ({"incarnation": "sk-" * 100_000}, f"incarnation '{('sk-' * 67)[:200]}'; allowed: a part of a key"),
     ],
 )
 def test_a_claim_that_lies_about_itself_is_refused_by_all_readers(model, fields, named):

@@ -3,6 +3,8 @@
 A new case is a line in SECRETS or HARMLESS: (value, the name that it is given for).
 """
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gleaner import main
-from resources.secret_text import names_secret, secret_in
+from resources.secret_text import names_secret, secret_in, without_secrets
 from tasks.configuration.given_secrets import given_secrets
 from tasks.configuration.run_config import ConfigError, dump, parse
 from tests.small_run import document
@@ -78,6 +80,35 @@ def test_whatever_the_text_is_the_answer_does_not_repeat_it(text):
         what = secret_in(text, name)
         assert what is None or len(text) < 12 or text not in what
     assert names_secret("api_key")
+
+
+SEARCHED = """
+from resources.secret_text import LENGTH_MAX, secret_in, without_secrets
+for piece in "a sk- eyJ -eyJaaaaaaaa :// :a token= a= -----BEGIN_PRIVATE_KEY ?a bearer_".split():
+    piece = piece.replace("_", " ")
+    for text in ("://" + piece * LENGTH_MAX, piece * LENGTH_MAX):
+        assert len(without_secrets(text)) <= LENGTH_MAX
+        secret_in(text[:LENGTH_MAX], "api_key")
+"""
+
+
+@pytest.mark.slow
+def test_no_text_of_an_error_is_searched_for_long():
+    # Another process, because a search that goes on for hours holds up every thread of its own.
+    subprocess.run([sys.executable, "-c", SEARCHED], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"-----BEGIN RSA PRIVATE KEY-----\n{MARK}\n{MARK}\n-----END RSA PRIVATE KEY-----\nthe rest", "***\nthe rest"),
+        (f'"private_key": "-----BEGIN PRIVATE KEY-----\\n{MARK}', '"private_key": "***'),
+        (f"--api-key={MARK}, Signature: {MARK}; token={MARK}=b", "--api-key=***, Signature: ***; token=***"),
+        (f"s3://k:{MARK}@b/x https://h/x?sig={MARK}&a=1", "s3://k:***@b/x https://h/x?sig=***&a=1"),
+    ],
+)
+def test_nothing_of_a_secret_is_left_in_a_text(text, shown):
+    assert without_secrets(text) == shown
 
 
 def with_secret(url, model, place):
