@@ -12,7 +12,7 @@ from pathlib import Path
 
 from storage.digests import digest_of
 
-_NAME = re.compile(r"here:.*:(?P<pid>\d+):(?P<space>[0-9a-f]{32})-(?P<start>\d+)", re.DOTALL)
+_NAME = re.compile(r"here:.*:(?P<pid>[1-9]\d{0,8}):(?P<space>[0-9a-f]{32})-(?P<start>\d{1,19})", re.ASCII | re.DOTALL)
 
 
 def process_name() -> str:

@@ -6,7 +6,6 @@ A report commits an iteration; the number of reports is the next iteration. Noth
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from storage import layout, records
@@ -17,6 +16,7 @@ from storage.records import LeaseRecord, PlanRecord, ReportRecord, RunRecord, Se
 from storage.sources import HubSource
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore
 from storage.telling import Tell, untold
+from storage.waiting import moment
 
 log = logging.getLogger(__name__)
 LEASE_LOOK_INTERVAL_S = 2.0
@@ -283,13 +283,12 @@ def _await_lease(store: ObjectStore, epoch: int, holder: str, ttl_s: float, cloc
 
     Raises RunBusy at the first sign of life.
     """
-    until = datetime.fromtimestamp(clock.wall() + ttl_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     log.warning(
         "%s is held by execution %r; this one begins when that releases it, or at %s (run.lease_ttl_s) if that gives "
         "no sign of life until then",
         store.url,
         holder,
-        until,
+        moment(clock.wall() + ttl_s),
     )
     begin, before = clock.monotonic(), _signs_of_life(store)
     next_signs = begin + LEASE_LOOK_INTERVAL_S

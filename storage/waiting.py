@@ -66,5 +66,5 @@ class Wait:
 
 
 def moment(wall_s: float) -> str:
-    """A time as people read it, in UTC."""
-    return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    """A time as people read it, in UTC; all that lies behind the year 9999, the last of a calendar, is its end."""
+    return datetime.fromtimestamp(min(wall_s, 253_402_300_799.0), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -40,8 +40,11 @@ def told_interruption(run_url: str, count: int | None = None) -> Iterator[None]:
 def command(words: Sequence[str], count: int | None = None) -> str:
     """A command line as it is to be given again, with this `--count` in place of its own."""
     again = [Path(words[0]).name, *words[1:]]
-    if count is not None and COUNT in again[:-1]:
-        again[again.index(COUNT) + 1] = str(count)
+    for place, word in enumerate(again if count is not None else []):
+        if word == COUNT and place + 1 < len(again):
+            again[place + 1] = str(count)
+        elif word.startswith(f"{COUNT}="):
+            again[place] = f"{COUNT}={count}"
     return shlex.join(again)
 
 

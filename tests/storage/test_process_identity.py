@@ -29,6 +29,9 @@ def test_a_number_that_was_given_again_names_another_process():
         f"here:elsewhere:1:{'0' * 32}-17",  # another machine, or another container of this one
         "here::::",
         f"here:{'9' * 30}:{'9' * 30}:{'0' * 32}-{'9' * 30}",
+        f"here:x:0:{process_space()}-0",  # no process has this number
+        f"here:x:{'9' * 30}:{process_space()}-17",
+        f"here:x:1:{process_space()}-{'9' * 5000}",
     ],
 )
 def test_of_processes_elsewhere_nothing_is_known(name):

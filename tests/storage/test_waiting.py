@@ -58,3 +58,9 @@ def test_what_something_else_ends_has_no_moment(caplog):
     clock = ManualClock()
     assert waited(clock, Wait("room", clock, math.inf, "Ctrl-C ends it"), 1.0) == 200
     assert lines(caplog)[0] == "waiting for room, since 1970-01-01 00:00:00 UTC; Ctrl-C ends it"
+
+
+def test_an_end_behind_the_last_year_of_a_calendar_ends_nothing(caplog):
+    clock = ManualClock()
+    assert waited(clock, Wait("groups", clock, 1e12, "then it fails"), 1.0) == 200
+    assert "and until 9999-12-31 23:59:59 UTC; then it fails" in lines(caplog)[0]

@@ -73,6 +73,9 @@ def test_only_the_count_of_a_command_is_replaced():
     assert command(WORDS, 2).endswith("--count 2")
     assert command(["gleaner", "check", "a;b"]) == "gleaner check 'a;b'"
     assert command(["pyflyte", "--count"], 2) == "pyflyte --count"
+    assert command(["pyflyte", "--count=12", "--config", "--count-of-words=1"], 2) == (
+        "pyflyte --count=2 --config --count-of-words=1"
+    )
 
 
 def raising(error):
