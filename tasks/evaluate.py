@@ -1,6 +1,6 @@
 """The evaluation tasks: plan an evaluation as an iteration without training, and measure it when its crew has ended.
 
-Beside training there is no task that plans: `plan` and `conclude` call `planned_beside`.
+Beside training there is no task that plans: `plan` and `conclude` call `prepare_beside`.
 """
 
 from flytekit import Deck, task

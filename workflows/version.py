@@ -1,6 +1,7 @@
 """The version to register under: a digest of the image, this checkout's code, and what the launch plans fix.
 
-Flyte keeps what a version was first registered with, and says nothing to who registers other things under it again.
+Flyte keeps what a version was first registered with. To register other things under it again changes nothing, and gives
+no error.
 
     python -m workflows.version registry.example.org/gleaner:1
 """

@@ -1,7 +1,7 @@
-"""Whether the launch plans whose schedules are on are those of the files: Flyte keeps what was registered first.
+"""Whether the launch plans whose schedules are on are those of the files.
 
-Who registers again under a version that is taken gets no error from Flyte, and changes nothing; and a plan that is no
-longer registered stays on.
+Flyte keeps what was registered first: registering again under a version that is taken changes nothing, and gives no
+error. A plan that the files no longer have stays on.
 """
 
 from collections.abc import Iterator

@@ -58,7 +58,7 @@ def started_slots(
     try:
         needed = needed_slots(store, plan)
     except (CorruptObject, ObjectMissing) as error:
-        # Whoever trains says what is wrong with the journal, if that matters to training.
+        # The trainer says what is wrong with the journal, if that matters to training.
         log.warning("iteration %d: all slots are started, because what is left is not known: %s", plan.iteration, error)
         return slots
     spared = {pool: [slot for slot in each if slot not in needed] for pool, each in zip(pools, slots, strict=True)}
