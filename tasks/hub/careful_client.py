@@ -92,8 +92,9 @@ def _check_wait(response: Any) -> None:
 
 def _check_document(response: Any) -> None:
     """Raise WrongAnswer for names and digests that cannot be such in what a hub says of a repository."""
+    body = _unpacked(response)
     try:
-        found = json.loads(response.read())
+        found = json.loads(body)
     except (ValueError, RecursionError):
         raise WrongAnswer("what it says of the repository is no JSON") from None
     waiting = [found]
@@ -108,6 +109,21 @@ def _check_document(response: Any) -> None:
             waiting += (each for each in value.values() if isinstance(each, dict | list))
         elif isinstance(value, list):
             waiting += (each for each in value if isinstance(each, dict | list))
+
+
+def _unpacked(response: Any) -> bytes:
+    """The whole body, for the library, too; raises WrongAnswer for one that is compressed and unpacks to too much."""
+    body = bytearray()
+    for piece in response.iter_bytes():
+        body += piece
+        if len(body) > DOCUMENT_BYTES_MAX:
+            raise _too_long()
+    response._content = bytes(body)  # noqa: SLF001 - as its own `read`, which has no limit, leaves it
+    return bytes(body)
+
+
+def _too_long() -> WrongAnswer:
+    return WrongAnswer(f"what it says of the repository is longer than {DOCUMENT_BYTES_MAX} bytes")
 
 
 def _wrong(what: str, value: str, allowed: str) -> WrongAnswer:
@@ -128,7 +144,7 @@ def _bounded(stream: Any, url: str, attempts: dict[str, int], bytes_max: int | N
                     if lasted_s > GRACE_S and count < BYTES_PER_S_MIN * lasted_s:
                         raise WrongAnswer(f"it sent {count} bytes in {lasted_s:.0f} s")
                     if bytes_max is not None and count > bytes_max:
-                        raise WrongAnswer(f"what it says of the repository is longer than {bytes_max} bytes")
+                        raise _too_long()
                     yield piece
             except httpx2.TransportError as error:
                 in_vain = 0 if count >= PROGRESS_BYTES else attempts.get(url, 0) + 1

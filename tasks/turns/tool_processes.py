@@ -351,6 +351,10 @@ class ToolProcesses:
             await process.loaded
         except (Failed, TimedOut, NotBegun) as error:
             raise ProcessLost(f"cannot be started again: {error or type(error).__name__}") from None
+        except asyncio.CancelledError:
+            # The response is not wanted any more, so no request ends the process.
+            process.kill()
+            raise
         return process
 
     async def close(self) -> None:

@@ -3,6 +3,7 @@
 A new case is a line in WRONG.
 """
 
+import gzip
 import json
 import threading
 import time
@@ -12,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import huggingface_hub
 import pytest
 
+from tasks.hub.careful_client import DOCUMENT_BYTES_MAX
 from tasks.hub.repositories import HubError, commit_of, explained, model_folder
 from tests.hub_server import Hub, pointed_to
 
@@ -77,6 +79,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send(429, b"", wrong["again"])
         elif "/tree/" in self.path or "/paths-info/" in self.path:
             self.send(200, json.dumps(wrong.get("tree", [ENTRY])).encode(), {"Content-Type": "application/json"})
+        elif self.path.startswith("/api/") and "packed" in wrong:
+            self.send(200, wrong["packed"], {"Content-Type": "application/json", "Content-Encoding": "gzip"})
         elif self.path.startswith("/api/"):
             self.send(200, json.dumps(wrong.get("info", info())).encode(), {"Content-Type": "application/json"})
         else:
@@ -140,6 +144,20 @@ def test_a_hub_that_answers_wrongly_is_refused_by_name_in_time(tmp_path, wrong):
     assert time.monotonic() - began_s < 35
     outside = files_below(tmp_path) - {f"deep/er/home/{each}" for each in files_below(home)}
     assert outside == set()
+
+
+@pytest.mark.slow
+def test_what_a_hub_says_in_few_bytes_is_not_unpacked_without_a_limit(tmp_path):
+    with hub({"packed": gzip.compress(json.dumps(info()).encode())}) as running, pointed_to(running, tmp_path):
+        assert commit_of("model", REPO, None, "policy.path") == COMMIT
+    blanks = gzip.compress(b" " * (DOCUMENT_BYTES_MAX + 1))
+    assert len(blanks) < 1 << 20
+    with (
+        hub({"packed": blanks}) as running,
+        pointed_to(running, tmp_path),
+        pytest.raises(HubError, match="longer than 67108864 bytes"),
+    ):
+        read()
 
 
 # Where large files come by another way, the library names them by what the list of files says.

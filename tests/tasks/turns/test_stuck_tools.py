@@ -1,5 +1,6 @@
 """Tools that stick, forge, fork and look around: they cost their own response only."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import pytest
 
 from tasks.turns.living_environments import Reset
-from tests.character_turns import answered, gathered, record_of, said, text_of
-from tests.opened_tools import Open, workers
+from tasks.turns.tool_processes import ToolProcesses
+from tests.character_turns import LIMIT_S, answered, gathered, record_of, said, text_of
+from tests.opened_tools import Open, config, workers
 from tests.processes import are_gone, wait_until
 
 pytestmark = pytest.mark.slow
@@ -61,6 +63,20 @@ def test_what_has_forked_twice_ends_with_the_member(opened: Open, notes: Callabl
     assert not are_gone([orphan])
     environments.close()
     assert are_gone([orphan])
+
+
+def test_a_process_of_its_own_ends_with_the_response_for_which_it_is_started():
+    async def cancelled() -> None:
+        processes = ToolProcesses(config("sleeps"), count=1)
+        starting = asyncio.create_task(processes.alone())
+        while not workers():
+            await asyncio.sleep(0.01)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert workers() == []
+
+    asyncio.run(asyncio.wait_for(cancelled(), LIMIT_S))
 
 
 @pytest.mark.parametrize("named", [(), ("HF_TOKEN",)])
