@@ -139,8 +139,10 @@ def work_log(place: str, means: str = "", *, is_brief: bool = False) -> Iterator
         log.fail(f"{type(error).__name__}: {error}")
         raise
     finally:
-        _logs.remove(log)
-        log.end()
+        # A forked child has no log; what it leaves here is its parent's block.
+        if log in _logs:
+            _logs.remove(log)
+            log.end()
 
 
 def at_work(what: str, how_far: Callable[[], str] = str) -> None:

@@ -1,5 +1,6 @@
 """The lines of a process about its work: when they come, what they hold, and what they never do."""
 
+import os
 import re
 import subprocess
 import sys
@@ -161,3 +162,17 @@ def test_without_a_log_nothing_is_written_and_a_number_of_a_chain_is_known_withi
     assert which_of_chain() == ""
     time.sleep(0)
     assert capsys.readouterr().err == ""
+
+
+def test_a_child_that_is_forked_in_the_block_may_leave_it(capfd):
+    child, code = -1, 1
+    try:
+        with work_log(PLACE):
+            child = os.fork()
+            if child:
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        code = 7
+    finally:
+        if not child:
+            os._exit(code)
+    assert told(capfd) == [f"{PLACE}: begins", f"{PLACE}: ends, after 0 s"]
