@@ -7,10 +7,8 @@ import functools
 import os
 from typing import Any
 
-import click
 from flytekit import dynamic, workflow
 
-from resources.granted import is_in_a_pod
 from resources.pools import ControlPoolConfig, task_settings
 from tasks.configuration.references import IterationOutcome
 from tasks.configuration.run_config import RunConfig, parse, settings_digest
@@ -29,12 +27,11 @@ from workflows.node_names import NodeNames
 def iterations(config: dict, count: Count) -> IterationOutcome:  # type: ignore[type-arg]
     """Chain `count` iterations of the run, on the pools that its configuration names; returns the last one."""
     settings = parse(config)
-    if is_in_a_pod():
-        version = os.environ.get("FLYTE_INTERNAL_TASK_VERSION", "unknown")
-        told = f"{count} iterations with settings {settings_digest(settings)}, version {version}"
-        click.echo(f"run {settings.run.url}: {told} (gleaner check says the same of its file)", err=True)
+    # `gleaner check` says the same of a file.
+    version = os.environ.get("FLYTE_INTERNAL_TASK_VERSION", "unknown")
+    what = f"{count} iterations with settings {settings_digest(settings)}, version {version}"
     chain = functools.partial(chained, config, settings)
-    wired = wires(f"run {settings.run.url}", f"{count} iterations", count)
+    wired = wires(f"run {settings.run.url}", what, count)
     with wired, told_interruption(settings.run.url, count):
         check_size(chain, count)
         if any(pool.count for pool in settings.pools.rollout_pools.values()):

@@ -13,7 +13,7 @@ from storage.run import exists
 from tasks.collect import collect
 from tasks.conclude import conclude
 from tasks.configuration.references import PlanReference, TrainOutcome
-from tasks.configuration.run_config import dump, parse
+from tasks.configuration.run_config import dump, parse, settings_digest
 from tasks.local_map import crew_map
 from tasks.plan import plan
 from tasks.rollout import rollout
@@ -35,8 +35,8 @@ def log_of(task, inputs, folder, files):
         assert process.wait(LIMIT_S) == 0, (folder / "log").read_text()
     text = (folder / "log").read_text()
     assert "error.pb" not in " ".join(connect(files).list("out/"))
-    # flytekit begins with an empty line, and `iterations` with the settings of the execution.
-    found = [LINE.fullmatch(line) for line in text.splitlines() if line and " with settings " not in line]
+    # flytekit begins with an empty line.
+    found = [LINE.fullmatch(line) for line in text.splitlines() if line]
     assert all(found), text
     return [GRANTED.sub("", each["said"]) for each in found]
 
@@ -52,8 +52,9 @@ def test_the_log_of_every_pod_of_an_iteration_says_what_is_done_and_holds_no_err
         return log_of(task, inputs, tmp_path / what, f"{s3_url}/flyte/{what}")
 
     wired = log("iterations", iterations, config=config, count=1)
-    assert wired[0] == f"run {url}, wiring 1 iterations: begins"
-    assert wired[-1].startswith(f"run {url}, wiring 1 iterations: ends, after ")
+    settings = f"settings {settings_digest(parse(config))}, version unknown"
+    assert wired[0] == f"run {url}, wiring 1 iterations with {settings}: begins"
+    assert wired[-1].startswith(f"run {url}, wiring 1 iterations with {settings}: ends, after ")
 
     planned = log("plan", plan, config=config, after=-1, ahead=0, pools=["rollout"], last=False)
     begins, *phases, ends = [line.removeprefix(f"run {url}, plan of the next iteration, plan: ") for line in planned]
