@@ -22,27 +22,26 @@ def evaluation_nodes(config: dict[str, Any], version: Any, pools: PoolsConfig, n
     planned = built_on(plan_evaluation, pools, "control")(config=config, version=version)
     reference, slots = planned.with_overrides(**settings_on(pools, "control", names, "evaluation-plan"))
     crew = rollout_node(reference, slots, pools, "rollout", names, "evaluation-rollout")
-    pool = grading_pool(config)
+    pool = grading_pool(parse(config))
     evaluated = built_on(evaluate, pools, pool)(plan=reference)
     evaluated = evaluated.with_overrides(**settings_on(pools, pool, names, "evaluation"))
     crew >> evaluated
     return evaluated
 
 
-def evaluation_beside(config: dict[str, Any], planned: Any, pools: PoolsConfig, names: NodeNames) -> list[Any]:
+def evaluation_beside(settings: RunConfig, planned: Any, names: NodeNames) -> list[Any]:
     """Wire one evaluation beside training, if that evaluates at all; returns its leaf, for `end_node`.
 
     planned: the outputs of a plan or a conclusion that are about it. Whether it is due is known only when these run,
     and one that is not due has no pods. On one machine, where nodes run in the order of their calls, it comes before
     the next iteration, whose conclusion may delete older weights.
     """
-    if not evaluates(parse(config)):
+    if not evaluates(settings):
         return []
-    reference, slots, due = planned
+    (reference, slots, due), pools, pool = planned, settings.pools, grading_pool(settings)
     crew = rollout_node(reference, slots, pools, "rollout", names, "evaluation-rollout")
-    pool = grading_pool(config)
-    settings = settings_on(pools, pool, names, "evaluation")
-    evaluated = leaf(evaluate, {}, pools, pool, settings)(plan=due).with_overrides(**settings)
+    of_node = settings_on(pools, pool, names, "evaluation")
+    evaluated = leaf(evaluate, {}, pools, pool, of_node)(plan=due).with_overrides(**of_node)
     crew >> evaluated
     return [evaluated]
 
@@ -59,9 +58,9 @@ def evaluates(config: RunConfig) -> bool:
     return config.evaluation is not None and config.evaluation.interval > 0
 
 
-def grading_pool(config: dict[str, Any]) -> str:
+def grading_pool(config: RunConfig) -> str:
     """The pool that grades: a reward model needs a machine like the one that it has in training."""
-    return "train" if grades_with_a_model(parse(config)) else "control"
+    return "train" if grades_with_a_model(config) else "control"
 
 
 def grades_with_a_model(config: RunConfig) -> bool:

@@ -77,7 +77,7 @@ def chained(config: dict[str, Any], settings: RunConfig, count: int) -> list[Any
 
     to_train = plan_next(-1)
     first, _, evaluation = planned[0]
-    evaluated = evaluation_beside(config, evaluation, pools, NodeNames.of_iteration(0, count, settings.run.url))
+    evaluated = evaluation_beside(settings, evaluation, NodeNames.of_iteration(0, count, settings.run.url))
     if stands:
         standing_nodes(first, pools, count, NodeNames.of_execution(count, settings.run.url))
     for index in range(count):
@@ -93,7 +93,7 @@ def chained(config: dict[str, Any], settings: RunConfig, count: int) -> list[Any
             trained, pools, names[index], last=index == count - 1, config=config if with_evaluations else {}
         )
         outcomes.append(outcome)
-        evaluated += evaluation_beside(config, evaluation, pools, names[index])
+        evaluated += evaluation_beside(settings, evaluation, names[index])
         if len(planned) < count:
             to_train = plan_next(outcomes[-1].iteration)
     end_node(outcomes[-1], evaluated, pools, NodeNames.of_execution(count, settings.run.url))
