@@ -3,6 +3,8 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,12 +67,16 @@ def test_what_has_forked_twice_ends_with_the_member(opened: Open, notes: Callabl
     assert are_gone([orphan])
 
 
-def test_a_process_of_its_own_ends_with_the_response_for_which_it_is_started():
+def test_a_process_of_its_own_ends_with_the_response_for_which_it_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "loads_for_long.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
     async def cancelled() -> None:
-        processes = ToolProcesses(config("sleeps"), count=1)
+        processes = ToolProcesses(replace(config("sleeps"), tools=("loads_for_long:tool",)), count=1)
         starting = asyncio.create_task(processes.alone())
-        while not workers():
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(wait_until, lambda: bool(workers()))
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
