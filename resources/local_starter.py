@@ -19,13 +19,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from resources.process import end_with
+from resources.process import end_with, is_stopped
 
 # The folder in which it begins says nothing about what it may import, as with any script.
 _PROGRAM = (
@@ -62,6 +62,24 @@ class StartedProcess:
         """Send a signal, unless the process has ended."""
         self._starter.tell({"number": self._number, "signal": number})
 
+    @property
+    def stopped(self) -> int | None:
+        """The number of the process that a signal has stopped: this one, or the starter, which alone sees its end."""
+        known = (self._starter.pid, self._starter.process(self._number))
+        return next((each for each in known if each is not None and is_stopped(each)), None)
+
+    def end(self) -> None:
+        """Have it get SIGTERM, also if a signal has stopped it."""
+        self._starter.go_on()
+        self.send_signal(signal.SIGTERM)
+        self.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it at once. A starter that is stopped is killed, too: what it has started then counts as lost."""
+        self.send_signal(signal.SIGKILL)
+        if is_stopped(self._starter.pid):
+            self._starter.kill()
+
 
 class Starter:
     """This process's connection to a starter; any thread may use it. What is forked prints where this process prints.
@@ -71,6 +89,7 @@ class Starter:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._ends: dict[int, Future[int]] = {}
+        self._processes: dict[int, int] = {}
         self._count = 0
         self._alive = True
         self._lock = threading.Lock()
@@ -97,6 +116,11 @@ class Starter:
     def alive(self) -> bool:
         """False as soon as it is known that the starter has ended."""
         return self._alive
+
+    def process(self, number: int) -> int | None:
+        """The process that runs what was asked for as the `number`-th; None before it is forked, and once it ended."""
+        with self._lock:
+            return self._processes.get(number)
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], imports: Sequence[str] = ()
@@ -133,9 +157,18 @@ class Starter:
         with self._sending, suppress(OSError):
             self._connection.sendall(json.dumps(request).encode() + b"\n")
 
+    def go_on(self) -> None:
+        """Let the starter go on, if a signal has stopped it."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End the starter at once, by which its processes get SIGTERM; does not wait."""
+        self._process.kill()
+
     def close(self) -> None:
         """End the starter, by which its processes get SIGTERM, and wait for it."""
         self._process.terminate()
+        self.go_on()
         self._reader.join()
 
     def _read(self) -> None:
@@ -143,14 +176,20 @@ class Starter:
         with suppress(OSError, ValueError), self._connection.makefile("rb") as reports:
             for line in reports:
                 report = json.loads(line)
+                number = report["number"]
                 with self._lock:
-                    ended = self._ends.pop(report["number"])
+                    if "process" in report:
+                        self._processes[number] = report["process"]
+                        continue
+                    self._processes.pop(number, None)
+                    ended = self._ends.pop(number)
                 ended.set_result(report["code"])
         self._process.wait()
         with self._lock:
             self._alive = False
             unknown = list(self._ends.values())
             self._ends.clear()
+            self._processes.clear()
         with self._sending:
             self._connection.close()
         for ended in unknown:
@@ -188,22 +227,22 @@ def _import_once(names: Sequence[str], tried: set[str]) -> None:
 
 
 def _serve(connection: socket.socket) -> dict[str, Any] | None:
-    """Fork what is asked for and report how each ended.
+    """Fork what is asked for, and report which process that is and how it ended.
 
     Returns, in a forked process, the request that it is for; in the starter None, when its user has ended.
     """
     numbers: dict[int, int] = {}
     tried: set[str] = set()
 
-    def report(number: int, code: int) -> None:
+    def report(number: int, **what: int) -> None:
         with suppress(OSError):
-            connection.sendall(json.dumps({"number": number, "code": code}).encode() + b"\n")
+            connection.sendall(json.dumps({"number": number, **what}).encode() + b"\n")
 
     def report_ended(*_: object) -> None:
         # One by one, because an import may have children of its own.
         for process in list(numbers):
             if (code := _code(process)) is not None:
-                report(numbers.pop(process), code)
+                report(numbers.pop(process), code=code)
 
     signal.signal(signal.SIGCHLD, report_ended)
     with suppress(ConnectionError), connection.makefile("rb") as requests:
@@ -216,16 +255,26 @@ def _serve(connection: socket.socket) -> dict[str, Any] | None:
                 for running in (running for running, number in numbers.items() if number == request.get("number")):
                     os.kill(running, request["signal"])
             elif (process := _forked()) is None:
-                report(request["number"], os.EX_OSERR)
+                report(request["number"], code=os.EX_OSERR)
             elif process:
                 numbers[process] = request["number"]
+                report(request["number"], process=process)
             else:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
                 connection.close()
                 return request
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    _end_all(numbers)
     return None
+
+
+def _end_all(processes: Iterable[int]) -> None:
+    """Have them get SIGTERM, of which the kernel takes care when the starter ends, but not where one is stopped."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    for process in processes:
+        os.kill(process, signal.SIGTERM)
+        os.kill(process, signal.SIGCONT)
 
 
 def _code(process: int) -> int | None:

@@ -1,11 +1,12 @@
 """A wait that speaks and ends: it says what is waited for, since when and until when, and what happens then.
 
-A process that waits for another for longer than a few seconds makes one of these, and sleeps by its `pause`. The table
-of all waits is docs/waits.md.
+A process that waits for another for longer than a few seconds makes one of these, and sleeps by its `pause`. Processes
+of this machine that a signal has stopped are waited for by `StoppedProcesses`. The table of all waits is docs/waits.md.
 """
 
 import logging
 import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from storage.clock import Clock
@@ -13,6 +14,9 @@ from storage.clock import Clock
 log = logging.getLogger(__name__)
 SILENT_S = 10.0
 REPEAT_S = 60.0
+# Enough to look at a process in a debugger or to let it go on by hand; a machine is paid for meanwhile.
+STOPPED_LIMIT_S = 600.0
+STOPPED_LOOK_S = 2.0
 
 
 class Wait:
@@ -63,6 +67,34 @@ class Wait:
         if math.isinf(self._limit_s):
             return f"waiting for {self._what}, since {since}; {self._then}"
         return f"waiting for {self._what}, since {since} and until {moment(wall_s + self.left_s)}; {self._then}"
+
+
+class StoppedProcesses:
+    """Waits for processes of one kind that a signal has stopped (SIGSTOP, state T), again and again."""
+
+    def __init__(self, clock: Clock, then: str, limit_s: float = STOPPED_LIMIT_S) -> None:
+        """then: what happens to them when they have been stopped for `limit_s`, as in "they are killed"."""
+        self._clock = clock
+        self._then = then
+        self._limit_s = limit_s
+        self._who = ""
+        self._wait: Wait | None = None
+
+    def given_up(self, stopped: Mapping[str, int]) -> str | None:
+        """Tell of the processes that are stopped now, every few seconds; why they are given up, once that is due.
+
+        stopped: their numbers, by the names that people know; the limit counts for the same processes.
+        """
+        who = " and ".join(f"{name} (process {process})" for name, process in stopped.items())
+        if who != self._who or self._wait is None:
+            numbers = " ".join(map(str, stopped.values()))
+            then = f"then {self._then}; `kill -CONT {numbers}` lets what is stopped go on"
+            what = f"{who}, which a signal has stopped (state T)"
+            self._who, self._wait = who, Wait(what, self._clock, self._limit_s, then)
+        if not stopped:
+            return None
+        self._wait.speak()
+        return f"{who} was stopped by a signal for {self._limit_s:.0f} s" if self._wait.is_over else None
 
 
 def moment(wall_s: float) -> str:

@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -30,6 +30,8 @@ from flytekit.models.core.workflow import NodeMetadata
 from flytekit.models.literals import LiteralMap
 
 from resources.local_starter import StartedProcess, running_starter
+from storage.clock import SystemClock
+from storage.waiting import STOPPED_LIMIT_S, STOPPED_LOOK_S, StoppedProcesses, Wait
 from tasks.configuration.references import PlanReference
 from tasks.pod_story import place_of, tells
 
@@ -55,12 +57,14 @@ class CrewMapTask(ArrayNodeMapTask):  # type: ignore[misc]
     imports: modules that a local element needs soon, apart from its task's own; they are imported once for all.
     title: the node's name in the console, because flytekit gives a map's name override to its elements only.
     stands: on one machine the elements run beside the nodes that follow, and end with this process at the latest.
+    stopped_limit_s: for how long one that a signal has stopped is waited for there, before it counts as lost.
     """
 
     stands: bool
     local_retries: int
     imports: Sequence[str]
     title: str
+    stopped_limit_s: float = STOPPED_LIMIT_S
 
     def build_on(self, pod_template: str) -> None:
         """Build the pods on the cluster's PodTemplate of this name, and be another task than a map that does not."""
@@ -260,10 +264,25 @@ class _LocalElements:
             child = running_starter(self._environment).start(command, environment, self._imports)
             self._children.add(child)
         try:
-            return child.wait()
+            return self._end_of(child, index)
         finally:
             with self._lock:
                 self._children.discard(child)
+
+    def _end_of(self, child: StartedProcess, index: int) -> int:
+        """How the process ended; one that a signal has stopped for too long is killed."""
+        then = "it is killed, and started again if attempts are left"
+        waiting = StoppedProcesses(SystemClock(), then, self._task.stopped_limit_s)
+        is_killed = False
+        while True:
+            with suppress(TimeoutError):
+                return child.wait(STOPPED_LOOK_S)
+            process = child.stopped
+            why = waiting.given_up({} if process is None else {f"element {index} of {self._task.name}": process})
+            if why is not None and not is_killed:
+                is_killed = True
+                log.warning("%s, and is killed", why)
+                child.kill()
 
     def _read_output(self, path: Path) -> Any:
         literals = LiteralMap.from_flyte_idl(utils.load_proto_from_file(literals_pb2.LiteralMap, str(path)))
@@ -276,12 +295,17 @@ class _LocalElements:
             self._stopping = True
             children = list(self._children)
         for child in children:
-            child.send_signal(signal.SIGTERM)
+            child.end()
+        what = f"the processes of {self._task.name} to write what they have"
+        waiting = Wait(what, SystemClock(), STOP_TIME_LIMIT_S, "then they are killed")
         for child in children:
-            try:
-                child.wait(STOP_TIME_LIMIT_S)
-            except TimeoutError:
-                child.send_signal(signal.SIGKILL)
+            while not waiting.is_over:
+                waiting.speak()
+                with suppress(TimeoutError):
+                    child.wait(min(STOPPED_LOOK_S, waiting.left_s))
+                    break
+            else:
+                child.kill()
 
 
 class _StandingElements:

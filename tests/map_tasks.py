@@ -35,6 +35,17 @@ def refused(slot: int, plan: PlanReference) -> int:
 
 
 @task
+def stops(number: int, folder: str) -> int:
+    """Stop this process in its first attempt, or, for the number 2, the one that has started it."""
+    attempt = int(os.environ["FLYTE_ATTEMPT_NUMBER"])
+    if attempt == 0:
+        Path(folder, f"{number}-{attempt}-{os.getpid()}").touch()
+        os.kill(os.getppid() if number == 2 else os.getpid(), signal.SIGSTOP)
+        time.sleep(600)
+    return number
+
+
+@task
 def lasts(number: int, folder: str) -> int:
     """Stay until a file `end` is there; 1 is killed in its first attempt."""
     attempt = int(os.environ["FLYTE_ATTEMPT_NUMBER"])

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import socket
-import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,14 +17,11 @@ from typing import Any, Generic, TypeVar
 from pydantic import TypeAdapter
 
 from resources.local_starter import running_starter
-from resources.process import is_stopped
 from tasks.learning.rank_ends import RankEnd, RankFailure
 
 State = TypeVar("State")
 FAILURE = TypeAdapter(RankFailure)
 END_TIME_LIMIT_S = 60.0
-# The kernel's record of who has connected: process, user and group (unix(7)).
-_CREDENTIALS = struct.Struct("3i")
 
 
 class RankProcess(Generic[State]):
@@ -57,7 +53,6 @@ class RankProcess(Generic[State]):
         self._failure: tuple[float, RankFailure] | None = None
         self._end: RankEnd | None = None
         self._killed = False
-        self._pid: int | None = None
         self._connection: socket.socket | None = None
         self._orders: list[bytes] = []
         self._listener = socket.socket(socket.AF_UNIX)
@@ -100,10 +95,8 @@ class RankProcess(Generic[State]):
 
     @property
     def stopped(self) -> int | None:
-        """The number of its process while a signal has stopped it (SIGSTOP), else None; also until it has connected."""
-        with self._lock:
-            process = None if self._end is not None else self._pid
-        return process if process is not None and is_stopped(process) else None
+        """The number of its process, or of the starter's, while a signal has stopped that (SIGSTOP), else None."""
+        return None if self.end is not None else self._process.stopped
 
     def order(self, order: Mapping[str, Any], then: Callable[[State], State]) -> None:
         """Give it an order; until it says more, its state is `then` of the present one."""
@@ -116,7 +109,7 @@ class RankProcess(Generic[State]):
         """End it at once, if it has not ended; does not wait."""
         with self._lock:
             self._killed = self._end is None
-        self._process.send_signal(signal.SIGKILL)
+        self._process.kill()
 
     def join(self) -> None:
         """Wait until it has ended: its device and its memory are free then."""
@@ -136,9 +129,7 @@ class RankProcess(Generic[State]):
         with suppress(OSError):
             connection, _ = self._listener.accept()
             with connection, connection.makefile("rb") as answers:
-                who = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
                 with self._lock:
-                    self._pid = _CREDENTIALS.unpack(who)[0]
                     self._connection = connection
                     self._send()
                 for line in answers:

@@ -12,15 +12,12 @@ from typing import Any, Generic, Self
 
 from storage.clock import SystemClock
 from storage.own_files import folder_for_sockets
-from storage.waiting import Wait
+from storage.waiting import STOPPED_LIMIT_S, STOPPED_LOOK_S, StoppedProcesses
 from tasks.learning.rank_ends import RankFailure, failure_of
 from tasks.learning.rank_process import END_TIME_LIMIT_S, RankProcess, State
 
 # Another rank complains that one is missing before it is known that this one has ended.
 SILENT_END_S = 5.0
-# A rank that a signal has stopped keeps the others in their collectives, where they see nothing of it.
-STOPPED_LOOK_S = 2.0
-STOPPED_LIMIT_S = 600.0
 
 
 class StartedRanks(Generic[State]):
@@ -41,8 +38,8 @@ class StartedRanks(Generic[State]):
         *,
         stopped_limit_s: float = STOPPED_LIMIT_S,
     ) -> None:
-        self._stopped_limit_s = stopped_limit_s
-        self._stopped: tuple[str, Wait] | None = None
+        # A rank that a signal has stopped keeps the others in their collectives, where they see nothing of it.
+        self._waiting = StoppedProcesses(SystemClock(), "all ranks are ended", stopped_limit_s)
         self._changed = threading.Condition()
         self._failure: RankFailure | None = None
         self._are_done = False
@@ -124,21 +121,9 @@ class StartedRanks(Generic[State]):
 
     def _look_for_stopped(self) -> RankFailure | None:
         """Tell of ranks that are stopped; the failure of all when one stays so for too long."""
-        stopped = [(rank.number, process) for rank in self._ranks if (process := rank.stopped) is not None]
-        if not stopped:
-            self._stopped = None
-            return None
-        who = " and ".join(f"rank {number} (process {process})" for number, process in stopped)
-        if self._stopped is None or self._stopped[0] != who:
-            processes = " ".join(str(process) for _, process in stopped)
-            then = f"then all ranks are ended; `kill -CONT {processes}` lets them go on"
-            what = f"{who}, which a signal has stopped"
-            self._stopped = who, Wait(what, SystemClock(), self._stopped_limit_s, then)
-        _, waiting = self._stopped
-        waiting.speak()
-        if not waiting.is_over:
-            return None
-        return RankFailure(message=f"{who} was stopped by a signal for {self._stopped_limit_s:.0f} s")
+        stopped = {f"rank {rank.number}": process for rank in self._ranks if (process := rank.stopped) is not None}
+        why = self._waiting.given_up(stopped)
+        return None if why is None else RankFailure(message=why)
 
     def _is_over(self) -> bool:
         return self._has_failed() or all(rank.end for rank in self._ranks)

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,11 +38,11 @@ class ProcessMember:
 
     def notice(self) -> None:
         if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
+            self._process.end()
 
     def kill(self) -> None:
         if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
+            self._process.kill()
             with suppress(TimeoutError):
                 self._process.wait(END_TIME_LIMIT_S)
             self._process = None

@@ -3,7 +3,7 @@
 import math
 
 from storage.clock import ManualClock
-from storage.waiting import Wait
+from storage.waiting import StoppedProcesses, Wait
 
 
 def waited(clock, waiting, interval_s):
@@ -64,3 +64,22 @@ def test_an_end_behind_the_last_year_of_a_calendar_ends_nothing(caplog):
     clock = ManualClock()
     assert waited(clock, Wait("groups", clock, 1e12, "then it fails"), 1.0) == 200
     assert "and until 9999-12-31 23:59:59 UTC; then it fails" in lines(caplog)[0]
+
+
+def test_stopped_processes_have_a_limit_of_their_own_each_time_that_they_stop(caplog):
+    clock = ManualClock()
+    waiting = StoppedProcesses(clock, "they are killed", 20.0)
+    assert waiting.given_up({}) is None
+    for stopped in ({"rank 1": 7}, {}, {"rank 1": 7}):
+        for _ in range(19):
+            assert waiting.given_up(stopped) is None
+            clock.sleep(1.0)
+    assert waiting.given_up({"rank 1": 7}) is None
+    clock.sleep(1.0)
+    assert waiting.given_up({"rank 1": 7}) == "rank 1 (process 7) was stopped by a signal for 20 s"
+    assert lines(caplog) == [
+        "waiting for rank 1 (process 7), which a signal has stopped (state T), since 1970-01-01 00:00:"
+        f"{since} UTC and until 1970-01-01 00:00:{until} UTC; then they are killed; `kill -CONT 7` lets what is "
+        "stopped go on"
+        for since, until in (("00", "20"), ("38", "58"))
+    ]

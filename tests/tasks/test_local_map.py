@@ -13,7 +13,7 @@ from flytekit.tools.translator import get_serializable
 
 from resources.process import descendants
 from tasks.local_map import SYSTEM_RETRIES, after_standing_map, crew_map
-from tests.map_tasks import element, lasts
+from tests.map_tasks import element, lasts, stops
 from tests.processes import ROOT, are_gone, wait_until
 
 SETTINGS = SerializationSettings(ImageConfig.auto(img_name="x/y:1"), "p", "d", "v")
@@ -55,6 +55,32 @@ def test_losses_of_the_machine_are_retried_as_often_as_flyte_does(tmp_path, capl
     assert attempts(tmp_path, 4) == list(range(SYSTEM_RETRIES + 1))
 
 
+@pytest.mark.slow
+def test_one_that_a_signal_has_stopped_is_named_after_ten_seconds_and_at_the_limit_started_again(tmp_path, caplog):
+    mapped = crew_map(functools.partial(stops, folder=str(tmp_path)))
+    mapped.stopped_limit_s = 12.0
+    assert mapped(number=[1]) == [1]
+    [process] = [file.name.rpartition("-")[2] for file in tmp_path.glob("1-0-*")]
+    [told] = [record.getMessage() for record in caplog.records if record.name == "storage.waiting"]
+    assert re.fullmatch(
+        rf"waiting for element 0 of \S+ \(process {process}\), which a signal has stopped \(state T\), since .* UTC "
+        rf"and until .* UTC; then it is killed, and started again if attempts are left; `kill -CONT {process}` lets "
+        "what is stopped go on",
+        told,
+    )
+    assert f"(process {process}) was stopped by a signal for 12 s, and is killed" in caplog.text
+    assert "attempt 0 ended with exit code -9; starting it again" in caplog.text
+
+
+@pytest.mark.slow
+def test_where_the_starter_itself_is_stopped_its_elements_count_as_lost_at_the_limit(tmp_path):
+    mapped = crew_map(functools.partial(stops, folder=str(tmp_path)))
+    mapped.stopped_limit_s = 1.0
+    assert mapped(number=[2]) == [2]
+    [element] = [int(file.name.rpartition("-")[2]) for file in tmp_path.glob("2-0-*")]
+    wait_until(lambda: are_gone([element]))
+
+
 MAP_OVER_TWO = """
 import functools, sys
 from resources.process import descendants
@@ -65,13 +91,16 @@ crew_map(functools.partial(waits, folder=sys.argv[1]))(number=[1, 2])
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_stopped", [False, True])
 @pytest.mark.parametrize("word", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_elements_flush_and_end_with_the_process_that_maps_however_that_ends(tmp_path, word):
+def test_elements_flush_and_end_with_the_process_that_maps_however_that_ends(tmp_path, word, is_stopped):
     mapper = subprocess.Popen([sys.executable, "-c", MAP_OVER_TWO, tmp_path], stderr=subprocess.PIPE)
     wait_until(lambda: len(list(tmp_path.glob("waits-*"))) == 2)
     elements = {int(file.name.rsplit("-", 1)[1]) for file in tmp_path.glob("waits-*")}
     everything = descendants(mapper.pid)
     assert elements < set(everything)  # the starter is among them
+    if is_stopped:
+        os.kill(min(elements), signal.SIGSTOP)
     mapper.send_signal(word)
     mapper.communicate(timeout=300)
     assert mapper.returncode != 0

@@ -46,17 +46,17 @@ def test_it_is_named_after_ten_seconds_with_what_lets_it_go_on_and_given_up_at_t
     assert failure.message == f"rank 1 (process {stopped}) was stopped by a signal for 13 s"
     assert not failure.lasting
     [told] = [record.getMessage() for record in caplog.records if record.name == "storage.waiting"]
-    assert told.startswith(f"waiting for rank 1 (process {stopped}), which a signal has stopped, since ")
-    assert told.endswith(f"; then all ranks are ended; `kill -CONT {stopped}` lets them go on")
+    assert told.startswith(f"waiting for rank 1 (process {stopped}), which a signal has stopped (state T), since ")
+    assert told.endswith(f"; then all ranks are ended; `kill -CONT {stopped}` lets what is stopped go on")
 
 
 def test_one_that_goes_on_in_time_is_not_given_up(program):
     with StartedRanks(program, [], (), 2, 0, int, stopped_limit_s=4.0) as ranks:
         first, second = processes(ranks)
         os.kill(second, signal.SIGSTOP)
-        wait_until(lambda: ranks._stopped is not None)
+        wait_until(lambda: ranks._waiting._who)
         os.kill(second, signal.SIGCONT)
-        wait_until(lambda: ranks._stopped is None)
+        wait_until(lambda: not ranks._waiting._who)
         assert ranks.failure is None
         os.kill(first, signal.SIGKILL)
         assert "rank 0 ended with -9" in ranks.wait().message
