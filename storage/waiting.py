@@ -25,9 +25,10 @@ class Wait:
     def __init__(self, what: str, clock: Clock, limit_s: float, then: str, *, silent_s: float = SILENT_S) -> None:
         """Begin to wait for `what`, for at most `limit_s` without a sign of life (infinity: something else ends it).
 
-        then: what happens at the end, and which option moves it. silent_s: for how long nothing is said.
+        then: what happens at the end, and which option moves it. silent_s: for how long nothing is said. The attribute
+        `what` may change meanwhile.
         """
-        self._what = what
+        self.what = what
         self._clock = clock
         self._limit_s = limit_s
         self._then = then
@@ -65,8 +66,8 @@ class Wait:
         now_s, wall_s = self._clock.monotonic(), self._clock.wall()
         since = moment(wall_s - (now_s - self._began_s))
         if math.isinf(self._limit_s):
-            return f"waiting for {self._what}, since {since}; {self._then}"
-        return f"waiting for {self._what}, since {since} and until {moment(wall_s + self.left_s)}; {self._then}"
+            return f"waiting for {self.what}, since {since}; {self._then}"
+        return f"waiting for {self.what}, since {since} and until {moment(wall_s + self.left_s)}; {self._then}"
 
 
 class StoppedProcesses:

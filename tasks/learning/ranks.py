@@ -11,7 +11,7 @@ import os
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -25,9 +25,11 @@ from torch.distributed.rendezvous import rendezvous
 
 from storage.store import StoreUnavailable
 from tasks.learning.loopback import file_store, impostor
+from tasks.learning.missed_ranks import MissedRanks, Position
 
 log = logging.getLogger(__name__)
-# Longer than the slowest upload of a tensor, and than the loading of the model on another node.
+# Longer than the loading of the model on another node, and than the slowest upload of a tensor: a call to the store may
+# take a second for each 8 MiB, so this is enough for 14 GiB.
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 # The first rank may wait for a rollout meanwhile; if it dies, the launcher ends the others.
 BROADCAST_TIMEOUT = timedelta(days=2)
@@ -53,12 +55,13 @@ def misses_peer(error: Exception) -> bool:
 
 @dataclass(frozen=True)
 class _Gang:
-    """What only several ranks have: the device mesh, a store of small values, and counters of its uses."""
+    """What only several ranks have: the device mesh, a store of small values, counters of its uses, and a position."""
 
     mesh: DeviceMesh
     store: Store
     broadcasts: list[int]
     meetings: list[int]
+    position: Position
 
 
 @dataclass(frozen=True)
@@ -160,15 +163,16 @@ class Ranks:
 
         The `parts` of other ranks are ignored. They travel as bytes, because not every dtype can be sent.
         """
-        if self.rank == owner:
-            others = [(rank, _bytes(part)) for rank, part in enumerate(parts) if rank != owner and part.numel()]
-            sends = [dist.isend(part, rank) for rank, part in others]
-            target.copy_(parts[owner])
-            for send in sends:
-                if send is not None:
-                    send.wait()
-        elif target.numel():
-            dist.recv(_bytes(target), owner)
+        with self.gang.position.uneven() if self.gang is not None else nullcontext():
+            if self.rank == owner:
+                others = [(rank, _bytes(part)) for rank, part in enumerate(parts) if rank != owner and part.numel()]
+                sends = [dist.isend(part, rank) for rank, part in others]
+                target.copy_(parts[owner])
+                for send in sends:
+                    if send is not None:
+                        send.wait()
+            elif target.numel():
+                dist.recv(_bytes(target), owner)
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
@@ -229,18 +233,26 @@ def joined(device: torch.device, folder: Path | None = None) -> Iterator[Ranks]:
         store, _, _ = next(rendezvous("env://", rank, world_size, timeout=COLLECTIVE_TIMEOUT))
     else:
         store = file_store(folder, world_size, COLLECTIVE_TIMEOUT)
-    ranks = _join(rank, world_size, device, store)
+    position = Position(["cpu"] if device.type == "cpu" else ["cpu", device.type])
+    # A connection of its own, because a store's connection serves one call at a time, and some last for hours.
+    missed = MissedRanks(
+        rank, world_size, position, PrefixStore("missed", store.clone()), COLLECTIVE_TIMEOUT.total_seconds()
+    )
     try:
-        if folder is not None:
-            _check_peers(rank, world_size, store)
-        yield ranks
-        _leave(world_size, store)
+        with missed:
+            position.arrive()
+            ranks = _join(rank, world_size, device, store, position)
+            if folder is not None:
+                _check_peers(rank, world_size, store)
+            yield ranks
+            position.arrive()
+            _leave(world_size, store)
     except BaseException as error:
         log.error("rank %d of %d failed: %s\n%s", rank, world_size, _line(error), traceback.format_exc())  # noqa: TRY400 - in one record
         raise
 
 
-def _join(rank: int, world_size: int, device: torch.device, store: Store) -> Ranks:
+def _join(rank: int, world_size: int, device: torch.device, store: Store, position: Position) -> Ranks:
     backend = "gloo"
     if device.type == "cuda":
         local = _number("LOCAL_RANK", 0, torch.cuda.device_count() - 1)
@@ -255,7 +267,7 @@ def _join(rank: int, world_size: int, device: torch.device, store: Store) -> Ran
         timeout=COLLECTIVE_TIMEOUT,
     )
     mesh = init_device_mesh(device.type, (world_size,))
-    return Ranks(rank, world_size, device, _Gang(mesh, PrefixStore("ranks", store), [0], [0]))
+    return Ranks(rank, world_size, device, _Gang(mesh, PrefixStore("ranks", store), [0], [0], position))
 
 
 def _check_peers(rank: int, world_size: int, store: Store) -> None:
