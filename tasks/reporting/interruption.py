@@ -1,10 +1,14 @@
 """What Ctrl-C says: what the run keeps, and the command that goes on."""
 
+import os
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,26 +19,46 @@ from storage.run import holds_run, next_iteration
 from storage.store import StorageError
 
 COUNT = "--count"
+# Of a command that Ctrl-C has ended, as in shells.
+EXIT_CODE = 130
 
 
 @contextmanager
 def told_interruption(run_url: str, count: int | None = None) -> Iterator[None]:
-    """On this machine, let Ctrl-C in the block end with a line on standard error; in a pod nothing is done.
+    """On this machine, let Ctrl-C in the block end the process with a line on standard error and EXIT_CODE.
 
-    count: how many iterations the command adds to the run; None if it adds none.
+    In a pod nothing is done. count: how many iterations the command adds to the run; None if it adds none. After the
+    line, while what this process has started ends, another Ctrl-C ends it at once.
     """
     if is_in_a_pod():
         yield
         return
+    earlier = _handles(signal.default_int_handler)
     before = _committed(run_url)
     try:
         yield
     except KeyboardInterrupt:
-        now = _committed(run_url)
-        left = None if count is None or before is None or now is None else max(0, count - (now - before))
-        further = "nothing of what was asked for is left" if left == 0 else f"go on by: {command(sys.argv, left)}"
-        click.echo(visible(f"interrupted: {_kept(run_url, now)}; {further}"), err=True)
+        with suppress(KeyboardInterrupt):
+            now = _committed(run_url)
+            left = None if count is None or before is None or now is None else max(0, count - (now - before))
+            further = "nothing of what was asked for is left" if left == 0 else f"go on by: {command(sys.argv, left)}"
+            click.echo(visible(f"interrupted: {_kept(run_url, now)}; {further}"), err=True)
+        _handles(lambda *_: os._exit(EXIT_CODE))
+        sys.exit(EXIT_CODE)
+    except BaseException:
+        _handles(earlier)
         raise
+    _handles(earlier)
+
+
+def _handles(handler: Any) -> Any:
+    """Let `handler` handle Ctrl-C from now on, where this thread may say so; returns the earlier one.
+
+    flytekit's own ends the process without a word, and with the status of any failure.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGINT, signal.SIG_DFL if handler is None else handler)
 
 
 def command(words: Sequence[str], count: int | None = None) -> str:

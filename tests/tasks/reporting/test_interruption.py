@@ -1,6 +1,7 @@
 """Ctrl-C: one line that says what is kept, and the command that goes on."""
 
 import shlex
+import signal
 import sys
 
 import pytest
@@ -28,8 +29,11 @@ def interrupted(capsys, count, meanwhile=lambda: None):
             meanwhile()
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    earlier = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit) as end:
         work()
+    signal.signal(signal.SIGINT, earlier)
+    assert end.value.code == 130
     return capsys.readouterr().err
 
 
@@ -67,6 +71,23 @@ def test_nothing_is_said_where_nothing_is_interrupted(capsys):
     with pytest.raises(ValueError, match="another"), told_interruption(URL, 3):
         raise ValueError("another")
     assert capsys.readouterr().err == ""
+
+
+def test_another_handler_of_ctrl_c_such_as_flytekits_waits_for_the_end_of_the_block():
+    def quietly(*_):
+        sys.exit(1)
+
+    memory_store("interruption")
+    earlier = signal.signal(signal.SIGINT, quietly)
+    try:
+        with told_interruption(URL, 3):
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGINT) is quietly
+        with pytest.raises(ValueError, match="another"), told_interruption(URL, 3):
+            raise ValueError("another")
+        assert signal.getsignal(signal.SIGINT) is quietly
+    finally:
+        signal.signal(signal.SIGINT, earlier)
 
 
 def test_only_the_count_of_a_command_is_replaced():
