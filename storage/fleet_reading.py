@@ -25,6 +25,7 @@ from storage.liveness import Heartbeat, Heartbeats
 from storage.run import exists
 from storage.seats import newest_seat
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, StoreDenied
+from storage.waiting import Wait
 
 log = logging.getLogger(__name__)
 LOOK_INTERVAL_S = 1.0
@@ -131,7 +132,7 @@ def living_hosts(
     hosts = {host.incarnation: host for host in reader.hosts()}
     log_damaged(reader)
     heartbeats = Heartbeats(store, HostBeat, fleet_layout.alive, clock)
-    return [hosts[name] for name in sorted(_living(heartbeats, hosts, fleet, clock, meanwhile))]
+    return [hosts[name] for name in sorted(_living("hosts", heartbeats, hosts, fleet, clock, meanwhile))]
 
 
 def waiting_runs(
@@ -149,11 +150,12 @@ def waiting_runs(
     names = {key.removeprefix(fleet_layout.WAITING).removesuffix(".json") for key in store.list(fleet_layout.WAITING)}
     names.discard(without)
     heartbeats = Heartbeats(store, WaitingRun, fleet_layout.waiting, clock)
-    found = _living(heartbeats, names, fleet, clock, meanwhile)
+    found = _living("runs that wait for admission", heartbeats, names, fleet, clock, meanwhile)
     return [record for _, record in sorted(found.items()) if record is not None and fleet.allows(record.run_url)]
 
 
 def _living(
+    what: str,
     heartbeats: Heartbeats[Beat],
     names: Iterable[str],
     fleet: FleetRecord,
@@ -162,7 +164,8 @@ def _living(
 ) -> dict[str, Beat | None]:
     """The last heartbeat of each that is seen to change and does not say that it ends; None: it cannot be read."""
     unknown, living = set(names), dict[str, Beat | None]()
-    until_s = clock.monotonic() + fleet.host_ttl_s
+    then = "then those that have not are left out (host_ttl_s of the fleet)"
+    waiting = Wait(f"{what} of the fleet to show that they live", clock, fleet.host_ttl_s, then)
     while True:
         meanwhile()
         for name, sign in heartbeats.look(sorted(unknown)).items():
@@ -171,9 +174,9 @@ def _living(
             elif sign.changed:
                 unknown.remove(name)
                 living[name] = sign.record
-        if not unknown or clock.monotonic() >= until_s:
+        if not unknown or waiting.is_over:
             return living
-        clock.sleep(min(LOOK_INTERVAL_S, fleet.host_ttl_s))
+        waiting.pause(LOOK_INTERVAL_S)
 
 
 def log_damaged(reader: FleetReader) -> None:

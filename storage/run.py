@@ -16,7 +16,7 @@ from storage.records import LeaseRecord, PlanRecord, ReportRecord, RunRecord, Se
 from storage.sources import HubSource
 from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore
 from storage.telling import Tell, untold
-from storage.waiting import moment
+from storage.waiting import Wait
 
 log = logging.getLogger(__name__)
 LEASE_LOOK_INTERVAL_S = 2.0
@@ -283,24 +283,20 @@ def _await_lease(store: ObjectStore, epoch: int, holder: str, ttl_s: float, cloc
 
     Raises RunBusy at the first sign of life.
     """
-    log.warning(
-        "%s is held by execution %r; this one begins when that releases it, or at %s (run.lease_ttl_s) if that gives "
-        "no sign of life until then",
-        store.url,
-        holder,
-        moment(clock.wall() + ttl_s),
-    )
+    then = "this one begins when that releases it, or then if that gives no sign of life before (run.lease_ttl_s)"
+    waiting = Wait(f"{store.url}, which is held by execution {holder!r}", clock, ttl_s, then, silent_s=0.0)
+    waiting.speak()
     begin, before = clock.monotonic(), _signs_of_life(store)
     next_signs = begin + LEASE_LOOK_INTERVAL_S
-    while (left := begin + ttl_s - clock.monotonic()) > 0:
-        clock.sleep(min(LEASE_LOOK_INTERVAL_S, left))
+    while not waiting.is_over:
+        waiting.pause(LEASE_LOOK_INTERVAL_S)
         newest, lease = _last_lease(store)
         if newest != epoch and lease is not None:
             if lease.released:
                 return newest
             raise RunBusy(f"{store.url} was taken over by execution {lease.holder!r} at this moment")
         now = clock.monotonic()
-        if now >= min(next_signs, begin + ttl_s):
+        if now >= next_signs or waiting.is_over:
             if _signs_of_life(store) != before:
                 raise RunBusy(f"{store.url} is being advanced by execution {holder!r}; try again when it has ended")
             next_signs = now + min(now - begin, SIGNS_LOOK_INTERVAL_MAX_S)

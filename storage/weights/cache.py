@@ -22,6 +22,7 @@ from storage.digests import digest_of
 from storage.own_files import is_own_folder, own_file
 from storage.paths import expanded
 from storage.threads import Check, in_threads
+from storage.waiting import Wait
 from storage.weights.manifest import TensorBlock, TensorEntry
 from storage.weights.objects import THREADS
 
@@ -98,10 +99,11 @@ class WeightCache:
                 log.warning("%s: %s; fetching without the lock", path, error.strerror)
                 yield
                 return
-            give_up_at_s = clock.monotonic() + wait_s
-            while not (locked := _try_lock(descriptor)) and clock.monotonic() < give_up_at_s:
+            what = f"another process of this machine to fetch {name} (it holds {path})"
+            waiting = Wait(what, clock, wait_s, "then this one fetches it, too")
+            while not (locked := _try_lock(descriptor)) and not waiting.is_over:
                 check()
-                clock.sleep(LOCK_POLL_S)
+                waiting.pause(LOCK_POLL_S)
             if not locked:
                 log.warning("%s is held for %g s; fetching without it", path, wait_s)
             yield

@@ -22,6 +22,7 @@ from storage.records import PlanRecord, TrainingRecord
 from storage.run import connect_to_run, exists, is_trained, read_plan
 from storage.seats import newest_seat
 from storage.store import ObjectMissing, ObjectStore, StorageError
+from storage.waiting import Wait
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.run_config import RunConfig
 from tasks.grading.run_rewards import open_grader
@@ -138,15 +139,12 @@ def _record(
 
 def _await_host(store: ObjectStore, config: RunConfig, iteration: int, clock: Clock) -> None:
     """Return when the iteration is trained."""
-    sign, since_s = b"", clock.monotonic()
-    limit_s = config.trainer.group_timeout_s
-
-    def waiting() -> str:
-        silent_s = clock.monotonic() - since_s
-        return f"no sign of life of one for {silent_s:.0f} s; this task ends at {limit_s:.0f} s"
-
-    at_work(f"waiting for a host of the fleet {config.trainer.fleet} to train", waiting)
-    next_look_s = since_s
+    sign, limit_s = b"", config.trainer.group_timeout_s
+    what = f"a host of the fleet {config.trainer.fleet} to train iteration {iteration}"
+    then = "this task ends then if no host shows a sign of life before (trainer.group_timeout_s)"
+    waiting = Wait(what, clock, limit_s, then)
+    at_work("all groups are recorded", waiting.described)
+    next_look_s = clock.monotonic()
     while not is_trained(store, iteration):
         failure = phase_failure(store, iteration)
         if failure is not None:
@@ -156,14 +154,15 @@ def _await_host(store: ObjectStore, config: RunConfig, iteration: int, clock: Cl
             next_look_s = now_s + min(HOST_LOOK_INTERVAL_S, limit_s / LOOKS_PER_TIMEOUT)
             seen = _sign_of_host(config)
             if seen != sign:
-                sign, since_s = seen, now_s
-        if now_s - since_s > limit_s:
+                sign = seen
+                waiting.saw_life()
+        if waiting.is_over:
             raise NoHost(
                 f"iteration {iteration} waits for a host: none of the fleet {config.trainer.fleet} that could train "
                 f"this run has shown a sign of life for {limit_s:.0f} s; start one by: gleaner "
                 f"fleet host {config.trainer.fleet}"
             )
-        clock.sleep(config.trainer.poll_interval_s)
+        waiting.pause(config.trainer.poll_interval_s)
 
 
 def _sign_of_host(config: RunConfig) -> bytes:

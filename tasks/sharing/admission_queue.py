@@ -1,6 +1,7 @@
 """Waiting until a fleet admits a run: which others it may pass, and the heartbeat by which others see that it waits."""
 
 import logging
+import math
 from collections.abc import Mapping
 
 from storage import fleet_layout, records
@@ -8,6 +9,7 @@ from storage.clock import Clock
 from storage.fleet_records import FleetRecord, WaitingRun
 from storage.records import nonce
 from storage.store import ObjectStore, StorageError
+from storage.waiting import Wait
 
 log = logging.getLogger(__name__)
 BEATS_PER_TTL = 6
@@ -35,6 +37,7 @@ class Waiting:
         self._clock = clock
         self._began_s = self._next_beat_s = clock.monotonic()
         self._beats = 0
+        self._wait = Wait(f"the fleet {store.url} to admit {run_url}", clock, math.inf, "Ctrl-C ends it")
 
     @property
     def waited_s(self) -> float:
@@ -48,8 +51,8 @@ class Waiting:
             self._beat(is_gone=False)
 
     def rest(self) -> None:
-        """Sleep until the next heartbeat, and write it."""
-        self._clock.sleep(max(0.0, self._next_beat_s - self._clock.monotonic()))
+        """Sleep until the next heartbeat, and write it; why there is no room, the caller says."""
+        self._wait.pause(max(0.0, self._next_beat_s - self._clock.monotonic()))
         self.beat_if_due()
 
     def end(self) -> None:

@@ -131,11 +131,13 @@ def test_a_waiting_execution_says_so_and_begins_when_the_lease_is_released(caplo
     run.acquire_lease(store, "b", 3600, later)
     assert run.lease_holder(store) == "b"
     assert later.wall() - 1_000_000_100 <= 2
-    [line] = [record.getMessage() for record in caplog.records]
-    assert line == (
-        "memory://waits is held by execution 'a'; this one begins when that releases it, or at 2001-09-09 02:46:40 UTC "
-        "(run.lease_ttl_s) if that gives no sign of life until then"
+    line = (
+        "waiting for memory://waits, which is held by execution 'a', since 2001-09-09 01:46:40 UTC and until "
+        "2001-09-09 02:46:40 UTC; this one begins when that releases it, or then if that gives no sign of life before "
+        "(run.lease_ttl_s)"
     )
+    # At once, and a minute later.
+    assert [record.getMessage() for record in caplog.records] == [line, line]
 
 
 @pytest.mark.parametrize("is_released", [False, True])

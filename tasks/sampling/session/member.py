@@ -20,6 +20,7 @@ from storage.metered import metered
 from storage.records import JOINED_POOL, TRAIN_POOL, PlanRecord
 from storage.run import execution_of, exists, lease_holder, next_iteration, read_plan, read_run
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.waiting import Wait
 from storage.weights.adapters import loaded_bytes
 from storage.weights.cache import WeightCache, open_cache
 from tasks.configuration.engine_settings import engine_settings
@@ -117,8 +118,9 @@ def still_open(
         return plan
     if plan.weights_url is not None:
         return None  # An evaluation has one iteration only.
-    since_s = clock.monotonic()
-    at_work(f"waiting for the plan after iteration {plan.iteration}, which is closed; for {patience_s:g} s at most")
+    what = f"the plan after iteration {plan.iteration}, which is closed"
+    waiting = Wait(what, clock, patience_s, "then this member leaves (rollout.idle_timeout_s)")
+    at_work("between two iterations", waiting.described)
     while not notice():
         iteration = next_iteration(store)
         while exists(store, layout.closed(iteration)):
@@ -127,10 +129,10 @@ def still_open(
             if execution_of(store, iteration) == execution:
                 log.info("iteration %d is closed; helping with iteration %d", plan.iteration, iteration)
                 return read_plan(store, iteration)
-        if lease_holder(store) != execution or clock.monotonic() - since_s >= patience_s:
+        if lease_holder(store) != execution or waiting.is_over:
             log.info("iteration %d is closed, and no other is open", plan.iteration)
             return None
-        clock.sleep(POLL_INTERVAL_S)
+        waiting.pause(POLL_INTERVAL_S)
     raise Preempted
 
 

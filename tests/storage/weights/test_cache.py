@@ -182,6 +182,18 @@ def test_one_fetches_and_the_others_wait(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_process_that_waits_says_what_for_and_fetches_by_itself_at_the_limit(tmp_path, caplog):
+    clock = ManualClock()
+    with WeightCache(tmp_path, 1).fetching("v", clock), WeightCache(tmp_path, 1).fetching("v", clock, wait_s=30.0):
+        assert 30 <= clock.monotonic() < 31
+    waited, given_up = [record.getMessage() for record in caplog.records]
+    assert waited == (
+        f"waiting for another process of this machine to fetch v (it holds {tmp_path}/v.lock), since 1970-01-01 00:00:0"
+        "0 UTC and until 1970-01-01 00:00:30 UTC; then this one fetches it, too"
+    )
+    assert given_up.endswith("is held for 30 s; fetching without it")
+
+
 class Preempted(BaseException):
     pass
 

@@ -47,7 +47,7 @@ class SharedClock(ManualClock):
             each.beat_if_due()
 
 
-def test_a_run_is_seen_to_wait_until_it_ends_or_is_silent():
+def test_a_run_is_seen_to_wait_until_it_ends_or_is_silent(caplog):
     store, clock = MemoryStore(), SharedClock()
     waiting = Waiting(store, FLEET, "memory://runs/a", clock)
     waiting.beat_if_due()
@@ -58,6 +58,10 @@ def test_a_run_is_seen_to_wait_until_it_ends_or_is_silent():
     assert (seen.run_url, seen.waited_s) == ("memory://runs/a", clock.monotonic())
     clock.waiting.clear()
     assert waiting_runs(store, FLEET, clock) == []
+    assert "waiting for runs that wait for admission of the fleet to show that they live, since" in caplog.text
+    for _ in range(12):
+        waiting.rest()
+    assert "waiting for the fleet memory:// to admit memory://runs/a, since" in caplog.text
     waiting.end()
     before_s = clock.monotonic()
     assert waiting_runs(store, FLEET, clock) == []

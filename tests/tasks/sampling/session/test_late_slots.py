@@ -113,7 +113,7 @@ def test_between_two_iterations_it_waits_for_the_next_plan(model):
     assert generate_slot(URL, 0, 1, lambda: False, clock, execution=EXECUTION).responses_finished == 12
 
 
-def test_it_waits_no_longer_than_a_member_without_work_does(concluded, model):
+def test_it_waits_no_longer_than_a_member_without_work_does(concluded, model, caplog):
     plan_iteration(config(URL, model, rollout={"idle_timeout_s": 60.0}))
     roll_out(URL, 1)
     train_iteration(URL, 1)
@@ -121,6 +121,9 @@ def test_it_waits_no_longer_than_a_member_without_work_does(concluded, model):
     outcome = generate_slot(URL, 1, 1, lambda: False, clock, never_built, execution=EXECUTION)
     assert outcome.incarnation == ""
     assert 59 <= clock.slept_s <= 61
+    told = [record.getMessage() for record in caplog.records if record.name == "storage.waiting"]
+    assert told[0].startswith("waiting for the plan after iteration 1, which is closed, since ")
+    assert told[0].endswith("; then this member leaves (rollout.idle_timeout_s)")
 
 
 def test_a_notice_ends_the_wait(model):
