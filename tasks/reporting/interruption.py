@@ -21,19 +21,22 @@ from storage.store import StorageError
 COUNT = "--count"
 # Of a command that Ctrl-C has ended, as in shells.
 EXIT_CODE = 130
+_ENDING = b"\ninterrupted: the processes of this command write what they have, and end within half a minute\n"
 
 
 @contextmanager
 def told_interruption(run_url: str, count: int | None = None) -> Iterator[None]:
     """On this machine, let Ctrl-C in the block end the process with a line on standard error and EXIT_CODE.
 
-    In a pod nothing is done. count: how many iterations the command adds to the run; None if it adds none. After the
-    line, while what this process has started ends, another Ctrl-C ends it at once.
+    A first line says at once that Ctrl-C was heard. In a pod nothing is done. After the last line, while what this
+    process has started ends, another Ctrl-C ends it at once.
+
+    count: how many iterations the command adds to the run; None if it adds none.
     """
     if is_in_a_pod():
         yield
         return
-    earlier = _handles(signal.default_int_handler)
+    earlier = _handles(_hear)
     before = _committed(run_url)
     try:
         yield
@@ -49,6 +52,12 @@ def told_interruption(run_url: str, count: int | None = None) -> Iterator[None]:
         _handles(earlier)
         raise
     _handles(earlier)
+
+
+def _hear(*_: object) -> None:
+    # A handler may not use the streams that it may have interrupted. A terminal shows a line of progress there.
+    os.write(2, _ENDING if os.isatty(2) else _ENDING.lstrip())
+    raise KeyboardInterrupt
 
 
 def _handles(handler: Any) -> Any:

@@ -1,7 +1,9 @@
 """Ctrl-C: one line that says what is kept, and the command that goes on."""
 
+import os
 import shlex
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -9,6 +11,7 @@ from click.testing import CliRunner
 
 from gleaner import Commands
 from tasks.reporting.interruption import command, told_interruption
+from tests.processes import ROOT
 from tests.small_run import (
     Unreachable,
     commit_iteration,
@@ -81,7 +84,7 @@ def test_another_handler_of_ctrl_c_such_as_flytekits_waits_for_the_end_of_the_bl
     earlier = signal.signal(signal.SIGINT, quietly)
     try:
         with told_interruption(URL, 3):
-            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            assert signal.getsignal(signal.SIGINT) is not quietly
         assert signal.getsignal(signal.SIGINT) is quietly
         with pytest.raises(ValueError, match="another"), told_interruption(URL, 3):
             raise ValueError("another")
@@ -97,6 +100,42 @@ def test_only_the_count_of_a_command_is_replaced():
     assert command(["pyflyte", "--count=12", "--config", "--count-of-words=1"], 2) == (
         "pyflyte --count=2 --config --count-of-words=1"
     )
+
+
+# As `pyflyte run` does it: flytekit has a handler of its own for Ctrl-C, which ends the process without a word.
+PROGRAM = """
+import sys, time
+import flytekit
+from tasks.reporting.interruption import told_interruption
+
+sys.argv = ["pyflyte", "run", "--count", "3"]
+with told_interruption(sys.stdin.readline().strip(), 3):
+    print("begun", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_under_flytekit_ctrl_c_is_heard_at_once_and_the_last_line_goes_on(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    child = subprocess.Popen(
+        [sys.executable, "-W", "ignore", tmp_path / "program.py"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    child.stdin.write(f"{tmp_path}/run\n")
+    child.stdin.flush()
+    assert child.stdout.readline() == "begun\n"
+    child.send_signal(signal.SIGINT)
+    _, told = child.communicate(timeout=600)
+    first, *_, last = told.splitlines()
+    assert first == "interrupted: the processes of this command write what they have, and end within half a minute"
+    assert last.startswith("interrupted: ")
+    assert last.endswith("; go on by: pyflyte run --count 3")
+    assert child.returncode == 130
 
 
 def raising(error):
