@@ -105,17 +105,17 @@ class AdaptedPolicy(Policy):
         self, dtype: torch.dtype = torch.float32, dtypes: Mapping[str, torch.dtype] | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         """The merged weights, W + alpha / rank * B A in float32 on the device, otherwise as in `TrainedModel`."""
-        state = self.module.state_dict()
+        state = self.state()
         transposed = self._transposed
         scale = self._lora.alpha / self._lora.rank
         for name in super().shapes():
             if _is_adapter(name):
                 continue
             own = _unadapted(name)
-            merged = value = whole(state[name].detach())
+            merged = value = whole(state[name])
             layer, is_adapted, leaf = name.partition(_BASE)
             if is_adapted and leaf == "weight":
-                first, second = (whole(state[layer + end].detach()) for end in (_FIRST, _SECOND))
+                first, second = (whole(state[layer + end]) for end in (_FIRST, _SECOND))
                 merged = merged_weight(value, first, second, scale, transposed=layer in transposed)
             dtype_here = (dtypes or {}).get(own, dtype)
             yield own, self.on_host(merged.to(dtype_here) if merged.is_floating_point() else merged)
@@ -143,9 +143,9 @@ class AdaptedPolicy(Policy):
 
     def each_trained(self) -> Iterator[tuple[str, Tensor]]:
         """The adapters' values in float32; otherwise as `each_tensor`."""
-        state = self.module.state_dict()
+        state = self.state()
         for name in self.trained_shapes():
-            yield name, self.on_host(whole(state[name].detach()))
+            yield name, self.on_host(whole(state[name]))
 
     def load_trained(self, tensors: Mapping[str, Stored]) -> None:
         """Replace the adapters' values."""

@@ -74,8 +74,7 @@ class CpuLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in torch
         """Map [..., K] to [..., M]."""
         small = 2 * input.numel() * self.out_features < FLOPS_MIN
-        # With autocast, torch also casts, which oneDNN's operator would skip.
-        if small or torch.is_autocast_enabled("cpu") or not suits_onednn(input):
+        if small or not suits_onednn(input):
             return F.linear(input, self.weight, self.bias)
         outputs: Tensor = _Linear.apply(input.contiguous(), self.weight, self.bias)  # type: ignore[no-untyped-call]
         return outputs

@@ -21,7 +21,7 @@ from tasks.learning.policy import own_tensors
 from tasks.learning.ranks import Ranks
 from tasks.learning.scoring import Valuer
 from tasks.learning.sharded import Stored, add_nothing, skeleton
-from tasks.learning.trained_model import TrainedModel, compute_dtype, read_architecture, training_device
+from tasks.learning.trained_model import TrainedModel, read_architecture, training_device
 
 
 class Critic(TrainedModel):
@@ -49,8 +49,8 @@ class Critic(TrainedModel):
     ) -> None:
         ranks = ranks or Ranks(device=training_device(config.device))
         with skeleton(ranks):
-            module = Valuer(_body(Path(model_dir)), compute_dtype(config))
-        super().__init__(module, tensors, config, ranks=ranks)
+            module = Valuer(_body(Path(model_dir)))
+        super().__init__(module, tensors, config, uncopied=[module.value_head], ranks=ranks)
 
     @classmethod
     def of_policy(
@@ -146,7 +146,7 @@ def accumulate_values(
     losses.sum().backward()  # type: ignore[no-untyped-call]
     totals = _measure(values.detach(), losses.detach(), old_values, returns, batch.response_mask, value_clip)
     if not math.isfinite(totals.loss):
-        critic.module.zero_grad(set_to_none=True)
+        critic.drop_gradient()
         finite = torch.isfinite(losses).all(dim=1).tolist()
         failed = [response for response, is_finite in zip(batch.responses, finite, strict=True) if not is_finite]
         raise NonFiniteGradient("loss of the critic", failed)

@@ -84,7 +84,7 @@ def _optimizers(learner: Learner) -> list[PolicyOptimizer]:
 
 def _tensors(learner: Learner) -> Iterator[Tensor]:
     """Every tensor of the learner once."""
-    found = [tensor for model in _models(learner) for tensor in (*model.module.parameters(), *model.module.buffers())]
-    yield from {id(tensor): tensor for tensor in found}.values()
+    for model in _models(learner):
+        yield from model.memory()
     for optimizer in _optimizers(learner):
         yield from optimizer.state_tensors()

@@ -20,7 +20,7 @@ from tasks.learning.ranks import Ranks
 from tasks.learning.scoring import Scorer
 from tasks.learning.sharded import Stored, header, skeleton, whole_stored
 from tasks.learning.token_objective import TokenLoss
-from tasks.learning.trained_model import PolicyError, TrainedModel, compute_dtype, read_architecture, training_device
+from tasks.learning.trained_model import PolicyError, TrainedModel, read_architecture, training_device
 from tasks.models.stored_names import StoredNames, StoredNamesError
 
 # So many that noise in a choice among a few experts shows.
@@ -66,7 +66,7 @@ class Policy(TrainedModel):
         self._architecture = read_architecture(Path(model_dir))
         module = build_module(Path(model_dir), config, ranks, adapt)
         check_head(module)
-        self._scorer = Scorer(module, compute_dtype(config))
+        self._scorer = Scorer(module)
         super().__init__(module, tensors, config, trainable=trainable, root=self._scorer, ranks=ranks)
         _check_noise(self)
 

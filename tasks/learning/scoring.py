@@ -5,7 +5,6 @@ Only `forward` reads parameters, so that they may be sharded over ranks.
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from tasks.learning.batching import TokenBatch
@@ -19,13 +18,11 @@ class Scorer(nn.Module):
 
     Args:
         model: A Hugging Face causal language model; on a CPU its linear layers become `CpuLinear`.
-        compute_dtype: The dtype of the matrix products; None takes that of the parameters.
     """
 
-    def __init__(self, model: Any, compute_dtype: torch.dtype | None) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        self.compute_dtype = compute_dtype
         use_cpu_products(model)
 
     def forward(self, batch: TokenBatch, temperature: float, loss: TokenLoss | None = None) -> tuple[Tensor, ...]:
@@ -34,7 +31,7 @@ class Scorer(nn.Module):
         If `loss` is given, which takes tokens in the order of the response mask, its sum comes third, and
         log-probs have no gradient. `tasks.learning.token_objective` then saves one product with the head.
         """
-        picked = completion_hidden(self.model.base_model, batch, self.compute_dtype)
+        picked = completion_hidden(self.model.base_model, batch)
         head = self.model.get_output_embeddings()
         targets = batch.completion_ids[batch.response_mask]
         given, temperature = (picked, head.weight, head.bias, targets), temperature or 1.0
@@ -50,20 +47,18 @@ class Valuer(nn.Module):
 
     Args:
         model: The body, whose linear layers become `CpuLinear` on a CPU.
-        compute_dtype: The dtype of the body's matrix products; None takes that of the parameters.
     """
 
-    def __init__(self, model: Any, compute_dtype: torch.dtype | None) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
         weight = model.get_input_embeddings().weight
         self.value_head = nn.Linear(weight.shape[1], 1, device=weight.device, dtype=weight.dtype)
-        self.compute_dtype = compute_dtype
         use_cpu_products(model)
 
     def forward(self, batch: TokenBatch) -> Tensor:
-        """The values [B, T] in the dtype of the parameters, 0 off the mask; the batch is on the model's device."""
-        picked = completion_hidden(self.model, batch, self.compute_dtype)
+        """The values [B, T] in the head's dtype, 0 off the mask; the batch is on the model's device."""
+        picked = completion_hidden(self.model, batch)
         values = self.value_head(picked.to(self.value_head.weight.dtype))[:, 0]
         return per_token(values, batch.response_mask)
 
@@ -72,15 +67,14 @@ class Valuer(nn.Module):
         self.model.gradient_checkpointing_enable(**settings)
 
 
-def completion_hidden(base_model: Any, batch: TokenBatch, compute_dtype: torch.dtype | None) -> Tensor:
+def completion_hidden(base_model: Any, batch: TokenBatch) -> Tensor:
     """The last hidden state before each token in the response mask, [tokens, H], in the order of the mask."""
     # Padding is on the right and the model is causal, so no token that is read sees it: no attention mask is needed.
-    with torch.autocast(batch.input_ids.device.type, dtype=compute_dtype, enabled=compute_dtype is not None):
-        hidden = base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+    hidden = base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
     rows, columns = batch.response_mask.nonzero(as_tuple=True)
     # The token at prompt_length + t is predicted by the position before it.
     positions = rows * batch.input_ids.shape[1] + batch.prompt_lengths[rows] + columns - 1
-    picked: Tensor = hidden.flatten(0, 1).index_select(0, positions).to(compute_dtype or hidden.dtype)
+    picked: Tensor = hidden.flatten(0, 1).index_select(0, positions)
     return picked
 
 

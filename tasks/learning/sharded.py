@@ -4,7 +4,7 @@ Parameters, gradients and moments are then DTensors, sharded along their first d
 tensors to shards and back. With one rank it changes nothing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -36,21 +36,24 @@ def skeleton(ranks: Ranks) -> Iterator[None]:
         hook.remove()
 
 
-def shard(root: nn.Module, ranks: Ranks, compute_dtype: torch.dtype | None) -> None:
+def shard(
+    root: nn.Module, ranks: Ranks, compute_dtype: torch.dtype | None, uncopied: Collection[nn.Module] = ()
+) -> None:
     """Divide the parameters of a `skeleton` among ranks, in place; their values must be loaded afterwards.
 
     Each element of the root's outermost lists (a decoder's layers) is gathered as one unit, and the rest with the root,
     whose `forward` must be the only code that reads it. Gradients are summed over ranks in float32, never averaged,
-    because the denominator of a step is applied once. With `compute_dtype`, the parameters of layers are cast before
-    they are gathered. Activations between layers stay float32, as with autocast on one rank, and so do the parameters
-    that the root gathers: embeddings and head.
+    because the denominator of a step is applied once. With `compute_dtype`, parameters are cast before they are
+    gathered, except those of the modules `uncopied`.
     """
     trainable = any(parameter.requires_grad for parameter in root.parameters())
-    whole = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    uncast = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
     cast = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for module in uncopied:
+        fully_shard(module, mesh=ranks.mesh, mp_policy=uncast)
     for layer in _layers(root):
         fully_shard(layer, mesh=ranks.mesh, mp_policy=cast)
-    fully_shard(root, mesh=ranks.mesh, mp_policy=whole, reshard_after_forward=None if trainable else True)
+    fully_shard(root, mesh=ranks.mesh, mp_policy=cast, reshard_after_forward=None if trainable else True)
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

@@ -84,7 +84,7 @@ def accumulate(
         response_mask=batch.response_mask,
     )
     if not math.isfinite(totals.loss):
-        policy.module.zero_grad(set_to_none=True)
+        policy.drop_gradient()
         raise NonFiniteGradient("loss", _non_finite_responses(batch, losses))
     if loss.mode is not None and terms.corrections is not None:
         clipped = over_cap(loss.mode, terms.ratios, algorithm.importance_sampling_cap)

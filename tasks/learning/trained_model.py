@@ -1,10 +1,12 @@
 """TrainedModel: a Hugging Face model with float32 parameters, whole or sharded, and its tensors by the module's names.
 
-A tied tensor has its first name. This module checks that loaded tensors are this model's. `tasks.models.stored_names`
-knows the names that a policy's tensors have in weight versions.
+With another compute dtype, the module has copies of its parameters in it (`tasks.learning.compute_copy`). A tied tensor
+has its first name. This module checks that loaded tensors are this model's. `tasks.models.stored_names` knows the names
+that a policy's tensors have in weight versions.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tasks.configuration.trainer import TrainerConfig
+from tasks.learning.compute_copy import ComputeCopy
 from tasks.learning.ranks import Ranks
 from tasks.learning.sharded import Relocate, Stored, copy_stored, shard, whole
 from tasks.models.configuration import ModelConfigurationError, read_model_config
@@ -34,7 +37,7 @@ def training_device(name: str) -> torch.device:
 
 
 def compute_dtype(config: TrainerConfig) -> torch.dtype | None:
-    """The dtype of the matrix products; None takes that of the parameters."""
+    """The dtype of passes, in which the module's parameters are copied; None takes that of the parameters."""
     return torch.bfloat16 if config.dtype == "bfloat16" else None
 
 
@@ -53,8 +56,10 @@ class TrainedModel:
         module: A float32 module on its device; for several ranks, one made in `tasks.learning.sharded.skeleton`.
         tensors: Name -> values, the module's names; a tied tensor may be given under any of its names. Of several ranks
             each gives its rows, or the whole tensor.
-        config: gradient_checkpointing is used.
-        trainable: Which parameters have gradients, by name; False for a model that is only evaluated.
+        config: dtype and gradient_checkpointing are used.
+        trainable: Which parameters have gradients, by name; False for a model that is only evaluated, and then has its
+            parameters in the compute dtype only.
+        uncopied: Modules that compute in float32 whatever the compute dtype.
         root: The module whose `forward` alone reads parameters: `module` (the default), or one that contains it.
         ranks: The ranks that train it; each of several holds a part of every tensor.
 
@@ -69,6 +74,7 @@ class TrainedModel:
         config: TrainerConfig,
         *,
         trainable: bool | Callable[[str], bool] = True,
+        uncopied: Collection[nn.Module] = (),
         root: nn.Module | None = None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -78,8 +84,15 @@ class TrainedModel:
         self._canonical = own_names(module)
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(trainable(name) if callable(trainable) else trainable)
+        dtype = compute_dtype(config)
+        self._copy: ComputeCopy | None = None
         if ranks is not None and ranks.world_size > 1:
-            shard(self._root, ranks, compute_dtype(config))
+            shard(self._root, ranks, dtype, uncopied)
+        elif dtype is not None and trainable:
+            self._copy = ComputeCopy(self._root, dtype, uncopied)
+        elif dtype is not None:
+            for parameter in module.parameters():
+                parameter.data = parameter.data.to(dtype)
         self.device: torch.device = next(module.parameters()).device
         self.load_tensors(tensors)
         _compute_as_sampled(module)
@@ -88,7 +101,28 @@ class TrainedModel:
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Name -> parameter, in the model's order; a tied parameter occurs once, under its first name."""
-        return dict(self.module.named_parameters())
+        return {name: self._master(parameter) for name, parameter in self.module.named_parameters()}
+
+    def state(self) -> dict[str, Tensor]:
+        """Name -> values of every parameter and buffer, which share its memory; a tied one occurs under all names."""
+        state = self.module.state_dict(keep_vars=True)
+        return {name: self._master(value).detach() for name, value in state.items()}
+
+    def memory(self) -> Iterator[Tensor]:
+        """Every tensor that the model keeps in memory once, except gradients."""
+        kept = chain(self.module.parameters(), self._masters(), self.module.buffers())
+        yield from {id(tensor): tensor for tensor in kept}.values()
+
+    def drop_gradient(self) -> None:
+        """Drop the accumulated gradient."""
+        for parameter in self._masters():
+            parameter.grad = None
+
+    def _masters(self) -> Iterator[nn.Parameter]:
+        yield from map(self._master, self.module.parameters())
+
+    def _master(self, value: Any) -> Any:
+        return value if self._copy is None else self._copy.master(value)
 
     def tensors(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         """Name -> values on the first rank's CPU, floating ones in `dtype`, tied tensors once.
@@ -106,9 +140,9 @@ class TrainedModel:
         Every rank must iterate over all of them at the same time. Only the first, which stores them, gets them on the
         CPU; on the others they stay on the device. `dtypes`: exceptions from `dtype`, by name.
         """
-        state = self.module.state_dict()
+        state = self.state()
         for name in dict.fromkeys(self._canonical.values()):
-            value = state[name].detach()
+            value = state[name]
             dtype_here = (dtypes or {}).get(name, dtype)
             # Cast before it is gathered, so that fewer bytes go between ranks.
             yield name, self.on_host(whole(value.to(dtype_here) if value.is_floating_point() else value))
@@ -119,7 +153,7 @@ class TrainedModel:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of `tensors()`, in their order, without gathering any."""
-        state = self.module.state_dict()
+        state = self.state()
         return {name: tuple(state[name].shape) for name in dict.fromkeys(self._canonical.values())}
 
     def trained_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -134,6 +168,8 @@ class TrainedModel:
         """Replace the memory of all parameters and buffers by what `to` returns; parameters stay the same objects."""
         # What `Module.to` calls. A sharded module also learns of its new memory by it.
         self._root._apply(to)  # type: ignore[no-untyped-call]  # noqa: SLF001
+        for master in self._masters() if self._copy is not None else ():
+            master.data = to(master.data)
 
     def load_trained(self, tensors: Mapping[str, Stored]) -> None:
         """Replace the tensors that training changes; PolicyError, with nothing changed, if names or shapes differ."""
@@ -153,7 +189,7 @@ class TrainedModel:
         missing = sorted(set(names) - set(given))
         if unknown or missing:
             raise PolicyError(f"tensors: missing {_shown(missing)}; not of this model {_shown(unknown)}")
-        state = self.module.state_dict()
+        state = self.state()
         for name, tensor in given.items():
             if tensor.shape != state[name].shape:
                 raise PolicyError(
@@ -164,7 +200,7 @@ class TrainedModel:
     @torch.no_grad()
     def _replace(self, tensors: Iterable[tuple[str, Stored]]) -> None:
         """Replace values in place, by the module's names; names and shapes have been checked."""
-        state = self.module.state_dict()
+        state = self.state()
         for name, tensor in tensors:
             copy_stored(state[name], tensor)
 

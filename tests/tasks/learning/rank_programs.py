@@ -41,7 +41,7 @@ from tasks.learning.ranks import joined
 from tasks.learning.scoring import Valuer
 from tasks.learning.sharded import OwnRows, add_nothing, own_part, skeleton, whole
 from tasks.learning.shared_reading import read_shared
-from tasks.learning.trained_model import TrainedModel, compute_dtype, read_architecture
+from tasks.learning.trained_model import TrainedModel, read_architecture
 from tasks.sampling.engines.weight_tensors import DTYPES, as_block
 from tasks.sampling.session.seeding_member import seed
 from tasks.sharing.phase_trainer import PhaseTrainer
@@ -75,7 +75,8 @@ def values(directory, ranks, **config):
     tensors = {name: tensor for name, tensor in write_model(model).items() if name != "lm_head.weight"}
     tensors |= {"value_head.weight": torch.ones(1, 32), "value_head.bias": torch.zeros(1)}
     settings = TrainerConfig(device="cpu", **config)
-    critic = TrainedModel(Valuer(body, compute_dtype(settings)), tensors, settings, ranks=ranks)
+    module = Valuer(body)
+    critic = TrainedModel(module, tensors, settings, uncopied=[module.value_head], ranks=ranks)
     for positions in passes_of(ranks):
         if positions:
             critic.module(micro_batch(0, positions)).sum().backward()

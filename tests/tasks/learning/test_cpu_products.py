@@ -71,12 +71,10 @@ def test_other_dtypes_devices_and_layers_are_torchs():
     assert list(model.state_dict()) == names
 
 
-def test_autocast_computes_in_half_precision_and_frozen_weights_get_no_gradient():
+def test_frozen_weights_get_no_gradient():
     layer = nn.Linear(96, 160)
     use_cpu_products(layer)
     (inputs,) = matrices((4096, 96))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert layer(inputs).dtype == torch.bfloat16
     layer.requires_grad_(False)
     layer(inputs.requires_grad_()).sum().backward()
     assert layer.weight.grad is None
