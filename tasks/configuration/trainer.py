@@ -22,7 +22,7 @@ class TrainerConfig:
         phase_start_share: With placement "pod" or "shared", the train phase is due when this share of the groups is
             recorded. null: 0.9, or 1 if the algorithm needs the whole batch before its first gradient or filters
             groups.
-        dtype: The dtype of the matrix products; parameters, gradients and moments are always float32.
+        dtype: The dtype of forward and backward passes; parameters, gradients and moments are always float32.
         device: "auto" takes the first GPU if there is one.
         micro_batch_tokens_max: The most padded tokens (prompt and response) of a micro-batch and of a forward pass.
             Micro-batches hold whole groups: a larger group is a micro-batch of its own, in several passes.

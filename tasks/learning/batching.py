@@ -8,7 +8,7 @@ time, so a replay deals the same.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ class TokenBatch:
         responses: The B response ids, for messages.
         input_ids: [B, L] int64, prompt then completion then padding.
         prompt_lengths: [B] int64.
+        total_lengths: The B lengths of prompt and completion.
         completion_ids: [B, T] int64.
         response_mask: [B, T] bool, True on the tokens that the policy sampled; they are trained. Observations and
             padding are outside.
@@ -35,6 +36,7 @@ class TokenBatch:
     responses: tuple[int, ...]
     input_ids: Tensor
     prompt_lengths: Tensor
+    total_lengths: tuple[int, ...]
     completion_ids: Tensor
     response_mask: Tensor
     sampler_logprobs: Tensor
@@ -46,8 +48,9 @@ class TokenBatch:
 
     def to(self, device: torch.device) -> "TokenBatch":
         """The same batch on `device`."""
-        tensors = {f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name != "responses"}
-        return replace(self, **tensors)
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {name: each.to(device) for name, each in held.items() if isinstance(each, Tensor)}
+        return replace(self, **moved)
 
 
 def collate(
@@ -83,6 +86,7 @@ def collate(
         responses=tuple(responses),
         input_ids=_pad(inputs, max(len(row) for row in inputs), pad_id, np.int64),
         prompt_lengths=torch.tensor([len(row) for row in prompt_ids]),
+        total_lengths=tuple(map(len, inputs)),
         completion_ids=_pad(completion_ids, completion_length, pad_id, np.int64),
         response_mask=mask,
         sampler_logprobs=torch.zeros(mask.shape).masked_scatter(mask, flat),
@@ -160,15 +164,17 @@ def deal(lengths: Sequence[int], world_size: int) -> list[list[int]]:
     return [sorted(hand) for hand in hands]
 
 
-def dealt_passes(lengths: Sequence[int], tokens_max: int, world_size: int) -> list[list[list[int]]]:
+def dealt_passes(
+    lengths: Sequence[int], tokens_max: int, world_size: int, *, packed: bool = False
+) -> list[list[list[int]]]:
     """The forward passes of every rank: [rank][pass] is the positions in it, [] for an idle pass.
 
-    `tasks.learning.padding.passes` divides each rank's responses into passes of at most `tokens_max` padded tokens, and
-    idle passes make their number equal on all ranks.
+    `tasks.learning.padding.passes` divides each rank's responses into passes of at most `tokens_max` tokens, and idle
+    passes make their number equal on all ranks.
     """
     divided = []
     for hand in deal(lengths, world_size):
-        parts = passes([lengths[position] for position in hand], tokens_max) if hand else []
+        parts = passes([lengths[position] for position in hand], tokens_max, packed=packed) if hand else []
         divided.append([[hand[index] for index in part] for part in parts])
     most = max(len(parts) for parts in divided)
     return [parts + [[]] * (most - len(parts)) for parts in divided]

@@ -17,16 +17,27 @@ from tasks.learning.recorded_batches import BatchReader
 
 
 class ForwardPasses:
-    """A callable that gives this rank's passes over responses; `tokens_max` limits the padded tokens of a pass."""
+    """A callable that gives this rank's passes over responses.
+
+    `tokens_max` limits the tokens of a pass, with its padding unless passes are `packed`.
+    """
 
     def __init__(
-        self, batches: BatchReader, plan: PlanRecord, prompts: Sequence[PromptRow], tokens_max: int, ranks: Ranks
+        self,
+        batches: BatchReader,
+        plan: PlanRecord,
+        prompts: Sequence[PromptRow],
+        tokens_max: int,
+        ranks: Ranks,
+        *,
+        packed: bool = False,
     ) -> None:
         self._batches = batches
         self._plan = plan
         self._prompts = prompts
         self._tokens_max = tokens_max
         self._ranks = ranks
+        self._packed = packed
         self._versions: dict[int, npt.NDArray[np.uint32]] = {}
 
     def __call__(self, responses: Sequence[GradedResponse]) -> Iterator[TokenBatch]:
@@ -37,7 +48,8 @@ class ForwardPasses:
         """
         prompts = [self._prompts[graded.response // self._plan.num_generations].token_ids for graded in responses]
         lengths = [len(prompt) + graded.length for prompt, graded in zip(prompts, responses, strict=True)]
-        for part in dealt_passes(lengths, self._tokens_max, self._ranks.world_size)[self._ranks.rank]:
+        dealt = dealt_passes(lengths, self._tokens_max, self._ranks.world_size, packed=self._packed)
+        for part in dealt[self._ranks.rank]:
             if not part:
                 yield idle_batch(self._ranks.device)
                 continue

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from tasks.learning.critic import Critic
 from tasks.learning.optimizer import PolicyOptimizer
+from tasks.learning.packing import is_packed
 from tasks.learning.policy import Policy, Scores
 from tasks.learning.ranks import Ranks
 
@@ -29,3 +30,8 @@ class Learner:
     reference: Scores | None
     critic: CriticLearner | None = None
     ranks: Ranks = field(default_factory=Ranks)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the passes of all models are without padding."""
+        return is_packed(self.policy.module)

@@ -4,7 +4,7 @@ Parameters are float32 whatever the compute dtype. This module also checks that 
 that training draws no random numbers.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ from tasks.learning.trained_model import PolicyError, TrainedModel, read_archite
 from tasks.models.stored_names import StoredNames, StoredNamesError
 
 # So many that noise in a choice among a few experts shows.
-_NOISE_TOKENS = 64
+_PROBE_TOKENS = 64
 
 
 class Scores(Protocol):
@@ -144,11 +144,18 @@ def build_module(model_dir: Path, config: TrainerConfig, ranks: Ranks, adapt: Ca
     return module
 
 
+def probe(policy: Policy, parts: Sequence[int] = (1,)) -> TokenBatch:
+    """A batch of responses to try a model with; the first is the longest, and the others are 1 / `parts` of it."""
+    rows, reach = policy.module.get_input_embeddings().weight.shape[0], positions_max(policy.module.config.to_dict())
+    tokens = [token % rows for token in range(min(_PROBE_TOKENS, (reach or _PROBE_TOKENS) - 1))]
+    completions = [tokens[: -(-len(tokens) // part)] for part in parts]
+    logprobs = [[0.0] * len(completion) for completion in completions]
+    return collate(range(len(parts)), [tokens[:1]] * len(parts), completions, logprobs)
+
+
 def _check_noise(policy: Policy) -> None:
     """Refuse models with noise in training: sampling has none, so that the same policy would give other log-probs."""
-    rows, reach = policy.module.get_input_embeddings().weight.shape[0], positions_max(policy.module.config.to_dict())
-    tokens = [token % rows for token in range(min(_NOISE_TOKENS, (reach or _NOISE_TOKENS) - 1))]
-    batch = collate([0], [tokens[:1]], [tokens], [[0.0] * len(tokens)])
+    batch = probe(policy)
     before = _generators(policy.device)
     with torch.no_grad():
         first = policy.logprobs(batch, 1.0)[0]

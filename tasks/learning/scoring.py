@@ -3,12 +3,15 @@
 Only `forward` reads parameters, so that they may be sharded over ranks.
 """
 
+from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tasks.learning.batching import TokenBatch
 from tasks.learning.cpu_products import use_cpu_products
+from tasks.learning.packing import is_packed
 from tasks.learning.token_logprobs import token_logprobs
 from tasks.learning.token_objective import TokenLoss, token_objective
 
@@ -69,13 +72,35 @@ class Valuer(nn.Module):
 
 def completion_hidden(base_model: Any, batch: TokenBatch) -> Tensor:
     """The last hidden state before each token in the response mask, [tokens, H], in the order of the mask."""
-    # Padding is on the right and the model is causal, so no token that is read sees it: no attention mask is needed.
-    hidden = base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
     rows, columns = batch.response_mask.nonzero(as_tuple=True)
+    if is_packed(base_model):
+        hidden, starts = _packed_hidden(base_model, batch)
+    else:
+        # Padding is on the right and the model is causal, so no token that is read sees it: no mask is needed.
+        hidden = base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state.flatten(0, 1)
+        starts = torch.arange(len(batch.responses), device=rows.device) * batch.input_ids.shape[1]
     # The token at prompt_length + t is predicted by the position before it.
-    positions = rows * batch.input_ids.shape[1] + batch.prompt_lengths[rows] + columns - 1
-    picked: Tensor = hidden.flatten(0, 1).index_select(0, positions)
+    picked: Tensor = hidden.index_select(0, starts[rows] + batch.prompt_lengths[rows] + columns - 1)
     return picked
+
+
+def _packed_hidden(base_model: Any, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    """The last hidden states [N, H] of a row of all responses, and where each response begins in it, [B] int32."""
+    device, width, longest = batch.input_ids.device, batch.input_ids.shape[1], max(batch.total_lengths)
+    bounds = torch.tensor([0, *accumulate(batch.total_lengths)], dtype=torch.int32)
+    positions = torch.cat([torch.arange(length) for length in batch.total_lengths])
+    places = torch.cat([torch.arange(length) + row * width for row, length in enumerate(batch.total_lengths)])
+    bounds, positions, places = (each.to(device, non_blocking=True) for each in (bounds, positions, places))
+    hidden: Tensor = base_model(
+        input_ids=batch.input_ids.flatten()[places][None],
+        position_ids=positions[None],
+        use_cache=False,
+        cu_seq_lens_q=bounds,
+        cu_seq_lens_k=bounds,
+        max_length_q=longest,
+        max_length_k=longest,
+    ).last_hidden_state
+    return hidden[0], bounds[:-1]
 
 
 def per_token(values: Tensor, response_mask: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from tasks.learning.correction import importance_mode
 from tasks.learning.importance import over_cap
 from tasks.learning.loss import TokenLosses, kl_penalty, token_weights
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
+from tasks.learning.packing import is_packed
 from tasks.learning.pass_loss import PassLoss
 from tasks.learning.policy import Policy, Scores
 from tasks.learning.sharded import add_nothing
@@ -72,7 +73,8 @@ def accumulate(
     logprobs, entropy = _backward(policy, batch, temperature, loss)
     terms = loss.terms(logprobs)
     losses = terms.losses
-    totals = measure(
+    read = sum(batch.total_lengths)
+    totals = StepTotals(read=read, computed=read if is_packed(policy.module) else batch.input_ids.numel()) + measure(
         responses=batch.responses,
         losses=losses,
         weights=loss.weights.to(logprobs.dtype),

@@ -49,6 +49,8 @@ class StepTotals:
         left_out: How many responses of the step are not trained although they count (mask_truncated).
         uncounted: How many responses of the step do not count, because environments were lost.
         tokens: The number of trained tokens.
+        read: The number of tokens of prompts and responses.
+        computed: The number of tokens in forward passes, with their padding.
         loss: The weighted token losses; divided by the step's denominator they are the loss.
         policy_loss: Likewise, without the KL term.
         kl: The KL to the reference policy.
@@ -75,6 +77,8 @@ class StepTotals:
     left_out: int = 0
     uncounted: int = 0
     tokens: int = 0
+    read: int = 0
+    computed: int = 0
     loss: float = 0.0
     policy_loss: float = 0.0
     kl: float = 0.0
@@ -133,6 +137,7 @@ class StepTotals:
             "clip_ratio/region_mean": (self.clipped_low + self.clipped_high) / tokens,
             "ratio_max": self.ratio_max,
             "num_tokens": float(self.tokens),
+            "padding_share": 1 - self.read / self.computed if self.computed else 0.0,
             "trajectory_staleness": self.staleness / tokens,
             "staleness_max": float(self.staleness_max),
             **self._ratio_metrics(),

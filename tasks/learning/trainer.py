@@ -71,7 +71,9 @@ class IterationTrainer:
         self._batches = batches
         own = BatchReader(store, plan) if reader is None else reader
         self._reader: BatchReader = own if batches is None else batches
-        self._passes = ForwardPasses(self._reader, plan, prompts, trainer.micro_batch_tokens_max, self._ranks)
+        self._passes = ForwardPasses(
+            self._reader, plan, prompts, trainer.micro_batch_tokens_max, self._ranks, packed=learner.is_packed
+        )
 
     def step(self) -> TrainingRecord:
         """Train on every recorded group that is not filtered, and return the metrics, which are not yet stored.

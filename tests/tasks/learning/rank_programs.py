@@ -35,6 +35,7 @@ from tasks.learning.batching import idle_batch
 from tasks.learning.checkpoint import TrainerState
 from tasks.learning.learner import Learner
 from tasks.learning.optimizer import PolicyOptimizer
+from tasks.learning.packing import pack
 from tasks.learning.parking import park, relocate, unpark
 from tasks.learning.policy import Policy
 from tasks.learning.ranks import joined
@@ -105,6 +106,9 @@ def everything(directory, ranks):
             found[f"logprobs {tied}"] = policy.logprobs(micro_batch(0, [0, 1]), 1.0)[0].tolist()
         found[f"steps {tied}"] = train(policy, optimizer, ranks, range(2))
         save(store, f"{ranks.world_size}/{tied}/", policy, optimizer, ranks)
+    packed = new_policy(directory, ranks)
+    pack(packed.module)
+    found["packed"] = train(packed, PolicyOptimizer(packed.parameters(), OPTIMIZER), ranks, range(2))
     half = new_policy(directory, ranks, dtype="bfloat16")
     optimizer = PolicyOptimizer(half.parameters(), OPTIMIZER)
     found["bfloat16"] = train(half, optimizer, ranks, range(1))

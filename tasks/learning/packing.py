@@ -1,0 +1,152 @@
+"""Packing: a pass has its responses one after another in one row, without padding, and each attends to itself alone.
+
+The attention is a function that transformers calls in a model's layers: variable-length flash attention on a GPU, and a
+product for each response elsewhere. This module also decides whether a model computes the same so.
+"""
+
+import logging
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's own custom
+
+log = logging.getLogger("gleaner")
+
+# The name of the attention function in a transformers configuration.
+PACKED = "gleaner_packed"
+# What some models ask of an attention function besides: caps, sinks and biases, which it does not compute.
+_UNKNOWN = ("softcap", "s_aux", "position_bias", "head_mask")
+# How far log-probs may be from those of a padded pass, on average: half-precision kernels differ by a tenth of that.
+_DISTANCE_MAX = 0.2
+
+
+class NotPackedError(ValueError):
+    """A model's layers ask for an attention that is not computed packed."""
+
+
+def pack(model: Any) -> None:
+    """Let a Hugging Face model's layers attend within responses; its passes must then be packed."""
+    from transformers import AttentionInterface, AttentionMaskInterface  # noqa: PLC0415 - costs seconds
+
+    AttentionInterface.register(PACKED, _attention)
+    AttentionMaskInterface.register(PACKED, _no_mask)
+    model.set_attn_implementation(PACKED)
+    if not is_packed(model):
+        raise NotPackedError(f"{type(model).__name__} has an attention of its own")
+
+
+def is_packed(model: Any) -> bool:
+    """Whether `pack` was called for a model."""
+    return bool(model.config._attn_implementation == PACKED)  # noqa: SLF001 - no public name
+
+
+def pack_if_equal(model: Any, logprobs: Callable[[], Tensor]) -> bool:
+    """Pack a model unless it then computes something else; says in the log why it stays padded.
+
+    Args:
+        model: A Hugging Face model.
+        logprobs: Computes the log-probs of a batch of responses of several lengths, [B, T], with the model as it is.
+
+    Returns:
+        Whether the model is packed.
+    """
+    before = model.config._attn_implementation  # noqa: SLF001
+    padded = logprobs()
+    try:
+        pack(model)
+        distance = float((logprobs() - padded).abs().mean())
+        if distance <= _DISTANCE_MAX:
+            return True
+        reason = f"its log-probs are {distance:.3g} from those of padded passes"
+    except Exception as error:  # noqa: BLE001 - a kernel or a model's code may refuse in any way
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    model.set_attn_implementation(before)
+    log.info("passes of %s are padded: %s", type(model).__name__, reason)
+    return False
+
+
+def _no_mask(**_: Any) -> None:
+    """In place of transformers' masks, which are of the size of a row squared."""
+
+
+def _attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: Tensor,
+    max_length_q: int,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each response of a row of N tokens.
+
+    Args:
+        module: The layer.
+        query: [1, heads, N, D].
+        key: [1, key heads, N, D], of which each serves as many heads.
+        value: As `key`.
+        attention_mask: None.
+        scaling: The factor of the products; None for D ** -0.5.
+        sliding_window: How many tokens a token attends to at most, itself included; None for all before it.
+        cu_seq_lens_q: [B + 1] int32, where each response begins, and N.
+        max_length_q: The tokens of the longest response.
+        others: What else transformers gives.
+
+    Returns:
+        [1, N, heads, D], and None in place of the attention's weights.
+
+    Raises:
+        NotPackedError: The layer's attention is another one.
+    """
+    asked = [name for name in _UNKNOWN if others.get(name) is not None]
+    if asked or attention_mask is not None or not getattr(module, "is_causal", True):
+        raise NotPackedError(f"{type(module).__name__} has {', '.join(asked) or 'a mask of its own'}")
+    if query.device.type == "cuda":
+        return _on_gpu(query, key, value, scaling, sliding_window, cu_seq_lens_q, max_length_q), None
+    grouped = query.shape[1] != key.shape[1]
+    bounds = cu_seq_lens_q.tolist()
+    parts = []
+    for start, end in pairwise(bounds):
+        q, k, v = (tensor[:, :, start:end] for tensor in (query, key, value))
+        window = (
+            None if sliding_window is None or sliding_window >= end - start else _window(end - start, sliding_window)
+        )
+        parts.append(
+            F.scaled_dot_product_attention(
+                q, k, v, attn_mask=window, is_causal=window is None, scale=scaling, enable_gqa=grouped
+            )
+        )
+    return torch.cat(parts, dim=2).transpose(1, 2), None
+
+
+def _on_gpu(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+    sliding_window: int | None,
+    bounds: Tensor,
+    longest: int,
+) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - registers operators of CUDA
+
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    before = -1 if sliding_window is None else sliding_window - 1
+    grouped = q.shape[1] != k.shape[1]
+    found = varlen_attn(
+        q, k, v, bounds, bounds, longest, longest, scale=scaling, window_size=(before, 0), enable_gqa=grouped
+    )
+    assert isinstance(found, Tensor), "no auxiliary result was asked for"
+    return found[None]
+
+
+def _window(length: int, size: int) -> Tensor:
+    """[length, length] bool: which tokens a token attends to."""
+    return torch.ones(length, length, dtype=torch.bool).tril().triu(1 - size)
