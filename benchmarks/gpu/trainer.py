@@ -23,9 +23,11 @@ from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.advantage import group_advantages
 from tasks.learning.batching import TokenBatch, collate
+from tasks.learning.learner import Learner
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.padding import passes
 from tasks.learning.policy import Policy
+from tasks.learning.restoring import pack_models
 from tasks.learning.step import accumulate, apply
 from tasks.learning.totals import combined
 
@@ -100,8 +102,11 @@ def _steps(
     )
     policy = Policy(folder, tensors, config)
     optimizer = PolicyOptimizer(policy.parameters(), OptimizerConfig())
-    batches = _batches(size, config)
+    learner = Learner(policy, optimizer, None)
     on_gpu = policy.device.type == "cuda"
+    if on_gpu:
+        pack_models(learner)
+    batches = _batches(size, config, packed=learner.is_packed)
     optimizer_step(policy, optimizer, batches, size)
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -133,7 +138,7 @@ def optimizer_step(
     return apply(optimizer, combined(totals), _ALGORITHM)
 
 
-def _batches(size: Size, config: TrainerConfig) -> list[tuple[TokenBatch, Tensor]]:
+def _batches(size: Size, config: TrainerConfig, *, packed: bool) -> list[tuple[TokenBatch, Tensor]]:
     """Random responses of equal length with random rewards, divided as the trainer divides them."""
     rng = random.Random(0)
     count = size.prompts * size.generations
@@ -153,7 +158,7 @@ def _batches(size: Size, config: TrainerConfig) -> list[tuple[TokenBatch, Tensor
             ),
             advantages[part],
         )
-        for part in passes(lengths, config.micro_batch_tokens_max)
+        for part in passes(lengths, config.micro_batch_tokens_max, packed=packed)
     ]
 
 
