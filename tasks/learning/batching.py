@@ -30,6 +30,8 @@ class TokenBatch:
         completion_ids: [B, T] int64.
         response_mask: [B, T] bool, True on the tokens that the policy sampled; they are trained. Observations and
             padding are outside.
+        trained: [tokens] int64, where the mask is True in B rows of T that follow each other. A GPU need not be waited
+            for to find them.
         sampler_logprobs: [B, T] float32 as the engine recorded them, 0 outside the mask.
     """
 
@@ -39,6 +41,7 @@ class TokenBatch:
     total_lengths: tuple[int, ...]
     completion_ids: Tensor
     response_mask: Tensor
+    trained: Tensor
     sampler_logprobs: Tensor
 
     @property
@@ -89,6 +92,7 @@ def collate(
         total_lengths=tuple(map(len, inputs)),
         completion_ids=_pad(completion_ids, completion_length, pad_id, np.int64),
         response_mask=mask,
+        trained=mask.flatten().nonzero()[:, 0],
         sampler_logprobs=torch.zeros(mask.shape).masked_scatter(mask, flat),
     )
 

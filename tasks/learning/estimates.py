@@ -128,7 +128,7 @@ def first_logprobs(
 def padded(rows: Mapping[int, Tensor], batch: TokenBatch) -> Tensor:
     """The rows of a batch's responses as the loss takes them, in float32: [B, T], or [B] if rows are scalars."""
     chosen = [rows[response].to(torch.float32) for response in batch.responses]
-    return per_token(torch.cat(chosen), batch.response_mask) if chosen[0].dim() else torch.stack(chosen)
+    return per_token(torch.cat(chosen), batch) if chosen[0].dim() else torch.stack(chosen)
 
 
 def by_response(values: Tensor, batch: TokenBatch) -> ByResponse:

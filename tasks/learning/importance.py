@@ -86,8 +86,9 @@ def log_ratio_counts(ratios: Tensor, response_mask: Tensor) -> Tensor:
     counts as 0.
     """
     limit = BINS_PER_SIDE + 1
-    scaled = torch.nan_to_num(ratios[response_mask].double() * BINS_PER_NAT).round().clamp(-limit, limit)
-    return torch.bincount(scaled.long() + limit, minlength=NUM_BINS)
+    scaled = torch.nan_to_num(ratios.double() * BINS_PER_NAT).round().clamp(-limit, limit)
+    counts = torch.zeros(NUM_BINS, dtype=torch.int64, device=ratios.device)
+    return counts.scatter_add_(0, scaled.long().flatten() + limit, response_mask.flatten().long())
 
 
 def ratio_quantile(counts: Sequence[int], fraction: float, smallest: float, largest: float) -> float:

@@ -29,10 +29,10 @@ class NotPackedError(ValueError):
 
 def pack(model: Any) -> None:
     """Let a Hugging Face model's layers attend within responses; its passes must then be packed."""
-    from transformers import AttentionInterface, AttentionMaskInterface  # noqa: PLC0415 - costs seconds
+    from transformers import AttentionInterface  # noqa: PLC0415 - costs seconds
 
+    # A function without masks of its own gets none. Others get masks of the size of a row squared.
     AttentionInterface.register(PACKED, _attention)
-    AttentionMaskInterface.register(PACKED, _no_mask)
     model.set_attn_implementation(PACKED)
     if not is_packed(model):
         raise NotPackedError(f"{type(model).__name__} has an attention of its own")
@@ -66,10 +66,6 @@ def pack_if_equal(model: Any, logprobs: Callable[[], Tensor]) -> bool:
     model.set_attn_implementation(before)
     log.info("passes of %s are padded: %s", type(model).__name__, reason)
     return False
-
-
-def _no_mask(**_: Any) -> None:
-    """In place of transformers' masks, which are of the size of a row squared."""
 
 
 def _attention(

@@ -85,18 +85,24 @@ class PassLoss:
         """The weighted sum of token losses, a scalar, from log-probs [B, T]."""
         return (self.terms(logprobs).losses.loss * self.weights.to(logprobs.dtype)).sum()
 
-    def by_token(self) -> "PassLoss":
-        """The same loss with each token in the mask as a response of its own, in the mask's order; B counts tokens."""
-        mask = self.response_mask
+    def by_token(self, trained: Tensor) -> "PassLoss":
+        """The same loss with each token in the mask as a response of its own, in the mask's order; B counts tokens.
+
+        trained: as in `TokenBatch`.
+        """
+
+        def flat(values: Tensor) -> Tensor:
+            return values.expand(self.response_mask.shape).flatten()[trained][:, None]
+
         advantages = self.advantages if self.advantages.dim() == 2 else self.advantages[:, None]
         return replace(
             self,
-            weights=_flat(self.weights, mask),
-            advantages=_flat(advantages, mask),
-            response_mask=_flat(mask, mask),
-            sampler_logprobs=_flat(self.sampler_logprobs, mask),
-            first_logprobs=None if self.first_logprobs is None else _flat(self.first_logprobs, mask),
-            reference_logprobs=None if self.reference_logprobs is None else _flat(self.reference_logprobs, mask),
+            weights=flat(self.weights),
+            advantages=flat(advantages),
+            response_mask=flat(self.response_mask),
+            sampler_logprobs=flat(self.sampler_logprobs),
+            first_logprobs=None if self.first_logprobs is None else flat(self.first_logprobs),
+            reference_logprobs=None if self.reference_logprobs is None else flat(self.reference_logprobs),
         )
 
     def of_rows(self, logprobs: Tensor, rows: slice) -> Tensor:
@@ -111,7 +117,3 @@ class PassLoss:
             reference_logprobs=None if self.reference_logprobs is None else self.reference_logprobs[rows],
         )
         return (part.terms(logprobs[:, None]).losses.loss * part.weights.to(logprobs.dtype))[:, 0]
-
-
-def _flat(values: Tensor, mask: Tensor) -> Tensor:
-    return values.expand(mask.shape)[mask][:, None]

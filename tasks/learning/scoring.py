@@ -36,13 +36,13 @@ class Scorer(nn.Module):
         """
         picked = completion_hidden(self.model.base_model, batch)
         head = self.model.get_output_embeddings()
-        targets = batch.completion_ids[batch.response_mask]
+        targets = batch.completion_ids.flatten()[batch.trained]
         given, temperature = (picked, head.weight, head.bias, targets), temperature or 1.0
         if loss is None:
             flat = token_logprobs(*given, temperature=temperature)
-            return tuple(per_token(each, batch.response_mask) for each in flat)
+            return tuple(per_token(each, batch) for each in flat)
         objective, *flat_without_gradient = token_objective(*given, loss, temperature=temperature)
-        return *(per_token(each, batch.response_mask) for each in flat_without_gradient), objective
+        return *(per_token(each, batch) for each in flat_without_gradient), objective
 
 
 class Valuer(nn.Module):
@@ -63,7 +63,7 @@ class Valuer(nn.Module):
         """The values [B, T] in the head's dtype, 0 off the mask; the batch is on the model's device."""
         picked = completion_hidden(self.model, batch)
         values = self.value_head(picked.to(self.value_head.weight.dtype))[:, 0]
-        return per_token(values, batch.response_mask)
+        return per_token(values, batch)
 
     def gradient_checkpointing_enable(self, **settings: Any) -> None:
         """Enable gradient checkpointing in the model."""
@@ -72,7 +72,8 @@ class Valuer(nn.Module):
 
 def completion_hidden(base_model: Any, batch: TokenBatch) -> Tensor:
     """The last hidden state before each token in the response mask, [tokens, H], in the order of the mask."""
-    rows, columns = batch.response_mask.nonzero(as_tuple=True)
+    width = batch.response_mask.shape[1]
+    rows, columns = batch.trained // width, batch.trained % width
     if is_packed(base_model):
         hidden, starts = _packed_hidden(base_model, batch)
     else:
@@ -103,6 +104,7 @@ def _packed_hidden(base_model: Any, batch: TokenBatch) -> tuple[Tensor, Tensor]:
     return hidden[0], bounds[:-1]
 
 
-def per_token(values: Tensor, response_mask: Tensor) -> Tensor:
+def per_token(values: Tensor, batch: TokenBatch) -> Tensor:
     """Put values [tokens], in the order of the response mask, into [B, T], 0 off the mask."""
-    return values.new_zeros(response_mask.shape).masked_scatter(response_mask, values)
+    shape = batch.response_mask.shape
+    return values.new_zeros(shape.numel()).scatter(0, batch.trained, values).view(shape)

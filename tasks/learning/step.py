@@ -97,7 +97,7 @@ def accumulate(
 def _backward(policy: Policy, batch: TokenBatch, temperature: float, loss: PassLoss) -> tuple[Tensor, Tensor]:
     """Add the gradient of a pass to the policy's; return log-probs and entropies, [B, T], without gradient."""
     if loss.is_by_token:
-        by_token = loss.by_token()
+        by_token = loss.by_token(batch.trained)
         logprobs, entropy, objective = policy.objective(batch, temperature, by_token.of_rows)
     else:
         logprobs, entropy = policy.logprobs(batch, temperature)

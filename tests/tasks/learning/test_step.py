@@ -1,12 +1,14 @@
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.learning.advantage import group_advantages
 from tasks.learning.batching import collate
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
+from tasks.learning.packing import pack
 from tasks.learning.step import accumulate, apply, reference_kl
 from tasks.learning.totals import StepTotals, combined
 from tests.tasks.learning.tiny_model import VOCABULARY
@@ -260,3 +262,40 @@ def test_policy_gradient_lifts_a_toy_reward(build):
         apply(optimizer, totals, AlgorithmConfig())
     assert sum(means[:3]) / 3 < 0.4
     assert sum(means[-3:]) / 3 > 0.8
+
+
+class Waits(TorchDispatchMode):
+    """The operators on a device's tensors whose result has a size or a value for which Python waits."""
+
+    NAMES = ("nonzero", "masked_select", "_local_scalar_dense", "is_nonzero", "bincount", "unique", "equal")
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        name = operator.overloadpacket.__name__
+        by_mask = name == "index" and any(t is not None and t.dtype == torch.bool for t in args[1])
+        if by_mask or any(name.startswith(each) for each in self.NAMES):
+            self.found.append(name)
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"importance_sampling": "token"},
+        {"policy_loss": "gspo", "loss_agg_mode": "seq-mean-token-mean"},
+    ],
+    ids=["clip", "weights", "gspo"],
+)
+def test_python_waits_for_a_device_only_to_read_the_totals(build, ragged, more, packed):
+    policy, batch = build(), collate(*ragged(4))
+    if packed:
+        pack(policy.module)
+    with Waits() as waits:
+        accumulate(policy, batch, torch.ones(4), AlgorithmConfig(**more), **LIMITS)
+    # Where it makes a mask, transformers looks whether positions begin again.
+    assert waits.found == ([] if packed else ["_local_scalar_dense"])
