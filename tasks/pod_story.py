@@ -28,7 +28,7 @@ from tasks.reporting.last_failures import Work, forget, keep, keep_silent_end
 CAUSE_CHARACTERS_MAX = 400
 _ADVICE: tuple[tuple[type[BaseException], str], ...] = (
     (ImportError, "The image lacks it: name an image that has it in the field image of the pool"),
-    (StoreDenied, "Let the pod's service account get, put, delete and list objects there"),
+    (StoreDenied, "Mend what the message says; the pod's service account must get, put, delete and list objects there"),
     (
         StoreUnavailable,
         "Look at the store, its endpoint and the network of the pod; Flyte tries again while retries are left",

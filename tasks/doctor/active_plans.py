@@ -4,7 +4,7 @@ Flyte keeps what was registered first: registering again under a version that is
 error. A plan that the files no longer have stays on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from storage.fitness import Finding
 from tasks.configuration.run_config import ConfigError, RunConfig, differences, dump, parse, settings_digest
@@ -29,8 +29,7 @@ def _name(plan: str) -> str:
 
 
 def _shown(plan: Plan) -> str:
-    url = plan.inputs["config"].get("run", {}).get("url")
-    iterations = f"{plan.inputs['count']} iterations of {url}"
+    iterations = f"{plan.inputs['count']} iterations of {_run_of(plan) or 'no run'}"
     return (
         f"version {plan.version}, at {plan.schedule} (UTC): {iterations}, settings {plan.settings_digest or 'unknown'}"
     )
@@ -48,7 +47,8 @@ def _lack(plan: Plan, place: Place, asked: Asked) -> str | None:
 
 
 def _run_of(plan: Plan) -> str:
-    return str(plan.inputs["config"].get("run", {}).get("url", "")).rstrip("/")
+    run = plan.inputs["config"].get("run")
+    return str(run.get("url", "")).rstrip("/") if isinstance(run, Mapping) else ""
 
 
 def _other_settings(plan: Plan, settings: RunConfig) -> str | None:

@@ -103,10 +103,11 @@ def test_a_plan_of_a_gleaner_that_had_fewer_fields_is_the_same_where_their_defau
     assert found[NAME].endswith("settings unknown")
 
 
-def test_a_plan_whose_settings_are_refused_today_is_told(on):
+@pytest.mark.parametrize("config", [{"run": {"url": "x"}}, {"run": "x"}, {}])
+def test_a_plan_whose_settings_are_refused_today_is_told(on, config):
     [plan] = launch_plans.PLANS.values()
     wrong_now = LaunchPlan.get_or_create(
-        plan.workflow, name="old", schedule=plan.schedule, fixed_inputs={"config": {"run": {"url": "x"}}, "count": 4}
+        plan.workflow, name="old", schedule=plan.schedule, fixed_inputs={"config": config, "count": 4}
     )
     LaunchPlan.CACHE.pop("old")
     on.admin.plans = [registered(wrong_now, "1")]

@@ -41,6 +41,8 @@ GOOD = policy({"from": [RANKS]}, selector={"matchLabels": {"gleaner-pool": "trai
         ([GOOD, policy({"from": [{"namespaceSelector": {}}]})], OPEN),
         ([GOOD, policy({"from": [{"ipBlock": {"cidr": "0.0.0.0/0"}}]})], OPEN),
         ([GOOD, policy({"from": [{"ipBlock": {"cidr": "::/0"}}]})], OPEN),
+        ([GOOD, policy({"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.0.0.0/9"]}}]})], OPEN),
+        ([GOOD, policy({"from": [{"ipBlock": {"cidr": f"{half}/1"}} for half in ("0.0.0.0", "128.0.0.0")]})], OPEN),
         ([GOOD, policy({"from": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]})], None),
         ([GOOD, policy({}, selector={"matchLabels": {"app": "another"}})], None),
         ([policy({"from": [{"podSelector": {"matchLabels": {**TRAIN}}}]})], None),
