@@ -310,6 +310,8 @@ class State:
         """Note that the engine must be restarted before it is used again."""
         self.death = " ".join(str(error).split())
         self.health.died = True
+        # Until the engine has loaded again, nothing is looked for, so that what the last look showed becomes old.
+        self._wants_cut = False
 
     def note_restarted(self) -> None:
         """Note that the engine can be used again, once it has weights."""

@@ -12,6 +12,7 @@ from storage.clock import ManualClock
 from storage.memory import MemoryStore
 from storage.records import JOINED_POOL, TRAIN_POOL, AliveRecord, SlotPlan
 from storage.shard import Finish
+from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.session.claimant import Claimant
 from tasks.sampling.session.member import session_config
@@ -186,6 +187,31 @@ def test_what_nobody_takes_it_takes_back_after_the_ttl_and_does_not_cut_again():
         other.beat()
         InTurns.pass_time([cutter])
     assert cutter.state.holdings.ended.keys() >= held
+    assert not cutter.state.cut_due
+
+
+def turns_to_the_cut(cutter, other, turns):
+    """Let a member take its turns beside one that has room and takes nothing; how many it took until it cut."""
+    other.claim()
+    cutter.claim()
+    taken = 0
+    while not cutter.state.has_cut and taken < turns:
+        taken += 1
+        cutter.advance()
+        other.state.holdings.state = "working"
+        other.state.holdings.waiting.clear()
+        other.beat()
+    return taken
+
+
+def test_what_a_look_before_an_engines_death_showed_is_no_reason_to_hand_over():
+    needed = turns_to_the_cut(*cutters(0.2)[1], 400)
+    assert needed < 400
+    _, (cutter, other) = cutters(0.2)
+    turns_to_the_cut(cutter, other, needed - 1)
+    assert not cutter.state.has_cut
+    assert cutter.state.cut_due
+    cutter.state.note_death(EngineDied("simulated"))
     assert not cutter.state.cut_due
 
 
