@@ -6,6 +6,7 @@ read and write. Each pass's gradient is added to the master's in float32. FSDP2 
 """
 
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,11 +51,12 @@ class ComputeCopy:
 def _copy(master: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
     copy = nn.Parameter(master.detach().to(dtype), requires_grad=master.requires_grad)
     if copy.requires_grad:
-        copy.register_post_accumulate_grad_hook(lambda _: _hand_over(copy, master))  # type: ignore[no-untyped-call]
+        # A hook that named the copy would keep both for ever: Python's collector does not see hooks of a tensor.
+        copy.register_post_accumulate_grad_hook(partial(_hand_over, master))  # type: ignore[no-untyped-call]
     return copy
 
 
-def _hand_over(copy: nn.Parameter, master: nn.Parameter) -> None:
+def _hand_over(master: nn.Parameter, copy: nn.Parameter) -> None:
     """Add the gradient of a copy to its master's, and drop it."""
     gradient, copy.grad = copy.grad, None
     assert gradient is not None, "called after a gradient was accumulated"

@@ -1,5 +1,8 @@
 """Half-precision copies of parameters: what passes see, and what their float32 masters get."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -65,6 +68,15 @@ def test_gradients_of_passes_are_added_in_float32():
     assert torch.equal(masters["first.weight"].grad, expected)
     # In half precision, the sum would be another one.
     assert not torch.equal(expected, expected.to(HALF))
+
+
+def test_a_dropped_model_frees_its_copies_and_masters():
+    module, masters, copy = copied()
+    module(torch.ones(1, 4, dtype=HALF)).sum().backward()
+    left = [weakref.ref(parameter) for parameter in (module.first.weight, masters["first.weight"])]
+    del module, masters, copy
+    gc.collect()
+    assert [each() for each in left] == [None, None]
 
 
 def test_an_update_too_small_for_half_precision_is_kept(build, batch):
