@@ -6,12 +6,15 @@ product for each response elsewhere. This module also decides whether a model co
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own custom
+
+from tasks.learning.batching import TokenBatch
 
 log = logging.getLogger("gleaner")
 
@@ -21,6 +24,8 @@ PACKED = "gleaner_packed"
 _UNKNOWN = ("softcap", "s_aux", "position_bias", "head_mask")
 # How far log-probs may be from those of a padded pass, on average: half-precision kernels differ by a tenth of that.
 _DISTANCE_MAX = 0.2
+# How far a log-prob may move with the tokens of another response. As the kernels see the same sizes, it does not move.
+_INFLUENCE_MAX = 1e-3
 
 
 class NotPackedError(ValueError):
@@ -43,29 +48,44 @@ def is_packed(model: Any) -> bool:
     return bool(model.config._attn_implementation == PACKED)  # noqa: SLF001 - no public name
 
 
-def pack_if_equal(model: Any, logprobs: Callable[[], Tensor]) -> bool:
+def pack_if_equal(model: Any, logprobs: Callable[[TokenBatch], Tensor], batch: TokenBatch) -> bool:
     """Pack a model unless it then computes something else; says in the log why it stays padded.
 
     Args:
         model: A Hugging Face model.
-        logprobs: Computes the log-probs of a batch of responses of several lengths, [B, T], with the model as it is.
+        logprobs: Computes the log-probs of a batch, [B, T], with the model as it is.
+        batch: Two responses or more of different lengths; the first is the longest.
 
     Returns:
         Whether the model is packed.
     """
     before = model.config._attn_implementation  # noqa: SLF001
-    padded = logprobs()
+    padded = logprobs(batch)
     try:
         pack(model)
-        distance = float((logprobs() - padded).abs().mean())
-        if distance <= _DISTANCE_MAX:
+        packed = logprobs(batch)
+        distance, influence = float((packed - padded).abs().mean()), _influence(packed, logprobs, batch)
+        if distance <= _DISTANCE_MAX and influence <= _INFLUENCE_MAX:
             return True
-        reason = f"its log-probs are {distance:.3g} from those of padded passes"
+        reason = (
+            f"its log-probs are {distance:.3g} from those of padded passes, and move by {influence:.3g} with the "
+            "tokens of another response"
+        )
     except Exception as error:  # noqa: BLE001 - a kernel or a model's code may refuse in any way
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     model.set_attn_implementation(before)
     log.info("passes of %s are padded: %s", type(model).__name__, reason)
     return False
+
+
+def _influence(packed: Tensor, logprobs: Callable[[TokenBatch], Tensor], batch: TokenBatch) -> float:
+    """How far a log-prob of the other responses moves at most if the first response has other tokens.
+
+    A recurrent layer or a convolution carries a state from one response of a row to the next.
+    """
+    other = batch.input_ids.clone()
+    other[0] = other[0].flip(0)
+    return float((logprobs(replace(batch, input_ids=other)) - packed)[1:].abs().max())
 
 
 def _attention(
@@ -102,6 +122,9 @@ def _attention(
         NotPackedError: The layer's attention is another one.
     """
     asked = [name for name in _UNKNOWN if others.get(name) is not None]
+    if sliding_window is None and _configured_window(module) is not None:
+        # Longer than the responses with which packing is tried, it would go unnoticed.
+        asked.append("a window that only a mask tells")
     if asked or attention_mask is not None or not getattr(module, "is_causal", True):
         raise NotPackedError(f"{type(module).__name__} has {', '.join(asked) or 'a mask of its own'}")
     if query.device.type == "cuda":
@@ -120,6 +143,14 @@ def _attention(
             )
         )
     return torch.cat(parts, dim=2).transpose(1, 2), None
+
+
+def _configured_window(module: Any) -> int | None:
+    """How many tokens a layer attends to at most by its model's configuration; None for all before it."""
+    config = getattr(module, "config", None)
+    window: int | None = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    return window if kinds is None or kinds[module.layer_idx] == "sliding_attention" else None
 
 
 def _on_gpu(

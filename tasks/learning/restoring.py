@@ -137,9 +137,8 @@ def learner_of(state: StoredState, config: RunConfig, model: Path, ranks: Ranks 
 def pack_models(learner: Learner) -> None:
     """Let passes have no padding, unless the policy then computes something else."""
     policy = learner.policy
-    batch = probe(policy, (1, 3, 2))
     with torch.no_grad():
-        if not pack_if_equal(policy.module, lambda: policy.logprobs(batch, 1.0)[0]):
+        if not pack_if_equal(policy.module, lambda batch: policy.logprobs(batch, 1.0)[0], probe(policy, (1, 3, 2))):
             return
     if isinstance(learner.reference, Policy):
         pack(learner.reference.module)

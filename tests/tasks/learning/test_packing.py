@@ -5,7 +5,17 @@ from itertools import product
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, OPTConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    Lfm2Config,
+    LlamaConfig,
+    MistralConfig,
+    OPTConfig,
+    PhimoeConfig,
+    Qwen2MoeConfig,
+    Qwen3Config,
+)
 
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.optimizer import OptimizerConfig
@@ -187,10 +197,38 @@ def test_a_model_that_computes_something_else_stays_padded(tmp_path, caplog):
     batch = probe(policy, (1, 3, 2))
     expected = policy.logprobs(batch, 1.0)[0]
     with caplog.at_level(logging.INFO, logger="gleaner"):
-        equal = pack_if_equal(policy.module, lambda: policy.logprobs(batch, 1.0)[0])
+        equal = pack_if_equal(policy.module, lambda batch: policy.logprobs(batch, 1.0)[0], batch)
     assert not equal, torch.dist(policy.logprobs(batch, 1.0)[0], expected)
     assert "passes of OPTForCausalLM are padded: " in caplog.text
     assert torch.equal(policy.logprobs(batch, 1.0)[0], expected)
+
+
+# A convolution passes the end of one response on to the next; layers of the others tell a mask alone of their window.
+CARRYING = Lfm2Config(
+    **SMALL, layer_types=["conv", "full_attention"], block_ff_dim=64, block_auto_adjust_ff_dim=False, pad_token_id=0
+)
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+MASKING = Qwen2MoeConfig(
+    **SMALL, **EXPERTS, use_sliding_window=True, sliding_window=100, layer_types=["full_attention", "sliding_attention"]
+)
+ALL_MASKING = PhimoeConfig(**SMALL, num_local_experts=4, sliding_window=100)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [(CARRYING, "tokens of another response"), (MASKING, "only a mask tells"), (ALL_MASKING, "only a mask tells")],
+    ids=["state", "mask", "all masks"],
+)
+def test_a_model_that_would_attend_to_more_stays_padded(tmp_path, config, reason, caplog):
+    policy = of(config, tmp_path)
+    with torch.no_grad():
+        for parameter in policy.parameters().values():
+            parameter.mul_(2)
+    optimizer = PolicyOptimizer(policy.parameters(), OptimizerConfig())
+    with caplog.at_level(logging.INFO, logger="gleaner"):
+        pack_models(Learner(policy, optimizer, None))
+    assert not is_packed(policy.module)
+    assert reason in caplog.text
 
 
 @pytest.mark.parametrize("asked", ["softcap", "s_aux", "position_bias"])
@@ -200,7 +238,7 @@ def test_an_attention_of_another_kind_is_refused(build, batch, asked, monkeypatc
     monkeypatch.setattr(packing, "_attention", lambda *given, **named: attention(*given, **named, **{asked: 30.0}))
     batch = probe(policy, (1, 2))
     with caplog.at_level(logging.INFO, logger="gleaner"):
-        assert not pack_if_equal(policy.module, lambda: policy.logprobs(batch, 1.0)[0])
+        assert not pack_if_equal(policy.module, lambda batch: policy.logprobs(batch, 1.0)[0], batch)
     assert f"NotPackedError: Qwen2Attention has {asked}" in caplog.text
     with pytest.raises(NotPackedError, match=f"^Module has {asked}$"):
         attention(
