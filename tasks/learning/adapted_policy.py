@@ -76,7 +76,7 @@ class AdaptedPolicy(Policy):
         if self.adapter is not None:
             self._check_adapted_names(given)
         own = ((self._within[name], tensor) for name, tensor in own_tensors(self._architecture, given))
-        self._replace(chain(own, self._begin.adapters(self.module)))
+        self._replace(chain(own, self._begin.adapters(self.state())))
 
     def _check_adapted_names(self, tensors: Mapping[str, Stored]) -> None:
         """Raise PolicyError if an adapted layer has another name in the checkpoint: readers merge by its names."""
@@ -189,9 +189,9 @@ class _Beginning:
         tensors, self._tensors = self._tensors, {}
         return tensors
 
-    def adapters(self, module: Any) -> Iterator[tuple[str, Tensor]]:
-        """The adapters' tensors, by the names of a module that has them."""
-        for name, value in module.state_dict().items():
+    def adapters(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """The adapters' tensors, by the names of a state that has them."""
+        for name, value in state.items():
             if name.endswith(_FIRST):
                 yield name, self._first(name, tuple(value.shape))
             elif name.endswith(_SECOND):

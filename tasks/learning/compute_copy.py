@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tasks.learning.sharded import Relocate
+
 
 class ComputeCopy:
     """Gives a module parameters of another dtype; the parameters that it had are the masters from then on.
@@ -43,8 +45,17 @@ class ComputeCopy:
         """The master of a parameter of the module; the parameter itself if it has none."""
         return self._masters.get(parameter, parameter)
 
+    def relocate(self, to: Relocate) -> None:
+        """Replace the masters' memory by what `to` returns, and free that of the copies until the next pass."""
+        for copy, master in self._masters.items():
+            copy.data = copy.data.new_empty(0)
+            master.data = to(master.data)
+
     @torch.no_grad()
     def _refresh(self, _root: nn.Module, _arguments: Any) -> None:
+        for copy, master in self._masters.items():
+            if copy.shape != master.shape:
+                copy.data = torch.empty_like(master, dtype=copy.dtype)
         torch._foreach_copy_(list(self._masters), list(self._masters.values()))
 
 

@@ -1,7 +1,7 @@
 """Parking: moves a learner's tensors between its device and host memory, in place.
 
 Of several ranks each moves its own parts, without communication but for the state of torch's generator. Parameters,
-moments and buffers are moved; gradients do not outlive a step.
+moments and buffers are moved; gradients do not outlive a step, and copies in half precision are made again.
 """
 
 import base64

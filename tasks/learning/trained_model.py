@@ -166,10 +166,10 @@ class TrainedModel:
 
     def relocate(self, to: Relocate) -> None:
         """Replace the memory of all parameters and buffers by what `to` returns; parameters stay the same objects."""
+        if self._copy is not None:
+            self._copy.relocate(to)
         # What `Module.to` calls. A sharded module also learns of its new memory by it.
         self._root._apply(to)  # type: ignore[no-untyped-call]  # noqa: SLF001
-        for master in self._masters() if self._copy is not None else ():
-            master.data = to(master.data)
 
     def load_trained(self, tensors: Mapping[str, Stored]) -> None:
         """Replace the tensors that training changes; PolicyError, with nothing changed, if names or shapes differ."""

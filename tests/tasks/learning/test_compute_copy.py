@@ -120,6 +120,18 @@ def test_a_model_that_is_only_evaluated_has_no_masters(build, batch):
     assert torch.equal(reference.logprobs(batch, 1.0)[0], trained.logprobs(batch, 1.0)[0])
 
 
+def test_a_parked_model_holds_its_masters_only(build, batch):
+    whole, half = build(), build(dtype="bfloat16")
+    expected = half.logprobs(batch, 1.0)[0]
+    moved = []
+    half.relocate(lambda tensor: moved.append(tensor) or tensor.clone())
+    held = [sum(tensor.nbytes for tensor in model.memory()) for model in (whole, half)]
+    assert held[0] == held[1] == sum(tensor.nbytes for tensor in moved)
+    assert half.shapes() == whole.shapes()
+    assert all(torch.equal(tensor, whole.tensors()[name]) for name, tensor in half.tensors().items())
+    assert torch.equal(half.logprobs(batch, 1.0)[0], expected)
+
+
 def test_masters_move_with_the_model_and_loaded_values_reach_them(tmp_path, build, batch):
     policy = build(dtype="bfloat16")
     left = [tensor.detach() for tensor in policy.memory()]
