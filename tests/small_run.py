@@ -96,8 +96,9 @@ def train_iteration(url: str, iteration: int) -> TrainingRecord:
 
 
 def learned(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Without what it took: that is never twice the same."""
-    return {name: value for name, value in metrics.items() if not name.startswith(("timing_s/", "requests/"))}
+    """Without what it took, which is never twice the same, and without the padding, which ranks divide differently."""
+    taken = ("timing_s/", "requests/", "padding_share")
+    return {name: value for name, value in metrics.items() if not name.startswith(taken)}
 
 
 def commit_iteration(url: str, iteration: int) -> ReportRecord:
