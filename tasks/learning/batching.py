@@ -30,8 +30,8 @@ class TokenBatch:
         completion_ids: [B, T] int64.
         response_mask: [B, T] bool, True on the tokens that the policy sampled; they are trained. Observations and
             padding are outside.
-        trained: [tokens] int64, where the mask is True in B rows of T that follow each other. A GPU need not be waited
-            for to find them.
+        trained: [tokens] int64, the places of the tokens in the mask, counted through its rows. They are found on the
+            CPU, because Python would wait for a GPU.
         sampler_logprobs: [B, T] float32 as the engine recorded them, 0 outside the mask.
     """
 

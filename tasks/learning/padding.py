@@ -15,7 +15,7 @@ def padded_tokens(lengths: Sequence[int]) -> int:
 
 
 def passes(lengths: Sequence[int], tokens_max: int, *, packed: bool = False) -> list[list[int]]:
-    """Divide a micro-batch's responses into forward passes of at most `tokens_max` padded tokens, with little padding.
+    """Divide a micro-batch's responses into forward passes of at most `tokens_max` tokens, with little padding.
 
     The responses are sorted by length, the longest first, and divided so that the padded tokens, plus PASS_COST_TOKENS
     for each pass, are fewest. Among equal divisions, the one with the largest first pass is taken. A response longer

@@ -48,7 +48,7 @@ class Policy(TrainedModel):
 
     Raises:
         PolicyError: The model does not exist, its head is not a plain linear layer, it draws random numbers in
-            training, or tensors have other names or shapes.
+            training, it cannot compute in the dtype, or tensors have other names or shapes.
     """
 
     def __init__(
@@ -68,7 +68,16 @@ class Policy(TrainedModel):
         check_head(module)
         self._scorer = Scorer(module)
         super().__init__(module, tensors, config, trainable=trainable, root=self._scorer, ranks=ranks)
-        _check_noise(self)
+        try:
+            _check_noise(self)
+        except RuntimeError as error:
+            if config.dtype == "float32" or isinstance(error, torch.OutOfMemoryError):
+                raise
+            reason = " ".join(str(error).split())[:200]
+            raise PolicyError(
+                f"trainer.dtype: value {config.dtype!r}; allowed with {type(module).__name__}: 'float32', because a "
+                f"pass fails: {reason}"
+            ) from None
 
     def load_tensors(self, tensors: Mapping[str, Stored]) -> None:
         """Replace all values in place; raises PolicyError, with nothing changed, if names, shapes or ties differ."""

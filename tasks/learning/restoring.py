@@ -135,11 +135,15 @@ def learner_of(state: StoredState, config: RunConfig, model: Path, ranks: Ranks 
 
 
 def pack_models(learner: Learner) -> None:
-    """Let passes have no padding, unless the policy then computes something else."""
+    """Let passes have no padding, unless the policy then computes something else on one of the ranks."""
     policy = learner.policy
+    before = policy.module.config._attn_implementation  # noqa: SLF001 - no public name
     with torch.no_grad():
-        if not pack_if_equal(policy.module, lambda batch: policy.logprobs(batch, 1.0)[0], probe(policy, (1, 3, 2))):
-            return
+        equal = pack_if_equal(policy.module, lambda batch: policy.logprobs(batch, 1.0)[0], probe(policy, (1, 3, 2)))
+    # Ranks must divide responses into as many passes.
+    if not all(learner.ranks.gather(equal)):
+        policy.module.set_attn_implementation(before)
+        return
     if isinstance(learner.reference, Policy):
         pack(learner.reference.module)
     if learner.critic is not None:

@@ -57,8 +57,8 @@ class TrainedModel:
         tensors: Name -> values, the module's names; a tied tensor may be given under any of its names. Of several ranks
             each gives its rows, or the whole tensor.
         config: dtype and gradient_checkpointing are used.
-        trainable: Which parameters have gradients, by name; False for a model that is only evaluated, and then has its
-            parameters in the compute dtype only.
+        trainable: Which parameters have gradients, by name; False for a model that is only evaluated; on one rank
+            its parameters are then in the compute dtype alone.
         uncopied: Modules that compute in float32 whatever the compute dtype.
         root: The module whose `forward` alone reads parameters: `module` (the default), or one that contains it.
         ranks: The ranks that train it; each of several holds a part of every tensor.

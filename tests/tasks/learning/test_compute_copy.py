@@ -6,10 +6,13 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from transformers import XGLMConfig, XGLMForCausalLM
 
 from tasks.configuration.optimizer import OptimizerConfig
+from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.compute_copy import ComputeCopy
 from tasks.learning.optimizer import PolicyOptimizer
+from tasks.learning.policy import Policy, PolicyError
 from tests.tasks.learning.tiny_model import write_model
 
 HALF = torch.bfloat16
@@ -149,3 +152,16 @@ def test_masters_move_with_the_model_and_loaded_values_reach_them(tmp_path, buil
     policy.logprobs(batch, 1.0)[0].sum().backward()
     policy.drop_gradient()
     assert all(parameter.grad is None for parameter in policy.parameters().values())
+
+
+def test_a_model_that_cannot_compute_in_half_precision_is_refused_in_a_line(tmp_path):
+    # Its positions are a float32 buffer, which it adds to its activations.
+    config = XGLMConfig(
+        vocab_size=48, d_model=32, ffn_dim=64, num_layers=2, attention_heads=4, max_position_embeddings=64
+    )
+    config.save_pretrained(tmp_path)
+    tensors = dict(XGLMForCausalLM(config).state_dict())
+    Policy(tmp_path, tensors, TrainerConfig(device="cpu"))
+    expected = r"^trainer\.dtype: value 'bfloat16'; allowed with XGLMForCausalLM: 'float32', because a pass fails: .+$"
+    with pytest.raises(PolicyError, match=expected):
+        Policy(tmp_path, tensors, TrainerConfig(device="cpu", dtype="bfloat16"))
