@@ -87,13 +87,12 @@ def check_seated(ledger: LedgerOfFleet, history: FleetHistory, *, undisturbed: b
     """Check that a run pays for idle time in which it was seated, and for no other; without faults for all of it.
 
     A host that hears nothing of the store does not know for a while that it has lost a seat, or has one. One that is to
-    end looks no more, and its last record has who was seated at its last look.
+    end looks no more, and knows who was seated at its last look.
     """
     heard_s = noticed_s(history) + history.look_interval_s / SLOWEST_CLOCK if undisturbed else math.inf
     for name, life in ledger.hosts.items():
-        all_spent = spent_by(ledger, name)
-        for record, entry in _idle(all_spent):
-            late_s = math.inf if life.ends and record is all_spent[-1] else heard_s
+        for record, entry in _idle(spent_by(ledger, name)):
+            late_s = heard_s if entry.ended_s <= life.serves_s else math.inf
             for run, times in life.seated.items():
                 began_s, ended_s = entry.began_s, entry.ended_s
                 if run in record.seated:

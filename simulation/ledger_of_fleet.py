@@ -44,7 +44,8 @@ class HostLife:
     restored: how its workers restored states, by run, iteration, tier, and whether ahead. seated: from when, and until
     when, each run was seated on it, in its own seconds. asked: whether the seat of a run was still its own when it last
     asked. calls: its requests. beats: true times at which its heartbeat changed. last_beat: its last own one.
-    said_leaving, said_gone: whether that was written. is_told_to_end: as it has asked. ended_s: None if it lives.
+    said_leaving, said_gone: whether that was written. told_to_end_s: when it first heard so, in its own seconds.
+    ended_s: None if it lives.
     """
 
     began_s: float
@@ -70,7 +71,7 @@ class HostLife:
     last_beat: bytes | None = None
     said_leaving: bool = False
     said_gone: bool = False
-    is_told_to_end: bool = False
+    told_to_end_s: float = math.inf
 
     @property
     def phases(self) -> int:
@@ -84,7 +85,12 @@ class HostLife:
     @property
     def ends(self) -> bool:
         """Whether it is to end: it was told so, or its hours are over."""
-        return self.is_told_to_end or (self.stays_s is not None and self.lived_s() >= self.stays_s)
+        return self.lived_s() >= self.serves_s
+
+    @property
+    def serves_s(self) -> float:
+        """For how long of its own seconds it looks for runs, and begins phases."""
+        return self.told_to_end_s if self.stays_s is None else min(self.told_to_end_s, self.stays_s)
 
 
 class LedgerOfFleet:
@@ -199,7 +205,8 @@ class LedgerOfFleet:
     def check_dropped(self, host: str, run: str) -> None:
         """Check that a host may end the worker of a run now, with its state, although its memory holds all states."""
         life = self.hosts[host]
-        if not life.ends and any(until_s == math.inf for _, until_s in life.seated.get(run, ())):
+        has_left = exists(self.store, f"{FLEET}{fleet_layout.left(run)}")
+        if not life.ends and not has_left and any(until_s == math.inf for _, until_s in life.seated.get(run, ())):
             self.breaks(f"memory: {host} drops the state of {self.runs[run]}, which is seated there and fits")
 
     def note_read_ahead(self, host: str, run: str, iteration: int) -> None:

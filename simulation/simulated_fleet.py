@@ -184,8 +184,10 @@ class SimulatedFleet:
             self._hosts[slot] = process, workers
 
             def is_told_to_end() -> bool:
-                life.is_told_to_end = not self.unfinished or name in self._told
-                return life.is_told_to_end
+                is_told = not self.unfinished or name in self._told
+                if is_told:
+                    life.told_to_end_s = min(life.told_to_end_s, life.lived_s())
+                return is_told
 
             me = HostRecord(
                 incarnation=name,
