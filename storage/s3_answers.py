@@ -213,8 +213,8 @@ def advice_after(error: Exception) -> str:
 
 def refusal(where: str, verdict: Verdict, error: Exception) -> StorageError:
     """The error of storage/store.py for a verdict that is no part of the protocol."""
-    unfit = StoreUnfit if verdict in ("request", "unfit") else StoreDenied
-    kind = DeniedForNow if verdict in PASSING else unfit
+    lasting = StoreUnfit if verdict in ("request", "unfit") else StoreDenied
+    kind = DeniedForNow if verdict in PASSING else lasting
     return kind(f"{where}: {ADVICE.get(verdict, ADVICE['unknown'])} ({name_of(error)})")
 
 

@@ -24,7 +24,7 @@ class TrainerConfig:
             groups.
         dtype: The dtype of forward and backward passes; parameters, gradients and moments are always float32.
         device: "auto" takes the first GPU if there is one.
-        micro_batch_tokens_max: The most padded tokens (prompt and response) of a micro-batch and of a forward pass.
+        micro_batch_tokens_max: The most tokens (prompt and response) of a micro-batch, with its padding, and of a pass.
             Micro-batches hold whole groups: a larger group is a micro-batch of its own, in several passes.
         gradient_checkpointing: Recompute the layers' activations in the backward pass.
         use_liger_kernel: Patch the policy with the kernels of the package liger-kernel; see `tasks.learning.liger`.

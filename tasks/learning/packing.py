@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own custom
 
 from tasks.learning.batching import TokenBatch
+from tasks.learning.ranks import Ranks
 
 log = logging.getLogger("gleaner")
 
@@ -48,34 +49,45 @@ def is_packed(model: Any) -> bool:
     return bool(model.config._attn_implementation == PACKED)  # noqa: SLF001 - no public name
 
 
-def pack_if_equal(model: Any, logprobs: Callable[[TokenBatch], Tensor], batch: TokenBatch) -> bool:
-    """Pack a model unless it then computes something else; says in the log why it stays padded.
+def pack_if_equal(
+    model: Any, logprobs: Callable[[TokenBatch], Tensor], batch: TokenBatch, ranks: Ranks | None = None
+) -> bool:
+    """Pack a model unless it then computes something else on a rank; says in the log why it stays padded.
 
     Args:
         model: A Hugging Face model.
         logprobs: Computes the log-probs of a batch, [B, T], with the model as it is.
         batch: Two responses or more of different lengths; the first is the longest.
+        ranks: Those that must divide responses into as many passes; default: this process alone.
 
     Returns:
         Whether the model is packed.
     """
     before = model.config._attn_implementation  # noqa: SLF001
+    reason = _difference(model, logprobs, batch)
+    reasons = [reason] if ranks is None else ranks.gather(reason)
+    if not any(reasons):
+        return True
+    model.set_attn_implementation(before)
+    log.info("passes of %s are padded: %s", type(model).__name__, next(filter(None, reasons)))
+    return False
+
+
+def _difference(model: Any, logprobs: Callable[[TokenBatch], Tensor], batch: TokenBatch) -> str | None:
+    """Pack a model, and say what differs then; None if nothing does."""
     padded = logprobs(batch)
     try:
         pack(model)
         packed = logprobs(batch)
         distance, influence = float((packed - padded).abs().mean()), _influence(packed, logprobs, batch)
-        if distance <= _DISTANCE_MAX and influence <= _INFLUENCE_MAX:
-            return True
-        reason = (
-            f"its log-probs are {distance:.3g} from those of padded passes, and move by {influence:.3g} with the "
-            "tokens of another response"
-        )
     except Exception as error:  # noqa: BLE001 - a kernel or a model's code may refuse in any way
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    model.set_attn_implementation(before)
-    log.info("passes of %s are padded: %s", type(model).__name__, reason)
-    return False
+        return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    if distance <= _DISTANCE_MAX and influence <= _INFLUENCE_MAX:
+        return None
+    return (
+        f"its log-probs are {distance:.3g} from those of padded passes, and move by {influence:.3g} with the tokens of "
+        "another response"
+    )
 
 
 def _influence(packed: Tensor, logprobs: Callable[[TokenBatch], Tensor], batch: TokenBatch) -> float:

@@ -136,14 +136,10 @@ def learner_of(state: StoredState, config: RunConfig, model: Path, ranks: Ranks 
 
 def pack_models(learner: Learner) -> None:
     """Let passes have no padding, unless the policy then computes something else on one of the ranks."""
-    policy = learner.policy
-    before = policy.module.config._attn_implementation  # noqa: SLF001 - no public name
+    policy, batch = learner.policy, probe(learner.policy, (1, 3, 2))
     with torch.no_grad():
-        equal = pack_if_equal(policy.module, lambda batch: policy.logprobs(batch, 1.0)[0], probe(policy, (1, 3, 2)))
-    # Ranks must divide responses into as many passes.
-    if not all(learner.ranks.gather(equal)):
-        policy.module.set_attn_implementation(before)
-        return
+        if not pack_if_equal(policy.module, lambda each: policy.logprobs(each, 1.0)[0], batch, learner.ranks):
+            return
     if isinstance(learner.reference, Policy):
         pack(learner.reference.module)
     if learner.critic is not None:
