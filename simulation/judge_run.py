@@ -5,6 +5,7 @@ that was written, deleted or not. A last sweep without faults stands for the nex
 others began.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 from simulation.judge_turns import since_last_begun
@@ -43,7 +44,7 @@ def check_run(run: LedgerOfRun, outcomes: Sequence[Outcome], references: Sequenc
             weights = _check_saved(run, report.weight_version, stepped(weights, batches))
             _check_report(run, outcome, report, batches)
             _check_corrections(run, outcome.history.plan)
-            _check_published(run, report.weight_version, factors_of(weights) if outcome.history.adapts else weights)
+            _check_published(run, outcome, report.weight_version, weights)
             _check_erased(run, outcome.history.plan.iteration)
         _check_plans(run, outcomes, told)
         _check_left(run, outcomes, references)
@@ -117,8 +118,12 @@ def _are_same(one: Blocks, other: Blocks) -> bool:
     return {name: bytes(block.data) for name, block in one.items()} == {n: bytes(b.data) for n, b in other.items()}
 
 
-def _check_published(run: LedgerOfRun, version: int, weights: Blocks) -> None:
-    """Check that a weight version came after its state and its objects, and is what the saved state leads to."""
+def _check_published(run: LedgerOfRun, outcome: Outcome, version: int, weights: Blocks) -> None:
+    """Check that a weight version came after its objects, and is what the recorded batches lead to.
+
+    Its last bits may be those of another life than saved the state. The state was there before the report: when the
+    train task has ended, no process has it in memory.
+    """
     key, written = layout.manifest(layout.weights(version)), list(run.common.created)
     if key not in written:
         run.common.breaks(f"lost: weight version {version} was not published")
@@ -128,13 +133,17 @@ def _check_published(run: LedgerOfRun, version: int, weights: Blocks) -> None:
     objects = [
         layout.tensor_object(prefix, name) for name in body_of(key, "manifest", run.common.created[key])["objects"]
     ]
-    missing = {layout.manifest(layout.checkpoint(version)), *objects} - set(before)
-    if missing:
+    if missing := set(objects) - set(before):
         run.common.breaks(f"lost: weight version {version} was there before {sorted(missing)}")
+    state, report = layout.manifest(layout.checkpoint(version)), layout.report(version - 1)
+    saved_s, reported_s = run.common.created_at_s.get(state, math.inf), outcome.ledger.created_at_s[report]
+    if run.common.zero_s + saved_s > outcome.ledger.zero_s + reported_s:
+        run.common.breaks(f"lost: {report} was there before the state that is due, {state}")
     if key not in run.store.list(layout.weights(version)):
         return
     _, found = pull_version(run.store, version, None, ManualClock())
-    if not _are_same(found, weights):
+    weights = {**weights, **bits_of(found)}
+    if not _are_same(found, factors_of(weights) if outcome.history.adapts else weights):
         run.common.breaks(f"changed: weight version {version} is not what the recorded batches, or its state, lead to")
 
 

@@ -6,7 +6,8 @@ a step, in which one life of a trainer may differ from another. Weight versions 
 or as an adapter whose factors hold the same numbers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -62,8 +63,10 @@ def version_of(weights: Blocks) -> int:
 
 
 def bits_of(weights: Blocks) -> Blocks:
-    """What of these weights may differ from one computation to another."""
-    return {"bits": weights["bits"]}
+    """What of these weights, whole or as an adapter, may differ from one computation to another."""
+    if "bits" in weights:
+        return {"bits": weights["bits"]}
+    return {"bits": _block([int(np.frombuffer(weights[LAYER + SECOND].data, np.float32)[1])])}
 
 
 def factors_of(weights: Blocks) -> Blocks:
@@ -94,7 +97,13 @@ def is_done(store: ObjectStore, plan: PlanRecord) -> bool:
     return any(exists(store, key) for key in done)
 
 
-def save_and_publish(
+def lacks_state(store: ObjectStore, plan: PlanRecord) -> bool:
+    """Whether what the iteration trains was published by a life that did not come to save its state."""
+    stored = (layout.manifest(layout.checkpoint(plan.iteration + 1)), layout.report(plan.iteration))
+    return not any(exists(store, key) for key in stored)
+
+
+def publish_and_save(
     store: ObjectStore,
     history: History,
     base: Blocks,
@@ -106,14 +115,15 @@ def save_and_publish(
     began_at_s: float,
     took_s: float,
 ) -> None:
-    """Note what was measured, save the state after these batches, and publish it as weights, in production's order.
+    """Note what was measured, publish the weights after these batches, and save the state, in production's order.
 
-    If another life has saved other last bits first, its state is published. life: the name of this one. stalls_s: how
-    long it stands still when it has saved. began_at_s: by the wall clock. took_s: how long the life has lasted.
+    Another life may have published or saved other last bits first; what is stored stays. life: the name of this one.
+    stalls_s: how long it stands still when it has published. began_at_s: by the wall clock. took_s: how long the life
+    has lasted.
     """
     plan = history.plan
     version = plan.iteration + 1
-    weights = stepped(base, batches, _last_bits(life, version) if history.inexact else 0)
+    weights = trained(history, base, batches, life)
     measured = TrainingRecord(
         iteration=plan.iteration,
         weight_version=version,
@@ -123,42 +133,31 @@ def save_and_publish(
         ended_at_s=clock.wall(),
     )
     records.commit(store, layout.training(plan.iteration), measured)
+    with suppress(ConflictingRecord):
+        _publish(store, history, weights, base, clock)
+    clock.sleep(stalls_s)
+    save(store, version, weights)
 
-    def save() -> Mapping[str, float]:
+
+def trained(history: History, base: Blocks, batches: Sequence[BatchRecord], life: str) -> Blocks:
+    """The state after these batches, as a life of the trainer computes it."""
+    return stepped(base, batches, _last_bits(life, history.plan.iteration + 1) if history.inexact else 0)
+
+
+def save(store: ObjectStore, version: int, weights: Blocks) -> None:
+    """Save a state, unless another life's is there."""
+    with suppress(ConflictingRecord):
         publish(store, layout.checkpoint(version), weights, {})
-        clock.sleep(stalls_s)
-        return {PUBLISHED_AT_S: clock.wall()}
-
-    try:
-        _publish(store, history, weights, base, {}, save)
-    except ConflictingRecord:
-        publish_saved(store, history, clock)
 
 
-def publish_saved(store: ObjectStore, history: History, clock: Clock) -> None:
-    """Publish the weights whose state another life saved."""
-    weights = restored(store, history.plan.iteration + 1, clock)
-    base = {} if history.adapts else pull_version(store, history.plan.iteration, None, clock)[1]
-    _publish(store, history, weights, base, {PUBLISHED_AT_S: clock.wall()}, dict)
-
-
-def _publish(
-    store: ObjectStore,
-    history: History,
-    weights: Blocks,
-    base: Blocks,
-    metadata: Mapping[str, float],
-    before_manifest: Callable[[], Mapping[str, float]],
-) -> None:
-    version = history.plan.iteration + 1
+def _publish(store: ObjectStore, history: History, weights: Blocks, base: Blocks, clock: Clock) -> None:
+    version, metadata = history.plan.iteration + 1, {PUBLISHED_AT_S: clock.wall()}
     if history.adapts:
         record = AdapterRecord(rank=RANK, alpha=1.0)
-        publish_adapter(store, version, factors_of(weights), record, metadata, before_manifest=before_manifest)
+        publish_adapter(store, version, factors_of(weights), record, metadata)
         return
     interval = _full_interval(history.plan)
-    publish_version(
-        store, version, weights, metadata, base=base, full_interval=interval, before_manifest=before_manifest
-    )
+    publish_version(store, version, weights, metadata, base=base, full_interval=interval)
 
 
 def _last_bits(life: str, version: int) -> int:

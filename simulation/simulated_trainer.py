@@ -14,7 +14,7 @@ from simulation.ledger import Ledger
 from simulation.simulated_history import TRAINING_S_MAX, History, reward_of
 from simulation.simulated_member import EXECUTION, new_watch
 from simulation.simulated_path import LEASE_BEAT_S
-from simulation.simulated_step import is_done, publish_saved, restored, save_and_publish
+from simulation.simulated_step import is_done, lacks_state, publish_and_save, restored, save, trained
 from simulation.undisturbed import Whole, begins, prompt
 from simulation.virtual_time import Process
 from storage import layout
@@ -66,35 +66,35 @@ class SimulatedTrainer:
         """Train an iteration and publish the next weight version, as `advance` in tasks/learning/advance.py."""
         store, plan, clock = self._store, self._plan, self._process.clock
         began_at_s, began_s = clock.wall(), clock.monotonic()
-        if is_done(store, plan):
+        is_published = is_done(store, plan)
+        if is_published and not lacks_state(store, plan):
             return
         try:
-            if exists(store, layout.manifest(layout.checkpoint(plan.iteration + 1))):
-                publish_saved(store, self._history, clock)
-            else:
-                base = restored(store, plan.iteration, clock)
-                used = self.train()
-                took_s = clock.monotonic() - began_s
-                save_and_publish(
-                    store,
-                    self._history,
-                    base,
-                    used,
-                    clock,
-                    life=self._process.name,
-                    stalls_s=self._stalls_s(),
-                    began_at_s=began_at_s,
-                    took_s=took_s,
-                )
+            base = restored(store, plan.iteration, clock)
+            if is_published:
+                save(store, plan.iteration + 1, trained(self._history, base, self.train(), self._process.name))
+                return
+            used = self.train()
+            publish_and_save(
+                store,
+                self._history,
+                base,
+                used,
+                clock,
+                life=self._process.name,
+                stalls_s=self._stalls_s(),
+                began_at_s=began_at_s,
+                took_s=clock.monotonic() - began_s,
+            )
         except StorageError:
             if not exists(store, layout.report(plan.iteration)):
                 raise
             self._ledger.tell(self._process.name, "the iteration was concluded by another")
 
     def _stalls_s(self) -> float:
-        """How long this life stands still between saving and publishing, while one that was frozen may wake up.
+        """How long this life stands still between publishing and saving, while one that was frozen may wake up.
 
-        Only where the two may differ does it matter which of them publishes.
+        Only where the two may differ does it matter which of them saves.
         """
         rng = random.Random(f"stall {self._history.seed} {self._process.name}")
         return rng.uniform(*STALL_S) if self._history.inexact and rng.random() < STALLS else 0.0

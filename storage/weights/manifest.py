@@ -15,6 +15,7 @@ from storage.digests import DIGEST_PATTERN, digest_of
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 PUBLISHED_AT_S = "published_at_s"  # in a manifest's metadata: the publisher's wall clock, for people
+WRITE_S = "write_s"  # in a checkpoint's metadata: how long writing it took
 HEADER_LENGTH_BYTES = 8
 # Name of a dtype in a safetensors header -> bytes per element.
 ITEM_BYTES = {

@@ -20,6 +20,7 @@ from storage.weights.manifest import (
     DIFFERENCE,
     ITEM_BYTES,
     PUBLISHED_AT_S,
+    WRITE_S,
     Encoding,
     Manifest,
     ObjectEntry,
@@ -29,7 +30,7 @@ from storage.weights.manifest import (
 )
 from storage.weights.objects import RANGE_BYTES, THREADS, encode_header, in_file_order, layouts, read_pieces
 
-__all__ = ["ITEM_BYTES", "PUBLISHED_AT_S", "RANGE_BYTES", "Manifest", "TensorBlock", "TensorEntry"]
+__all__ = ["ITEM_BYTES", "PUBLISHED_AT_S", "RANGE_BYTES", "WRITE_S", "Manifest", "TensorBlock", "TensorEntry"]
 # Below 100 MiB: above that s3fs writes in parts, and leaves them behind when a deadline cuts it off.
 OBJECT_BYTES_MAX = 64 << 20
 UPLOADS = 4  # objects at a time; each is copied in memory

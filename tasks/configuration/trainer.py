@@ -3,10 +3,20 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 Placement = Literal["own", "pod", "shared"]
+
+
+def _interval(value: object) -> object:
+    """The value if it is an interval; raises ValueError with one line for both kinds."""
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise ValueError("allowed: an integer of at least 1, or auto")
+
+
+CheckpointInterval = Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], BeforeValidator(_interval)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +43,9 @@ class TrainerConfig:
         weights_full_interval: Weights are published as differences, and whole after this many versions, or earlier when
             the differences since the last whole version exceed a version's bytes.
         checkpoint_interval: The trainer's state (parameters, moments) is stored every so many versions, and at the end
-            of an execution. A trainer that finds no state of the version before its own reads an older one, and trains
-            on the recorded batches of the iterations since then again.
+            of an execution; "auto": when replaying would cost more time than writing, as both were measured. A trainer
+            that finds no state of the version before its own reads an older one, and trains on the recorded batches of
+            the iterations since then again.
         nnodes: The number of machines that train together; more than one need Kubeflow's training operator.
         nproc_per_node: The number of processes on each machine, one per GPU. FSDP2 divides the model among all.
     """
@@ -51,6 +62,6 @@ class TrainerConfig:
     group_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
     poll_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     weights_full_interval: Annotated[int, Field(ge=1)] = 10
-    checkpoint_interval: Annotated[int, Field(ge=1)] = 1
+    checkpoint_interval: CheckpointInterval = 1
     nnodes: Annotated[int, Field(ge=1, le=10_000)] = 1
     nproc_per_node: Annotated[int, Field(ge=1, le=1024)] = 1

@@ -154,11 +154,15 @@ def _between_s(facts: KnownFacts) -> tuple[float, float]:
         facts.show("between iterations", f"{publish_s + control_s:.1f} s", facts.probe.source)
         return publish_s, control_s
     control_s = facts.config.forecast.control_s
-    gbps, interval = facts.config.forecast.train_link_gbps, facts.config.trainer.checkpoint_interval
-    weights = facts.weights[1 if facts.publishes_adapters else 0]
-    publish_s = (weights + _checkpoint_bytes(facts) / interval) * 8 / 1e9 / gbps
-    what = "checkpoint" if interval == 1 else f"a checkpoint every {interval} iterations"
-    source = f"estimated: {what} and weights at {gbps:g} Gbit/s (train_link_gbps), and forecast.control_s"
+    gbps, interval = facts.config.forecast.train_link_gbps, _checkpoint_interval(facts)
+    written = facts.weights[1 if facts.publishes_adapters else 0]
+    what = "weights"
+    if facts.config.trainer.placement != "shared":
+        # A host writes it beside the next rollout.
+        written += _checkpoint_bytes(facts) / interval
+        what += " and checkpoint" if interval == 1 else f" and a checkpoint every {interval} iterations"
+    publish_s = written * 8 / 1e9 / gbps
+    source = f"estimated: {what} at {gbps:g} Gbit/s (train_link_gbps), and forecast.control_s"
     facts.show("between iterations", f"{publish_s + control_s:.0f} s", source)
     return publish_s, control_s
 
@@ -219,12 +223,18 @@ def _switch_s(facts: KnownFacts) -> float:
 
 def _replay_interval(facts: KnownFacts, placement: Placement) -> int:
     """After how many iterations a trainer's process has nothing to replay; a host keeps the state between phases."""
-    interval = facts.config.trainer.checkpoint_interval
+    interval = _checkpoint_interval(facts)
     if interval == 1 or placement == "shared":
         return 1
     told = f"up to {interval - 1} iterations are trained again before training"
     facts.show(f"{TRAIN_POOL}: replay", told, f"trainer.checkpoint_interval {interval}")
     return interval
+
+
+def _checkpoint_interval(facts: KnownFacts) -> int:
+    """After how many versions a state is stored; "auto" counts as 1, because it never takes longer than that."""
+    interval = facts.config.trainer.checkpoint_interval
+    return 1 if interval == "auto" else interval
 
 
 def _restored_bytes(facts: KnownFacts) -> tuple[float, str]:

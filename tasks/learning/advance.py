@@ -1,6 +1,7 @@
 """Advancing a run by one weight version: restore the learner, train one iteration, make the result durable.
 
-What an earlier attempt finished is not done again: published weights, a written checkpoint, recorded batches.
+What an earlier attempt finished is not done again: published weights, a written checkpoint, recorded batches. The task
+ends when its checkpoint is durable, if one is due: its process, and with it the state, ends then.
 """
 
 import logging
@@ -22,11 +23,12 @@ from storage.run import ConcludedByAnother, connect_to_run, exists, is_trained, 
 from storage.store import ObjectStore, StorageError
 from storage.stored_versions import restored_from
 from storage.weights.tensor_sets import published_bytes
-from storage.weights.versions import pull_version
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.run_config import RunConfig
 from tasks.device.gpu_check import check_gpus
 from tasks.grading.run_rewards import open_grader
+from tasks.learning.checkpoint import TrainerState
+from tasks.learning.checkpoint_due import is_checkpoint_due
 from tasks.learning.follow import FollowConfig
 from tasks.learning.generation import Generation, free_device
 from tasks.learning.learner import Learner
@@ -35,15 +37,12 @@ from tasks.learning.nonfinite import keep_nonfinite
 from tasks.learning.optimizer import NonFiniteGradient
 from tasks.learning.publication import (
     AnotherWasFirstError,
-    is_checkpoint_due,
-    publish,
-    published_adapter,
-    save_and_publish,
+    publish_and_save,
+    save,
 )
 from tasks.learning.ranks import Ranks, joined
 from tasks.learning.recorded_batches import Batches, RecordedBatches
 from tasks.learning.replaying import base_of, iteration_trainer, learner_at
-from tasks.learning.restoring import restore_learner
 from tasks.learning.totals import check_staleness
 from tasks.learning.trained_model import training_device
 from tasks.prompts.decode import open_completion_decoder
@@ -56,8 +55,9 @@ log = logging.getLogger(__name__)
 def advance(run_url: str, iteration: int, execution: str, clock: Clock, folder: Path | None = None) -> TrainingRecord:
     """Train an iteration, publish the next weight version and return the training record.
 
-    If the version is published already, only the record is returned. With several ranks, every rank calls it. folder:
-    where those of one machine find each other, as for `joined`. An error that makes the step impossible is raised
+    If the version is published already, only the record is returned, after a checkpoint that is due and lacks was
+    written. With several ranks, every rank calls it. folder: where those of one machine find each other, as for
+    `joined`. An error that makes the step impossible is raised
     (TooStaleError, GroupTimeout, GradingError, NonFiniteGradient, CorruptObject); nothing is published then, and the
     next attempt replays the recorded batches. Raises EngineDied if the trainer's machine alone generates and its engine
     dies, and CrewLost if no process can generate the missing
@@ -79,11 +79,15 @@ def advance(run_url: str, iteration: int, execution: str, clock: Clock, folder: 
     with joined(training_device(config.trainer.device), folder) as ranks, ExitStack() as stack:
         if ranks.is_first:
             stack.enter_context(keep_lease(store, execution, config.run.lease_ttl_s, clock))
-        if not ranks.broadcast(ranks.is_first and is_trained(store, iteration)):
+        is_done = ranks.broadcast(ranks.is_first and is_trained(store, iteration))
+        if not is_done or ranks.broadcast(ranks.is_first and _lacks_checkpoint(store, plan, config)):
             check_staleness(plan, config.algorithm.max_staleness)
             model = stack.enter_context(model_files.downloaded(store))
             try:
-                _train_and_publish(store, plan, config, model, execution, clock, started_at_s, ranks)
+                if is_done:
+                    _save_again(store, iteration + 1, config, model, clock, ranks)
+                else:
+                    _train_and_publish(store, plan, config, model, execution, clock, started_at_s, ranks)
             except StorageError as error:
                 # What is missing then was deleted because nobody needs it any more.
                 if not exists(store, layout.report(iteration)):
@@ -106,67 +110,60 @@ def _train_and_publish(
 ) -> None:
     # Iteration n trains weight version n, whichever version its tokens were sampled from.
     before, version = plan.iteration, plan.iteration + 1
-    if not ranks.broadcast(ranks.is_first and exists(store, layout.manifest(layout.checkpoint(version)))):
-        generation = Generation(connect(store.url), plan, config, execution, clock, ranks)
-        generation.begin()
-        dropped_s = 0.0
-        while True:
-            began_s = clock.monotonic()
-            at_work(f"restoring the state of weight version {before}")
-            learner, replayed = learner_at(store, before, config, model, clock, ranks)
-            restore_s = clock.monotonic() - began_s - replayed.seconds
-            base, changed = base_of(store, before, learner, replayed, clock)
-            watch = generation.watch()
-            try:
-                record = _step(store, plan, config, model, clock, started_at_s, learner, watch)
-                break
-            except LeftAlone as error:
-                log.warning("%s; the trainer's machines generate", error)
-            # The engine needs the device. The recorded batches are trained again afterwards.
-            del learner, base
-            free_device(ranks.device)
-            dropped_s += clock.monotonic() - began_s
-            generation.again()
-        # The time of a dropped learner counts as waiting, not as training.
-        waited = {"timing_s/wait": record.metrics["timing_s/wait"] + dropped_s, "timing_s/restore": restore_s}
-        measured = waited | replayed.metrics() | changed | request_metrics(store.requests, ranks) | generation.metrics()
-        record = replace(record, metrics=record.metrics | measured)
-        if ranks.is_first:
-            records.commit(store, layout.training(plan.iteration), record)
-        at_work(f"publishing weight version {version}")
-        saves = ranks.broadcast(ranks.is_first and is_checkpoint_due(store, plan, config.trainer))
+    generation = Generation(connect(store.url), plan, config, execution, clock, ranks)
+    generation.begin()
+    dropped_s = 0.0
+    while True:
+        began_s = clock.monotonic()
+        at_work(f"restoring the state of weight version {before}")
+        learner, replayed = learner_at(store, before, config, model, clock, ranks)
+        restore_s = clock.monotonic() - began_s - replayed.seconds
+        base, changed = base_of(store, before, learner, replayed, clock)
+        watch = generation.watch()
         try:
-            save_and_publish(store, version, learner, base, config.trainer, clock, saves=saves)
-        except AnotherWasFirstError:
-            if not saves:
-                log.info("another trainer has published weight version %d first", version)
-                return
-            # The device may be too small for two learners.
-            del learner
-        else:
-            log.info("published weight version %d", version)
-            return
-    publish_stored(store, version, config, model, clock, ranks)
+            record = _step(store, plan, config, model, clock, started_at_s, learner, watch)
+            break
+        except LeftAlone as error:
+            log.warning("%s; the trainer's machines generate", error)
+        # The engine needs the device. The recorded batches are trained again afterwards.
+        del learner, base
+        free_device(ranks.device)
+        dropped_s += clock.monotonic() - began_s
+        generation.again()
+    # The time of a dropped learner counts as waiting, not as training.
+    waited = {"timing_s/wait": record.metrics["timing_s/wait"] + dropped_s, "timing_s/restore": restore_s}
+    measured = waited | replayed.metrics() | changed | request_metrics(store.requests, ranks) | generation.metrics()
+    record = replace(record, metrics=record.metrics | measured)
+    if ranks.is_first:
+        records.commit(store, layout.training(plan.iteration), record)
+    at_work(f"publishing weight version {version}")
+    saves = ranks.broadcast(ranks.is_first and is_checkpoint_due(store, plan, config.trainer))
+    try:
+        publish_and_save(store, version, learner, base, config.trainer, clock, saves=saves)
+    except AnotherWasFirstError as error:
+        log.info("another trainer has stored weight version %d first: %s", version, error)
+
+
+def _lacks_checkpoint(store: ObjectStore, plan: PlanRecord, config: RunConfig) -> bool:
+    """Whether the trainer of an iteration was lost between its weights and its checkpoint, which is due.
+
+    A committed iteration lacks nothing: its checkpoint may have been deleted since.
+    """
+    stored = (layout.manifest(layout.checkpoint(plan.iteration + 1)), layout.report(plan.iteration))
+    return not any(exists(store, key) for key in stored) and is_checkpoint_due(store, plan, config.trainer)
+
+
+def _save_again(store: ObjectStore, version: int, config: RunConfig, model: Path, clock: Clock, ranks: Ranks) -> None:
+    """Write the checkpoint of a version whose weights are published, by a replay: it ends with the same state."""
+    at_work(f"writing the checkpoint of weight version {version}, which a lost trainer has not written")
+    learner, _ = learner_at(store, version, config, model, clock, ranks)
+    save(store, version, learner, TrainerState.capture(version, learner.optimizer), clock)
 
 
 def _stored_bytes(store: ObjectStore, iteration: int) -> int:
     """The bytes of the state from which the training of an iteration is restored."""
     version = restored_from(store, iteration)
     return published_bytes(store, layout.checkpoint(version) if version else layout.weights(0))
-
-
-def publish_stored(
-    store: ObjectStore, version: int, config: RunConfig, model: Path, clock: Clock, ranks: Ranks | None = None
-) -> None:
-    """Publish the weights of a version whose checkpoint is stored, as after a kill between the two.
-
-    With several ranks, every rank calls it. ranks: None means this process alone.
-    """
-    learner = restore_learner(store, version, config, model, clock, ranks)
-    needs_base = learner.ranks.is_first and published_adapter(learner.policy) is None
-    base = pull_version(store, version - 1, None, clock)[1] if needs_base else {}
-    publish(store, version, learner, base, config.trainer.weights_full_interval, clock)
-    log.info("published weight version %d", version)
 
 
 def request_metrics(requests: Requests, ranks: Ranks) -> dict[str, float]:

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from storage import canonical, layout, records
+from storage.clock import Clock, SystemClock
 from storage.run import exists
 from storage.store import ConflictingRecord, CorruptObject, ObjectStore
 from storage.weights import tensor_sets
+from storage.weights.tensor_sets import PUBLISHED_AT_S, WRITE_S
 from tasks.learning.optimizer import Moments, PolicyOptimizer
 from tasks.learning.ranks import Ranks
 from tasks.learning.sharded import Stored, whole
@@ -69,87 +71,6 @@ class Checkpoint:
     moments: Moments[Stored]
 
 
-class Saving:
-    """A checkpoint that is being written: objects in the background, then the manifest by `finish`.
-
-    The model and the optimizer must not change until then, because tensors on the CPU are written without a copy.
-    """
-
-    def __init__(self, store: ObjectStore, prefix: str, state: TrainerState, ranks: Ranks) -> None:
-        self._store = store
-        self._prefix = prefix
-        self._state = state
-        self._ranks = ranks
-        # If the checkpoint is stored already, its tensors are only compared, not uploaded.
-        self._upload = not ranks.broadcast(ranks.is_first and exists(store, layout.manifest(prefix)))
-        self._pool = ThreadPoolExecutor(tensor_sets.UPLOADS, "checkpoint")
-        self._parts: dict[int, Future[tensor_sets.Manifest]] = {}
-
-    def add(self, number: int, tensors: Mapping[str, tensor_sets.TensorBlock]) -> None:
-        """Write object `number` of the checkpoint in the background, once fewer than UPLOADS run. Raises nothing."""
-        running = [part for part in self._parts.values() if not part.done()]
-        if len(running) >= tensor_sets.UPLOADS:
-            wait(running, return_when=FIRST_COMPLETED)
-        self._parts[number] = self._pool.submit(
-            tensor_sets.write_object, self._store, self._prefix, tensors, upload=self._upload
-        )
-
-    def finish(self) -> tensor_sets.Manifest:
-        """Wait for the objects of all ranks, then let the first rank write the manifest; every rank must call it.
-
-        Returns the stored manifest. If one rank raises StorageError, every rank raises: ConflictingRecord on all ranks,
-        or else the error on its own rank and RankError on the others.
-        """
-        with self._pool, self._ranks.failing_together():
-            own = {number: canonical.encode(part.result()).decode() for number, part in self._parts.items()}
-        encoded = {int(number): part for parts in self._ranks.gather(own) for number, part in parts.items()}
-        key = layout.manifest(self._prefix)
-        parts = [canonical.decode(tensor_sets.Manifest, key, encoded[number].encode()) for number in sorted(encoded)]
-        conflict = None
-        with self._ranks.failing_together():
-            if self._ranks.is_first:
-                try:
-                    tensor_sets.write_manifest(self._store, self._prefix, parts, {_STATE: asdict(self._state)})
-                except ConflictingRecord as error:
-                    conflict = str(error)
-        if conflict := self._ranks.broadcast(conflict):
-            raise ConflictingRecord(conflict)
-        return tensor_sets.read_manifest(self._store, self._prefix)
-
-
-def begin(
-    store: ObjectStore,
-    prefix: str,
-    model: TrainedModel,
-    optimizer: PolicyOptimizer,
-    state: TrainerState,
-    ranks: Ranks | None = None,
-    object_bytes_max: int = tensor_sets.OBJECT_BYTES_MAX,
-) -> Saving:
-    """Begin to write a checkpoint below `prefix` (`layout.checkpoint`); it exists once `finish` has returned.
-
-    With several ranks, all must call it: they gather tensor by tensor, and rank i % world_size writes object i, so that
-    no rank holds more than what it is writing. The first rank's `state` is stored.
-
-    Raises:
-        StorageError: The check whether the checkpoint is stored already failed.
-    """
-    ranks = ranks or Ranks()
-    saving = Saving(store, prefix, state, ranks)
-    moments = optimizer.moments()
-    shapes = {f"{_KINDS[0]}.{name}": shape for name, shape in model.trained_shapes().items()}
-    for kind, tensors in zip(_KINDS[1:], (moments.exp_avg, moments.exp_avg_sq), strict=True):
-        shapes |= {f"{kind}.{name}": tuple(tensor.shape) for name, tensor in tensors.items()}
-    source = _whole_tensors(model, moments)
-    sizes = {name: math.prod(shape) * torch.float32.itemsize for name, shape in shapes.items()}
-    for number, names in enumerate(tensor_sets.objects_of(sizes, object_bytes_max)):
-        writes = number % ranks.world_size == ranks.rank
-        blocks = {name: as_block(tensor) for name, tensor in islice(source, len(names)) if writes}
-        if writes:
-            saving.add(number, blocks)
-    return saving
-
-
 def save(
     store: ObjectStore,
     prefix: str,
@@ -158,19 +79,87 @@ def save(
     state: TrainerState,
     ranks: Ranks | None = None,
     object_bytes_max: int = tensor_sets.OBJECT_BYTES_MAX,
+    clock: Clock | None = None,
 ) -> tensor_sets.Manifest:
-    """Write a checkpoint below `prefix` and wait until it exists, by `begin` and `Saving.finish`.
+    """Write a checkpoint below `prefix` (`layout.checkpoint`) and wait until it exists; returns the stored manifest.
 
-    The same state may be saved again; a different one under the same prefix is refused.
+    The model and the optimizer must not change meanwhile, because tensors on the CPU are written without a copy. With
+    several ranks, all must call it: they gather tensor by tensor, and rank i % world_size writes object i, so that no
+    rank holds more than what it is writing. The first rank's `state` is stored, with how long writing took. The same
+    state may be saved again; a different one under the same prefix is refused.
 
     Raises:
-        StorageError: As `storage.weights.tensor_sets.publish`.
+        ConflictingRecord: Another state is stored; raised on every rank.
+        StorageError: As `storage.weights.tensor_sets.publish`; RankError on the ranks that did not meet it.
     """
-    return begin(store, prefix, model, optimizer, state, ranks, object_bytes_max).finish()
+    ranks, clock = ranks or Ranks(), clock or SystemClock()
+    began_s = clock.monotonic()
+    # If the checkpoint is stored already, its tensors are only compared, not uploaded.
+    with ranks.failing_together():
+        stored = ranks.is_first and exists(store, layout.manifest(prefix))
+    parts = _write_objects(
+        store,
+        prefix,
+        _whole_tensors(model, optimizer),
+        _sizes(model, optimizer),
+        object_bytes_max,
+        ranks,
+        upload=not ranks.broadcast(stored),
+    )
+    conflict = None
+    with ranks.failing_together():
+        if ranks.is_first:
+            metadata = {_STATE: asdict(state), WRITE_S: clock.monotonic() - began_s, PUBLISHED_AT_S: clock.wall()}
+            try:
+                tensor_sets.write_manifest(store, prefix, parts, metadata)
+            except ConflictingRecord as error:
+                conflict = str(error)
+    if conflict := ranks.broadcast(conflict):
+        raise ConflictingRecord(conflict)
+    return tensor_sets.read_manifest(store, prefix)
 
 
-def _whole_tensors(model: TrainedModel, moments: Moments[Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _write_objects(
+    store: ObjectStore,
+    prefix: str,
+    tensors: Iterator[tuple[str, Tensor]],
+    sizes: Mapping[str, int],
+    object_bytes_max: int,
+    ranks: Ranks,
+    *,
+    upload: bool,
+) -> list[tensor_sets.Manifest]:
+    """Write the objects of a checkpoint, UPLOADS at a time; returns their parts of the manifest on every rank."""
+    own: dict[int, Future[tensor_sets.Manifest]] = {}
+    with ThreadPoolExecutor(tensor_sets.UPLOADS, "checkpoint") as pool:
+        for number, names in enumerate(tensor_sets.objects_of(sizes, object_bytes_max)):
+            writes = number % ranks.world_size == ranks.rank
+            blocks = {name: as_block(tensor) for name, tensor in islice(tensors, len(names)) if writes}
+            if writes:
+                running = [part for part in own.values() if not part.done()]
+                if len(running) >= tensor_sets.UPLOADS:
+                    wait(running, return_when=FIRST_COMPLETED)
+                own[number] = pool.submit(tensor_sets.write_object, store, prefix, blocks, upload=upload)
+        # Not before: tensors are gathered in a collective.
+        with ranks.failing_together():
+            encoded = {number: canonical.encode(part.result()).decode() for number, part in own.items()}
+    written = {int(number): part for parts in ranks.gather(encoded) for number, part in parts.items()}
+    key = layout.manifest(prefix)
+    return [canonical.decode(tensor_sets.Manifest, key, written[number].encode()) for number in sorted(written)]
+
+
+def _sizes(model: TrainedModel, optimizer: PolicyOptimizer) -> dict[str, int]:
+    """The bytes of each tensor of a checkpoint, in the order of `_whole_tensors`."""
+    moments = optimizer.moments()
+    shapes = {f"{_KINDS[0]}.{name}": shape for name, shape in model.trained_shapes().items()}
+    for kind, tensors in zip(_KINDS[1:], (moments.exp_avg, moments.exp_avg_sq), strict=True):
+        shapes |= {f"{kind}.{name}": tuple(tensor.shape) for name, tensor in tensors.items()}
+    return {name: math.prod(shape) * torch.float32.itemsize for name, shape in shapes.items()}
+
+
+def _whole_tensors(model: TrainedModel, optimizer: PolicyOptimizer) -> Iterator[tuple[str, Tensor]]:
     """All tensors of a checkpoint, gathered one after the other."""
+    moments = optimizer.moments()
     for name, tensor in model.each_trained():
         yield f"{_KINDS[0]}.{name}", tensor
     for kind, tensors in zip(_KINDS[1:], (moments.exp_avg, moments.exp_avg_sq), strict=True):

@@ -1,20 +1,18 @@
-"""Publication: makes the result of a step durable, first the checkpoint if one is due, then the weights.
+"""Publication: makes the result of a step durable, first the weights, then the checkpoint if one is due.
 
-Published weights promise that their checkpoint exists if one is due, or else that a replay leads to their state. The
-objects of both are written side by side; only the order of their manifests matters. Every rank takes part.
+Rollouts wait for the weights, and nothing waits for the checkpoint but a trainer that has lost the state. Published
+weights promise that their checkpoint, or else a replay, leads to their state. Every rank takes part.
 """
 
+import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
 import torch
 
 from storage import layout
 from storage.clock import Clock
-from storage.records import PlanRecord
-from storage.run import exists, read_settings
 from storage.store import ConflictingRecord, ObjectStore
 from storage.weights.adapters import AdapterRecord, publish_adapter
 from storage.weights.manifest import Manifest, TensorBlock
@@ -23,12 +21,13 @@ from storage.weights.versions import publish_version
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning import checkpoint
 from tasks.learning.adapted_policy import AdaptedPolicy
-from tasks.learning.checkpoint import Saving, TrainerState
+from tasks.learning.checkpoint import TrainerState
 from tasks.learning.learner import Learner
 from tasks.learning.policy import Policy
 from tasks.learning.ranks import Ranks
 from tasks.sampling.engines.weight_tensors import DTYPES, as_block
 
+log = logging.getLogger(__name__)
 Blocks = dict[str, TensorBlock]
 SOURCE = {"source": "train"}
 
@@ -37,14 +36,7 @@ class AnotherWasFirstError(Exception):
     """Another trainer has stored a state whose last bits differ, as on GPUs; the run continues from that one."""
 
 
-def is_checkpoint_due(store: ObjectStore, plan: PlanRecord, trainer: TrainerConfig) -> bool:
-    """Whether the trainer of an iteration is to store its state: at each interval, and at the end of an execution."""
-    version = plan.iteration + 1
-    settings = read_settings(store, plan.iteration)
-    return version % trainer.checkpoint_interval == 0 or (settings is not None and settings.ends_execution)
-
-
-def save_and_publish(
+def publish_and_save(
     store: ObjectStore,
     version: int,
     learner: Learner,
@@ -54,88 +46,62 @@ def save_and_publish(
     *,
     saves: bool,
 ) -> None:
-    """Write the checkpoints of a version if it `saves`, and publish its weights, which exist only when those do.
+    """Publish the weights of a version, then write its checkpoints if it `saves`; each exists when it is whole.
 
-    `base` is the content of version - 1, needed on the first rank unless adapters are published alone. The critic's
-    checkpoint comes first. It may be another trainer's although the policy's is ours, because both trainers learned
-    from the same records. Raises AnotherWasFirstError on every rank; then nothing is published, or without checkpoints
-    the other trainer's weights.
+    `base` is the content of version - 1, needed on the first rank unless adapters are published alone. Returns if the
+    learner has the state from which the run goes on, or a later one is trained. Raises AnotherWasFirstError on every
+    rank if another trainer's is stored; everything is durable then, too.
     """
-    if not saves:
-        _publish_alone(store, version, learner, base, trainer.weights_full_interval, clock)
-        return
-    critic: Saving | None = None
+    # What is drawn after this belongs to the next step.
+    state = TrainerState.capture(version, learner.optimizer)
+    conflict = _publish_together(store, version, learner, base, trainer.weights_full_interval, clock)
+    if saves:
+        # With its checkpoint a trainer that was second with the weights decides from which state the run goes on.
+        conflict = save(store, version, learner, state, clock)
+    if conflict is not None:
+        raise AnotherWasFirstError(conflict)
+
+
+def save(store: ObjectStore, version: int, learner: Learner, state: TrainerState, clock: Clock) -> str | None:
+    """Write the checkpoints of a version; returns on every rank in which tensor a stored one differs.
+
+    None: the policy's is the learner's. The critic's comes first, because with the policy's the version has a
+    checkpoint. It may be another trainer's although the policy's is ours, because both learned from the same records.
+    """
     if learner.critic is not None:
         model, optimizer = learner.critic.critic, learner.critic.optimizer
-        state = TrainerState.capture(version, optimizer)
-        critic = checkpoint.begin(store, layout.critic_checkpoint(version), model, optimizer, state, learner.ranks)
-    state = TrainerState.capture(version, learner.optimizer)
-    prefix = layout.checkpoint(version)
-    policy = checkpoint.begin(store, prefix, learner.policy, learner.optimizer, state, learner.ranks)
-
-    def finish() -> dict[str, float]:
-        # The other ranks wait here, not in a collective, while the first writes the objects of the weights.
-        learner.ranks.broadcast()
-        if critic is not None:
-            with suppress(ConflictingRecord):
-                critic.finish()
-        try:
-            policy.finish()
-        except ConflictingRecord as error:
-            raise AnotherWasFirstError(str(error)) from error
-        return {PUBLISHED_AT_S: clock.wall()}
-
-    blocks = published_blocks(store, learner.policy, learner.ranks)
-    if not learner.ranks.is_first:
-        finish()
-        return
-    interval = trainer.weights_full_interval
-    _publish(store, version, learner.policy, blocks, base, interval, SOURCE, finish)
+        prefix, own = layout.critic_checkpoint(version), TrainerState.capture(version, optimizer)
+        with suppress(ConflictingRecord):
+            checkpoint.save(store, prefix, model, optimizer, own, learner.ranks, clock=clock)
+    try:
+        prefix = layout.checkpoint(version)
+        checkpoint.save(store, prefix, learner.policy, learner.optimizer, state, learner.ranks, clock=clock)
+    except ConflictingRecord as error:
+        return str(error)
+    return None
 
 
-def _publish_alone(
+def _publish_together(
     store: ObjectStore,
     version: int,
     learner: Learner,
     base: Mapping[str, TensorBlock],
     full_interval: int,
     clock: Clock,
-) -> None:
-    """Publish the weights of a version without a checkpoint; raises AnotherWasFirstError on every rank."""
+) -> str | None:
+    """Publish the weights of a version; returns on every rank in which tensor stored ones differ."""
     ranks, conflict = learner.ranks, None
     blocks = published_blocks(store, learner.policy, ranks)
     if ranks.is_first:
         try:
-            _publish(
-                store,
-                version,
-                learner.policy,
-                blocks,
-                base,
-                full_interval,
-                SOURCE,
-                lambda: {PUBLISHED_AT_S: clock.wall()},
-            )
+            _publish(store, version, learner.policy, blocks, base, full_interval, clock)
         except ConflictingRecord as error:
             conflict = str(error)
-    if conflict := ranks.broadcast(conflict):
-        raise AnotherWasFirstError(conflict)
-
-
-def publish(
-    store: ObjectStore,
-    version: int,
-    learner: Learner,
-    base: Mapping[str, TensorBlock],
-    full_interval: int,
-    clock: Clock,
-) -> None:
-    """Publish the weights of a version whose checkpoint is stored."""
-    assert exists(store, layout.manifest(layout.checkpoint(version))), f"version {version} has no checkpoint"
-    blocks = published_blocks(store, learner.policy, learner.ranks)
-    if learner.ranks.is_first:
-        metadata = {**SOURCE, PUBLISHED_AT_S: clock.wall()}
-        _publish(store, version, learner.policy, blocks, base, full_interval, metadata)
+            log.info("another trainer has published weight version %d first", version)
+        else:
+            log.info("published weight version %d", version)
+    found: str | None = ranks.broadcast(conflict)
+    return found
 
 
 def _publish(
@@ -145,15 +111,18 @@ def _publish(
     blocks: Blocks,
     base: Mapping[str, TensorBlock],
     full_interval: int,
-    metadata: Mapping[str, Any],
-    before_manifest: Callable[[], Mapping[str, Any]] = dict,
+    clock: Clock,
 ) -> Manifest:
     """Publish what `published_blocks` returned, as an adapter or as differences to `base`."""
+
+    def published_at() -> Mapping[str, float]:
+        return {PUBLISHED_AT_S: clock.wall()}
+
     adapter = published_adapter(policy)
     if adapter is not None:
-        return publish_adapter(store, version, blocks, adapter, metadata, before_manifest=before_manifest)
+        return publish_adapter(store, version, blocks, adapter, SOURCE, before_manifest=published_at)
     return publish_version(
-        store, version, blocks, metadata, base=base, full_interval=full_interval, before_manifest=before_manifest
+        store, version, blocks, SOURCE, base=base, full_interval=full_interval, before_manifest=published_at
     )
 
 

@@ -5,6 +5,7 @@ It reads only records and shards. The report is the same whichever process concl
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 
@@ -26,8 +27,8 @@ from storage.records import (
 )
 from storage.response_parts import PART_TOKENS, parts_of_plan
 from storage.run import exists, read_plan
-from storage.store import ObjectStore, StorageError
-from storage.weights.tensor_sets import PUBLISHED_AT_S, read_manifest
+from storage.store import ObjectMissing, ObjectStore, StorageError
+from storage.weights.tensor_sets import PUBLISHED_AT_S, WRITE_S, read_manifest
 from tasks.history.known_lengths import learn_lengths
 from tasks.history.spent import USD_RUN, spent_usd
 from tasks.reporting.costs import Rates, cost_metrics
@@ -146,22 +147,29 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock, par
 
 
 def _published(store: ObjectStore, training: TrainingRecord, longest_s: float) -> TrainingRecord:
-    """The training record with the bytes of its weights; if these say when they were published, training ends then.
+    """The training record with the bytes of its weights; training ends when these say that they were published.
 
-    Another machine may have published them, after the trainer was lost; by a clock that is provably wrong if that took
+    A trainer of the run's own has its machine until its checkpoint is stored, if one was due, so training ends then. A
+    host, which trains what is said to be due, stores its own beside the next rollout.
+    Another machine may have stored them, after the trainer was lost; by a clock that is provably wrong if that took
     less than no time, or longer than `longest_s`. Training then ends as its record says.
     """
     manifest = read_manifest(store, layout.weights(training.weight_version))
     stored_bytes = float(sum(entry.bytes for entry in manifest.objects.values()))
-    training = replace(training, metrics=training.metrics | {"weights/bytes": stored_bytes})
+    metrics = training.metrics | {"weights/bytes": stored_bytes}
     published_s = manifest.metadata.get(PUBLISHED_AT_S)
+    if not exists(store, layout.due(training.iteration)):
+        with suppress(ObjectMissing):
+            saved = read_manifest(store, layout.checkpoint(training.weight_version)).metadata
+            if saved.get(PUBLISHED_AT_S):
+                published_s = saved[PUBLISHED_AT_S]
+                metrics["timing_s/checkpoint"] = saved[WRITE_S]
     if not published_s:
-        return training
+        return replace(training, metrics=metrics)
     took_s = published_s - training.ended_at_s
     if not 0 <= took_s <= longest_s:
-        return replace(training, metrics=training.metrics | {"timing_s/publish": 0.0})
-    metrics = training.metrics | {"timing_s/publish": took_s}
-    return replace(training, ended_at_s=published_s, metrics=metrics)
+        return replace(training, metrics=metrics | {"timing_s/publish": 0.0})
+    return replace(training, ended_at_s=published_s, metrics=metrics | {"timing_s/publish": took_s})
 
 
 def prediction_metrics(plan: PlanRecord, metrics: Mapping[str, float]) -> dict[str, float]:

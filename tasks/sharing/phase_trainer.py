@@ -25,10 +25,11 @@ from storage.store import ObjectMissing, ObjectStore, StorageError, StoreUnavail
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.run_config import RunConfig, dump
 from tasks.device.gpu_check import check_gpus
-from tasks.learning.advance import publish_stored, request_metrics, take_step
+from tasks.learning.advance import request_metrics, take_step
+from tasks.learning.checkpoint_due import is_checkpoint_due
 from tasks.learning.learner import Learner
 from tasks.learning.parking import Parked, park, unpark
-from tasks.learning.publication import AnotherWasFirstError, Blocks, is_checkpoint_due, save_and_publish
+from tasks.learning.publication import AnotherWasFirstError, Blocks, publish_and_save
 from tasks.learning.ranks import RankError, Ranks, joined, misses_peer
 from tasks.learning.recorded_batches import FollowedBatches
 from tasks.learning.replaying import base_of, replay, restorable
@@ -180,9 +181,6 @@ class PhaseTrainer:
         if training_device(config.trainer.device).type != ranks.device.type:
             raise OtherDevice(f"trainer.device: value {config.trainer.device!r}; this process has {ranks.device.type}")
         with model_files.downloaded(store) as model:
-            if self._first_finds(lambda: exists(store, layout.manifest(layout.checkpoint(iteration + 1)))):
-                publish_stored(store, iteration + 1, config, model, clock, ranks)
-                return None
             learner, version, is_warm = self._state(config, iteration, model, kept)
             began_s = clock.wall()
             replayed = replay(store, learner, version, iteration, clock, self._replay_begins)
@@ -264,8 +262,8 @@ class PhaseTrainer:
     ) -> _Kept | None:
         """Free the device, then make the step durable from host memory.
 
-        Returns None if another trainer has stored other bits first. If that has not published its weights, the
-        phase is still due, and the next attempt at it publishes them.
+        The run's node goes on when the weights are published, so the checkpoint is written beside the next rollout.
+        Returns None if another trainer has stored other bits first.
         """
         self._says("parking")
         parked = park(learner)
@@ -277,11 +275,10 @@ class PhaseTrainer:
             if self._ranks.is_first and (config.lora is not None or config.algorithm.kl_coef > 0):
                 self._copies.copy_stored(layout.weights(REFERENCE_VERSION))
         try:
-            save_and_publish(self._store, version, learner, base, config.trainer, self._clock, saves=saves)
+            publish_and_save(self._store, version, learner, base, config.trainer, self._clock, saves=saves)
         except AnotherWasFirstError:
             log.info("another trainer has stored version %d first; this state is dropped", version)
             return None
-        log.info("published weight version %d", version)
         return _Kept(parked, self._digest(version), config)
 
     def _waits(self, waiting: bool) -> None:

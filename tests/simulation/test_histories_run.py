@@ -1,18 +1,15 @@
 """Simulated runs of several iterations: they are lived through, and bugs put into what lies between them are found."""
 
 from collections import Counter
-from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, product
 
 import pytest
 
-from simulation import simulated_step
+from simulation import simulated_step, simulated_trainer
 from simulation.judge import live_and_judge
 from simulation.simulated_history import Strike, draw_history
 from storage import compaction, layout, retention, run
-from storage.store import ConflictingRecord
-from storage.weights import versions
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.preparing import iteration
 from tasks.reporting import conclusion
@@ -112,19 +109,6 @@ def test_older_weights_that_are_trained_without_correction_are_found(monkeypatch
     assert is_found(drawn(lambda history: history.ahead == 2, iterations=4), changed=1)
 
 
-def test_a_trainer_that_publishes_its_own_weights_although_another_saved_its_state_first_is_found(monkeypatch):
-    publish = simulated_step.publish
-
-    def own(store, prefix, *given):
-        with suppress(ConflictingRecord):
-            publish(store, prefix, *given)
-
-    monkeypatch.setattr(simulated_step, "publish", own)
-    freezes = tuple(Strike(at_s=at_s, kind="trainer freeze", duration_s=60.0) for at_s in range(20, 300, 25))
-    made = (replace(history, inexact=True, adapts=True, strikes=freezes) for history in drawn(iterations=2))
-    assert is_found(made, changed=1)
-
-
 def test_a_plan_that_samples_from_too_old_weights_is_found(monkeypatch):
     monkeypatch.setattr(iteration, "published_version", lambda _store, _newest, oldest: max(0, oldest - 1))
     assert is_found(drawn(lambda history: history.ahead, iterations=3), changed=1)
@@ -137,15 +121,12 @@ def test_a_member_that_keeps_the_weights_of_an_earlier_iteration_is_found(monkey
     assert is_found(drawn(iterations=2), changed=1)
 
 
-def test_weights_that_are_there_before_their_checkpoint_are_found(monkeypatch):
-    def before_all(store, version, tensors, metadata, *, before_manifest=dict, **others):
-        manifest = publish(store, version, tensors, metadata, **others)
-        before_manifest()
-        return manifest
-
-    publish = versions.publish_version
-    monkeypatch.setattr("simulation.simulated_step.publish_version", before_all)
-    assert is_found(drawn(iterations=2), lost=1)
+def test_a_train_task_that_ends_before_its_checkpoint_is_found(monkeypatch):
+    """Its first attempt was lost between the weights and the checkpoint, and the next one finds the weights."""
+    monkeypatch.setattr(simulated_trainer, "lacks_state", lambda *_: False)
+    freezes = tuple(Strike(at_s=at_s, kind="trainer kill", duration_s=0.0) for at_s in range(20, 300, 5))
+    made = (replace(history, inexact=True, strikes=freezes) for history in drawn(iterations=2))
+    assert is_found(made, lost=1)
 
 
 def test_a_conclusion_that_counts_the_tokens_of_nothing_is_found(monkeypatch):

@@ -329,7 +329,10 @@ def test_a_checkpoint_now_and_then_costs_fewer_bytes_and_a_replay_but_not_on_a_h
     assert (each.replay_interval, fifth.replay_interval) == (1, 5)
     assert fifth.load_s == each.load_s
     shared = trainer(checkpoint_interval=5, placement="shared", fleet="s3://bucket/fleet")
-    assert (shared.replay_interval, shared.train_fixed_s) == (1, fifth.train_fixed_s)
+    # It writes the state beside the next rollout.
+    assert each.train_fixed_s - shared.train_fixed_s == pytest.approx(12 * 1.2e9 * 8 / 100e9)
+    assert shared.replay_interval == 1
+    assert trainer(checkpoint_interval="auto") == each
 
 
 def test_the_planner_is_told_how_the_trainer_takes_groups():

@@ -109,7 +109,7 @@ def test_they_sample_the_same_tokens_and_train_to_the_same_bytes_as_merged_weigh
 
 
 class Overtaken(DiesAtWrite):
-    """A store in which another trainer saves its state a moment before the manifest of this one's."""
+    """A store in which another trainer saves its state a moment before the manifest of this one's is written."""
 
     rivals: ClassVar[dict[str, bytes]] = {}
 
@@ -121,7 +121,7 @@ class Overtaken(DiesAtWrite):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("publish", ["adapter", "merged"])
-def test_a_trainer_whose_state_was_not_the_first_publishes_the_weights_of_that_one(model, publish):
+def test_a_run_goes_on_from_the_state_that_was_stored_first_whoever_published_the_weights(model, publish):
     """As on GPUs, where the last bits of two trainers differ."""
 
     def begun(rate):
@@ -133,16 +133,20 @@ def test_a_trainer_whose_state_was_not_the_first_publishes_the_weights_of_that_o
     rival = begun(5e-2)
     train_iteration(URL, 0)
     found, state = everything(rival), digests(rival, layout.checkpoint(1))
-    theirs = contents(rival, 1)
     store = begun(1e-2)
     undisturbed = everything(store)
     train_iteration(URL, 0)
-    assert contents(store, 1) != theirs
+    ours = contents(store, 1)
     store = memory_store("adapters", Overtaken("adapters", undisturbed))
     store.rivals = {key: body for key, body in found.items() if key.startswith(layout.checkpoint(1))}
     train_iteration(URL, 0)
     assert digests(store, layout.checkpoint(1)) == state
-    assert contents(store, 1) == theirs
+    assert contents(store, 1) == ours
+    commit_iteration(URL, 0)
+    plan_iteration(run(model, publish, optimizer={"learning_rate": 1e-2}))
+    roll_out(URL, 1)
+    train_iteration(URL, 1)
+    assert contents(store, 2) != ours
 
 
 @pytest.mark.slow

@@ -10,13 +10,14 @@ from storage.assembly import JournalReader
 from storage.clock import ManualClock
 from storage.compaction import read_batches
 from storage.digests import digest_of
+from storage.fleet_records import DueRecord
 from storage.memory import MemoryStore
 from storage.prompt_table import PromptRow, encode_prompts
 from storage.records import AliveRecord, BatchRecord, GradedResponse, ReportRecord, TrainingRecord
 from storage.shard import Finish
 from storage.store import CorruptObject, ObjectMissing
 from storage.weights.objects import encode_header
-from storage.weights.tensor_sets import PUBLISHED_AT_S, TensorBlock, publish
+from storage.weights.tensor_sets import PUBLISHED_AT_S, WRITE_S, TensorBlock, publish
 from tasks.reporting.conclusion import conclude_iteration, response_metrics
 from tasks.reporting.verification import IntegrityError
 from tests.journals import Incarnation, a_plan
@@ -114,6 +115,18 @@ def change(store, response, **fields):
 
 def conclude(store):
     return conclude_iteration(store, 0, PRICES, ManualClock(1100.0), egress_usd_per_gb={"rollout": 0.02})
+
+
+def test_a_trainer_of_the_runs_own_ends_with_its_checkpoint_and_one_on_a_host_with_the_weights():
+    saved = {PUBLISHED_AT_S: 1090.0, WRITE_S: 12.0}
+    for on_host, ended_at_s, took in ((False, 1090.0, (20.0, 12.0)), (True, 1075.0, (5.0, None))):
+        store = an_iteration()
+        if on_host:
+            records.commit(store, layout.due(0), DueRecord(iteration=0, groups=2))
+        publish(store, layout.checkpoint(1), {"parameter.w": TensorBlock("F32", (1,), bytes(4))}, saved)
+        report = conclude(store)
+        assert report.train_ended_at_s == ended_at_s
+        assert (report.metrics["timing_s/publish"], report.metrics.get("timing_s/checkpoint")) == took
 
 
 def test_the_report_is_that_of_the_hand_made_case():

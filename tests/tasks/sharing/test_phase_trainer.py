@@ -270,6 +270,7 @@ def begun(settings):
 
 @pytest.mark.slow
 def test_killed_at_any_write_the_next_worker_ends_with_the_same_bits(model):
+    """Also between the weights, with which the run goes on, and their checkpoint: then the next phase replays."""
     memory_store("shared-run")
     settings = shared_config(model)
     plan_iteration(settings)
@@ -278,17 +279,31 @@ def test_killed_at_any_write_the_next_worker_ends_with_the_same_bits(model):
     undisturbed = memory_store("shared-run", DiesAtWrite("shared-run", at, 1 << 30))
     train_on(PhaseTrainer(URL, SystemClock(), lambda _: None), 0)
     recorded = {key: body for key, body in everything(undisturbed).items() if not is_of_phase(key)}
-    expected = states(undisturbed)
     written = len(everything(undisturbed)) - len(recorded)
-    for writes in range(written):
+    replayed = []
+
+    def next_phase(writes):
+        """The store after two phases, of which the first one's worker is killed at a write."""
         store = memory_store("shared-run", DiesAtWrite("shared-run", recorded, writes))
-        with pytest.raises(Killed):
-            PhaseTrainer(URL, SystemClock(), lambda _: None).train(0)
+        if writes < written:
+            with pytest.raises(Killed):
+                PhaseTrainer(URL, SystemClock(), lambda _: None).train(0)
         store.left = 1 << 30
-        trainer = PhaseTrainer(URL, SystemClock(), lambda _: None)
-        trainer.train(0)
-        assert states(store) == expected
+        PhaseTrainer(URL, SystemClock(), lambda _: None).train(0)
         assert records.read(store, TrainingRecord, layout.training(0)).weight_version == 1
+        commit_iteration(URL, 0)
+        plan_iteration(settings)
+        roll_out(URL, 1)
+        record = train_on(PhaseTrainer(URL, SystemClock(), lambda _: None), 1)
+        replayed.append(record.metrics.get("replay/iterations", 0.0))
+        return states(store)
+
+    expected = next_phase(1 << 30)
+    for writes in range(written):
+        found = next_phase(writes)
+        lacks = {layout.manifest(layout.checkpoint(1))} if replayed[-1] else set()
+        assert found == {key: state for key, state in expected.items() if key not in lacks}
+    assert set(replayed) == {0.0, 1.0}
 
 
 @pytest.mark.slow
