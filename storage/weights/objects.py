@@ -6,7 +6,9 @@ read in parallel, straight into their place, and hashed as they arrive. Does not
 
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -27,6 +29,8 @@ from storage.weights.manifest import (
 
 RANGE_BYTES = 8 << 20
 THREADS = 8
+# Of an ObjectStream: enough ranges for all threads, and little beside what is read into.
+WINDOW_BYTES = 128 << 20
 ALIGNMENT_BYTES = 8
 Described = Mapping[str, tuple[str, tuple[int, ...]]]  # name -> dtype and shape, as stored in the object
 
@@ -125,6 +129,59 @@ def read_pieces(
     )
     in_threads(THREADS, lambda part: runs[part[2]].read(store, part[1]), order, check)
     return {(run.layout.key, piece.name): run.block(piece) for run in runs for piece in run.pieces}
+
+
+class ObjectStream:
+    """Iterates over objects, each as its wanted tensors by name, every byte verified; reads ahead in threads.
+
+    What was read and not yet handed out takes at most `window_bytes`, or a single larger object. It raises what
+    `read_pieces` raises, at the object concerned, and then is over.
+    """
+
+    def __init__(
+        self, store: ObjectStore, wanted: Sequence[tuple[ObjectLayout, set[str]]], window_bytes: int = WINDOW_BYTES
+    ) -> None:
+        """Begin to read."""
+        self._store = store
+        self._wanted = deque(wanted)
+        self._window_bytes = window_bytes
+        self._held_bytes = 0
+        self._ahead: deque[tuple[int, list[_Run], list[Future[None]]]] = deque()
+        self._pool = ThreadPoolExecutor(THREADS, "tensors")
+        self._fill()
+
+    def __iter__(self) -> "ObjectStream":
+        return self
+
+    def __next__(self) -> dict[str, TensorBlock]:
+        if not self._ahead:
+            self._pool.shutdown()
+            raise StopIteration
+        num_bytes, runs, parts = self._ahead.popleft()
+        try:
+            for part in parts:
+                part.result()
+        except BaseException:
+            self._wanted.clear()
+            self._ahead.clear()
+            self._pool.shutdown(cancel_futures=True)
+            raise
+        self._held_bytes -= num_bytes
+        self._fill()
+        return {piece.name: run.block(piece) for run in runs for piece in run.pieces}
+
+    def _fill(self) -> None:
+        while self._wanted and (not self._ahead or self._held_bytes + self._next_bytes() <= self._window_bytes):
+            num_bytes, (layout, names) = self._next_bytes(), self._wanted.popleft()
+            runs = list(_runs(layout, names))
+            starts = [(run, start) for run in runs for start in range(run.start, run.end, RANGE_BYTES)]
+            self._ahead.append(
+                (num_bytes, runs, [self._pool.submit(run.read, self._store, start) for run, start in starts])
+            )
+            self._held_bytes += num_bytes
+
+    def _next_bytes(self) -> int:
+        return self._wanted[0][0].num_bytes
 
 
 def _runs(layout: ObjectLayout, names: set[str]) -> Iterator["_Run"]:

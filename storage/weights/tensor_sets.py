@@ -28,7 +28,17 @@ from storage.weights.manifest import (
     TensorEntry,
     object_digest,
 )
-from storage.weights.objects import RANGE_BYTES, THREADS, encode_header, in_file_order, layouts, read_pieces
+from storage.weights.objects import (
+    RANGE_BYTES,
+    THREADS,
+    WINDOW_BYTES,
+    ObjectLayout,
+    ObjectStream,
+    encode_header,
+    in_file_order,
+    layouts,
+    read_pieces,
+)
 
 __all__ = ["ITEM_BYTES", "PUBLISHED_AT_S", "RANGE_BYTES", "WRITE_S", "Manifest", "TensorBlock", "TensorEntry"]
 # Below 100 MiB: above that s3fs writes in parts, and leaves them behind when a deadline cuts it off.
@@ -190,15 +200,38 @@ def pull(store: ObjectStore, prefix: str) -> tuple[Manifest, dict[str, TensorBlo
 
 def pull_some(store: ObjectStore, prefix: str, manifest: Manifest, names: Sequence[str]) -> dict[str, TensorBlock]:
     """Some tensors of the manifest below `prefix`, every byte verified; raises what `pull` raises."""
+    found, wanted = _layouts(prefix, manifest, names), {name: manifest.tensors[name] for name in names}
+    blocks = read_pieces(store, [(each, set(names)) for each in found])
+    places = {name: layout.tensor_object(prefix, entry.object) for name, entry in wanted.items()}
+    return {name: blocks[places[name], name] for name in names}
+
+
+def names_by_object(manifest: Manifest) -> list[list[str]]:
+    """The names of a manifest, whose tensors are stored whole: those of each object, in their order."""
+    found: dict[str, list[str]] = {}
+    for name, entry in manifest.tensors.items():
+        found.setdefault(entry.object, []).append(name)
+    return list(found.values())
+
+
+def stream(
+    store: ObjectStore,
+    prefix: str,
+    manifest: Manifest,
+    objects: Sequence[Sequence[str]],
+    window_bytes: int = WINDOW_BYTES,
+) -> ObjectStream:
+    """The tensors of some `names_by_object`, object by object, read ahead; raises ValueError as `pull`, at once."""
+    found = _layouts(prefix, manifest, [name for names in objects for name in names])
+    return ObjectStream(store, [(each, set(names)) for each, names in zip(found, objects, strict=True)], window_bytes)
+
+
+def _layouts(prefix: str, manifest: Manifest, names: Sequence[str]) -> list[ObjectLayout]:
     for name in names:
         entry = manifest.tensors[name]
         if entry.encoding != "full" or entry.version is not None:
             raise ValueError(f"{prefix!r} holds {name!r} as a difference to another version; use pull_version")
-    wanted = {name: manifest.tensors[name] for name in names}
-    found = layouts(manifest, layout.manifest(prefix), prefix, wanted)
-    blocks = read_pieces(store, [(each, set(names)) for each in found])
-    places = {name: layout.tensor_object(prefix, entry.object) for name, entry in wanted.items()}
-    return {name: blocks[places[name], name] for name in names}
+    return layouts(manifest, layout.manifest(prefix), prefix, names)
 
 
 def draft_set(

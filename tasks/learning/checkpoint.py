@@ -24,8 +24,8 @@ from storage.weights import tensor_sets
 from storage.weights.tensor_sets import PUBLISHED_AT_S, WRITE_S
 from tasks.learning.optimizer import Moments, PolicyOptimizer
 from tasks.learning.ranks import Ranks
-from tasks.learning.sharded import Stored, whole
-from tasks.learning.shared_reading import read_shared
+from tasks.learning.sharded import Stored, Unread, whole
+from tasks.learning.shared_reading import unread
 from tasks.learning.trained_model import TrainedModel
 from tasks.sampling.engines.weight_tensors import as_block
 
@@ -61,7 +61,7 @@ class TrainerState:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in memory. Parameters have their Hugging Face names and are float32 on the CPU.
+    """A checkpoint, in host memory or to be read. Parameters have their Hugging Face names and are float32.
 
     Of several ranks each has its own rows.
     """
@@ -168,20 +168,36 @@ def _whole_tensors(model: TrainedModel, optimizer: PolicyOptimizer) -> Iterator[
 
 
 def read(store: ObjectStore, prefix: str, ranks: Ranks | None = None) -> Checkpoint:
-    """Read and verify the checkpoint below `prefix`; with several ranks, all must call it, and each gets its rows.
+    """The checkpoint below `prefix`, whole in host memory; raises what `opened` and taking its tensors raise."""
+    found = opened(store, prefix, ranks)
+
+    def taken(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+        return {name: each.read() if isinstance(each, Unread) else each for name, each in tensors.items()}
+
+    parameters = taken(found.parameters)
+    return Checkpoint(found.state, parameters, Moments(taken(found.moments.exp_avg), taken(found.moments.exp_avg_sq)))
+
+
+def opened(store: ObjectStore, prefix: str, ranks: Ranks | None = None) -> Checkpoint:
+    """The checkpoint below `prefix`, whose tensors are read and verified as they are taken, in their order.
+
+    With several ranks, all must call it and take the same tensors, and each gets its rows.
 
     Raises:
         ObjectMissing: There is no checkpoint.
-        CorruptObject: It fails its checksums, or is not a trainer's checkpoint.
+        CorruptObject: It is not a trainer's checkpoint; or a tensor, when it is taken, fails its checksum.
     """
     ranks, key = ranks or Ranks(), layout.manifest(prefix)
     with ranks.failing_together():
         manifest = tensor_sets.read_manifest(store, prefix)
-    tensors = read_shared(ranks, manifest.tensors, lambda names: tensor_sets.pull_some(store, prefix, manifest, names))
     if _STATE not in manifest.metadata:
         raise CorruptObject(key, f"metadata: no {_STATE!r}; allowed: manifests of checkpoints")
     state = canonical.decode(TrainerState, key, json.dumps(manifest.metadata[_STATE]).encode())
-    sets = _by_kind(key, manifest, tensors)
+    _check_kinds(key, manifest)
+    sets: dict[str, dict[str, Stored]] = {kind: {} for kind in _KINDS}
+    for full_name, tensor in unread(store, prefix, manifest, ranks).items():
+        kind, _, name = full_name.partition(".")
+        sets[kind][name] = tensor
     return Checkpoint(state, sets["parameter"], Moments(sets["exp_avg"], sets["exp_avg_sq"]))
 
 
@@ -197,12 +213,7 @@ def restore(checkpoint: Checkpoint, model: TrainedModel, optimizer: PolicyOptimi
     return checkpoint.state
 
 
-def _by_kind(key: str, manifest: tensor_sets.Manifest, tensors: Mapping[str, Stored]) -> dict[str, dict[str, Stored]]:
-    sets: dict[str, dict[str, Stored]] = {kind: {} for kind in _KINDS}
-    for full_name, tensor in tensors.items():
-        kind, _, name = full_name.partition(".")
-        dtype = manifest.tensors[full_name].dtype
-        if kind not in sets or dtype != "F32":
-            raise CorruptObject(key, f"tensor {full_name!r} of {dtype}; allowed: F32 of {', '.join(_KINDS)}")
-        sets[kind][name] = tensor
-    return sets
+def _check_kinds(key: str, manifest: tensor_sets.Manifest) -> None:
+    for full_name, entry in manifest.tensors.items():
+        if full_name.partition(".")[0] not in _KINDS or entry.dtype != "F32":
+            raise CorruptObject(key, f"tensor {full_name!r} of {entry.dtype}; allowed: F32 of {', '.join(_KINDS)}")

@@ -18,7 +18,7 @@ from tasks.learning.head import check_head
 from tasks.learning.liger import apply_liger_kernels
 from tasks.learning.ranks import Ranks
 from tasks.learning.scoring import Scorer
-from tasks.learning.sharded import Stored, header, skeleton, whole_stored
+from tasks.learning.sharded import Stored, Unread, header, skeleton, whole_stored
 from tasks.learning.token_objective import TokenLoss
 from tasks.learning.trained_model import PolicyError, TrainedModel, read_architecture, training_device
 from tasks.models.stored_names import StoredNames, StoredNamesError
@@ -81,6 +81,10 @@ class Policy(TrainedModel):
 
     def load_tensors(self, tensors: Mapping[str, Stored]) -> None:
         """Replace all values in place; raises PolicyError, with nothing changed, if names, shapes or ties differ."""
+        if any(isinstance(tensor, Unread) for tensor in tensors.values()):
+            # A checkpoint's: they have the module's names, and are read in their order.
+            self.load_trained(tensors)
+            return
         self._replace(own_tensors(self._architecture, tensors))
 
     def stored_names(self, stored: Mapping[str, Tensor]) -> StoredNames:

@@ -1,4 +1,8 @@
-"""Restoring: rebuilds the learner at a weight version from checkpoints and published weights."""
+"""Restoring: rebuilds the learner at a weight version from checkpoints and published weights.
+
+A checkpoint's tensors are read in parallel, beside the building of the model, and go straight into its memory: the host
+holds a window of them, never a copy of the whole, unless the state is read ahead.
+"""
 
 from pathlib import Path
 
@@ -81,7 +85,7 @@ class StoredState:
         if not self.version:
             return None
         # It is given away, so that its memory is free as soon as the learner has its own.
-        return self._checkpoints.pop(prefix, None) or checkpoint.read(self._store, prefix, self._ranks)
+        return self._checkpoints.pop(prefix, None) or checkpoint.opened(self._store, prefix, self._ranks)
 
     def _pull_pretrained(self) -> dict[str, Stored]:
         ranks = self._ranks
@@ -116,7 +120,9 @@ def learner_of(state: StoredState, config: RunConfig, model: Path, ranks: Ranks 
         raise PolicyError(reason)
     optimizer = PolicyOptimizer(policy.parameters(), config.optimizer)
     if saved:
-        checkpoint.restore(saved, policy, optimizer)
+        if isinstance(policy, AdaptedPolicy):
+            policy.load_trained(saved.parameters)
+        optimizer.restore(saved.state.optimizer_steps, saved.moments)
     del saved  # This frees host memory for the critic's checkpoint, which is as large.
     critic = None
     if config.algorithm.estimator.needs_critic:
@@ -171,5 +177,5 @@ def _critic(state: StoredState, config: RunConfig, model: Path, ranks: Ranks) ->
         critic = Critic.of_policy(model, state.pretrained(), config.trainer, ranks=ranks)
     optimizer = PolicyOptimizer(critic.parameters(), config.critic.optimizer)
     if saved:
-        checkpoint.restore(saved, critic, optimizer)
+        optimizer.restore(saved.state.optimizer_steps, saved.moments)
     return CriticLearner(critic, optimizer, config.critic.warmup_iterations)

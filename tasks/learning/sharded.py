@@ -87,8 +87,25 @@ class OwnRows:
         return found
 
 
-# A tensor from the store on several ranks, or on one.
-Stored = Tensor | OwnRows
+@dataclass(frozen=True)
+class Unread:
+    """A stored tensor that is read when it is needed, which is once, and what of it this rank gets then.
+
+    read: on several ranks a collective, which every rank calls for the same tensors in the same order.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    read: Callable[[], Tensor | OwnRows]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that this rank holds."""
+        return 0
+
+
+# A tensor from the store on one rank, or on several, or one that is still there.
+Stored = Tensor | OwnRows | Unread
 # Returns a tensor of the same values, or of the same shard of them, in other memory.
 Relocate = Callable[[Tensor], Tensor]
 
@@ -115,6 +132,8 @@ def copy_stored(target: Tensor, values: Stored) -> None:
     Only the part is moved to the target's device. There is no communication, except where every rank holds the whole
     target and `values` are rows; then every rank must call it.
     """
+    if isinstance(values, Unread):
+        values = values.read()
     if not isinstance(target, DTensor):
         target.copy_(whole_stored(values))
         return
@@ -128,6 +147,8 @@ def copy_stored(target: Tensor, values: Stored) -> None:
 
 def whole_stored(values: Stored) -> Tensor:
     """The whole tensor; for rows this is a collective: every rank must call it."""
+    if isinstance(values, Unread):
+        values = values.read()
     return values.whole() if isinstance(values, OwnRows) else values
 
 

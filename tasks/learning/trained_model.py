@@ -184,7 +184,7 @@ class TrainedModel:
         known = {name for name, canonical in self._canonical.items() if canonical in names}
         unknown = sorted(set(tensors) - known)
         # A tensor's first name goes last, so that it wins over its others.
-        ordered = sorted(set(tensors) & known, key=lambda name: self._canonical[name] == name)
+        ordered = sorted((name for name in tensors if name in known), key=lambda name: self._canonical[name] == name)
         given = {self._canonical[name]: tensors[name] for name in ordered}
         missing = sorted(set(names) - set(given))
         if unknown or missing:

@@ -3,6 +3,7 @@ import torch
 
 from storage import layout
 from storage.memory import MemoryStore
+from storage.metered import MeteredStore
 from storage.store import CorruptObject, ObjectMissing
 from storage.weights import tensor_sets
 from tasks.configuration.algorithm import AlgorithmConfig
@@ -71,6 +72,27 @@ def test_resumed_training_is_bit_equal_to_uninterrupted(build, ragged, saved_aft
     resumed = everything(policy, optimizer)
     assert resumed.keys() == expected.keys()
     assert all(torch.equal(value, expected[name]) for name, value in resumed.items())
+
+
+@pytest.mark.slow
+def test_a_state_that_is_read_straight_into_a_learner_is_the_one_that_was_stored_and_is_read_once(build, model, ragged):
+    policy, optimizer = new_trainer(build)
+    train(policy, optimizer, ragged, range(2))
+    store = MeteredStore(MemoryStore())
+    state = TrainerState.capture(2, optimizer)
+    # Many small objects, so that their order matters.
+    manifest = checkpoint.save(store, PREFIX, policy, optimizer, state, object_bytes_max=5_000)
+    assert len(manifest.objects) > 10
+    before = store.requests.bytes_read
+    saved = checkpoint.opened(store, PREFIX)
+    again = Policy(model[0], saved.parameters, TrainerConfig(device="cpu"))
+    moments = PolicyOptimizer(again.parameters(), CONFIG)
+    moments.restore(saved.state.optimizer_steps, saved.moments)
+    expected, found = everything(policy, optimizer), everything(again, moments)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+    read = store.requests.bytes_read - before - len(store.get(layout.manifest(PREFIX)))
+    assert read == sum(entry.bytes for entry in manifest.objects.values())
 
 
 def test_a_policy_can_be_built_from_a_checkpoint(build, model, ragged):

@@ -39,7 +39,8 @@ def test_the_same_weights_are_the_same_checkpoint_whoever_writes_it(results, tie
     directory, alone, found = results
     store = LocalStore(directory / "store")
     one, two = (read_manifest(store, f"{ranks}/{tied}/0/") for ranks in (1, 2))
-    assert (one.tensors, one.metadata) == (two.tensors, two.metadata)
+    assert one.tensors == two.tensors
+    assert one.metadata["trainer_state"] == two.metadata["trainer_state"]
     assert [each[f"objects {tied}"] for each in found] == [alone[f"objects {tied}"]] * 2
     assert len(alone[f"objects {tied}"]) > 2
     assert checkpoint.read(store, f"2/{tied}/0/").state.optimizer_steps == 0
