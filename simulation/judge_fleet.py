@@ -78,7 +78,7 @@ def _check_published(fleet: SimulatedFleet) -> None:
                 ledger.breaks(f"lost: iteration {iteration} of {folder} was published {times} times")
             if (run, iteration + 1) in ledger.checkpoints:
                 metadata, _ = ledger.checkpoints[run, iteration + 1]
-                if metadata["from"] != ledger.checkpoints[run, iteration][1]:
+                if metadata["from"] not in ledger.states(run, iteration):
                     ledger.breaks(
                         f"changed: checkpoint {iteration + 1} of {folder} does not follow from the one before"
                     )

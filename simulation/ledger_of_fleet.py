@@ -111,6 +111,7 @@ class LedgerOfFleet:
         self.published: Counter[tuple[str, int]] = Counter()
         # By run and version: the metadata and the digest of what was first stored.
         self.checkpoints: dict[tuple[str, int], tuple[dict[str, Any], str]] = {}
+        self.weights: dict[tuple[str, int], str] = {}
         self.seats: defaultdict[str, list[str]] = defaultdict(list)
 
     def tell(self, who: str, what: str) -> None:
@@ -222,12 +223,17 @@ class LedgerOfFleet:
         After the report, nothing that is made of it counts.
         """
         self.counts["resident states used"] += resident
-        _, stored = self.checkpoints[run, iteration]
-        if digest != stored and not self.exists(run, layout.report(iteration)):
+        stored = self.states(run, iteration)
+        if digest not in stored and not self.exists(run, layout.report(iteration)):
             self.breaks(
                 f"{'resident' if resident else 'stale'}: {host} goes on from {digest} with iteration {iteration} of "
-                f"{self.runs[run]}, whose checkpoint is {stored}"
+                f"{self.runs[run]}, whose checkpoint or weights are {stored}"
             )
+
+    def states(self, run: str, version: int) -> list[str]:
+        """The digests by which the stored state of a version may be known: of its checkpoint, and of its weights."""
+        checkpoint, weights = self.checkpoints.get((run, version)), self.weights.get((run, version))
+        return [*([] if checkpoint is None else [checkpoint[1]]), *([] if weights is None else [weights])]
 
     def note_restored(self, host: str, run: str, iteration: int, how: Restored) -> None:
         """Note that a run's worker has got its state."""
@@ -269,7 +275,7 @@ class LedgerOfFleet:
             self._note_version(run, rest, body)
 
     def _note_version(self, run: str, key: str, body: bytes) -> None:
-        """Note a manifest of a run, unless the iteration was committed before.
+        """Note a manifest of a run, but not weights of an iteration that was committed before.
 
         A host that was frozen may store one again that the run has deleted since; it is of no use, and does no harm.
         """
@@ -277,12 +283,14 @@ class LedgerOfFleet:
             version = key.removeprefix(prefix).partition("/")[0]
             if not version.isdecimal() or key != layout.manifest(folder(int(version))):
                 continue
-            if int(version) and self.exists(run, layout.report(int(version) - 1)):
-                self.counts["manifests stored again after a commit"] += 1
-            elif prefix == layout.CHECKPOINTS:
-                manifest = records.decode(Manifest, key, body)
+            manifest = records.decode(Manifest, key, body)
+            if prefix == layout.CHECKPOINTS:
+                # It is written beside the next rollout, so the report may be there.
                 self.checkpoints.setdefault((run, int(version)), (manifest.metadata, manifest.digest))
+            elif int(version) and self.exists(run, layout.report(int(version) - 1)):
+                self.counts["manifests stored again after a commit"] += 1
             elif int(version):
+                self.weights.setdefault((run, int(version)), manifest.digest)
                 self.published[run, int(version) - 1] += 1
 
     def _note_beat(self, who: str, host: str, body: bytes) -> None:

@@ -161,8 +161,11 @@ class SimulatedFleet:
             while not _at_last(process, partial(_exists_any, store, published, layout.report(n))):
                 clock.sleep(RUN_POLL_S)
             _at_last(process, partial(store.create, layout.report(n), b"committed"))
-            for folder in (layout.weights(n), layout.checkpoint(n)) if sweeps else ():
-                _at_last(process, partial(store.delete, layout.manifest(folder)))
+            if sweeps:
+                _at_last(process, partial(store.delete, layout.manifest(layout.weights(n))))
+                # Without the next one, a replay begins from it.
+                if _at_last(process, partial(exists, store, layout.manifest(layout.checkpoint(n + 1)))):
+                    _at_last(process, partial(store.delete, layout.manifest(layout.checkpoint(n))))
         self.unfinished.discard(number)
 
     # Hosts.

@@ -21,8 +21,9 @@ from storage.clock import Clock
 from storage.faults import Crashed
 from storage.fleet_records import AdmittedRun
 from storage.memory import MemoryStore
-from storage.run import exists
-from storage.store import ObjectStore, StorageError, StoreDenied, StoreUnavailable
+from storage.run import is_trained
+from storage.store import ObjectMissing, ObjectStore, StorageError, StoreDenied, StoreUnavailable
+from storage.stored_versions import restored_from
 from storage.weights.manifest import Manifest, TensorBlock
 from storage.weights.tensor_sets import pull_some, read_manifest, write_object
 from tasks.sharing import residents
@@ -217,15 +218,14 @@ class SimulatedWorkers:
         return StoreWithCopies(self._connect(run.run_url, name), self._disks.setdefault(run.id, MemoryStore()))
 
     def _work(self, worker: _Worker, run: AdmittedRun, iteration: int, name: str, *, onto_disk: bool) -> None:
-        """One phase: a function of the checkpoint, or of the resident state that equals it."""
+        """One phase: a function of the checkpoint, or of the resident state that equals it, or of a replay."""
         history, clock = self._history, self._host.clock
         rng = random.Random(f"phase {name} {run.id} {iteration} {history.seed}")
         store = self._stores(run, name)
-        stored = patient(clock, lambda: read_manifest(store, layout.checkpoint(iteration)))
-        if patient(clock, lambda: exists(store, layout.manifest(layout.checkpoint(iteration + 1)))):
-            # The host that trained it died before it published the weights.
-            self._publish(worker, run, store, iteration, None)
+        if patient(clock, lambda: is_trained(store, iteration)):
+            worker.state = WorkerState(phase="parked", iteration=iteration)
             return
+        stored, version = self._stored(store, iteration)
         digest, began_s = worker.state.digest, clock.monotonic()
         is_resident = residents.is_usable(digest, stored.digest)
         if is_resident:
@@ -234,7 +234,12 @@ class SimulatedWorkers:
             restored = Restored(tier="host memory", seconds=took_s, num_bytes=run.state_bytes, ahead=False)
         else:
             digest = stored.digest
-            restored = self._read(run, iteration, store, stored, rng, ahead=False)
+            restored = self._read(run, store, version, rng, ahead=False)
+            if version < iteration:
+                # The host that trained before died when it had published the weights, and not the checkpoint.
+                self._ledger.counts["phases replayed"] += 1
+                worker.state = replace(worker.state, phase="replaying", replays=iteration - version)
+                clock.sleep(rng.uniform(0.7, 1.3) * run.phase_s * (iteration - version))
         self._ledger.note_state(self._host.name, run.id, iteration, digest, resident=is_resident)
         self._ledger.note_restored(self._host.name, run.id, iteration, restored)
         worker.state = WorkerState(phase="waiting", iteration=iteration, bytes_held=run.state_bytes, restored=restored)
@@ -257,8 +262,10 @@ class SimulatedWorkers:
         self._ledger.note_read_ahead(self._host.name, run.id, iteration)
         state = WorkerState(phase="parked", iteration=iteration)
         try:
-            stored = patient(self._host.clock, lambda: read_manifest(store, layout.checkpoint(iteration)))
-            restored = self._read(run, iteration, store, stored, rng, ahead=True)
+            stored, version = self._stored(store, iteration)
+            if version < iteration:
+                raise ObjectMissing(layout.manifest(layout.checkpoint(iteration)))
+            restored = self._read(run, store, version, rng, ahead=True)
             self._ledger.note_state(self._host.name, run.id, iteration, stored.digest, resident=False)
             self._ledger.note_restored(self._host.name, run.id, iteration, restored)
             state = replace(state, digest=stored.digest, bytes_held=run.state_bytes, restored=restored)
@@ -266,19 +273,26 @@ class SimulatedWorkers:
             self._ledger.tell(name, f"reads nothing ahead: {error!r}")
         worker.state = state
 
+    def _stored(self, store: ObjectStore, iteration: int) -> tuple[Manifest, int]:
+        """What identifies the state from which an iteration trains, and the version whose checkpoint leads to it."""
+        clock = self._host.clock
+        version = patient(clock, lambda: restored_from(store, iteration))
+        folder = layout.checkpoint(iteration) if version == iteration else layout.weights(iteration)
+        return patient(clock, lambda: read_manifest(store, folder)), version
+
     def _read(
         self,
         run: AdmittedRun,
-        iteration: int,
         store: StoreWithCopies,
-        stored: Manifest,
+        version: int,
         rng: random.Random,
         *,
         ahead: bool,
     ) -> Restored:
         """Read a stored state, and check what was read."""
-        clock, prefix = self._host.clock, layout.checkpoint(iteration)
+        clock, prefix = self._host.clock, layout.checkpoint(version)
         began_s = clock.monotonic()
+        stored = patient(clock, lambda: read_manifest(store, prefix))
         blocks = patient(
             clock, lambda: store.read_sound(lambda: pull_some(store, prefix, stored, list(stored.tensors)))
         )
@@ -300,29 +314,26 @@ class SimulatedWorkers:
         run: AdmittedRun,
         store: ObjectStore,
         iteration: int,
-        made: tuple[str | None, TensorBlock] | None,
+        made: tuple[str | None, TensorBlock],
     ) -> None:
-        """Publish the checkpoint and the weights, each unless another host's is there.
+        """Publish the weights, with which the run goes on, and the checkpoint, each unless another host's is there.
 
-        made: the digest of the state that it was made from, and its content; None: it is published already.
+        made: the digest of the state that it was made from, and its content.
         """
-        folder, mine = layout.checkpoint(iteration + 1), None
-        if made is not None:
-            part = write_object(store, folder, {TENSOR: made[1]}, upload=False)
-            metadata = {"version": iteration + 1, "from": made[0]}
-            mine = Manifest(tensors=part.tensors, objects=part.objects, metadata=metadata)
-        digest = None if mine is None else mine.digest
+        folder = layout.checkpoint(iteration + 1)
+        part = write_object(store, folder, {TENSOR: made[1]}, upload=False)
+        metadata = {"version": iteration + 1, "from": made[0]}
+        mine = Manifest(tensors=part.tensors, objects=part.objects, metadata=metadata)
+        digest = mine.digest
         worker.state = replace(worker.state, phase="publishing", digest=digest, bytes_held=run.state_bytes)
         self._ledger.note_freed(self._host.name, run.id)
         rng, clock = random.Random(f"publication {run.id} {iteration} {digest}"), self._host.clock
-        clock.sleep(rng.uniform(0.5, 10.0))
-        if made is not None and mine is not None:
-            patient(clock, lambda: write_object(store, folder, {TENSOR: made[1]}))
-            patient(clock, lambda: records.commit(store, layout.manifest(folder), mine))
-        stored = patient(clock, lambda: read_manifest(store, folder))
         clock.sleep(rng.uniform(0.2, 3.0))
-        weights = Manifest(tensors={}, objects={}, metadata={"version": iteration + 1, "checkpoint": stored.digest})
+        weights = Manifest(tensors={}, objects={}, metadata={"version": iteration + 1, "of": digest})
         patient(clock, lambda: records.commit(store, layout.manifest(layout.weights(iteration + 1)), weights))
+        clock.sleep(rng.uniform(0.5, 10.0))
+        patient(clock, lambda: write_object(store, folder, {TENSOR: made[1]}))
+        patient(clock, lambda: records.commit(store, layout.manifest(folder), mine))
         worker.state = replace(worker.state, phase="parked")
 
 

@@ -9,7 +9,6 @@ import dataclasses
 import importlib
 import json
 import re
-import types
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -186,14 +185,12 @@ def _default(field: dataclasses.Field[typing.Any]) -> str:
 
 
 def _type_and_range(hint: typing.Any) -> tuple[str, str]:
-    if type(None) in typing.get_args(hint):
-        inner = next(option for option in typing.get_args(hint) if option is not type(None))
-        name, allowed = _type_and_range(inner)
-        return f"{name} or null", allowed
     kind, *notes = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else (hint,)
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+    if kind is type(None):
+        return "null", ""
+    if typing.get_origin(kind) in (typing.Union, type(int | str)):
         names, ranges = zip(*map(_type_and_range, typing.get_args(kind)), strict=True)
-        return " or ".join(names), ", ".join(ranges)
+        return " or ".join(names), ", ".join(filter(None, ranges))
     if typing.get_origin(kind) is tuple and typing.get_origin(typing.get_args(kind)[0]) is typing.Literal:
         return "list of names", _type_and_range(typing.get_args(kind)[0])[1]
     if typing.get_origin(kind) is tuple:

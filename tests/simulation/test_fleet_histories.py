@@ -119,6 +119,7 @@ def test_the_histories_are_eventful(outcomes):
     for what in ("states from the local disk", "states from the local disk, ahead", "records of tiers compared"):
         assert counts[what] > 5, what
     assert counts["repeats"] > 0
+    assert counts["phases replayed"] > 0
     assert 0.1 < max(outcome.requests_to_bound for outcome in outcomes) < 1
 
 
