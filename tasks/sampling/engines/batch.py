@@ -1,10 +1,11 @@
 """Batch: the tensors on the device that describe the responses decoded together, in row order.
 
-They are rebuilt only when responses come or go. In between, the sampled tokens are fed without a copy from the host.
+They are rebuilt only when responses come or go, with one copy from the host, and keep their addresses in between.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +16,16 @@ from tasks.sampling.engines.slot_table import Slot
 
 @dataclass(slots=True)
 class Batch:
-    """Tensors [n]: the tokens to feed, how many tokens are cached before them, and how the next one is drawn."""
+    """Tensors [n]: the tokens to feed, how many tokens are cached before them, and how the next one is drawn.
+
+    `served` is 1, and 0 in rows that only fill the batch up; `cached` is -1 in these.
+    """
 
     token_ids: Tensor
     cached: Tensor
     positions: Tensor
     keys: Tensor
+    served: Tensor
     temperature: Tensor
     top_p: Tensor
     top_k: Tensor
@@ -29,35 +34,42 @@ class Batch:
 
     def advance(self, token_ids: Tensor) -> None:
         """Make `token_ids`, which have just been drawn, the next tokens to feed."""
-        self.token_ids = token_ids
-        self.cached += 1
-        self.positions += 1
+        self.token_ids.copy_(token_ids)
+        self.cached += self.served
+        self.positions += self.served
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        return {each.name: value for each in fields(self) if isinstance(value := getattr(self, each.name), Tensor)}
+
+    def within(self, tensors: Mapping[str, Tensor]) -> "Batch":
+        """The same batch in the first elements of these tensors, by name, which are overwritten."""
+        count = len(self.token_ids)
+        placed: dict[str, Any] = {name: tensors[name][:count].copy_(one) for name, one in self.tensors().items()}
+        return replace(self, **placed)
 
 
-def batch_of(slots: Sequence[Slot], device: torch.device) -> Batch:
-    """Build the batch of responses in row order."""
+def batch_of(slots: Sequence[Slot], device: torch.device, size: int | None = None) -> Batch:
+    """Build the batch of responses in row order, filled up to `size` rows; default: not filled up."""
     sampling = [slot.request.sampling for slot in slots]
-    integers = torch.tensor(
-        [
-            (
-                slot.last_token,
-                slot.cached,
-                slot.generated,
-                signed64(slot.request.noise_key),
-                slot.request.sampling.top_k,
-            )
-            for slot in slots
-        ],
-        dtype=torch.int64,
-    ).to(device)
-    floats = torch.tensor([(params.temperature, params.top_p) for params in sampling], dtype=torch.float32).to(device)
-    token_ids, cached, positions, keys, top_k = (column.contiguous() for column in integers.unbind(1))
-    temperature, top_p = (column.contiguous() for column in floats.unbind(1))
+    rows = [
+        (slot.last_token, slot.cached, slot.generated, signed64(slot.request.noise_key), 1, params.top_k)
+        for slot, params in zip(slots, sampling, strict=True)
+    ]
+    numbers = [(params.temperature, params.top_p) for params in sampling]
+    empty = (size or len(slots)) - len(slots)
+    integers = torch.tensor(rows + [(0, -1, 0, 0, 0, 0)] * empty, dtype=torch.int64)
+    floats = torch.tensor(numbers + [(1.0, 1.0)] * empty, dtype=torch.float64)
+    # One copy for all, the bits of a float64 in an int64.
+    columns = torch.cat((integers, floats.view(torch.int64)), dim=1).T.contiguous().to(device)
+    token_ids, cached, positions, keys, served, top_k, *bits = columns.unbind()
+    temperature, top_p = (one.view(torch.float64).float() for one in bits)
     return Batch(
         token_ids=token_ids,
         cached=cached,
         positions=positions,
         keys=keys,
+        served=served,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,

@@ -16,8 +16,8 @@ from storage.weights.tensor_sets import TensorBlock
 from tasks.models.configuration import ModelConfigurationError, read_model_config
 from tasks.models.stored_names import StoredNames, StoredNamesError
 from tasks.sampling.engines.engine import EngineError
-from tasks.sampling.engines.kv_cache import KeyValueCache, Window
 from tasks.sampling.engines.weight_tensors import as_torch
+from tasks.sampling.engines.window import Window
 
 _ATTENTION_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
@@ -30,15 +30,23 @@ class Decoder(Protocol):
         """The model of transformers whose names the decoder knows; its tensors may be on the device meta."""
         ...
 
+    @property
+    def packed_heads(self) -> tuple[int, int, int] | None:
+        """Query heads, key heads and their size, if it serves any `Window`; None if it needs masks."""
+        ...
+
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Replace all tensors; names and shapes are those of `module`, tied ones once, and dtypes may differ."""
+        """Replace all tensors; names and shapes are those of `module`, tied ones once, and dtypes may differ.
+
+        On a GPU the new tensors take the addresses of the old ones, which recorded steps read.
+        """
         ...
 
-    def prefill(self, token_ids: Tensor, window: Window, cache: KeyValueCache) -> None:
-        """Compute the keys and values of token_ids (int64 [n, T])."""
+    def prefill(self, token_ids: Tensor, window: Window) -> None:
+        """Compute the keys and values of token_ids (int64 [n, T], those of `window` in its order)."""
         ...
 
-    def logits(self, token_ids: Tensor, window: Window, cache: KeyValueCache) -> Tensor:
+    def logits(self, token_ids: Tensor, window: Window) -> Tensor:
         """Feed one token per row (int64 [n, 1]) and return the logits [n, V] of the next."""
         ...
 

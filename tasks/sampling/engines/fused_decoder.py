@@ -6,7 +6,7 @@ layout, in which a product of few rows runs at about twice the speed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tasks.sampling.engines.compiled_products import bound_compiled_products
-from tasks.sampling.engines.kv_cache import KeyValueCache, Window
+from tasks.sampling.engines.window import Window
 
 _MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
 # The other types depend on the length of the sequence, which differs within a batch.
@@ -63,6 +63,13 @@ class _Layer:
     down: _Matrix
 
 
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    embedding: Tensor
+    final_norm: Tensor
+    head: _Matrix
+
+
 class FusedDecoder:
     """See the module's docstring; `fuses` must be true for `config`."""
 
@@ -79,71 +86,49 @@ class FusedDecoder:
         self._epsilon: float = config.rms_norm_eps
         self._cos, self._sin = _rotations(type(self.module.model.rotary_emb)(config), context_length, dtype, device)
         self._layers: dict[int, _Layer] = {}
+        self._ends: _Ends | None = None
+
+    @property
+    def packed_heads(self) -> tuple[int, int, int]:
+        return self._heads, self._kv_heads, self._size
 
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         given = dict(tensors)
         # Layer by layer, so that old and new weights of the whole model are never in memory together.
         for index in range(self._num_layers):
             prefix = f"model.layers.{index}."
-            self._layers[index] = self._layer(
-                {name.removeprefix(prefix): tensor for name, tensor in given.items() if name.startswith(prefix)}
-            )
-        self._embedding = self._placed(given[_EMBEDDING])
-        self._final_norm = self._placed(given[_FINAL_NORM])
-        head = given.get(_HEAD)
-        if head is None and not self._packs:
-            self._head = _Matrix(self._embedding, None)
-        else:
-            self._head = self._matrix([given[_EMBEDDING] if head is None else head], [])
+            weights = {name.removeprefix(prefix): tensor for name, tensor in given.items() if name.startswith(prefix)}
+            self._layers[index] = _at_the_place_of(self._layers.get(index), self._layer(weights))
+        self._ends = _at_the_place_of(self._ends, self._new_ends(given))
 
-    def prefill(self, token_ids: Tensor, window: Window, cache: KeyValueCache) -> None:
-        self._hidden(token_ids, window, cache)
+    def prefill(self, token_ids: Tensor, window: Window) -> None:
+        self._hidden(token_ids, window)
 
-    def logits(self, token_ids: Tensor, window: Window, cache: KeyValueCache) -> Tensor:
-        return self._head(self._norm(self._hidden(token_ids, window, cache), self._final_norm))
+    def logits(self, token_ids: Tensor, window: Window) -> Tensor:
+        ends = self._loaded()
+        return ends.head(self._norm(self._hidden(token_ids, window), ends.final_norm))
 
-    def _hidden(self, token_ids: Tensor, window: Window, cache: KeyValueCache) -> Tensor:
-        """Hidden states [n * T, hidden] after the last layer."""
-        length = token_ids.shape[1]
-        x = self._embedding[token_ids.view(-1)]
+    def _hidden(self, token_ids: Tensor, window: Window) -> Tensor:
+        """Hidden states [N, hidden] after the last layer."""
+        x = self._loaded().embedding[token_ids.view(-1)]
         positions = window.positions.reshape(-1)
         cos, sin = self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
-        # The query heads that share a key head are computed as further rows of its attention product.
-        mask = window.mask.repeat(1, 1, self._heads // self._kv_heads, 1) if length > 1 else window.mask
         for index, layer in self._layers.items():
-            attended = self._attention(index, layer, self._norm(x, layer.attention_norm), cos, sin, mask, window, cache)
+            attended = self._attention(index, layer, self._norm(x, layer.attention_norm), cos, sin, window)
             x = x + layer.output(attended)
             gate, up = layer.gate_up(self._norm(x, layer.feed_forward_norm)).chunk(2, dim=-1)
             x = x + layer.down(F.silu(gate).mul_(up))
         return x
 
-    def _attention(
-        self,
-        index: int,
-        layer: _Layer,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        mask: Tensor,
-        window: Window,
-        cache: KeyValueCache,
-    ) -> Tensor:
-        """The attention of new tokens x [n * T, hidden] over the window, [n * T, heads * size]."""
-        count, size, kv_heads = window.count, self._size, self._kv_heads
-        rotating = self._heads + kv_heads
-        heads = layer.qkv(x).view(-1, rotating + kv_heads, size)
+    def _attention(self, index: int, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, window: Window) -> Tensor:
+        """The attention of new tokens x [N, hidden] over the window, [N, heads * size]."""
+        size, rotating = self._size, self._heads + self._kv_heads
+        heads = layer.qkv(x).view(-1, rotating + self._kv_heads, size)
         qk, values = heads[:, :rotating], heads[:, rotating:]
         if layer.qk_norm is not None:
             qk = F.rms_norm(qk, (size,), None, self._epsilon) * layer.qk_norm
         qk = torch.addcmul(qk * cos, qk.roll(size // 2, -1), sin)
-        queries = qk[:, : self._heads].reshape(count, -1, kv_heads, self._heads // kv_heads, size)
-        length = queries.shape[1]
-        queries = queries.permute(0, 2, 3, 1, 4).reshape(count, kv_heads, -1, size)
-        keys = qk[:, self._heads :].reshape(count, length, kv_heads, size)
-        seen_keys, seen_values = cache.write(index, window, keys, values.reshape(count, length, kv_heads, size))
-        attended = F.scaled_dot_product_attention(queries, seen_keys, seen_values, attn_mask=mask)
-        attended = attended.view(count, kv_heads, -1, length, size).permute(0, 3, 1, 2, 4)
-        return attended.reshape(count * length, self._heads * size)
+        return window.attend(index, qk[:, : self._heads], qk[:, self._heads :], values)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self._epsilon)
@@ -167,6 +152,18 @@ class FusedDecoder:
             down=matrix("mlp.down_proj"),
         )
 
+    def _new_ends(self, weights: Mapping[str, Tensor]) -> _Ends:
+        embedding, head = self._placed(weights[_EMBEDDING]), weights.get(_HEAD)
+        if head is None and not self._packs:
+            matrix = _Matrix(embedding, None)
+        else:
+            matrix = self._matrix([weights[_EMBEDDING] if head is None else head], [])
+        return _Ends(embedding, self._placed(weights[_FINAL_NORM]), matrix)
+
+    def _loaded(self) -> _Ends:
+        assert self._ends is not None, "the engine loads weights first"
+        return self._ends
+
     def _matrix(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> _Matrix:
         weight = torch.cat([self._placed(part) for part in weights])
         bias = torch.cat([self._placed(part) for part in biases]) if biases else None
@@ -177,6 +174,19 @@ class FusedDecoder:
     def _placed(self, tensor: Tensor) -> Tensor:
         """A copy in the decoder's dtype and device, because the caller may overwrite its memory after `load`."""
         return tensor.to(device=self._device, dtype=self._dtype, copy=True)
+
+
+def _at_the_place_of(old: Any, new: Any) -> Any:
+    """New weights (a tensor, or a dataclass of them) in the memory of old ones of the same shapes, where there are any.
+
+    oneDNN's layout cannot be overwritten; its tensors are replaced.
+    """
+    if old is None or new is None or (isinstance(new, Tensor) and new.is_mkldnn):
+        return new
+    if isinstance(new, Tensor):
+        return old.copy_(new)
+    parts = {each.name: _at_the_place_of(getattr(old, each.name), getattr(new, each.name)) for each in fields(new)}
+    return type(new)(**parts)
 
 
 def _has_onednn() -> bool:

@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache
 
 from tasks.sampling.engines.engine import EngineError
-from tasks.sampling.engines.kv_cache import KeyValueCache, Window
+from tasks.sampling.engines.kv_cache import KeyValueCache, MaskedWindow
 from tasks.sampling.engines.steady_positions import unsteady
+from tasks.sampling.engines.window import Window
 
 # Of a comparison: tokens of a short row, the most tokens of a long one, and how many follow the length that it crosses.
 _FEW, _MANY, _AFTER = 6, 256, 3
@@ -45,6 +46,11 @@ class HuggingFaceDecoder:
     def module(self) -> Any:
         return self._model
 
+    @property
+    def packed_heads(self) -> None:
+        """None: a model's own code is given masks."""
+        return
+
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """See `Decoder`. The first call also compares the cached pass with a plain one; EngineError if they differ."""
         state = self._model.state_dict()
@@ -63,12 +69,12 @@ class HuggingFaceDecoder:
             )
         self._checked = True
 
-    def prefill(self, token_ids: Tensor, window: Window, cache: KeyValueCache) -> None:
+    def prefill(self, token_ids: Tensor, window: Window) -> None:
         body = getattr(self._model, self._model.base_model_prefix, self._model)
-        body(input_ids=token_ids, **_inputs(window, cache))
+        body(input_ids=token_ids, **_inputs(window))
 
-    def logits(self, token_ids: Tensor, window: Window, cache: KeyValueCache) -> Tensor:
-        logits: Tensor = self._model(input_ids=token_ids, **_inputs(window, cache)).logits
+    def logits(self, token_ids: Tensor, window: Window) -> Tensor:
+        logits: Tensor = self._model(input_ids=token_ids, **_inputs(window)).logits
         return logits[:, -1]
 
     @property
@@ -89,11 +95,11 @@ class HuggingFaceDecoder:
         start = torch.zeros(2, dtype=torch.int64, device=self._device)
         body = getattr(self._model, self._model.base_model_prefix, self._model)
         window = cache.window(start, count - 1, count - 1)
-        body(input_ids=token_ids[:, : count - 1], **_inputs(window, cache, first))
+        body(input_ids=token_ids[:, : count - 1], **_inputs(window, first))
         lengths = torch.tensor([count - 1, count - 3], device=self._device)
         last = token_ids.gather(1, lengths.unsqueeze(1))
         window = cache.window(lengths, 1, count)
-        found = self._model(input_ids=last, **_inputs(window, cache, first)).logits[:, -1].float()
+        found = self._model(input_ids=last, **_inputs(window, first)).logits[:, -1].float()
         wanted = torch.stack([self._plain(token_ids[row, : n + 1], first) for row, n in enumerate(lengths.tolist())])
         return float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6))
 
@@ -108,15 +114,15 @@ class HuggingFaceDecoder:
 class _CacheView(Cache):  # type: ignore[misc]  # transformers is untyped here
     """The cache as a model's attention sees it during one forward pass."""
 
-    def __init__(self, window: Window, cache: KeyValueCache) -> None:
+    def __init__(self, window: MaskedWindow) -> None:
         super().__init__(layers=[])
         self._window = window
-        self._cache = cache
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        return self._cache.write(layer_idx, self._window, key_states.transpose(1, 2), value_states.transpose(1, 2))
+        keys, values = key_states.transpose(1, 2), value_states.transpose(1, 2)
+        return self._window.cache.write(layer_idx, self._window, keys, values)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - positions are given to the model explicitly
         return 0
@@ -125,12 +131,13 @@ class _CacheView(Cache):  # type: ignore[misc]  # transformers is untyped here
         return self._window.span, 0
 
 
-def _inputs(window: Window, cache: KeyValueCache, first: int = 0) -> dict[str, Any]:
+def _inputs(window: Window, first: int = 0) -> dict[str, Any]:
     """What a forward pass takes beside the tokens; `first` is the position of the cache's first token."""
+    assert isinstance(window, MaskedWindow), "a model's own code needs masks"
     return {
         "attention_mask": window.mask,
         "position_ids": (window.positions + first).expand(window.count, -1),
-        "past_key_values": _CacheView(window, cache),
+        "past_key_values": _CacheView(window),
         "use_cache": True,
     }
 

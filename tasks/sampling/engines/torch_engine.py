@@ -3,7 +3,7 @@
 Every response in flight has a row of a key-value cache allocated in advance. `start` computes the cache of all known
 tokens but the last, each prompt once for its whole group, and nothing that a row still holds; every `step` feeds the
 last token of every response and samples the next. A resumed response therefore goes through the same computation as one
-that was never interrupted.
+that was never interrupted. On a GPU in half precision `kernels.py` adds flash attention and recorded steps.
 """
 
 import math
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,14 +22,16 @@ from tasks.sampling.engines.admission import check_idle, check_requests, check_s
 from tasks.sampling.engines.batch import Batch, batch_of
 from tasks.sampling.engines.decoder import Decoder, build_decoder, matched_weights, read_config, torch_weights
 from tasks.sampling.engines.engine import EngineDied, EngineError, GenerationRequest, TokenDelta
+from tasks.sampling.engines.kernels import Kernels, kernels_for
 from tasks.sampling.engines.keyed_noise import sample
 from tasks.sampling.engines.kv_cache import KeyValueCache
+from tasks.sampling.engines.packed_cache import PackedCache
+from tasks.sampling.engines.prefill_passes import Piece
 from tasks.sampling.engines.slot_table import Placement, Slot, SlotTable
+from tasks.sampling.engines.step_graphs import StepGraphs
+from tasks.sampling.engines.window import TokenCache
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Limits of one prefill pass: tokens per row, and tokens in all. They bound the memory of the mask and activations.
-_PREFILL_LENGTH = 512
-_PREFILL_TOKENS = 8192
 # Messages of breakdowns for which PyTorch has no exception class: a failing device, or no memory on the host.
 _BREAKDOWN = re.compile(r"CUDA error|CUDA driver error|CUBLAS_STATUS|cuDNN error|DefaultCPUAllocator")
 
@@ -59,6 +61,7 @@ class TorchEngine:
         device: Literal["auto", "cpu", "cuda"] = "auto",
         max_responses_in_flight: int,
         context_length: int,
+        kernels: Kernels | None = None,
     ) -> None:
         """Read `config.json` of `model_dir` and build the decoder; weights and cache are allocated later.
 
@@ -68,6 +71,7 @@ class TorchEngine:
             device: "auto" takes CUDA if there is a CUDA device.
             max_responses_in_flight: the number of rows of the cache.
             context_length: the most tokens of prompt + response.
+            kernels: what a step uses beside PyTorch's plain operations; None takes what device, dtype and model allow.
 
         Raises:
             EngineError: the model cannot be served, or a value is out of range.
@@ -84,7 +88,9 @@ class TorchEngine:
         self._decoder: Decoder | None = None
         self._vocab_size: int = config.get_text_config().vocab_size
         self._table = SlotTable(max_responses_in_flight)
-        self._cache: KeyValueCache | None = None
+        self._kernels = kernels
+        self._cache: TokenCache | None = None
+        self._graphs: StepGraphs | None = None
         self._batch: Batch | None = None
         self._version: int | None = None
         self._prefill_tokens = 0
@@ -126,12 +132,7 @@ class TorchEngine:
         self._decoder.load(matched_weights(self._decoder.module, given).to_module(given))
         self._table.forget()
         if self._cache is None:
-            self._cache = KeyValueCache(
-                rows=self._max_in_flight,
-                context_length=self._context_length,
-                dtype=self._dtype,
-                device=self._device,
-            )
+            self._cache = self._new_cache(self._decoder)
         self._version = version
 
     @_breakdowns()
@@ -167,13 +168,23 @@ class TorchEngine:
         batch = self._batch
         if batch is None or not live:
             return []
-        window = cache.window(batch.cached, 1, max(slot.cached for slot in live) + 1)
-        logits = decoder.logits(batch.token_ids.unsqueeze(1), window, cache)
+        reach = max(slot.cached for slot in live) + 1
+        launch = partial(self._launch, decoder, cache, batch, reach)
+        if self._graphs is None:
+            found = launch()
+        else:
+            cache.reserve(reach)
+            found = self._graphs.run(batch, cache.capacity, launch)
+        tokens, scores = found.tolist()
+        return [self._extend(row, slot, int(tokens[row]), scores[row]) for row, slot in enumerate(live)]
+
+    def _launch(self, decoder: Decoder, cache: TokenCache, batch: Batch, reach: int) -> Tensor:
+        """A step on the device: the tokens drawn and their log-probs, float64 [2, n]; it does not wait."""
+        logits = decoder.logits(batch.token_ids.unsqueeze(1), cache.step_window(batch.cached, reach))
         token_ids, logprobs = self._draw(logits, batch)
         batch.advance(token_ids)
         # One transfer for both: float64 holds token ids and float32 log-probs exactly.
-        tokens, scores = torch.stack((token_ids.double(), logprobs.double())).tolist()
-        return [self._extend(row, slot, int(tokens[row]), scores[row]) for row, slot in enumerate(live)]
+        return torch.stack((token_ids.double(), logprobs.double()))
 
     def abort(self, responses: Sequence[int]) -> None:
         rows = self._table.responses
@@ -199,7 +210,7 @@ class TorchEngine:
 
     def _forget(self) -> None:
         """Drop everything that takes memory; counters stay."""
-        self._decoder = self._cache = self._batch = self._version = None
+        self._decoder = self._cache = self._graphs = self._batch = self._version = None
         self._table = SlotTable(self._max_in_flight)
 
     def _draw(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -215,19 +226,40 @@ class TorchEngine:
             greedy=batch.greedy,
         )
 
-    def _loaded(self) -> tuple[Decoder, KeyValueCache]:
+    def _new_cache(self, decoder: Decoder) -> TokenCache:
+        kernels = (
+            kernels_for(decoder.packed_heads, self._dtype, self._device) if self._kernels is None else self._kernels
+        )
+        sizes: dict[str, Any] = {
+            "rows": self._max_in_flight,
+            "context_length": self._context_length,
+            "dtype": self._dtype,
+            "device": self._device,
+        }
+        if kernels.attention is None or decoder.packed_heads is None:
+            return KeyValueCache(**sizes)
+        if kernels.record is not None:
+            self._graphs = StepGraphs(self._max_in_flight, kernels.record)
+        return PackedCache(attention=kernels.attention, **sizes)
+
+    def _loaded(self) -> tuple[Decoder, TokenCache]:
         if self._decoder is None or self._cache is None:
             raise EngineError("no weights are loaded; call load_weights first")
         return self._decoder, self._cache
 
-    def _settle(self, cache: KeyValueCache) -> None:
+    def _settle(self, cache: TokenCache) -> None:
         """Close gaps between rows and rebuild the batch's tensors, after responses have come or gone."""
         moves = self._table.compact()
         live = [slot for slot in self._table.slots if slot is not None]
         if moves:
             sources, targets = zip(*moves, strict=True)
             cache.copy_rows(sources, targets, max(map(self._table.held, targets)))
-        self._batch = batch_of(live, self._device) if live else None
+        if not live:
+            self._batch = None
+        elif self._graphs is None:
+            self._batch = batch_of(live, self._device)
+        else:
+            self._batch = self._graphs.placed(batch_of(live, self._device, self._graphs.size(len(live))))
 
     def _extend(self, row: int, slot: Slot, token: int, logprob: float) -> TokenDelta:
         request = slot.request
@@ -242,43 +274,22 @@ class TorchEngine:
             self._batch = None
         return TokenDelta(request.response, (token,), (logprob,), reason)
 
-    def _fill(self, decoder: Decoder, cache: KeyValueCache, placements: Sequence[Placement]) -> None:
+    def _fill(self, decoder: Decoder, cache: TokenCache, placements: Sequence[Placement]) -> None:
         """Fill the cache rows of new responses with all of their tokens but the last."""
         prompts = [p for p in placements if p.source is None and not p.reused]
-        self._prefill(decoder, cache, [(p.row, 0, p.request.prompt_ids[:-1]) for p in prompts])
+        self._prefill(decoder, cache, [Piece(p.row, 0, p.request.prompt_ids[:-1]) for p in prompts])
         copies = [(p.source, p.row, p.reused) for p in placements if p.source is not None]
         if copies:
             sources, targets, lengths = zip(*copies, strict=True)
             cache.copy_rows(sources, targets, max(lengths))
         rest = [(p, p.reused or len(p.request.prompt_ids) - 1) for p in placements]
-        self._prefill(
-            decoder,
-            cache,
-            [(p.row, first, (p.request.prompt_ids + p.request.generated_ids)[first:-1]) for p, first in rest],
-        )
+        tokens = [(p.row, first, p.request.prompt_ids + p.request.generated_ids) for p, first in rest]
+        self._prefill(decoder, cache, [Piece(row, first, token_ids[first:-1]) for row, first, token_ids in tokens])
 
-    def _prefill(
-        self, decoder: Decoder, cache: KeyValueCache, pieces: Sequence[tuple[int, int, tuple[int, ...]]]
-    ) -> None:
-        """Compute pieces (row, first position, tokens): similar lengths in one pass, long pieces in several."""
-        waiting = [piece for piece in pieces if piece[2]]
-        while waiting:
-            waiting.sort(key=lambda piece: len(piece[2]))
-            length = min(len(waiting[-1][2]), _PREFILL_LENGTH)
-            passed = [piece for piece in waiting if 2 * len(piece[2]) >= length][-max(1, _PREFILL_TOKENS // length) :]
-            del waiting[-len(passed) :]
-            self._forward(decoder, cache, [(row, first, tokens[:length]) for row, first, tokens in passed], length)
-            waiting += [(row, first + length, tokens[length:]) for row, first, tokens in passed if len(tokens) > length]
-
-    def _forward(
-        self, decoder: Decoder, cache: KeyValueCache, pieces: Sequence[tuple[int, int, tuple[int, ...]]], length: int
-    ) -> None:
-        token_ids = torch.tensor([tokens + (0,) * (length - len(tokens)) for _, _, tokens in pieces])
-        rows, first = (torch.tensor([piece[i] for piece in pieces], device=self._device) for i in (0, 1))
-        reach = max(position + length for _, position, _ in pieces)
-        window = cache.window(first, length, reach, rows)
-        decoder.prefill(token_ids.to(self._device), window, cache)
-        self._prefill_tokens += sum(len(tokens) for _, _, tokens in pieces)
+    def _prefill(self, decoder: Decoder, cache: TokenCache, pieces: Sequence[Piece]) -> None:
+        for passed, token_ids, window in cache.prefill_windows(pieces):
+            decoder.prefill(token_ids, window)
+            self._prefill_tokens += sum(len(piece.token_ids) for piece in passed)
 
 
 def _device(name: str) -> torch.device:

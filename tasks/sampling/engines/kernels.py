@@ -1,0 +1,39 @@
+"""Kernels: what the torch engine's steps use beside PyTorch's plain operations, and when."""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from tasks.sampling.engines.row_attention import RowAttention, checked, flash
+from tasks.sampling.engines.step_graphs import Record, record_on_gpu
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The default is none, which is right for every device, dtype and model.
+
+    Attributes:
+        attention: reads the cache without masks, for decoders that have `packed_heads`; None: masks.
+        record: records a step, so that it is launched as a whole; only with `attention`. None: operation by operation.
+    """
+
+    attention: RowAttention | None = None
+    record: Record | None = None
+
+
+def kernels_for(heads: tuple[int, int, int] | None, dtype: torch.dtype, device: torch.device) -> Kernels:
+    """What a decoder with these `packed_heads` uses: all there is in half precision on CUDA, and nothing elsewhere.
+
+    In float32 a response is promised to be the same alone, in a batch and resumed, which was shown with masks, and
+    flash attention takes no float32. The attention is compared with plain products on the device first.
+    """
+    if device.type != "cuda" or dtype == torch.float32:
+        return Kernels()
+    if heads is None:
+        _LOG.warning("the cache is read with masks, which costs time only: this model's own code asks for them")
+        return Kernels()
+    attention = checked(flash, heads, dtype, device)
+    return Kernels() if attention is None else Kernels(attention, record_on_gpu)
