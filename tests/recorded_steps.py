@@ -45,6 +45,7 @@ class _Recording(Operations):
     def __init__(self) -> None:
         super().__init__()
         self._before: dict[int, tuple[Tensor, torch.UntypedStorage]] = {}
+        self._kept: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]] = []
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         name = operator.overloadpacket.__name__
@@ -55,19 +56,22 @@ class _Recording(Operations):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 tensor = given[argument.name]
                 self._before.setdefault(_storage(tensor), (tensor, tensor.untyped_storage().clone()))
-        return super().__torch_dispatch__(operator, types, args, kwargs)
+        found = super().__torch_dispatch__(operator, types, args, kwargs)
+        given = {_storage(one) for one in tree_leaves((args, kwargs or {})) if isinstance(one, Tensor)}
+        new = [one for one in tree_leaves(found) if isinstance(one, Tensor) and _storage(one) not in given]
+        if new or operator._schema.is_mutable:  # else a view, which sees what its tensor holds
+            self._kept.append((operator, args, kwargs or {}, new))
+        return found
 
     def restore(self) -> None:
         for tensor, storage in self._before.values():
             tensor.untyped_storage().copy_(storage)
 
     def run(self) -> None:
-        for operator, args, kwargs, found in self.calls:
-            given = {_storage(one) for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+        for operator, args, kwargs, written in self._kept:
             again = operator(*args, **kwargs)
-            for old, new in zip(tree_leaves(found), tree_leaves(again), strict=True):
-                if isinstance(old, Tensor) and _storage(old) not in given:
-                    old.copy_(new)
+            for old, new in zip(written, tree_leaves(again), strict=False):
+                old.copy_(new)
 
 
 class Recorder:
