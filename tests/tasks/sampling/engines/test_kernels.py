@@ -61,20 +61,22 @@ def matrices_with_addresses(monkeypatch):
 
 class _Contract(EngineContract):
     dtype = "float32"
+    records = True
 
     @pytest.fixture
     def engine_factory(self, tmp_path, model):
-        return lambda rows: make_engine(
-            tmp_path, model, rows=rows, dtype=self.dtype, kernels=Kernels(plain, Recorder())
-        )
+        def make(rows):
+            used = Kernels(plain, Recorder() if self.records else None)
+            return make_engine(tmp_path, model, rows=rows, dtype=self.dtype, kernels=used)
+
+        return make
 
     def weights(self, version):
         return weight_blocks(tiny_model(tiny_config("qwen2"), seed=version))
 
     def release(self, engine):
-        if engine._graphs is not None:
-            assert isinstance(engine._cache, PackedCache)
-            assert engine._graphs._record is not None, "a step could not be recorded"
+        assert engine._cache is None or isinstance(engine._cache, PackedCache)
+        assert engine._graphs is None or engine._graphs._record is not None, "a step could not be recorded"
         super().release(engine)
 
 
@@ -84,12 +86,26 @@ class TestRecorded(_Contract):
 
 
 @pytest.mark.slow
-class TestRecordedInBfloat16(_Contract):
+class TestPackedInBfloat16(_Contract):
     dtype = "bfloat16"
+    records = False
 
     def test_says_what_it_is(self, engine):
         assert engine.name == "torch bfloat16 cpu"
         assert not engine.batch_invariant
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_recording_changes_no_bit(tmp_path, model, dtype):
+    samplings = [SamplingParams(max_completion_length=20, temperature=t, top_k=k) for t, k in ((1.0, 0), (0.7, 9))]
+    items = [request(r, samplings[r // 4]) for r in range(8)]
+    recorder = Recorder()
+    found, wanted = (
+        run(make_engine(tmp_path, model, dtype=dtype, kernels=used), items)
+        for used in (Kernels(plain, recorder), Kernels(plain))
+    )
+    assert recorder.launched > 10
+    assert found == wanted
 
 
 @pytest.mark.slow
