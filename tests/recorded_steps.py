@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from tasks.sampling.engines.step_graphs import Launch
 
-WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "bincount", "equal", "is_nonzero")
+# In inference mode `item` is not divided into the operation below it.
+WAITS = ("item", "_local_scalar_dense", "nonzero", "masked_select", "unique", "bincount", "equal", "is_nonzero")
 FROM_THE_HOST = ("lift_fresh",)
 
 
