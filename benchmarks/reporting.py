@@ -143,7 +143,7 @@ def finish(
     for target in targets:
         value = target.value if target.interval is None else Measured(target.value, target.interval)
         word = "met   " if target.met else "MISSED"
-        print(f"{word} {target.name}: {_shown(value)} (bound {target.bound})")
+        print(f"{word} {target.name}: {shown(value)} (bound {target.bound})")
     if as_json:
         summary = {
             "benchmark": name,
@@ -163,15 +163,16 @@ def _summary(target: Target) -> dict[str, Any]:
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print one line per row under the names of the columns, which are the keys of all rows in order of appearance."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    cells = [columns, *([_shown(row.get(column, "")) for column in columns] for row in rows)]
+    cells = [columns, *([shown(row.get(column, "")) for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     for line in cells:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A figure as a table shows it."""
     if isinstance(value, Measured):
-        return f"{_shown(value.median)} [{', '.join(map(_shown, value.interval))}]"
+        return f"{shown(value.median)} [{', '.join(map(shown, value.interval))}]"
     if not isinstance(value, float):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -17,6 +17,7 @@ from benchmarks.trainer_work import (
     GRAD_NORM_MAX,
     LEARNING_RATE,
     Meter,
+    Sample,
     Work,
     keep_answers_apart,
     samples,
@@ -36,13 +37,16 @@ def main() -> None:
 
 
 def _trainer(work: Work, folder: str) -> Any:
+    return grpo_trainer(work, samples(work), folder, _callback(importlib.import_module("transformers")), use_cpu=True)
+
+
+def grpo_trainer(work: Work, rows: list[Sample], folder: str, callback: Any, **settings: Any) -> Any:
+    """TRL's trainer on the given responses. settings: further ones of its GRPOConfig."""
     trl, transformers = importlib.import_module("trl"), importlib.import_module("transformers")
     count = work.prompts * work.generations
+    defaults = {"bf16": False, "gradient_checkpointing": False}
     arguments = trl.GRPOConfig(
         output_dir=folder,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
         per_device_train_batch_size=work.responses_per_pass,
         gradient_accumulation_steps=count // work.responses_per_pass,
         num_generations=work.generations,
@@ -59,6 +63,7 @@ def _trainer(work: Work, folder: str) -> Any:
         save_strategy="no",
         logging_strategy="no",
         disable_tqdm=True,
+        **{**defaults, **settings},
     )
     model = transformers.AutoModelForCausalLM.from_pretrained(
         work.model_dir,
@@ -73,9 +78,10 @@ def _trainer(work: Work, folder: str) -> Any:
         processing_class=_tokenizer(work, transformers),
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         train_dataset=importlib.import_module("datasets").Dataset.from_dict({"prompt": ["a"] * work.prompts}),
-        callbacks=[_callback(transformers)],
+        callbacks=[callback],
     )
-    prepared = _prepared(work)
+    device = trainer.accelerator.device
+    prepared = {name: value.to(device) for name, value in _prepared(rows).items()}
     trainer._generate_and_score_completions = lambda _batch: dict(prepared)  # noqa: SLF001 - where generation happens
     return trainer
 
@@ -112,9 +118,8 @@ def _tokenizer(work: Work, transformers: Any) -> Any:
     )
 
 
-def _prepared(work: Work) -> dict[str, Any]:
+def _prepared(rows: list[Sample]) -> dict[str, torch.Tensor]:
     """The responses in TRL's form: prompts padded on the left, completions on the right."""
-    rows = samples(work)
     prompts, completions = [row.prompt for row in rows], [row.completion for row in rows]
     prompt_length, completion_length = max(map(len, prompts)), max(map(len, completions))
     completion_mask = torch.tensor([[1] * len(ids) + [0] * (completion_length - len(ids)) for ids in completions])

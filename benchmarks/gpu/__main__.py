@@ -1,27 +1,32 @@
 """All measurements that need a GPU, in one command and in a given number of minutes.
 
-`python -m benchmarks.gpu --plan 45 --json` on one GPU. It prints which part may take how long, and each part's figures
-as soon as the part ends. Each part runs in a process of its own, which is ended when its minutes are over. A part that
-cannot run here (no vLLM, no GPU) is skipped, and one that breaks down is reported as failed; both give a reason. Models
-are random and have real shapes; nothing is downloaded. `--device cpu --small` tries the same code on a CPU; its figures
-mean nothing.
+`python -m benchmarks.gpu --plan 10 --json` on one GPU. It prints which part may take how long, and each figure at once,
+in a line that begins with ##. Each part runs in a process of its own, which is ended when its minutes are over; what it
+had measured counts. A part that cannot run here (no vLLM, no GPU) is skipped, and one that breaks down is reported as
+failed; both give a reason. Models are random and have real shapes; nothing is downloaded. `--device cpu --small` tries
+the same code on a CPU; its figures mean nothing.
 """
 
 import argparse
 import json
+import signal
 import sys
+import tempfile
 from dataclasses import asdict
 
 from benchmarks.gpu.part import PARTS, Outcome, run_part
 from benchmarks.gpu.report import decode_share, rows, targets
 from benchmarks.gpu.schedule import chosen, lines, run_in_turn
 from benchmarks.gpu.sizes import SHAPES, size_for
-from benchmarks.reporting import finish, print_table
+from benchmarks.reporting import finish
+
+# Of the plan's minutes, for the last part's end and for the report.
+_ENDING_MINUTES = 0.1
 
 
 def report(outcomes: dict[str, Outcome], notes: dict[str, object], *, as_json: bool, on_gpu: bool) -> None:
     """Print table, targets, and JSON with every part's figures, or the reason why it has none."""
-    figures = {part: outcome.figures for part, outcome in outcomes.items() if outcome.status == "measured"}
+    figures = {part: outcome.figures for part, outcome in outcomes.items() if outcome.figures}
     reasons = {
         status: {part: outcome.reason for part, outcome in outcomes.items() if outcome.status == status}
         for status in ("skipped", "failed")
@@ -42,11 +47,8 @@ def report(outcomes: dict[str, Outcome], notes: dict[str, object], *, as_json: b
 
 
 def tell(part: str, outcome: Outcome, *, as_json: bool) -> None:
-    """Print what a part measured as soon as it ends, so that nothing is lost with what comes after it."""
-    if outcome.status == "measured":
-        print_table(rows({part: outcome.figures}))
-    else:
-        print(f"{part} {outcome.status}: {outcome.reason}")
+    """Print how a part ended; its figures are printed already."""
+    print(f"{part} {outcome.status}{': ' if outcome.reason else ''}{outcome.reason}")
     if as_json:
         print(json.dumps({"part": part, **asdict(outcome)}))
     sys.stdout.flush()
@@ -66,16 +68,22 @@ def main() -> None:
     options = parser.parse_args()
     if options.device == "cpu" and not options.small:
         parser.error("--device cpu: the full size is for a GPU; allowed: with --small")
-    size = size_for(options.device, options.model, small=options.small)
+    # A part is a session of its own, and would outlive this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parts = chosen(options.part or [], {name: part.minutes for name, part in PARTS.items()})
     minutes = sum(parts.values()) if options.plan is None else options.plan
     print("\n".join(lines(minutes, parts)), flush=True)
+    with tempfile.TemporaryDirectory() as caches:
+        size = size_for(options.device, options.model, small=options.small, caches=caches)
 
-    def run(part: str, limit_s: float) -> Outcome:
-        print(f"{part} ...", file=sys.stderr, flush=True)
-        return run_part(part, size, options.model, limit_s)
+        def run(part: str, limit_s: float) -> Outcome:
+            print(f"{part} ...", file=sys.stderr, flush=True)
+            return run_part(part, size, options.model, limit_s)
 
-    outcomes = run_in_turn(minutes, parts, run, lambda part, outcome: tell(part, outcome, as_json=options.json))
+        ending = 0.0 if options.plan is None else _ENDING_MINUTES
+        outcomes = run_in_turn(
+            minutes - ending, parts, run, lambda part, outcome: tell(part, outcome, as_json=options.json)
+        )
     notes = {"device": options.device, "model": "small" if options.small else options.model, "minutes": minutes}
     report(outcomes, notes, as_json=options.json, on_gpu=options.device == "cuda")
     statuses = {outcome.status for outcome in outcomes.values()}

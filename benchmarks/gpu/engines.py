@@ -1,275 +1,182 @@
-"""Decode speed of our engines against bare vLLM on one device, and the cost of keyed sampling and journalling.
+"""Decode speed of our engines against bare vLLM on one device, the price of batch invariance, and what ours cost.
 
-All engines decode the same prompts to the same lengths at temperature 1 and return log-probs. If the device's memory
-allows, they exist side by side and take turns; otherwise they run one after another. The result says which.
+Every engine has a process of its own (`engine_arm`). All of them start beside each other and then take turns; one that
+does not start, hangs or breaks down costs itself alone.
 """
 
-import importlib
-import os
+import importlib.util
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from benchmarks.equal_work import PROMPT, decode, journal
+from benchmarks.gpu.arm import Arm, ArmError, start_phases
+from benchmarks.gpu.engine_arm import PROMPT_TOKENS, EngineWork, Kind
 from benchmarks.gpu.model import write_model
-from benchmarks.gpu.sizes import Size
-from benchmarks.reporting import interleave, medians
-from storage.weights.tensor_sets import TensorBlock
-from tasks.configuration.rollout import VllmConfig
-from tasks.learning.pretrained import read_tensors
-from tasks.sampling.engines.torch_engine import TorchEngine
+from benchmarks.gpu.sizes import SHAPES, ModelShape, Size
 
-KEYED = "vllm_keyed"
-CONTESTANTS = 4  # TorchEngine included, which takes what it needs of its share
-# The share of a GPU's memory that all engines take together; the rest is for computing.
-_MEMORY_SHARE = 0.85
-_WORKING_BYTES = 4 << 30
 _CPU_CACHE_BYTES = 64 << 20
-# Bare vLLM reads these too. On a CPU they make it possible to run several engines on few cores.
-_ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it would be compiled by nvcc, which our image lacks
-}
-_CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
+_WORKING_BYTES = 6 << 30
+_BLOCK_TOKENS = 128  # at least those of a block of any attention backend
+_STEP_LIMIT_S = 60.0
+# What has not started after these seconds starts beside the measurements of the others, and is measured last.
+_LATE_S = {"cuda": 110.0, "cpu": 240.0}
+_LAST_S = 60.0
 
 
-@dataclass(frozen=True)
-class Contestant:
-    """A contestant: `run` decodes and returns tokens per second; `engine` is its engine if it is one of ours."""
-
-    run: Callable[[], float]
-    close: Callable[[], object]
-    engine: Any = None
+def measure(size: Size) -> Iterator[dict[str, Any]]:
+    """Tokens per second by model, responses and engine, and each start by its phases; yields with each figure."""
+    yield from _measured(size, {name: _kinds(size, name) for name in size.engine_models}, size.engine_batches)
 
 
-@dataclass(frozen=True)
-class Field:
-    """The common settings of all contestants. `memory_share`: the share of a GPU's memory for one vLLM engine."""
-
-    size: Size
-    model: Path
-    blocks: Mapping[str, TensorBlock]
-    memory_share: float
-
-    @property
-    def dtype(self) -> Literal["float32", "bfloat16"]:
-        return "bfloat16" if self.size.device == "cuda" else "float32"
-
-    @property
-    def context_length(self) -> int:
-        return context_length(self.size)
-
-    def with_vllm(
-        self, *, keyed: bool = True, batch_invariant: bool = False, process: Literal["own", "same"] = "own"
-    ) -> Contestant:
-        """Our engine over vLLM; not keyed, vLLM's own noise draws its tokens."""
-        from tasks.sampling.engines.vllm_engine import VllmEngine  # noqa: PLC0415 - vLLM reads the environment when imported
-
-        engine = VllmEngine(
-            self.model,
-            vocab_size=self.size.shape.vocab_size,
-            dtype=self.dtype,
-            max_responses_in_flight=self.size.responses,
-            context_length=self.context_length,
-            config=VllmConfig(
-                process=process,
-                batch_invariant=batch_invariant,
-                gpu_memory_utilization=self.memory_share,
-                kv_cache_memory_bytes=None if self.size.device == "cuda" else _CPU_CACHE_BYTES,
-                enforce_eager=self.size.small,
-            ),
-            keyed=keyed,
-        )
-        return self._ours(engine)
-
-    def with_torch(self) -> Contestant:
-        """Our own engine."""
-        engine = TorchEngine(
-            self.model,
-            dtype=self.dtype,
-            device="cuda" if self.size.device == "cuda" else "cpu",
-            max_responses_in_flight=self.size.responses,
-            context_length=self.context_length,
-        )
-        return self._ours(engine)
-
-    def bare_vllm(self) -> Contestant:
-        """The `LLM.generate` of vLLM, without anything of ours."""
-        vllm = importlib.import_module("vllm")  # now, because it reads the environment when imported
-        llm = vllm.LLM(
-            model=str(self.model),
-            skip_tokenizer_init=True,
-            dtype=self.dtype,
-            max_num_seqs=self.size.responses,
-            max_model_len=self.context_length,
-            gpu_memory_utilization=self.memory_share,
-            kv_cache_memory_bytes=None if self.size.device == "cuda" else _CPU_CACHE_BYTES,
-            enforce_eager=self.size.small,
-        )
-        params = vllm.SamplingParams(
-            temperature=1.0, logprobs=0, max_tokens=self.size.tokens, ignore_eos=True, detokenize=False
-        )
-        prompts = [{"prompt_token_ids": list(PROMPT)} for _ in range(self.size.responses)]
-
-        def run() -> float:
-            began_s = time.perf_counter()
-            outputs = llm.generate(prompts, params, use_tqdm=False)
-            tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-            return tokens / (time.perf_counter() - began_s)
-
-        return Contestant(run, llm.llm_engine.engine_core.shutdown)
-
-    def _ours(self, engine: Any) -> Contestant:
-        try:
-            engine.load_weights(0, self.blocks)
-        except BaseException:
-            engine.close()
-            raise
-        return Contestant(partial(decode, engine, self.size.responses, self.size.tokens), engine.close, engine)
-
-    def contestants(self) -> dict[str, Callable[[], Contestant]]:
-        """Builders by name; none uses batch-invariant kernels, because those are set for a whole process."""
-        return {
-            "vllm_bare": self.bare_vllm,
-            KEYED: self.with_vllm,
-            "vllm_unkeyed": partial(self.with_vllm, keyed=False),
-            "torch": self.with_torch,
-        }
+def measure_taxes(size: Size) -> Iterator[dict[str, Any]]:
+    """Tokens per second with our noise and with vLLM's own, and the cost of a journal over the bare loop."""
+    kinds: dict[str, list[Kind]] = {size.engine_models[0]: ["ours", "unkeyed"]}
+    yield from _measured(size, kinds, (size.responses,), journal=True)
 
 
-def measure(size: Size) -> dict[str, Any]:
-    """The tokens per second of every contestant, the journalling tax, and the reason for each missing contestant."""
-    share, together = memory_plan(size)
-    return {"together": together} | _measure_field(size, share, Field.contestants, together=together)
+def _kinds(size: Size, model: str) -> list[Kind]:
+    """The engines that run a model; batch invariance and our own engine are tried with the first one."""
+    return ["bare", "ours", "torch", "invariant"] if model == size.engine_models[0] else ["bare", "ours"]
 
 
-def measure_plain(size: Size) -> dict[str, Any]:
-    """Tokens per second of vLLM alone on the device, with its usual kernels."""
-    return _measure_alone(size, "plain", batch_invariant=False)
-
-
-def measure_invariant(size: Size) -> dict[str, Any]:
-    """The same with its batch-invariant kernels, which are set for a whole process."""
-    return _measure_alone(size, "invariant", batch_invariant=True)
-
-
-def _measure_alone(size: Size, name: str, *, batch_invariant: bool) -> dict[str, Any]:
-    def contestants(field: Field) -> dict[str, Callable[[], Contestant]]:
-        # A CPU is shared with other work, and the start of further processes takes minutes there.
-        process: Literal["own", "same"] = "own" if size.device == "cuda" else "same"
-        return {name: partial(field.with_vllm, batch_invariant=batch_invariant, process=process)}
-
-    return _measure_field(size, _MEMORY_SHARE, contestants, together=True)
-
-
-def prepare_bare_environment(size: Size) -> None:
-    """Set what vLLM reads from the environment when it is imported."""
-    os.environ.update(_ENVIRONMENT | ({} if size.device == "cuda" else _CPU_ENVIRONMENT))
-
-
-def _measure_field(
-    size: Size,
-    share: float,
-    contestants: Callable[[Field], Mapping[str, Callable[[], Contestant]]],
-    *,
-    together: bool,
-) -> dict[str, Any]:
-    prepare_bare_environment(size)
-    found: dict[str, Any] = {"responses": size.responses, "tokens": size.tokens, "skipped": {}, "rates": {}}
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(size.shape, Path(folder), size.device)
-        builders = contestants(Field(size, Path(folder), read_tensors(Path(folder)), share))
-        for crew in [builders] if together else [{name: builder} for name, builder in builders.items()]:
-            _measure_crew(size, crew, found)
+def _measured(
+    size: Size, models: dict[str, list[Kind]], batches: Sequence[int], *, journal: bool = False
+) -> Iterator[dict[str, Any]]:
+    found: dict[str, Any] = {"tokens": size.tokens, "engines": 0, "starts": [], "rates": [], "skipped": {}}
+    with ExitStack() as closing:
+        crew = _Crew(size, found)
+        closing.callback(crew.close)
+        for model, kinds in models.items():
+            folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
+            crew.start(model, kinds, folder)
+        yield from crew.await_starts(_LATE_S[size.device])
+        yield from crew.measure(batches)
+        if crew.late:
+            yield from crew.await_starts(_LAST_S)
+            yield from crew.measure(batches)
+        for model in models if journal else ():
+            found |= crew.journalled(model)
+            yield found
     if not found["rates"]:
         raise RuntimeError(f"no engine could be measured: {found['skipped']}")
-    return found | {"tokens_per_s": {name: statistics.median(rates) for name, rates in found["rates"].items()}}
 
 
-def context_length(size: Size) -> int:
-    """The most tokens of prompt and response."""
-    return len(PROMPT) + max(size.tokens, *size.journal_tokens)
+class _Crew:
+    """The engines of a measurement; what they answer goes to `found`. late: those that have not started yet."""
 
+    def __init__(self, size: Size, found: dict[str, Any]) -> None:
+        self._size, self._found = size, found
+        self._arms: dict[tuple[str, Kind], Arm] = {}
+        self._ready: set[tuple[str, Kind]] = set()
+        self._measured: set[tuple[str, Kind]] = set()
 
-def memory_plan(size: Size) -> tuple[float, bool]:
-    """The share of the GPU's memory for one vLLM engine, and whether all of them fit beside each other."""
-    if size.device != "cuda":
-        return _MEMORY_SHARE, True
-    shape = size.shape
-    cache_bytes_per_token = 2 * 2 * shape.layers * shape.key_value_heads * shape.head_width
-    cache_bytes = size.responses * context_length(size) * cache_bytes_per_token
-    one_bytes = 2 * shape.weights + cache_bytes + _WORKING_BYTES
-    _, total_bytes = torch.cuda.mem_get_info()
-    together = CONTESTANTS * one_bytes <= _MEMORY_SHARE * total_bytes
-    return _MEMORY_SHARE / CONTESTANTS if together else _MEMORY_SHARE, together
+    @property
+    def late(self) -> list[tuple[str, Kind]]:
+        return [each for each in self._arms if each not in self._ready]
 
+    def start(self, model: str, kinds: Sequence[Kind], folder: Path) -> None:
+        """Write the model, and start its engines without waiting for them."""
+        shape = self._size.shape if self._size.small else SHAPES[model]
+        write_model(shape, folder, self._size.device)
+        for kind in kinds:
+            if kind != "torch" and importlib.util.find_spec("vllm") is None:
+                self._found["skipped"][f"{model} {kind}"] = "vllm is not installed"
+            elif kind == "invariant" and self._size.device != "cuda":
+                self._found["skipped"][f"{model} {kind}"] = "vLLM has batch-invariant kernels for GPUs only"
+            else:
+                work = engine_work(self._size, shape, kind, folder)
+                self._found["engines"] += 1
+                self._arms[model, kind] = Arm("benchmarks.gpu.engine_arm", work.as_argument())
 
-def _measure_crew(size: Size, builders: Mapping[str, Callable[[], Contestant]], found: dict[str, Any]) -> None:
-    """Build these contestants, let them take turns, add their results to `found`, and close them."""
-    with ExitStack() as closing:
-        crew = {}
-        for name, builder in builders.items():
+    def await_starts(self, limit_s: float) -> Iterator[dict[str, Any]]:
+        """Wait for the engines that have not started; those that have not after `limit_s` seconds stay late."""
+        end_s = time.monotonic() + limit_s
+        for each in self.late:
+            arm = self._arms[each]
             try:
-                crew[name] = builder()
-            except Exception as error:  # noqa: BLE001 - if one cannot start, the others are still measured
-                found["skipped"][name] = reason(error)
+                answer = arm.answer(end_s - time.monotonic())
+            except ArmError as error:
+                self._found["skipped"][" ".join(each)] = f"its start was {error}"
+                if arm.has_ended:
+                    del self._arms[each]
                 continue
-            closing.callback(crew[name].close)
-        if crew:
-            arms = {name: one.run for name, one in crew.items()}
-            interleave(arms, 1)
-            found["rates"] |= interleave(arms, size.engine_rounds)
-        if KEYED in crew:
-            found.update(journalling(crew[KEYED].engine, size))
+            self._found["skipped"].pop(" ".join(each), None)
+            self._ready.add(each)
+            phases = {} if each[1] == "torch" else start_phases(arm.log)
+            self._found["starts"].append({"model": each[0], "engine": each[1], "phases": phases, **answer})
+            yield self._found
+
+    def measure(self, batches: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """Let the engines of each model that have started take turns, once for every number of responses."""
+        for model in dict.fromkeys(model for model, _ in self._arms):
+            new = [each for each in self._arms if each in self._ready - self._measured and each[0] == model]
+            for responses in batches if new else ():
+                for each, rates in self._rates(new, responses).items():
+                    self._found["rates"].append(
+                        {
+                            "model": model,
+                            "engine": each[1],
+                            "responses": responses,
+                            "tokens_per_s": statistics.median(rates),
+                            "rounds": rates,
+                        }
+                    )
+                yield self._found
+            self._measured |= set(new)
+
+    def _rates(self, those: list[tuple[str, Kind]], responses: int) -> dict[tuple[str, Kind], list[float]]:
+        asked = {"responses": responses, "tokens": self._size.tokens}
+        rates: dict[tuple[str, Kind], list[float]] = {}
+        for turn in range(1 + self._size.engine_rounds):  # the first one does not count
+            for each in [one for one in those[turn % len(those) :] + those[: turn % len(those)] if one in self._arms]:
+                try:
+                    rate = self._arms[each].ask(asked, _STEP_LIMIT_S)["tokens_per_s"]
+                except ArmError as error:
+                    self._found["skipped"][" ".join(each)] = str(error)
+                    self._arms.pop(each).close()
+                    rates.pop(each, None)
+                    continue
+                if turn:
+                    rates.setdefault(each, []).append(rate)
+        return rates
+
+    def journalled(self, model: str) -> dict[str, Any]:
+        """What a journal costs our engine; empty if it has broken down."""
+        arm = self._arms.get((model, "ours"))
+        return {} if arm is None else arm.ask({"journal": True}, 3 * _STEP_LIMIT_S)
+
+    def close(self) -> None:
+        for arm in self._arms.values():
+            arm.end()
+        for arm in self._arms.values():
+            arm.close()
 
 
-def journalling(engine: Any, size: Size) -> dict[str, float]:
-    """The wall-clock cost of a journalling session over the bare loop.
-
-    The difference between runs with many and few tokens gives the extra time per token in per cent. The rest is the
-    fixed time in which a session begins and ends, which would hide the extra time in a run of seconds.
-    """
-    durations: dict[str, Callable[[], float]] = {}
-    for tokens in size.journal_tokens:
-        durations[f"bare {tokens}"] = partial(_duration, partial(decode, engine), size.responses, tokens)
-        session = partial(journal, engine, flush_interval_s=size.flush_interval_s)
-        durations[f"journalled {tokens}"] = partial(_duration, session, size.responses, tokens)
-    interleave(durations, 1)
-    return journalling_costs(medians(interleave(durations, size.engine_rounds)), size)
-
-
-def journalling_costs(durations_s: Mapping[str, float], size: Size) -> dict[str, float]:
-    """The figures of `journalling`, from the seconds of "bare" and "journalled" runs of few and of many tokens."""
-    few, many = size.journal_tokens
-    per_token_s = {
-        arm: (durations_s[f"{arm} {many}"] - durations_s[f"{arm} {few}"]) / (many - few)
-        for arm in ("bare", "journalled")
-    }
-    extra_s = durations_s[f"journalled {many}"] - durations_s[f"bare {many}"]
-    return {
-        "flush_interval_s": size.flush_interval_s,
-        "journalled_tokens_per_s": size.responses / per_token_s["journalled"],
-        "journalling_tax_percent": 100 * (per_token_s["journalled"] / per_token_s["bare"] - 1),
-        "session_seconds": extra_s - many * (per_token_s["journalled"] - per_token_s["bare"]),
-    }
-
-
-def _duration(rate: Callable[[int, int], float], responses: int, tokens: int) -> float:
-    return responses * tokens / rate(responses, tokens)
-
-
-def reason(error: BaseException) -> str:
-    """The error in one line."""
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'without a message'}"
+def engine_work(size: Size, shape: ModelShape, kind: Kind, folder: Path) -> EngineWork:
+    """The work of an engine's process; the same sizes always give vLLM the same settings, for its compiled code."""
+    context_length = PROMPT_TOKENS + max(size.tokens, *size.journal_tokens)
+    cache_bytes, share = _CPU_CACHE_BYTES, 0.9
+    if size.device == "cuda":
+        blocks = size.responses * (context_length // _BLOCK_TOKENS + 2)
+        per_token = 2 * 2 * shape.layers * shape.key_value_heads * shape.head_width
+        cache_bytes = blocks * _BLOCK_TOKENS * per_token
+        needed = 2 * shape.weights + cache_bytes + _WORKING_BYTES
+        share = round(min(0.9, needed / torch.cuda.get_device_properties(0).total_memory), 3)
+    return EngineWork(
+        kind=kind,
+        folder=str(folder),
+        shape=shape,
+        device=size.device,
+        small=size.small,
+        responses=size.responses,
+        context_length=context_length,
+        memory_share=share,
+        cache_bytes=cache_bytes,
+        caches=size.caches,
+    )

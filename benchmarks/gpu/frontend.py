@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.equal_work import PROMPT
-from benchmarks.gpu.engines import prepare_bare_environment
+from benchmarks.gpu.engine_arm import prepare_bare_environment
 from benchmarks.gpu.model import write_model
 from benchmarks.gpu.sizes import Size
 from benchmarks.reporting import ratios
@@ -22,7 +22,7 @@ _CPU_CACHE_BYTES = 64 << 20
 
 def measure(size: Size) -> dict[str, Any]:
     """The figures of each interval, in one vLLM in processes of its own, as a member has it."""
-    prepare_bare_environment(size)
+    prepare_bare_environment(size.device)
     with tempfile.TemporaryDirectory() as folder:
         write_model(size.shape, Path(folder), size.device)
         dtype: Literal["float32", "bfloat16"] = "bfloat16" if size.device == "cuda" else "float32"

@@ -7,35 +7,68 @@ Figures = Mapping[str, Any]
 
 
 def other_rows(figures: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
-    """The rows of identity, kernels, start, head, handover, frontend and iteration, as far as they were measured."""
+    """The rows of all parts but the trainer's and the noise's, as far as they were measured."""
+    yield from _engine_rows(figures.get("engines", {}))
+    for row in _engine_rows(figures.get("taxes", {})):
+        yield {**row, "measure": f"taxes, {row['measure']}"}
     yield from _identity_rows(figures.get("identity", {}))
-    yield from _kernel_rows(figures)
     for name in ("cold", "warm"):
-        for phase, seconds in figures.get("start", {}).get(name, {}).items():
-            yield {"measure": f"vLLM, {name}, {phase.removesuffix('_s')}, s", "value": seconds}
+        if name in figures.get("start", {}):
+            yield from _start_rows(f"vLLM, {name}", figures["start"][name])
     yield from _head_rows(figures.get("head", {}))
     for name, arm in figures.get("handover", {}).get("arms", {}).items():
         for way in ("write", "read"):
             value = arm.get("skipped") or arm[f"{way}_bytes_per_s"] / 1e9
             yield {"measure": f"weights through {name}, {way}, GB/s", "value": value}
     yield from _frontend_rows(figures.get("frontend", {}))
-    whole = figures.get("iteration", {})
-    for name, seconds in whole.get("seconds", {}).items():
-        yield {"measure": f"iteration on {whole['engine']}, {name}, s", "value": seconds}
-    for name, value in whole.get("metrics", {}).items():
-        yield {"measure": f"iteration, {name}", "value": value}
+    yield from _iteration_rows(figures.get("iteration", {}))
 
 
-def invariance_price(figures: Mapping[str, Figures]) -> dict[str, float]:
-    """By shape: how many times as fast vLLM decodes without its batch-invariant kernels, where both were measured."""
-    plain, invariant = _rates(figures, "plain"), _rates(figures, "invariant")
-    return {shape: plain[shape] / invariant[shape] for shape in plain if shape in invariant}
+def rates_of(part: Figures) -> dict[tuple[str, int], dict[str, float]]:
+    """By model and responses: the tokens per second of each engine."""
+    found: dict[tuple[str, int], dict[str, float]] = {}
+    for one in part.get("rates", []):
+        found.setdefault((one["model"], one["responses"]), {})[one["engine"]] = one["tokens_per_s"]
+    return found
 
 
-def _rates(figures: Mapping[str, Figures], kind: str) -> dict[str, float]:
-    """Tokens per second by shape of the parts `kind`_`shape`."""
-    parts = {part.removeprefix(f"{kind}_"): those for part, those in figures.items() if part.startswith(f"{kind}_")}
-    return {shape: those["tokens_per_s"][kind] for shape, those in parts.items() if kind in those["tokens_per_s"]}
+def over_rate(part: Figures, engine: str, over: str) -> dict[tuple[str, int], float]:
+    """By model and responses: how many times as fast an engine is as another one, where both were measured."""
+    return {
+        place: rates[engine] / rates[over] for place, rates in rates_of(part).items() if {engine, over} <= rates.keys()
+    }
+
+
+def _engine_rows(part: Figures) -> Iterator[dict[str, Any]]:
+    for start in part.get("starts", []):
+        yield from _start_rows(f"{start['engine']} {start['model']}, beside {part['engines'] - 1} others", start)
+    for (model, responses), rates in rates_of(part).items():
+        bare = rates.get("bare")
+        for engine, rate in rates.items():
+            row: dict[str, Any] = {"measure": f"{engine} {model}, {responses} responses, tokens/s", "value": rate}
+            yield row if bare is None else {**row, "of bare vLLM": rate / bare}
+    for (model, responses), price in over_rate(part, "ours", "invariant").items():
+        name = f"vLLM {model}, {responses} responses, usual kernels over batch-invariant ones"
+        yield {"measure": name, "value": price}
+    for name, why in part.get("skipped", {}).items():
+        yield {"measure": f"engine {name}", "value": f"skipped: {why}"}
+    if "session_seconds" in part:
+        yield {"measure": "seconds of a session besides its tokens", "value": part["session_seconds"]}
+
+
+def _start_rows(name: str, start: Figures) -> Iterator[dict[str, Any]]:
+    for phase in ("start_s", "load_s", "first_token_s"):
+        yield {"measure": f"{name}, {phase.removesuffix('_s').replace('_', ' ')}, s", "value": start[phase]}
+    for phase, seconds in start["phases"].items():
+        yield {"measure": f"{name}, start: {phase}, s", "value": seconds}
+
+
+def _iteration_rows(whole: Figures) -> Iterator[dict[str, Any]]:
+    for name, iteration in whole.get("iterations", {}).items():
+        for metric, value in iteration.items():
+            yield {"measure": f"iteration on {whole['engine']}, {name}, {metric}", "value": value}
+    if whole.get("gpu_busy_share") is not None:
+        yield {"measure": "iteration, share of it in which the GPU works", "value": whole["gpu_busy_share"]}
 
 
 def _identity_rows(identity: Figures) -> Iterator[dict[str, Any]]:
@@ -43,14 +76,6 @@ def _identity_rows(identity: Figures) -> Iterator[dict[str, Any]]:
         name = f"{arm['kind']}, heads of {arm['head_width']}, batch {arm['batch']}"
         yield {"measure": f"{name}, resumed responses identical", "value": arm["resumed_identical"]}
         yield {"measure": f"{name}, identical to the smallest batch", "value": arm["as_in_smallest_batch"]}
-
-
-def _kernel_rows(figures: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
-    for kind, kernels in (("plain", "usual"), ("invariant", "batch-invariant")):
-        for shape, rate in _rates(figures, kind).items():
-            yield {"measure": f"vLLM {shape}, {kernels} kernels, tokens/s", "value": rate}
-    for shape, price in invariance_price(figures).items():
-        yield {"measure": f"vLLM {shape}, usual kernels over batch-invariant ones", "value": price}
 
 
 def _head_rows(head: Figures) -> Iterator[dict[str, Any]]:

@@ -3,23 +3,13 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.gpu.other_rows import Figures, other_rows
+from benchmarks.gpu.other_rows import Figures, other_rows, over_rate, rates_of
 from benchmarks.reporting import Target
 
 
 def rows(figures: Mapping[str, Figures]) -> list[dict[str, Any]]:
     """One table row per measurement; `figures` holds the figures of every measured part by its name."""
-    found = [*_noise_rows(figures.get("noise", {})), *_trainer_rows(figures.get("trainer", {})), *other_rows(figures)]
-    engines = figures.get("engines", {})
-    rates = engines.get("tokens_per_s", {})
-    bare = engines.get("tokens_per_s", {}).get("vllm_bare")
-    for name, rate in rates.items():
-        row: dict[str, Any] = {"measure": f"engine {name}, tokens/s", "value": rate}
-        found.append(row if bare is None else {**row, "of bare vLLM": rate / bare})
-    for name, why in engines.get("skipped", {}).items():
-        found.append({"measure": f"engine {name}", "value": f"skipped: {why}"})
-    if "session_seconds" in engines:
-        found.append({"measure": "seconds of a session besides its tokens", "value": engines["session_seconds"]})
+    found = [*_trainer_rows(figures.get("trainer", {})), *_noise_rows(figures.get("noise", {})), *other_rows(figures)]
     share = decode_share(figures)
     if share is not None:
         found.append({"measure": "keyed noise, share of vLLM's decode step", "value": share})
@@ -38,22 +28,23 @@ def taxes(figures: Mapping[str, Figures]) -> dict[str, float]:
     if "noise" in figures:
         step_us = figures["noise"]["batches"][-1]["step_us"]
         found["keyed noise"] = 100 * (step_us["keyed"] / step_us["exponential"] - 1)
-    engines = figures.get("engines", {})
-    rates = engines.get("tokens_per_s", {})
-    if {"vllm_keyed", "vllm_unkeyed"} <= rates.keys():
-        found["keyed sampling"] = 100 * (rates["vllm_unkeyed"] / rates["vllm_keyed"] - 1)
-    if "journalling_tax_percent" in engines:
-        found["journalling"] = engines["journalling_tax_percent"]
+    taxed = figures.get("taxes", {})
+    for rates in rates_of(taxed).values():
+        if {"ours", "unkeyed"} <= rates.keys():
+            found["keyed sampling"] = 100 * (rates["unkeyed"] / rates["ours"] - 1)
+    if "journalling_tax_percent" in taxed:
+        found["journalling"] = taxed["journalling_tax_percent"]
     return found
 
 
 def decode_share(figures: Mapping[str, Figures]) -> float | None:
     """The share of vLLM's decode step that keyed sampling takes, if both were measured at the same batch size."""
-    engines = figures.get("engines", {})
-    rate = engines.get("tokens_per_s", {}).get("vllm_keyed")
-    for batch in figures.get("noise", {}).get("batches", []):
-        if rate is not None and batch["batch"] == engines["responses"]:
-            return float(batch["step_us"]["keyed"] * 1e-6 * rate / batch["batch"])
+    for part in ("engines", "taxes"):
+        rates = rates_of(figures.get(part, {}))
+        for batch in figures.get("noise", {}).get("batches", []):
+            for (_, responses), those in rates.items():
+                if "ours" in those and responses == batch["batch"]:
+                    return float(batch["step_us"]["keyed"] * 1e-6 * those["ours"] / responses)
     return None
 
 
@@ -72,10 +63,26 @@ def targets(figures: Mapping[str, Figures]) -> list[Target]:
     resumed = [arm["resumed_identical"] for arm in figures.get("identity", {}).get("arms", []) if arm["kind"] == "vllm"]
     if resumed:
         found.append(Target("resumed_responses_identical_on_vllm", min(resumed), ">= 1"))
-    rates = figures.get("engines", {}).get("tokens_per_s", {})
-    if {"vllm_bare", "vllm_unkeyed"} <= rates.keys():
-        found.append(Target("engine_over_bare_vllm", rates["vllm_unkeyed"] / rates["vllm_bare"], ">= 0.95"))
-    return found
+    for engine, over, name, bound in (
+        ("ours", "bare", "engine_over_bare_vllm", ">= 0.97"),
+        ("torch", "ours", "torch_engine_over_vllm", ">= 0.5"),
+    ):
+        ratios = over_rate(figures.get("engines", {}), engine, over)
+        found += [Target(f"{name}_{model}_{batch}", value, bound) for (model, batch), value in ratios.items()]
+    for share, over_theirs in over_trl(figures.get("trainer", {})).items():
+        found.append(
+            Target(f"trainer_over_trl_padded_{share:g}", over_theirs["speed"], ">= 2.2" if share else ">= 1.5")
+        )
+        if "memory" in over_theirs and not share:
+            found.append(Target("trainer_memory_over_trl", over_theirs["memory"], "<= 0.8"))
+    starts = figures.get("start", {})
+    found += [
+        Target(f"vllm_start_{name}_s", starts[name]["start_s"], bound)
+        for name, bound in (("warm", "<= 25"), ("cold", "<= 45"))
+        if name in starts
+    ]
+    busy = figures.get("iteration", {}).get("gpu_busy_share")
+    return found if busy is None else [*found, Target("iteration_gpu_busy_share", busy, ">= 0.8")]
 
 
 def _noise_rows(noise: Figures) -> Iterator[dict[str, Any]]:
@@ -91,14 +98,40 @@ def _noise_rows(noise: Figures) -> Iterator[dict[str, Any]]:
 
 def _trainer_rows(trainer: Figures) -> Iterator[dict[str, Any]]:
     for arm in trainer.get("arms", []):
-        name = f"trainer{', gradient checkpointing' if arm['gradient_checkpointing'] else ''}"
-        name += ", Liger" if arm.get("liger") else ""
-        if "out_of_memory" in arm:
-            yield {"measure": name, "value": f"out of memory: {arm['out_of_memory']}"}
+        name = f"trainer {_arm_name(arm)}, padded share {arm['padded_share']:g}"
+        if "step_s" not in arm:
+            yield {"measure": name, "value": arm.get("skipped") or f"out of memory: {arm['out_of_memory']}"}
             continue
-        yield {"measure": f"{name}, tokens/s", "value": arm["tokens_per_s"]}
+        row: dict[str, Any] = {"measure": f"{name}, tokens/s", "value": arm["tokens_per_s"]}
         if arm["peak_memory_bytes"] is not None:
-            yield {"measure": f"{name}, peak GiB", "value": arm["peak_memory_bytes"] / (1 << 30)}
-        yield {"measure": f"{name}, 6NT TFLOP/s", "value": arm["model_flops_per_s"] / 1e12}
-        if arm["mfu"] is not None:
-            yield {"measure": f"{name}, share of the GPU's peak", "value": arm["mfu"]}
+            row |= {"peak GiB": arm["peak_memory_bytes"] / (1 << 30), "share of the GPU's peak": arm["mfu"]}
+        yield row
+    for share, over in over_trl(trainer).items():
+        yield {"measure": f"trainer over TRL's fastest, padded share {share:g}", "value": over["speed"], **over}
+
+
+def _arm_name(arm: Figures) -> str:
+    packing = ("packed" if arm["packed"] else "padded") if arm["trainer"] == "ours" else arm.get("trl", "")
+    marks = {"Liger": arm["liger"], "gradient checkpointing": arm["gradient_checkpointing"]}
+    return ", ".join([f"{arm['trainer']} {packing}".strip(), *(name for name, on in marks.items() if on)])
+
+
+def over_trl(trainer: Figures) -> dict[float, dict[str, float]]:
+    """By padded share: tokens per second and peak memory of our fastest arm over those of TRL's fastest."""
+    found = {}
+    measured = [arm for arm in trainer.get("arms", []) if "step_s" in arm]
+    for share in dict.fromkeys(arm["padded_share"] for arm in measured):
+        ours, theirs = (
+            min(
+                (arm for arm in measured if arm["trainer"] == name and arm["padded_share"] == share),
+                key=lambda arm: float(arm["step_s"]),
+                default=None,
+            )
+            for name in ("ours", "trl")
+        )
+        if ours is None or theirs is None:
+            continue
+        found[share] = {"speed": theirs["step_s"] / ours["step_s"]}
+        if ours["peak_memory_bytes"] and theirs["peak_memory_bytes"]:
+            found[share]["memory"] = ours["peak_memory_bytes"] / theirs["peak_memory_bytes"]
+    return found

@@ -66,15 +66,19 @@ class Size:
         batches: The numbers of rows of logits in the noise part.
         steps: Sampling steps per timing.
         rounds: Timings of each way to sample.
-        responses: Responses that every engine decodes together; a multiple of 8.
+        caches: The folder of compiled code, which all parts of a call share.
+        responses: The most responses that an engine decodes together; a multiple of 8.
         tokens: Tokens of each of these responses.
+        engine_models: Keys of SHAPES that the engines decode; all engines take part with the first one.
+        engine_batches: How many responses they decode together.
         engine_rounds: Decodings by every engine after a first one, which does not count.
         journal_tokens: Tokens per response, few and many, for comparing a journalling session with the bare loop.
         flush_interval_s: The flush interval of that journal.
         prompts: Prompts of the optimizer step.
         generations: Sequences per prompt.
         prompt_tokens: Prompt tokens of each sequence.
-        completion_tokens: Completion tokens of each sequence.
+        completion_tokens: The most completion tokens of a sequence.
+        padded_shares: The shares of padding that the sequences would have in one batch, by their lengths.
         micro_batch_tokens_max: As in TrainerConfig.
         optimizer_steps: Timed optimizer steps, after one that is not timed.
         head_widths: Widths of attention heads in the identity part.
@@ -97,8 +101,11 @@ class Size:
     batches: tuple[int, ...] = (32, 256)
     steps: int = 10
     rounds: int = 21
+    caches: str = ""
     responses: int = 256
-    tokens: int = 512
+    tokens: int = 256
+    engine_models: tuple[str, ...] = ("0.5b", "7b")
+    engine_batches: tuple[int, ...] = (64, 256)
     engine_rounds: int = 3
     journal_tokens: tuple[int, int] = (256, 1280)
     flush_interval_s: float = 2.0
@@ -106,8 +113,9 @@ class Size:
     generations: int = 8
     prompt_tokens: int = 256
     completion_tokens: int = 768
+    padded_shares: tuple[float, ...] = (0.4, 0.0)
     micro_batch_tokens_max: int = 16_384
-    optimizer_steps: int = 5
+    optimizer_steps: int = 3
     head_widths: tuple[int, ...] = (128, 64)
     identity_batches: tuple[int, ...] = (1, 64, 256)
     identity_tokens: int = 192
@@ -118,8 +126,8 @@ class Size:
     handover_bytes: int = 15_000_000_000
     frontend_tokens: int = 256
     frontend_rounds: int = 7
-    iteration_prompts: int = 32
-    iteration_tokens: int = 1024
+    iteration_prompts: int = 128
+    iteration_tokens: int = 512
 
     def identity_shape(self, head_width: int) -> ModelShape:
         """The model of the identity part: small, with real matrix products and heads of this width."""
@@ -135,19 +143,22 @@ class Size:
         )
 
 
-def size_for(device: str, model: str, *, small: bool) -> Size:
+def size_for(device: str, model: str, *, small: bool, caches: str = "") -> Size:
     """The sizes of a run; `model` is a key of SHAPES and has no effect on a small run."""
     if not small:
-        return Size(device=device, small=False, shape=SHAPES[model])
+        return Size(device=device, small=False, shape=SHAPES[model], caches=caches)
     return Size(
         device=device,
         small=True,
+        caches=caches,
         shape=SMALL_SHAPE,
         batches=(4, 8),
         steps=3,
         rounds=5,
         responses=8,
         tokens=16,
+        engine_models=("small",),
+        engine_batches=(4, 8),
         engine_rounds=2,
         journal_tokens=(16, 64),
         flush_interval_s=0.2,

@@ -7,14 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks.gpu import handover, head, identity, iteration
-from benchmarks.gpu.engines import journalling_costs
+from benchmarks.gpu.__main__ import _ENDING_MINUTES
+from benchmarks.gpu.engine_arm import journalling_costs
 from benchmarks.gpu.frontend import arms
 from benchmarks.gpu.noise import SAMPLERS, agreement, random_logits
 from benchmarks.gpu.part import PARTS, Outcome, measure, run_part
 from benchmarks.gpu.report import decode_share, rows, targets, taxes
+from benchmarks.gpu.schedule import turns
 from benchmarks.gpu.sizes import SHAPES, size_for
+from benchmarks.gpu.trainer import completion_lengths
 from benchmarks.stream_interval import Decoded, decoded
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.engines.torch_engine import TorchEngine
@@ -45,22 +50,48 @@ FIGURES = {
         ]
     },
     "engines": {
-        "responses": 8,
-        "tokens_per_s": {"vllm_bare": 2000.0, "vllm_keyed": 1600.0, "vllm_unkeyed": 1800.0},
+        "engines": 5,
+        "starts": [
+            {
+                "model": "0.5b",
+                "engine": "ours",
+                "start_s": 60.0,
+                "load_s": 1.0,
+                "first_token_s": 3.0,
+                "phases": {"import": 8.0},
+            }
+        ],
+        "rates": [
+            {"model": model, "engine": engine, "responses": 8, "tokens_per_s": rate}
+            for model, engine, rate in (
+                ("0.5b", "bare", 2000.0),
+                ("0.5b", "ours", 1800.0),
+                ("0.5b", "invariant", 1200.0),
+                ("7b", "ours", 500.0),
+            )
+        ],
+        "skipped": {"0.5b torch": "no such decoder"},
+        "warnings": ["no such kernels"],
+    },
+    "taxes": {
+        "engines": 2,
+        "rates": [
+            {"model": "0.5b", "engine": engine, "responses": 8, "tokens_per_s": rate}
+            for engine, rate in (("ours", 1600.0), ("unkeyed", 1800.0))
+        ],
         "journalling_tax_percent": 0.5,
         "session_seconds": 0.2,
-        "skipped": {"torch": "no such decoder"},
     },
-    "plain_1.7b": {"tokens_per_s": {"plain": 3000.0}},
-    "invariant_1.7b": {"tokens_per_s": {"invariant": 2000.0}, "warnings": ["no such kernels"]},
-    "plain_7b": {"tokens_per_s": {"plain": 500.0}},
     "identity": {
         "arms": [
             {"kind": kind, "head_width": 128, "batch": 64, "resumed_identical": share, "as_in_smallest_batch": 1.0}
             for kind, share in (("torch", 0.5), ("vllm", 0.75))
         ]
     },
-    "start": {"cold": {"start_s": 90.0, "load_s": 2.0}, "warm": {"start_s": 30.0, "load_s": 2.0}},
+    "start": {
+        name: {"start_s": seconds, "load_s": 2.0, "first_token_s": 3.0, "phases": {"graphs": 9.0}}
+        for name, seconds in (("cold", 90.0), ("warm", 20.0))
+    },
     "head": {"chosen": 1 << 27, "arms": [{"hidden": 2048, "us_per_token": {"16777216": 16.5}, "fastest": 16777216}]},
     "handover": {
         "arms": {
@@ -75,17 +106,35 @@ FIGURES = {
             {"interval": 4, "tokens_per_s": 24_000.0, "cpu_us_per_token": 36.0, "busy": 0.864, "same_tokens": 0.5},
         ],
     },
-    "iteration": {"engine": "vllm", "seconds": {"plan": 1.0}, "metrics": {"num_tokens": 7.0}},
+    "iteration": {"engine": "vllm", "iterations": {"undisturbed": {"plan, s": 1.0}}, "gpu_busy_share": 0.75},
     "trainer": {
         "arms": [
-            {"gradient_checkpointing": False, "out_of_memory": "CUDA out of memory"},
             {
-                "gradient_checkpointing": True,
-                "tokens_per_s": 5000.0,
-                "peak_memory_bytes": 3 << 30,
-                "model_flops_per_s": 2e12,
+                "trainer": trainer,
+                "packed": packed,
+                "padded_share": 0.0,
+                "liger": False,
+                "gradient_checkpointing": False,
+                "step_s": step_s,
+                "tokens_per_s": 5000 / step_s,
+                "peak_memory_bytes": peak << 30,
                 "mfu": 0.4,
-            },
+            }
+            for trainer, packed, step_s, peak in (
+                ("ours", True, 1.0, 3),
+                ("ours", False, 2.0, 5),
+                ("trl", None, 1.6, 4),
+            )
+        ]
+        + [
+            {
+                "trainer": "ours",
+                "packed": True,
+                "padded_share": 0.4,
+                "liger": True,
+                "gradient_checkpointing": True,
+                "out_of_memory": "CUDA out of memory",
+            }
         ]
     },
 }
@@ -94,20 +143,20 @@ FIGURES = {
 @pytest.mark.slow
 def test_small_run_ends_with_the_figures_of_its_parts_and_the_reason_of_what_was_skipped():
     command = [sys.executable, "-m", "benchmarks.gpu", "--small", "--device", "cpu", "--json"]
-    parts = [f"--part={part}" for part in ("noise", "trainer", "invariant_7b")]
+    parts = [f"--part={part}" for part in ("noise", "trainer", "frontend")]
     ended = subprocess.run([*command, *parts], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()
     summary = json.loads(lines[-1])
     assert (summary["benchmark"], summary["targets"], summary["failed"]) == ("gpu", {}, {})
     assert summary["conditions"]["model"] == "small"
-    assert summary["skipped"] == {"invariant_7b": "vLLM has batch-invariant kernels for GPUs only"}
-    assert any("invariant_7b skipped: vLLM has batch-invariant" in line for line in lines[:-1])
-    # Each part's figures stand there as soon as it ends, in the order of the parts' worth.
+    # Each figure stands there once, before the line of its part, in the order of what is not known.
+    assert {line for line in lines if line.startswith("## noise: keyed noise tax %")}
+    assert len({line for line in lines if line.startswith("## ")}) == sum(line.startswith("## ") for line in lines)
     ended = [json.loads(line) for line in lines[:-1] if line.startswith("{")]
-    assert [each["part"] for each in ended] == ["invariant_7b", "trainer", "noise"]
-    assert ended[1]["figures"] == summary["trainer"]
-    assert lines[0] == "9 minutes; a part ends at the latest after:"
+    assert [each["part"] for each in ended] == ["trainer", "frontend", "noise"]
+    assert ended[0]["figures"] == summary["trainer"]
+    assert lines[0] == "5.7 minutes; a part ends at the latest after:"
     assert summary["noise"]["vocab_size"] == SMALL.shape.vocab_size
     assert [batch["batch"] for batch in summary["noise"]["batches"]] == list(SMALL.batches)
     assert summary["noise"]["warnings"] == summary["trainer"]["warnings"] == []
@@ -115,18 +164,28 @@ def test_small_run_ends_with_the_figures_of_its_parts_and_the_reason_of_what_was
         assert set(batch["step_us"]) == set(batch["call_us"]) == {*SAMPLERS, "products"}
         assert min(*batch["step_us"].values(), *batch["call_us"].values()) > 0
         assert (batch["tokens_equal_to_cpu"], batch["logprob_difference_max"]) == (1.0, 0.0)
-    assert [arm["gradient_checkpointing"] for arm in summary["trainer"]["arms"]] == [False, True]
-    for arm in summary["trainer"]["arms"]:
-        assert arm["tokens_per_s"] == pytest.approx(2 * 4 * (8 + 24) / arm["step_s"])
+    arms = [arm for arm in summary["trainer"]["arms"] if arm["trainer"] == "ours"]
+    assert [(arm["padded_share"], arm["packed"]) for arm in arms] == [
+        (0.4, True),
+        (0.4, False),
+        (0.0, True),
+        (0.0, False),
+        (0.0, True),
+    ]
+    assert [arm["gradient_checkpointing"] for arm in arms] == [False] * 4 + [True]
+    for arm in arms:
+        tokens = 8 * 8 + sum(completion_lengths(8, 8, 24, arm["padded_share"]))
+        assert arm["tokens_per_s"] == pytest.approx(tokens / arm["step_s"])
         assert arm["model_flops_per_s"] == pytest.approx(6 * summary["trainer"]["parameters"] * arm["tokens_per_s"])
         assert arm["peak_memory_bytes"] is None
+        assert (arm["padding_share"] > 0) == (arm["padded_share"] > 0 and not arm["packed"])
     # Norms and biases are not in `weights`.
     assert summary["trainer"]["parameters"] == pytest.approx(SMALL.shape.weights, rel=0.01)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_without_a_gpu_the_full_size_is_skipped_and_not_begun_on_the_cpu():
-    found = measure("noise", size_for("cuda", "0.5b", small=False))
+    found = measure(PARTS["noise"], size_for("cuda", "0.5b", small=False))
     assert found == Outcome("skipped", {}, "PyTorch sees no GPU; --device cpu --small tries the code without one")
 
 
@@ -138,16 +197,31 @@ def test_full_size_on_a_cpu_is_refused():
 
 
 def test_part_that_takes_too_long_or_breaks_down_has_failed_and_says_why():
-    assert run_part("noise", SMALL, "0.5b", 0.01) == Outcome("failed", {}, "not done after 0.01 s: it printed nothing")
+    late = run_part("noise", SMALL, "0.5b", 0.01)
+    assert late == Outcome("failed", {}, "not done after 0.01 s: it printed nothing")
     broken = run_part("noise", SMALL, "no such model", 60.0)
     assert broken.status == "failed"
     assert broken.reason.startswith("exit status 2: ")
     assert "no such model" in broken.reason
 
 
-def test_no_part_takes_more_than_eight_minutes_and_all_fit_into_45():
+def test_what_is_not_known_fits_into_ten_minutes():
+    planned = [turn.part for turn in turns(10 - _ENDING_MINUTES, {name: part.minutes for name, part in PARTS.items()})]
+    assert planned[:5] == ["engines", "trainer", "handover", "start", "iteration"]
     assert max(part.minutes for part in PARTS.values()) <= 8
     assert sum(part.minutes for part in PARTS.values()) <= 45
+
+
+@given(st.integers(2, 128), st.integers(1, 512), st.integers(16, 2048), st.sampled_from([0.0, 0.2, 0.4]))
+def test_lengths_have_the_share_of_padding_that_is_asked_for(count, prompt, most, share):
+    lengths = completion_lengths(count, prompt, most, share)
+    assert len(lengths) == count
+    assert max(lengths) == most
+    assert min(lengths) >= 1
+    padding = 1 - (count * prompt + sum(lengths)) / (count * (prompt + most))
+    # A long prompt bounds the share that can be had, and one response of the most tokens is always there.
+    most_possible = (most - 1) * (count - 1) / (count * (prompt + most))
+    assert abs(padding - min(share, most_possible)) <= 1 / (prompt + most) + 1e-9
 
 
 @pytest.mark.slow
@@ -155,6 +229,8 @@ def test_no_part_takes_more_than_eight_minutes_and_all_fit_into_45():
 def test_small_parts_measure_what_they_say(module):
     # vLLM in this process would disturb other tests that have it there.
     found = module.measure(SMALL, ("torch",)) if module is identity else module.measure(SMALL)
+    if module is iteration:
+        *_, found = found
     if module is identity:
         arms = found["arms"]
         assert [(arm["head_width"], arm["batch"]) for arm in arms] == [(64, 1), (64, 4), (32, 1), (32, 4)]
@@ -165,8 +241,11 @@ def test_small_parts_measure_what_they_say(module):
     elif module is handover:
         assert all("skipped" in arm or min(arm.values()) > 0 for arm in found["arms"].values())
     else:
-        assert list(found["seconds"]) == ["plan", "rollout", "train", "conclude"]
-        assert found["metrics"]["num_tokens"] > 0
+        assert list(found["iterations"]) == ["with starts", "undisturbed", "a member killed"]
+        for metrics in found["iterations"].values():
+            assert list(metrics)[:3] == ["plan, s", "train, s", "conclude, s"]
+            assert metrics["num_tokens"] == 8 * 2 * 16
+        assert found["iterations"]["a member killed"]["killed"]
 
 
 @pytest.mark.slow
@@ -262,8 +341,8 @@ def test_taxes_and_shares_worked_out_by_hand():
         "keyed sampling": pytest.approx(12.5),
         "journalling": 0.5,
     }
-    # 8 tokens take 8 / 1600 s on vLLM, of which 30 us are noise.
-    assert decode_share(FIGURES) == pytest.approx(30e-6 / 5e-3)
+    # 8 tokens take 8 / 1800 s on vLLM, of which 30 us are noise.
+    assert decode_share(FIGURES) == pytest.approx(30e-6 / (8 / 1800))
     assert (taxes({}), decode_share({})) == ({}, None)
 
 
@@ -274,24 +353,35 @@ def test_targets_are_of_what_was_measured():
         "keyed_noise_tax_percent": True,
         "keyed_sampling_tax_percent": False,
         "journalling_tax_percent": True,
-        "engine_over_bare_vllm": False,
+        "engine_over_bare_vllm_0.5b_8": False,
+        "trainer_over_trl_padded_0": True,
+        "trainer_memory_over_trl": True,
+        "vllm_start_warm_s": True,
+        "vllm_start_cold_s": False,
+        "iteration_gpu_busy_share": False,
         "resumed_responses_identical_on_vllm": False,
     }
-    assert targets({"trainer": FIGURES["trainer"]}) == []
+    ours_alone = {"arms": [arm for arm in FIGURES["trainer"]["arms"] if arm["trainer"] == "ours"]}
+    assert targets({"trainer": ours_alone}) == []
 
 
 def test_table_shows_every_part_and_what_did_not_fit():
     table = {row["measure"]: row for row in rows(FIGURES)}
-    assert table["engine vllm_unkeyed, tokens/s"]["of bare vLLM"] == 0.9
-    assert table["engine torch"]["value"] == "skipped: no such decoder"
-    assert table["trainer"]["value"] == "out of memory: CUDA out of memory"
-    assert table["trainer, gradient checkpointing, peak GiB"]["value"] == 3.0
+    assert table["ours 0.5b, 8 responses, tokens/s"]["of bare vLLM"] == 0.9
+    assert table["ours 7b, 8 responses, tokens/s"]["value"] == 500.0
+    assert table["engine 0.5b torch"]["value"] == "skipped: no such decoder"
+    assert table["ours 0.5b, beside 4 others, start: import, s"]["value"] == 8.0
+    broken = "trainer ours packed, Liger, gradient checkpointing, padded share 0.4"
+    assert table[broken]["value"] == "out of memory: CUDA out of memory"
+    assert table["trainer ours padded, padded share 0, tokens/s"]["peak GiB"] == 5.0
+    over = table["trainer over TRL's fastest, padded share 0"]
+    assert (over["speed"], over["memory"]) == (1.6, 0.75)
     assert table["keyed noise fused, batch 4"]["value"] is False
-    assert table["invariant_1.7b warns"]["value"] == "no such kernels"
-    assert table["vLLM 1.7b, usual kernels over batch-invariant ones"]["value"] == 1.5
-    assert table["vLLM 7b, usual kernels, tokens/s"]["value"] == 500.0
+    assert table["engines warns"]["value"] == "no such kernels"
+    assert table["vLLM 0.5b, 8 responses, usual kernels over batch-invariant ones"]["value"] == 1.5
     assert table["vllm, heads of 128, batch 64, resumed responses identical"]["value"] == 0.75
-    assert (table["vLLM, cold, start, s"]["value"], table["vLLM, warm, start, s"]["value"]) == (90.0, 30.0)
+    assert (table["vLLM, cold, start, s"]["value"], table["vLLM, warm, start, s"]["value"]) == (90.0, 20.0)
+    assert table["vLLM, warm, start: graphs, s"]["value"] == 9.0
     assert table["head of 2048, 2^24 logits a chunk, us per token"] == {
         "measure": "head of 2048, 2^24 logits a chunk, us per token",
         "value": 16.5,
@@ -302,5 +392,5 @@ def test_table_shows_every_part_and_what_did_not_fit():
     assert table["front end, 256 in flight, tokens every 4, tokens/s"]["value"] == 24_000.0
     assert table["front end, 256 in flight, tokens every 1, its processor time, us per token"]["value"] == 45.0
     assert table["front end, 256 in flight, tokens every 1, share of a core"]["value"] == 0.9
-    assert table["iteration on vllm, plan, s"]["value"] == 1.0
+    assert table["iteration on vllm, undisturbed, plan, s"]["value"] == 1.0
     assert rows({}) == []
