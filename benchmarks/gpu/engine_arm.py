@@ -120,8 +120,9 @@ class _Bare:
     """The `LLM.generate` of vLLM, without anything of ours, with random weights."""
 
     def __init__(self, work: EngineWork) -> None:
-        caches = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-        os.environ |= {name: str(Path(work.caches) / part) for name, part in caches.items()}
+        from tasks.sampling.engines.vllm_settings import CACHES  # noqa: PLC0415 - imports torch
+
+        os.environ |= {name: str(Path(work.caches) / part) for name, part in CACHES.items()}
         self._vllm = importlib.import_module("vllm")
         self._llm = self._vllm.LLM(
             model=work.folder,

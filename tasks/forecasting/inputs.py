@@ -4,6 +4,7 @@ The sources are, in this order: measured in the run's last reports; configured i
 data sheets. An estimate is not a measurement, so every figure is shown with its source.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
@@ -17,6 +18,7 @@ from resources.prices import request_prices
 from storage.forecast_records import ForecastInput
 from storage.paths import expanded
 from tasks.configuration.engine_settings import engine_settings
+from tasks.configuration.forecast import VLLM_COLD_START_S, VLLM_INVARIANT_START_S, VLLM_START_S
 from tasks.configuration.rollout import OUR_ENGINES
 from tasks.configuration.run_config import RunConfig
 from tasks.configuration.trainer import Placement
@@ -76,14 +78,31 @@ def gather(config: RunConfig, probe: Probe | NoProbe) -> ForecastInputs:
     )
     _show_weights(facts)
     pools, trainer = crew_pools(facts), trainer_scenario(facts, config.trainer.placement)
-    if engine_settings(config).vllm.batch_invariant is True and any(pool.gpus for pool in _crew(config)):
-        cost = "on; they cost decoding speed, which is not measured and not in these figures"
-        shown.append(ForecastInput(name="batch-invariant kernels", value=cost, source="rollout.vllm.batch_invariant"))
+    shown.extend(_vllm_costs(config))
     placed = {other: _placed(facts, other) for other in _other_placements(config)}
     policy = _policy(facts)
     return ForecastInputs(
         pools=pools, trainer=trainer, placed=placed, work=work, policy=policy, shown=tuple(facts.shown)
     )
+
+
+def _vllm_costs(config: RunConfig) -> Iterator[ForecastInput]:
+    """What a start or a step of vLLM on a GPU costs besides the figures, as far as it is known."""
+    rollout = engine_settings(config)
+    if not any(pool.gpus for pool in _crew(config)):
+        return
+    if rollout.vllm.batch_invariant is True:
+        cost = (
+            "on; they cost decoding speed, which is not measured and not in these figures, and vLLM's first request "
+            f"was taken after {VLLM_INVARIANT_START_S:g} s on an H200, instead of {VLLM_START_S:g}"
+        )
+        yield ForecastInput(name="batch-invariant kernels", value=cost, source="rollout.vllm.batch_invariant")
+    elif rollout.vllm.cache_dir is None:
+        cost = (
+            f"die with the pod: vLLM took {VLLM_COLD_START_S:g} s to start on an H200 with empty caches, and "
+            f"{VLLM_START_S:g} with full ones"
+        )
+        yield ForecastInput(name="caches of compiled code", value=cost, source="rollout.vllm.cache_dir")
 
 
 def _placed(facts: KnownFacts, placement: Placement) -> TrainerScenario:

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from storage.records import SamplingParams
 from storage.weights.adapters import BASE_VERSION
 from storage.weights.tensor_sets import TensorBlock
 from tasks.configuration.rollout import VllmConfig
@@ -33,6 +34,7 @@ from tasks.sampling.engines.vllm_adapter import adapter_request, check_adapter, 
 from tasks.sampling.engines.vllm_core import Core, CoreRequest, OwnProcess, SameProcess
 from tasks.sampling.engines.vllm_names import EXPERTS_ON_CPU, installed_version, resolve
 from tasks.sampling.engines.vllm_settings import build_vllm_config, on_loopback, prepare_environment
+from tasks.sampling.engines.vllm_warmup import warm_up
 
 log = logging.getLogger(__name__)
 
@@ -258,6 +260,11 @@ class VllmEngine:
         )
         with on_loopback():
             core = SameProcess(settings) if self._config.process == "same" else OwnProcess(settings, self._config)
+        try:
+            warmed_s = warm_up(core, self._like_a_runs, self._max_in_flight, self._config.step_timeout_s)
+        except BaseException:
+            core.close()
+            raise
         runner = "V2" if settings.use_v2_model_runner else "V1"
         kernels = self._device != "cpu" and os.environ.get("VLLM_BATCH_INVARIANT") == "1"
         self._batch_invariant = kernels or (self._device == "cpu" and self._dtype == "float32")
@@ -266,8 +273,13 @@ class VllmEngine:
             f"sampling in runner {runner}{', batch-invariant kernels' if kernels else ''}"
             f"{', adapters beside the weights' if self._config.max_lora_rank is not None else ''}"
         )
-        log.info("%s started in %.1f s", self._name, time.monotonic() - began_s)
+        log.info("%s started in %.1f s; first steps %.1f s", self._name, time.monotonic() - began_s, warmed_s)
         return core
+
+    def _like_a_runs(self, count: int) -> list[CoreRequest]:
+        """Requests to warm up with: one token in, and two out if there is room."""
+        asked = [GenerationRequest(n, n, (0,), (), n, SamplingParams(max_completion_length=2)) for n in range(count)]
+        return [self._core_request(_InFlight(request, next(self._names), 0), BASE_VERSION) for request in asked]
 
     def _end(self) -> None:
         self._in_flight, self._responses, self._version = {}, {}, None

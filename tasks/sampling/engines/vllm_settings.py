@@ -29,7 +29,12 @@ _KV_BYTES_MAX_CPU = 4 << 30
 _BATCH_INVARIANT_CAPABILITY = 80
 OWNER = "GLEANER_VLLM_OWNER"  # the process whose end also ends vLLM's workers, see vllm_worker
 # Compiled code: of vLLM, by torch.compile, and of single kernels.
-_CACHES = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+CACHES = {
+    "VLLM_CACHE_ROOT": "vllm",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+}
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _SAMPLERS = {True: "KeyedSlots", False: "KeyedBatchRows"}
 
@@ -54,7 +59,7 @@ def prepare_environment(config: VllmConfig) -> str:
     )
     _set_defaults({"VLLM_RPC_BASE_PATH": _sockets().name})
     if config.cache_dir is not None:
-        _set_defaults({name: str(expanded(config.cache_dir) / part) for name, part in _CACHES.items()})
+        _set_defaults({name: str(expanded(config.cache_dir) / part) for name, part in CACHES.items()})
     # Else torch takes a folder of TMPDIR that another user may have made, and runs the code in it.
     _set_defaults({"TORCHINDUCTOR_CACHE_DIR": str(_inductor_folder())})
     os.environ[OWNER] = str(os.getpid())

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from resources.spot_trace import AWS_P3
+from tasks.configuration.forecast import VLLM_START_S
 from tasks.configuration.run_config import ConfigError, RunConfig, parse
 from tasks.forecasting.inputs import ForecastInputs, gather
 from tasks.forecasting.probe import NoProbe, PoolProbe, Probe
@@ -353,7 +354,21 @@ def test_batch_invariant_kernels_are_named_as_a_cost_that_is_not_in_the_figures(
     rollout = {"engine": engine, "vllm": {"batch_invariant": invariant}}
     shown = {each.name: each.value for each in gather(config(rollout=rollout), UNPROBED).shown}
     assert ("batch-invariant kernels" in shown) == said
-    assert "not in these figures" in shown.get("batch-invariant kernels", "not in these figures")
+    said_so = shown.get("batch-invariant kernels", "not in these figures, 85 s")
+    assert "not in these figures" in said_so
+    assert "85 s" in said_so
+
+
+@pytest.mark.parametrize(
+    ("engine", "cache_dir", "said"), [("vllm", None, True), ("vllm", "/cache", False), ("torch", None, False)]
+)
+def test_a_start_with_empty_caches_is_named_where_they_die_with_the_pod(engine, cache_dir, said):
+    rollout = {"engine": engine, "vllm": {"batch_invariant": False, "cache_dir": cache_dir}}
+    inputs = gather(config(rollout=rollout), UNPROBED)
+    shown = {each.name: each.value for each in inputs.shown}
+    assert ("caches of compiled code" in shown) == said
+    assert "74 s" in shown.get("caches of compiled code", "74 s")
+    assert {pool.configured.process_s for pool in inputs.pools} == {VLLM_START_S}
 
 
 def test_the_start_of_the_trainers_engines_is_measured_where_they_have_generated():

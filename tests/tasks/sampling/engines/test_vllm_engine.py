@@ -269,3 +269,25 @@ def test_a_model_that_vllm_cannot_run_kills_the_engine_in_words(make_engine):
     model = tiny_model(vllm_tiny_config(num_attention_heads=4, head_dim=16))
     with pytest.raises(EngineDied, match=r"head_dim"):  # found at the start or in the first step
         run(make_engine(model), [request(0)])
+
+
+def test_an_engine_has_drawn_with_our_noise_before_it_has_weights_and_keeps_nothing_of_it(
+    make_engine, same_process, monkeypatch
+):
+    from tasks.sampling.engines.vllm_sampler import KeyedBatchRows  # noqa: PLC0415 - only where vLLM is
+
+    drawn, whole = [], KeyedBatchRows.apply
+
+    def seen(self, logits):
+        drawn.append(len(logits))
+        return whole(self, logits)
+
+    monkeypatch.setattr(KeyedBatchRows, "apply", seen)
+    engine = make_engine(same_process.model)
+    assert set(drawn) == {1, 2}
+    engine.load_weights(0, weight_blocks(same_process.model))
+    first = request(0)
+    engine.start([first])
+    while engine.step():
+        pass
+    assert engine.prefill_tokens == len(first.prompt_ids)

@@ -26,7 +26,7 @@ needs_vllm = pytest.mark.skipif(MISSING, reason=WHY_NOT)
 GIB = 1 << 30
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 READ_BY_VLLM = ("VLLM_", "TORCHDYNAMO_DISABLE")
-CACHES = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+CACHES = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE")
 ANYWHERE = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -71,6 +71,7 @@ def test_compiled_code_is_kept_below_the_directory_that_is_named(tmp_path):
         "VLLM_CACHE_ROOT": str(tmp_path / "vllm"),
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
         "TRITON_CACHE_DIR": "/elsewhere",
+        "FLASHINFER_WORKSPACE_BASE": str(tmp_path / "flashinfer"),
     }
 
 
