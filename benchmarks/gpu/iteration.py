@@ -48,6 +48,7 @@ _METRICS = ("num_tokens", "importance/ratio_min", "importance/ratio_max", "impor
 _RESUMED = ("resume/tokens_recovered", "resume/tokens_regenerated")
 _MEMORY_SHARE, _CACHE_BYTES = 0.2, 12 << 30
 _ENDS_WITHIN_S = 20.0
+_LOOK_INTERVAL_S = 0.02
 
 
 def measure(size: Size) -> Iterator[dict[str, Any]]:
@@ -101,7 +102,7 @@ def settings(size: Size, model: Path, url: str) -> RunConfig:
                 "dtype": dtype,
                 "context_length": min(CONTEXT_LENGTH_MAX, size.iteration_tokens + 128),
                 "max_responses_in_flight": size.responses,
-                "flush_interval_s": 1.0,
+                "flush_interval_s": size.flush_interval_s,
                 "heartbeat_interval_s": 0.5,
                 "claim_ttl_s": 5.0,
                 # Both members start beside each other and beside the trainer, so vLLM may not measure memory.
@@ -147,7 +148,7 @@ class _Kill:
 
     def _watch(self) -> None:
         while not self.incarnation and not exists(self._store, layout.closed(self._iteration)):
-            time.sleep(0.1)
+            time.sleep(_LOOK_INTERVAL_S)
             for key in self._store.list(layout.alive_all(self._iteration)):
                 alive = read_heartbeat(self._store, key)
                 if alive is None or alive.slot != _MEMBERS - 1 or alive.state != "working":

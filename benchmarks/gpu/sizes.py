@@ -73,7 +73,7 @@ class Size:
         engine_batches: How many responses they decode together.
         engine_rounds: Decodings by every engine after a first one, which does not count.
         journal_tokens: Tokens per response, few and many, for comparing a journalling session with the bare loop.
-        flush_interval_s: The flush interval of that journal.
+        flush_interval_s: The flush interval of that journal, and in the iterations.
         prompts: Prompts of the optimizer step.
         generations: Sequences per prompt.
         prompt_tokens: Prompt tokens of each sequence.
@@ -179,5 +179,5 @@ def size_for(device: str, model: str, *, small: bool, caches: str = "") -> Size:
         frontend_tokens=17,
         frontend_rounds=3,
         iteration_prompts=2,
-        iteration_tokens=16,
+        iteration_tokens=256,  # so that a member can be killed meanwhile
     )

@@ -244,7 +244,7 @@ def test_small_parts_measure_what_they_say(module):
         assert list(found["iterations"]) == ["with starts", "undisturbed", "a member killed"]
         for metrics in found["iterations"].values():
             assert list(metrics)[:3] == ["plan, s", "train, s", "conclude, s"]
-            assert metrics["num_tokens"] == 8 * 2 * 16
+            assert metrics["num_tokens"] > 8 * 2 * 100
         assert found["iterations"]["a member killed"]["killed"]
 
 
