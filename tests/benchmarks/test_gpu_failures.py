@@ -100,6 +100,11 @@ def test_a_start_is_broken_down_by_what_its_log_says():
     assert sum(phases.values()) == LOG[-1][0]
 
 
+def test_a_line_that_comes_before_its_phase_does_not_end_it():
+    early = [(1.0, "INFO Graph capturing finished in 0 secs, took 0.0 GiB"), *LOG]
+    assert start_phases(early) == start_phases(LOG)
+
+
 def test_a_phase_without_a_line_is_part_of_the_next_one():
     eager = [line for line in LOG if "torch.compile" not in line[1] and "Graph" not in line[1]]
     phases = start_phases(eager)
