@@ -32,6 +32,7 @@ class TokenBatch:
             padding are outside.
         trained: [tokens] int64, the places of the tokens in the mask, counted through its rows. They are found on the
             CPU, because Python would wait for a GPU.
+        trained_lengths: How many of them each response has.
         sampler_logprobs: [B, T] float32 as the engine recorded them, 0 outside the mask.
     """
 
@@ -42,6 +43,7 @@ class TokenBatch:
     completion_ids: Tensor
     response_mask: Tensor
     trained: Tensor
+    trained_lengths: tuple[int, ...]
     sampler_logprobs: Tensor
 
     @property
@@ -93,6 +95,7 @@ def collate(
         completion_ids=_pad(completion_ids, completion_length, pad_id, np.int64),
         response_mask=mask,
         trained=mask.flatten().nonzero()[:, 0],
+        trained_lengths=tuple(mask.sum(dim=1).tolist()),
         sampler_logprobs=torch.zeros(mask.shape).masked_scatter(mask, flat),
     )
 

@@ -1,16 +1,22 @@
-"""The loss of one forward pass as a function of its log-probs: for whole responses, or token by token.
+"""The loss of one forward pass as a function of its log-probs, for any of its tokens or for whole responses.
 
-This module decides which objectives may be computed token by token.
+This module decides which tokens' losses depend on each other.
 """
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
 
 from torch import Tensor
 
 from tasks.configuration.algorithm import AlgorithmConfig
+from tasks.learning.batching import TokenBatch
 from tasks.learning.correction import ImportanceMode
 from tasks.learning.importance import importance_weights, log_ratios
 from tasks.learning.loss import TokenLosses, token_losses
+from tasks.learning.token_objective import TokenLoss
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,12 @@ class PassLoss:
 
     @property
     def is_by_token(self) -> bool:
-        """Whether the loss of a token depends on no other token of its response."""
-        return self.algorithm.policy_loss != "gspo" and self.mode != "sequence-mask"
+        """Whether the loss of a token depends on no other token of its response.
+
+        Before the iteration's first optimizer step a response's ratio to its own policy is 1, whatever its tokens are.
+        """
+        ratio_is_known = self.first_logprobs is None and self.algorithm.old_logprobs == "trainer"
+        return (self.algorithm.policy_loss != "gspo" or ratio_is_known) and self.mode != "sequence-mask"
 
     def terms(self, logprobs: Tensor) -> LossTerms:
         """The terms of the loss at log-probs [B, T]; ValueError for a KL in the loss without a reference."""
@@ -81,11 +91,30 @@ class PassLoss:
         )
         return LossTerms(losses, first, old, ratios, corrections)
 
-    def of_responses(self, logprobs: Tensor) -> Tensor:
-        """The weighted sum of token losses, a scalar, from log-probs [B, T]."""
-        return (self.terms(logprobs).losses.loss * self.weights.to(logprobs.dtype)).sum()
+    def of_tokens(self, batch: TokenBatch) -> tuple[TokenLoss, Sequence[int]]:
+        """The weighted losses of tokens in the mask's order, and how many depend on each other, as `token_objective`.
 
-    def by_token(self, trained: Tensor) -> "PassLoss":
+        batch: that of the loss, on its device.
+        """
+        if self.is_by_token:
+            return self._by_token(batch.trained)._of_rows, ()  # noqa: SLF001 - of this class
+        ends = list(accumulate(batch.trained_lengths))
+        width = self.response_mask.shape[1]
+
+        def of_responses(logprobs: Tensor, tokens: slice) -> Tensor:
+            rows = slice(bisect_right(ends, tokens.start), bisect_left(ends, tokens.stop) + 1)
+            part = self._of(rows)
+            places = batch.trained[tokens] - rows.start * width
+            spread = logprobs.new_zeros(part.response_mask.numel()).scatter(0, places, logprobs)
+            return part.weighted(spread.view(part.response_mask.shape)).flatten()[places]
+
+        return of_responses, batch.trained_lengths
+
+    def weighted(self, logprobs: Tensor) -> Tensor:
+        """The weighted losses [B, T] from log-probs [B, T]."""
+        return self.terms(logprobs).losses.loss * self.weights.to(logprobs.dtype)
+
+    def _by_token(self, trained: Tensor) -> "PassLoss":
         """The same loss with each token in the mask as a response of its own, in the mask's order; B counts tokens.
 
         trained: as in `TokenBatch`.
@@ -95,25 +124,18 @@ class PassLoss:
             return values.expand(self.response_mask.shape).flatten()[trained][:, None]
 
         advantages = self.advantages if self.advantages.dim() == 2 else self.advantages[:, None]
-        return replace(
-            self,
-            weights=flat(self.weights),
-            advantages=flat(advantages),
-            response_mask=flat(self.response_mask),
-            sampler_logprobs=flat(self.sampler_logprobs),
-            first_logprobs=None if self.first_logprobs is None else flat(self.first_logprobs),
-            reference_logprobs=None if self.reference_logprobs is None else flat(self.reference_logprobs),
-        )
+        return _each(replace(self, advantages=advantages), flat)
 
-    def of_rows(self, logprobs: Tensor, rows: slice) -> Tensor:
-        """The weighted losses [n] of some one-token responses of `by_token`, from their log-probs [n]."""
-        part = replace(
-            self,
-            weights=self.weights[rows],
-            advantages=self.advantages[rows],
-            response_mask=self.response_mask[rows],
-            sampler_logprobs=self.sampler_logprobs[rows],
-            first_logprobs=None if self.first_logprobs is None else self.first_logprobs[rows],
-            reference_logprobs=None if self.reference_logprobs is None else self.reference_logprobs[rows],
-        )
-        return (part.terms(logprobs[:, None]).losses.loss * part.weights.to(logprobs.dtype))[:, 0]
+    def _of_rows(self, logprobs: Tensor, rows: slice) -> Tensor:
+        """The weighted losses [n] of some one-token responses of `_by_token`, from their log-probs [n]."""
+        return self._of(rows).weighted(logprobs[:, None])[:, 0]
+
+    def _of(self, rows: slice) -> "PassLoss":
+        """The loss of some responses."""
+        return _each(self, lambda values: values[rows])
+
+
+def _each(loss: PassLoss, change: Callable[[Tensor], Tensor]) -> PassLoss:
+    """The same loss with other tensors."""
+    changed: dict[str, Any] = {name: change(each) for name, each in vars(loss).items() if isinstance(each, Tensor)}
+    return replace(loss, **changed)

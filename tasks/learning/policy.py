@@ -106,12 +106,15 @@ class Policy(TrainedModel):
         logprobs, entropy = self._scorer(batch.to(self.device), temperature)
         return logprobs, entropy
 
-    def objective(self, batch: TokenBatch, temperature: float, loss: TokenLoss) -> tuple[Tensor, Tensor, Tensor]:
+    def objective(
+        self, batch: TokenBatch, temperature: float, loss: TokenLoss, together: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probs and entropies as in `logprobs`, but without gradient, and the sum of losses, with gradient.
 
-        This saves one product with the head compared to `logprobs`; see `tasks.learning.token_objective`.
+        This saves a product with the head compared to `logprobs`; see `tasks.learning.token_objective`, which says what
+        `together` is, too.
         """
-        logprobs, entropy, total = self._scorer(batch.to(self.device), temperature, loss)
+        logprobs, entropy, total = self._scorer(batch.to(self.device), temperature, loss, together)
         return logprobs, entropy, total
 
 

@@ -3,6 +3,7 @@
 Only `forward` reads parameters, so that they may be sharded over ranks.
 """
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -28,11 +29,13 @@ class Scorer(nn.Module):
         self.model = model
         use_cpu_products(model)
 
-    def forward(self, batch: TokenBatch, temperature: float, loss: TokenLoss | None = None) -> tuple[Tensor, ...]:
+    def forward(
+        self, batch: TokenBatch, temperature: float, loss: TokenLoss | None = None, together: Sequence[int] = ()
+    ) -> tuple[Tensor, ...]:
         """Log-probs and entropies as in `tasks.learning.policy.Policy.logprobs`; the batch is on the model's device.
 
         If `loss` is given, which takes tokens in the order of the response mask, its sum comes third, and
-        log-probs have no gradient. `tasks.learning.token_objective` then saves one product with the head.
+        log-probs have no gradient. `tasks.learning.token_objective` then saves a product with the head.
         """
         picked = completion_hidden(self.model.base_model, batch)
         head = self.model.get_output_embeddings()
@@ -41,7 +44,7 @@ class Scorer(nn.Module):
         if loss is None:
             flat = token_logprobs(*given, temperature=temperature)
             return tuple(per_token(each, batch) for each in flat)
-        objective, *flat_without_gradient = token_objective(*given, loss, temperature=temperature)
+        objective, *flat_without_gradient = token_objective(*given, loss, together=together, temperature=temperature)
         return *(per_token(each, batch) for each in flat_without_gradient), objective
 
 

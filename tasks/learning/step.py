@@ -96,14 +96,10 @@ def accumulate(
 
 def _backward(policy: Policy, batch: TokenBatch, temperature: float, loss: PassLoss) -> tuple[Tensor, Tensor]:
     """Add the gradient of a pass to the policy's; return log-probs and entropies, [B, T], without gradient."""
-    if loss.is_by_token:
-        by_token = loss.by_token(batch.trained)
-        logprobs, entropy, objective = policy.objective(batch, temperature, by_token.of_rows)
-    else:
-        logprobs, entropy = policy.logprobs(batch, temperature)
-        objective = loss.of_responses(logprobs)
+    losses, together = loss.of_tokens(batch)
+    logprobs, entropy, objective = policy.objective(batch, temperature, losses, together)
     objective.backward()  # type: ignore[no-untyped-call]
-    return logprobs.detach(), entropy
+    return logprobs, entropy
 
 
 def take_part(policy: Policy, idle: TokenBatch, *, temperature: float, reference: Scores | None = None) -> None:

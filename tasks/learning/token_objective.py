@@ -1,11 +1,13 @@
 """A loss of token log-probs and its gradient in one pass over the head, which computes logits once, chunk by chunk.
 
-This is possible if the loss of a token depends on no other token's log-prob. A chunk of logits then gives log-probs,
-the loss gives its derivatives with respect to them, and these turn the chunk into the gradient of the logits in place,
-as in Liger's fused linear losses (arXiv 2410.10989, section 3.2).
+This is possible if a chunk has every token on whose log-prob a loss in it depends. A chunk of logits then gives
+log-probs, the loss gives its derivatives with respect to them, and these turn the chunk into the gradient of the logits
+in place, as in Liger's fused linear losses (arXiv 2410.10989, section 3.2): three products with the head. Where a
+response whose tokens depend on each other is longer than a chunk, all its logits but the last chunk's are computed
+again: up to four products.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ def token_objective(
     targets: Tensor,
     loss: TokenLoss,
     *,
+    together: Sequence[int] = (),
     temperature: float = 1.0,
     logits_per_chunk: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -38,7 +41,9 @@ def token_objective(
         weight: [V, H]; cast to the dtype of `hidden`.
         bias: [V] or None.
         targets: [N] int64.
-        loss: Called for each chunk; a token's loss may depend on no other token's log-prob.
+        loss: Called for consecutive tokens, and once for each token.
+        together: How many consecutive tokens depend on each other's log-probs, for all N; `loss` then always gets whole
+            stretches. (): a token's loss depends on no other token's log-prob.
         temperature: The divisor of the logits; above 0.
         logits_per_chunk: The most logits that exist at once, in elements; None chooses by device.
 
@@ -46,8 +51,28 @@ def token_objective(
         The sum (a scalar, differentiable in hidden, weight and bias); log-probs [N] and entropies [N] without gradient.
     """
     rows = chunk_rows(weight, logits_per_chunk)
-    objective, logprobs, entropy = _TokenObjective.apply(hidden, weight, bias, targets, loss, temperature, rows)  # type: ignore[no-untyped-call]
+    parts = list(_parts(together, rows) if together else _chunks(0, len(hidden), rows))
+    given = (hidden, weight, bias, targets, loss, temperature, parts, rows)
+    objective, logprobs, entropy = _TokenObjective.apply(*given)  # type: ignore[no-untyped-call]
     return objective, logprobs, entropy
+
+
+def _chunks(start: int, end: int, most: int) -> Iterator[slice]:
+    """Consecutive tokens, at most so many at a time."""
+    for each in range(start, end, most):
+        yield slice(each, min(each + most, end))
+
+
+def _parts(lengths: Sequence[int], most: int) -> Iterator[slice]:
+    """Consecutive whole stretches of these lengths: as many as have at most so many tokens, or a longer one alone."""
+    start = end = 0
+    for length in lengths:
+        if end > start and end + length - start > most:
+            yield slice(start, end)
+            start = end
+        end += length
+    if end > start:
+        yield slice(start, end)
 
 
 class _TokenObjective(torch.autograd.Function):
@@ -60,22 +85,32 @@ class _TokenObjective(torch.autograd.Function):
         targets: Tensor,
         loss: TokenLoss,
         temperature: float,
+        parts: Sequence[slice],
         rows_per_chunk: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         head = Head(hidden, weight, bias, temperature, ctx.needs_input_grad)
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, entropy, losses = (torch.empty(len(hidden), dtype=dtype, device=hidden.device) for _ in range(3))
-        for start in range(0, len(hidden), rows_per_chunk):
-            rows = slice(start, start + rows_per_chunk)
-            found = distributions(head.logits(rows), targets[rows])
-            logprobs[rows], entropy[rows] = found.logprobs, found.entropy
+        for part in parts:
+            chunks = list(_chunks(part.start, part.stop, rows_per_chunk))
+            found = None
+            for rows in chunks:
+                found = None  # before the next chunk takes as much memory
+                found = distributions(head.logits(rows), targets[rows])
+                logprobs[rows], entropy[rows] = found.logprobs, found.entropy
             with torch.enable_grad():
-                leaf = found.logprobs.requires_grad_()
-                values = loss(leaf, rows)
+                leaf = logprobs[part].clone().requires_grad_()
+                values = loss(leaf, part)
                 (scale,) = torch.autograd.grad(values.sum(), leaf)
-            losses[rows] = values.detach()
-            scaled = found.unnormalized.mul_((-scale / (found.total * temperature))[:, None])
-            head.add(rows, scaled, targets[rows], scale)
+            losses[part] = values.detach()
+            # Backwards, because the last chunk's logits are still there; most parts are one chunk.
+            for rows in reversed(chunks):
+                if found is None:
+                    found = distributions(head.logits(rows), targets[rows])
+                scales = scale[rows.start - part.start : rows.stop - part.start]
+                factors = -scales / (found.total * temperature)
+                head.add(rows, found.unnormalized.mul_(factors[:, None]), targets[rows], scales)
+                found = None
         ctx.gradients = head.gradients()
         objective = losses.sum()
         ctx.mark_non_differentiable(logprobs, entropy)
@@ -87,4 +122,4 @@ class _TokenObjective(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError("token_objective: its gradient was taken already, and is not kept")
         gradients, ctx.gradients = ctx.gradients, None
-        return *(None if each is None else each.mul_(grad_objective) for each in gradients), None, None, None, None
+        return *(None if each is None else each.mul_(grad_objective) for each in gradients), *[None] * 5

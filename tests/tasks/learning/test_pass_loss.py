@@ -1,5 +1,7 @@
 """One pass over the head gives the gradients and the sums that the loss of whole responses has."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -8,8 +10,6 @@ from tasks.learning.batching import collate
 from tasks.learning.loss import token_weights
 from tasks.learning.pass_loss import PassLoss
 from tasks.learning.step import accumulate
-
-pytestmark = pytest.mark.slow
 
 ALGORITHMS = {
     "clip": {},
@@ -24,6 +24,7 @@ ALGORITHMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("per_token", [True, False])
 @pytest.mark.parametrize("later_step", [True, False])
@@ -33,6 +34,8 @@ def test_gradients_and_loss_are_those_of_plain_logprobs(build, ragged, name, per
     dtype, generator = torch.float64 if double else torch.float32, torch.Generator().manual_seed(5)
     policy, plain, reference = build(double=double), build(double=double), build(double=double, trainable=False)
     responses, prompts, completions, _ = ragged(6)
+    # Two turns where there is room, so that tokens within responses are not trained.
+    origins = [(1, 1, len(row) - 2) if len(row) > 2 else (len(row),) for row in completions]
     with torch.no_grad():
         for parameter in reference.parameters().values():
             parameter.mul_(1.02)
@@ -40,7 +43,8 @@ def test_gradients_and_loss_are_those_of_plain_logprobs(build, ragged, name, per
     # Near the policy's own, so that some ratios are clipped and some are not.
     near = own + 0.2 * torch.randn(own.shape, generator=generator, dtype=dtype)
     sampler = [row[: len(ids)].tolist() for row, ids in zip(near, completions, strict=True)]
-    batch = collate(responses, prompts, completions, sampler)
+    sampler = [row[:1] + row[2:] if len(row) > 2 else row for row in sampler]
+    batch = collate(responses, prompts, completions, sampler, origins)
     first = own + 0.2 * torch.randn(own.shape, generator=generator, dtype=dtype) if later_step else None
     advantages = torch.randn(own.shape if per_token else (6,), generator=generator, dtype=dtype)
     totals = accumulate(
@@ -54,11 +58,43 @@ def test_gradients_and_loss_are_those_of_plain_logprobs(build, ragged, name, per
         algorithm, mode, weights, advantages, batch.response_mask, batch.sampler_logprobs, first,
         reference.logprobs(batch, 0.9)[0],
     )  # fmt: skip
-    assert loss.is_by_token is (name not in ("gspo", "sequence mask"))
-    expected = loss.of_responses(plain.logprobs(batch, 0.9)[0])
+    assert loss.is_by_token is (name not in ("gspo", "sequence mask") or (name == "gspo" and not later_step))
+    expected = loss.weighted(plain.logprobs(batch, 0.9)[0]).sum()
     expected.backward()
     assert totals.loss == pytest.approx(float(expected.detach()), rel=1e-12 if double else 1e-5, abs=1e-12)
     # Of all parameters together: some have no gradient but rounding.
     pairs = [(policy.parameters()[key].grad, parameter.grad) for key, parameter in plain.parameters().items()]
     ours, theirs = (torch.cat([gradient.flatten() for gradient in each]) for each in zip(*pairs, strict=True))
     assert float((ours - theirs).norm() / theirs.norm()) < (1e-10 if double else 1e-6)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("later_step", [True, False])
+def test_parts_of_the_tokens_have_the_losses_of_whole_responses(ragged, name, later_step):
+    algorithm, generator = AlgorithmConfig(**ALGORITHMS[name]), torch.Generator().manual_seed(1)
+    responses, prompts, completions, _ = ragged(7, seed=2)
+    # The first, the last and one between have no token that is trained.
+    origins = [(0, len(row)) if index % 3 == 0 else (len(row),) for index, row in enumerate(completions)]
+    sampler = [[-1.0] * sum(lengths[::2]) for lengths in origins]
+    batch = collate(responses, prompts, completions, sampler, origins)
+    assert batch.trained_lengths == tuple(map(len, sampler))
+    mask = batch.response_mask
+
+    def near():
+        return -1 + 0.2 * torch.randn(mask.shape, generator=generator, dtype=torch.float64)
+
+    mode = algorithm.importance_sampling if algorithm.importance_sampling in ("token", "sequence-mask") else None
+    loss = PassLoss(
+        algorithm, mode, token_weights(batch.lengths, algorithm.loss_agg_mode, 12)[:, None], near()[:, 0], mask,
+        batch.sampler_logprobs, near() if later_step else None, near(),
+    )  # fmt: skip
+    logprobs = near()
+    expected = loss.weighted(logprobs).flatten()[batch.trained]
+    of_tokens, together = loss.of_tokens(batch)
+    assert bool(together) is not loss.is_by_token
+    flat = logprobs.flatten()[batch.trained]
+    bounds = [0, *itertools.accumulate(together or [1] * len(flat))]
+    for count in (1, 2, len(bounds)):
+        parts = [slice(*pair) for pair in itertools.pairwise([*bounds[:-1:count], len(flat)]) if pair[0] < pair[1]]
+        found = torch.cat([of_tokens(flat[part], part) for part in parts])
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)

@@ -1,10 +1,15 @@
+from itertools import accumulate, pairwise
+
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.live_bytes import LiveBytes
 from tasks.learning.token_logprobs import (
     CACHED_LOGITS,
     CPU_ROWS_MIN,
     GPU_LOGITS_MAX,
+    LOGIT_BYTES,
     LOGITS_PER_CHUNK,
     chunk_rows,
     gpu_logits,
@@ -54,6 +59,75 @@ def test_value_and_gradients_equal_those_of_the_loss_of_plain_logprobs(with_bias
     torch.testing.assert_close(entropy, torch.distributions.Categorical(logits=plain).entropy(), rtol=0, atol=1e-13)
     for ours, theirs in zip(gradients, expected_gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+LENGTHS = [0, 3, 1, 0, 4, 2, 1, 0]
+
+
+def of_stretches(lengths, factors):
+    """A loss in which the tokens of a stretch depend on each other; fails for a part of a stretch."""
+    bounds = [0, *accumulate(lengths)]
+
+    def loss(logprobs, rows):
+        assert {rows.start, rows.stop} <= set(bounds)
+        values = torch.empty_like(logprobs)
+        for start, end in pairwise(bounds):
+            if rows.start <= start < end <= rows.stop:
+                here = logprobs[start - rows.start : end - rows.start]
+                values[start - rows.start : end - rows.start] = here.detach().mean().exp() * here * factors[start:end]
+        return values
+
+    return loss
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 100])
+@pytest.mark.parametrize("lengths", [LENGTHS, [11], [1] * 11, [5, 6]])
+def test_stretches_that_depend_on_each_other_are_never_divided(rows, lengths):
+    (hidden, weight, bias, targets), _ = surrogate()
+    loss = of_stretches(lengths, torch.linspace(-1, 1, 11, dtype=torch.float64))
+    plain = torch.log_softmax((hidden @ weight.T + bias) / 0.7, dim=-1).gather(1, targets[:, None])[:, 0]
+    expected = loss(plain, slice(0, 11)).sum()
+    gradients = torch.autograd.grad(expected, [hidden, weight, bias])
+    chunk = {"temperature": 0.7, "logits_per_chunk": rows * len(weight)}
+    found = token_objective(hidden, weight, bias, targets, loss, together=lengths, **chunk)
+    torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found[1], plain, rtol=0, atol=1e-13)
+    for ours, theirs in zip(torch.autograd.grad(found[0], [hidden, weight, bias]), gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("rows", "together", "products"),
+    [(1, (), 2), (11, (), 2), (4, LENGTHS, 2), (2, LENGTHS, 2 + 4 / 11), (5, [11], 2 + 10 / 11)],
+    ids=["chunks", "one chunk", "stretches within chunks", "two longer ones", "a single one"],
+)
+def test_logits_are_computed_once_where_a_chunk_has_all_that_depends_on_each_other(rows, together, products):
+    """Of a longer stretch, all but those of the last chunk are computed twice. The head is frozen: two products."""
+    hidden, weight, _, targets = case(torch.float64)
+    weight = weight.detach()
+    with FlopCounterMode(display=False) as counter:
+        token_objective(
+            hidden, weight, None, targets, lambda logprobs, _: -logprobs,
+            together=together, logits_per_chunk=rows * len(weight),
+        )[0].backward()  # fmt: skip
+    assert counter.get_total_flops() == pytest.approx(products * 2 * hidden.numel() * len(weight))
+    with FlopCounterMode(display=False) as counter:
+        token_logprobs(hidden, weight, None, targets)[0].sum().backward()
+    assert counter.get_total_flops() == 3 * 2 * hidden.numel() * len(weight)
+
+
+@pytest.mark.parametrize("together", [(), [64] * 8], ids=["by token", "by response"])
+def test_memory_is_that_of_a_chunk_however_many_tokens_there_are(together):
+    hidden, weight, _, targets = case(torch.float32, tokens=512, vocabulary=2000, hidden_size=16)
+    held = (hidden.numel() + weight.numel()) * 4
+    for rows in (32, 64, 128):
+        with LiveBytes() as memory:
+            token_objective(
+                hidden, weight, None, targets, lambda logprobs, _: -logprobs,
+                together=together, logits_per_chunk=rows * 2000,
+            )[0].backward()  # fmt: skip
+        # Besides a chunk: gradients, their copy that has the usual order of elements, a few numbers for each token.
+        assert 8 * rows * 2000 < memory.peak < 3 * held + LOGIT_BYTES * rows * 2000
 
 
 @pytest.mark.parametrize(("vocabulary", "tokens"), [(9, 11), (700, 600)])
