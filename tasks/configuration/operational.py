@@ -56,4 +56,7 @@ OPERATIONAL: dict[str, set[str] | None] = {
 YOUNG: dict[str, object] = {
     **{f"data.{name}": default for name, default in YOUNG_OF_DATA.items()},
     **{f"sampling.{name}": default for name, default in YOUNG_OF_SAMPLING.items()},
+    "trainer.compile_layers": False,
 }
+# Fields whose default is younger than runs that go on: the default, and the value for which it counts.
+DEFAULTS_SINCE: dict[str, tuple[object, object]] = {"trainer.use_liger_kernel": ("auto", False)}

@@ -25,7 +25,7 @@ from tasks.configuration.forecast import ForecastConfig
 from tasks.configuration.given_secrets import given_secrets
 from tasks.configuration.lora import LoraConfig
 from tasks.configuration.numbers import float_in, integers_restored, rounded_integers
-from tasks.configuration.operational import OPERATIONAL, YOUNG
+from tasks.configuration.operational import DEFAULTS_SINCE, OPERATIONAL, YOUNG
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.placement_clashes import needs_all_groups, placements_that_clash
 from tasks.configuration.planning import PlanningConfig
@@ -317,11 +317,20 @@ def identity(config: RunConfig) -> dict[str, Any]:
         else:
             parent[section] = _without(parent[section], operational)
     for path, default in YOUNG.items():
-        *parents, name = path.split(".")
-        parent = functools.reduce(operator.getitem, parents, resolved)
+        parent, name = _place(resolved, path)
         if parent[name] == default:
             del parent[name]
+    for path, (default, older) in DEFAULTS_SINCE.items():
+        parent, name = _place(resolved, path)
+        if parent[name] == default:
+            parent[name] = older
     return resolved
+
+
+def _place(settings: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
+    """The section that has a field, and the field's own name."""
+    *parents, name = path.split(".")
+    return functools.reduce(operator.getitem, parents, settings), name
 
 
 def _without(section: Any, names: set[str]) -> Any:

@@ -37,7 +37,9 @@ class TrainerConfig:
         micro_batch_tokens_max: The most tokens (prompt and response) of a micro-batch, with its padding, and of a pass.
             Micro-batches hold whole groups: a larger group is a micro-batch of its own, in several passes.
         gradient_checkpointing: Recompute the layers' activations in the backward pass.
-        use_liger_kernel: Patch the policy with the kernels of the package liger-kernel; see `tasks.learning.liger`.
+        use_liger_kernel: Use the package liger-kernel's kernels in the policy's layers; see `tasks.learning.liger`.
+            "auto": in bfloat16 on a GPU, where the package is installed, knows the model, and computes the same.
+        compile_layers: Compile the models' layers (torch.compile), if they then compute the same.
         group_timeout_s: How long the trainer waits without any new token in the journal before it gives up.
         poll_interval_s: The pause between two looks at the journal.
         weights_full_interval: Weights are published as differences, and whole after this many versions, or earlier when
@@ -58,7 +60,8 @@ class TrainerConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     micro_batch_tokens_max: Annotated[int, Field(ge=1)] = 16384
     gradient_checkpointing: bool = False
-    use_liger_kernel: bool = False
+    use_liger_kernel: Literal[True, False, "auto"] = "auto"
+    compile_layers: bool = False
     group_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
     poll_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     weights_full_interval: Annotated[int, Field(ge=1)] = 10

@@ -6,46 +6,116 @@ are needed.
 
 import importlib
 import inspect
+import logging
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
-# The parts that are patched if the model has them; Liger's other patches would replace the head or the loss.
-PATCHES = {"rope": True, "rms_norm": True, "layer_norm": True, "swiglu": True, "geglu": True}
-NOT_PATCHED = {"cross_entropy": False, "fused_linear_cross_entropy": False}
+from tasks.learning.batching import TokenBatch
+from tasks.learning.equal_passes import Pass, change_if_equal
+from tasks.learning.ranks import Ranks
+
+log = logging.getLogger("gleaner")
+
+# The parts that are patched if the model has them; Liger's other patches would replace the head, the loss, or what
+# other models in the process read.
+PATCHES = ("rope", "rms_norm", "layer_norm", "swiglu", "geglu")
+_ABSENT = object()
 
 
-def apply_liger_kernels(model: Any, device: torch.device) -> None:
-    """Patch the modules of a model in place; names and parameters stay as they are.
+class NoLigerKernelsError(ValueError):
+    """There are no Liger kernels for a model on its device."""
 
-    Liger replaces the rotary embedding for every model of that type in this process, also for existing ones.
+
+def liger_if_equal(
+    model: Any, device: torch.device, logprobs: Pass, batch: TokenBatch, ranks: Ranks | None = None
+) -> str | None:
+    """Patch a model unless it then computes something else on a rank; says in the log which of both.
 
     Args:
         model: A Hugging Face causal language model.
         device: The model's device.
+        logprobs: A pass of the model as it is.
+        batch: The probe.
+        ranks: Those that must decide alike; default: this process alone.
 
-    Raises:
-        ValueError: There is no GPU, no liger-kernel, or it does not know the model; nothing is changed then.
+    Returns:
+        Why the model keeps its own kernels; None if it has Liger's.
     """
+    patch = LigerPatch(model)
+    reason = change_if_equal(lambda: patch.apply(patch_of(model, device)), patch.undo, logprobs, batch, ranks)
+    kernels = "Liger's kernels" if reason is None else f"no Liger kernels: {reason}"
+    log.info("passes of %s have %s", type(model).__name__, kernels)
+    return reason
+
+
+def patch_of(model: Any, device: torch.device) -> Callable[..., None]:
+    """Liger's function that patches models of this type; raises NoLigerKernelsError."""
     if device.type != "cuda":
-        raise ValueError(f"use_liger_kernel: value true; allowed on device {str(device)!r}: false, it needs a GPU")
+        raise NoLigerKernelsError(f"they need a GPU, and the model is on device {str(device)!r}")
     try:
-        patchers = importlib.import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
+        patches = importlib.import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
     except ImportError as error:
-        raise ValueError(
-            f"use_liger_kernel: value true; allowed without the package liger-kernel: false ({error})"
-        ) from None
+        raise NoLigerKernelsError(f"the package liger-kernel cannot be imported: {error}") from None
     model_type = model.config.model_type
-    if model_type not in patchers:
-        raise ValueError(
-            f"use_liger_kernel: value true; allowed with a model of type {model_type!r}: false, "
-            "Liger has no kernels for it"
-        )
-    patch = patchers[model_type]
-    patch(model=model, **options_of(patch))
+    if model_type not in patches:
+        raise NoLigerKernelsError(f"Liger has none for a model of type {model_type!r}")
+    patch: Callable[..., None] = patches[model_type]
+    return patch
 
 
-def options_of(patch: Any) -> dict[str, bool]:
-    """The arguments for one of Liger's patch functions that switch kernels on and off, as far as it has them."""
-    known = inspect.signature(patch).parameters
-    return {name: value for name, value in (PATCHES | NOT_PATCHED).items() if name in known}
+def options_of(patch: Callable[..., None]) -> dict[str, bool]:
+    """The arguments for one of Liger's patch functions that switch `PATCHES` on and everything else off."""
+    switches = [name for name, known in inspect.signature(patch).parameters.items() if isinstance(known.default, bool)]
+    return {name: name in PATCHES for name in switches}
+
+
+class LigerPatch:
+    """What Liger replaces in one model: methods of its modules. Names and parameters stay as they are.
+
+    Liger also replaces classes and functions of the module of transformers that defines the model, for every model of
+    the process. The classes are put back. The rotary embedding, which layers look up there, is Liger's for tensors in
+    half precision on a GPU alone.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._before: list[tuple[dict[str, Any], str, Any]] = []
+
+    def apply(self, patch: Callable[..., None]) -> None:
+        """Call one of Liger's patch functions."""
+        defining = vars(sys.modules[type(self._model).__module__])
+        places = [(place, dict(place)) for place in (defining, *(part.__dict__ for part in self._model.modules()))]
+        try:
+            patch(model=self._model, **options_of(patch))
+        finally:
+            for place, before in places:
+                changed = [name for name, value in place.items() if before.get(name, _ABSENT) is not value]
+                self._before += [(place, name, before.get(name, _ABSENT)) for name in changed]
+        for name, own in [(name, own) for place, name, own in self._before if place is defining]:
+            is_rotary = name.startswith("apply_rotary") and own is not _ABSENT
+            _put(defining, name, _in_half_precision(own, defining[name]) if is_rotary else own)
+
+    def undo(self) -> None:
+        """Put everything back."""
+        for place, name, own in self._before:
+            _put(place, name, own)
+        self._before.clear()
+
+
+def _put(place: dict[str, Any], name: str, value: Any) -> None:
+    if value is _ABSENT:
+        place.pop(name, None)
+    else:
+        place[name] = value
+
+
+def _in_half_precision(own: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    def rotated(query: Tensor, *others: Any, **named: Any) -> Any:
+        is_half = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+        return (theirs if is_half else own)(query, *others, **named)
+
+    return rotated

@@ -5,7 +5,6 @@ product for each response elsewhere. This module also decides whether a model co
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own custom
 
 from tasks.learning.batching import TokenBatch
+from tasks.learning.equal_passes import Pass, change_if_equal
 from tasks.learning.ranks import Ranks
 
 log = logging.getLogger("gleaner")
@@ -23,8 +23,6 @@ log = logging.getLogger("gleaner")
 PACKED = "gleaner_packed"
 # What some models ask of an attention function besides: caps, sinks and biases, which it does not compute.
 _UNKNOWN = ("softcap", "s_aux", "position_bias", "head_mask")
-# How far log-probs may be from those of a padded pass, on average: half-precision kernels differ by a tenth of that.
-_DISTANCE_MAX = 0.2
 # How far a log-prob may move with the tokens of another response. As the kernels see the same sizes, it does not move.
 _INFLUENCE_MAX = 1e-3
 
@@ -44,19 +42,24 @@ def pack(model: Any) -> None:
         raise NotPackedError(f"{type(model).__name__} has an attention of its own")
 
 
+def leave_attention_uncompiled() -> None:
+    """Let compiled layers call the attention of packed models as it is: it has a kernel of its own, or a loop."""
+    from transformers import AttentionInterface  # noqa: PLC0415 - costs seconds
+
+    AttentionInterface.register(PACKED, torch.compiler.disable(_attention))  # type: ignore[no-untyped-call]
+
+
 def is_packed(model: Any) -> bool:
     """Whether `pack` was called for a model."""
     return bool(model.config._attn_implementation == PACKED)  # noqa: SLF001 - no public name
 
 
-def pack_if_equal(
-    model: Any, logprobs: Callable[[TokenBatch], Tensor], batch: TokenBatch, ranks: Ranks | None = None
-) -> bool:
+def pack_if_equal(model: Any, logprobs: Pass, batch: TokenBatch, ranks: Ranks | None = None) -> bool:
     """Pack a model unless it then computes something else on a rank; says in the log why it stays padded.
 
     Args:
         model: A Hugging Face model.
-        logprobs: Computes the log-probs of a batch, [B, T], with the model as it is.
+        logprobs: A pass of the model as it is.
         batch: Two responses or more of different lengths; the first is the longest.
         ranks: Those that must divide responses into as many passes; default: this process alone.
 
@@ -64,40 +67,27 @@ def pack_if_equal(
         Whether the model is packed.
     """
     before = model.config._attn_implementation  # noqa: SLF001
-    reason = _difference(model, logprobs, batch)
-    reasons = [reason] if ranks is None else ranks.gather(reason)
-    if not any(reasons):
-        return True
-    model.set_attn_implementation(before)
-    log.info("passes of %s are padded: %s", type(model).__name__, next(filter(None, reasons)))
-    return False
 
+    def further(packed: Tensor) -> str | None:
+        moved = _influence(packed, logprobs, batch)
+        return None if moved <= _INFLUENCE_MAX else f"its log-probs move by {moved:.3g} with another response's tokens"
 
-def _difference(model: Any, logprobs: Callable[[TokenBatch], Tensor], batch: TokenBatch) -> str | None:
-    """Pack a model, and say what differs then; None if nothing does."""
-    padded = logprobs(batch)
-    try:
-        pack(model)
-        packed = logprobs(batch)
-        distance, influence = float((packed - padded).abs().mean()), _influence(packed, logprobs, batch)
-    except Exception as error:  # noqa: BLE001 - a kernel or a model's code may refuse in any way
-        return " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    if distance <= _DISTANCE_MAX and influence <= _INFLUENCE_MAX:
-        return None
-    return (
-        f"its log-probs are {distance:.3g} from those of padded passes, and move by {influence:.3g} with the tokens of "
-        "another response"
+    reason = change_if_equal(
+        lambda: pack(model), lambda: model.set_attn_implementation(before), logprobs, batch, ranks, further
     )
+    if reason is not None:
+        log.info("passes of %s are padded: %s", type(model).__name__, reason)
+    return reason is None
 
 
-def _influence(packed: Tensor, logprobs: Callable[[TokenBatch], Tensor], batch: TokenBatch) -> float:
+def _influence(packed: Tensor, logprobs: Pass, batch: TokenBatch) -> float:
     """How far a log-prob of the other responses moves at most if the first response has other tokens.
 
     A recurrent layer or a convolution carries a state from one response of a row to the next.
     """
     other = batch.input_ids.clone()
     other[0] = other[0].flip(0)
-    return float((logprobs(replace(batch, input_ids=other)) - packed)[1:].abs().max())
+    return float((logprobs(replace(batch, input_ids=other)).detach() - packed)[1:].abs().max())
 
 
 def _attention(

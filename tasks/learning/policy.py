@@ -15,7 +15,6 @@ from resources.model_config import positions_max
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import TokenBatch, collate
 from tasks.learning.head import check_head
-from tasks.learning.liger import apply_liger_kernels
 from tasks.learning.ranks import Ranks
 from tasks.learning.scoring import Scorer
 from tasks.learning.sharded import Stored, Unread, header, skeleton, whole_stored
@@ -41,7 +40,7 @@ class Policy(TrainedModel):
         model_dir: A directory with the model's config.json.
         tensors: Name -> values, as the model's files have them, or under the module's names; a tied tensor may be given
             under any of its names, or under several with equal values.
-        config: dtype, device, gradient_checkpointing and use_liger_kernel are used.
+        config: dtype, device and gradient_checkpointing are used.
         trainable: Which parameters have gradients; False for a reference policy.
         ranks: The ranks that train it; default: this process alone, on the device of the configuration.
         adapt: A function that changes the module's layers before it gets its tensors.
@@ -64,7 +63,7 @@ class Policy(TrainedModel):
         ranks = ranks or Ranks(device=training_device(config.device))
         # Kept, because weights are loaded and named when the directory may be gone.
         self._architecture = read_architecture(Path(model_dir))
-        module = build_module(Path(model_dir), config, ranks, adapt)
+        module = build_module(Path(model_dir), ranks, adapt)
         check_head(module)
         self._scorer = Scorer(module)
         super().__init__(module, tensors, config, trainable=trainable, root=self._scorer, ranks=ranks)
@@ -144,7 +143,7 @@ def own_tensors(architecture: Any, stored: Mapping[str, Stored]) -> Iterator[tup
     return names.to_module(stored, whole_stored)
 
 
-def build_module(model_dir: Path, config: TrainerConfig, ranks: Ranks, adapt: Callable[[Any], None]) -> Any:
+def build_module(model_dir: Path, ranks: Ranks, adapt: Callable[[Any], None]) -> Any:
     architecture = read_architecture(model_dir)
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - costs seconds, and only here
 
@@ -154,8 +153,6 @@ def build_module(model_dir: Path, config: TrainerConfig, ranks: Ranks, adapt: Ca
         except Exception as error:  # noqa: BLE001 - fields of a wrong kind raise anything in a model's code
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise PolicyError(f"model: no causal language model can be built of {str(model_dir)!r}: {reason}") from None
-        if config.use_liger_kernel:
-            apply_liger_kernels(module, ranks.device)
         adapt(module)
     return module
 

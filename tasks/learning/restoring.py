@@ -18,14 +18,14 @@ from tasks.learning import checkpoint
 from tasks.learning.adapted_policy import AdaptedPolicy, Pretrained
 from tasks.learning.checkpoint import Checkpoint
 from tasks.learning.critic import Critic
+from tasks.learning.faster_passes import make_faster
 from tasks.learning.learner import CriticLearner, Learner
 from tasks.learning.optimizer import PolicyOptimizer
-from tasks.learning.packing import pack, pack_if_equal
-from tasks.learning.policy import Policy, Scores, probe
+from tasks.learning.policy import Policy, Scores
 from tasks.learning.ranks import Ranks
 from tasks.learning.sharded import Stored
 from tasks.learning.shared_reading import read_shared
-from tasks.learning.trained_model import PolicyError, compute_dtype, training_device
+from tasks.learning.trained_model import PolicyError, training_device
 from tasks.sampling.engines.choose import context_length
 from tasks.sampling.engines.steady_positions import unsteady
 
@@ -128,9 +128,7 @@ def learner_of(state: StoredState, config: RunConfig, model: Path, ranks: Ranks 
     if config.algorithm.estimator.needs_critic:
         critic = _critic(state, config, model, ranks)
     learner = Learner(policy, optimizer, _reference(state, policy, config, model, ranks), critic, ranks)
-    if compute_dtype(config.trainer) is not None and policy.device.type == "cuda":
-        # For other dtypes and devices, torch has no kernel that attends within the responses of a row.
-        pack_models(learner)
+    make_faster(learner, config.trainer)
     state.release()
     # Last, because building a model draws numbers. A replay builds none between two iterations.
     if generator is None:
@@ -138,18 +136,6 @@ def learner_of(state: StoredState, config: RunConfig, model: Path, ranks: Ranks 
     else:
         torch.set_rng_state(generator)
     return learner
-
-
-def pack_models(learner: Learner) -> None:
-    """Let passes have no padding, unless the policy then computes something else on one of the ranks."""
-    policy, batch = learner.policy, probe(learner.policy, (1, 3, 2))
-    with torch.no_grad():
-        if not pack_if_equal(policy.module, lambda each: policy.logprobs(each, 1.0)[0], batch, learner.ranks):
-            return
-    if isinstance(learner.reference, Policy):
-        pack(learner.reference.module)
-    if learner.critic is not None:
-        pack(learner.critic.critic.module.model)
 
 
 def _policy(state: StoredState, saved: Checkpoint | None, config: RunConfig, model: Path, ranks: Ranks) -> Policy:

@@ -51,7 +51,7 @@ def shard(
     cast = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in uncopied:
         fully_shard(module, mesh=ranks.mesh, mp_policy=uncast)
-    for layer in _layers(root):
+    for layer in layers(root):
         fully_shard(layer, mesh=ranks.mesh, mp_policy=cast)
     fully_shard(root, mesh=ranks.mesh, mp_policy=cast, reshard_after_forward=None if trainable else True)
     for module in root.modules():
@@ -169,12 +169,13 @@ def _without_memory(_module: nn.Module, _name: str, parameter: nn.Parameter | No
     return nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
 
 
-def _layers(module: nn.Module) -> Iterator[nn.Module]:
+def layers(module: nn.Module) -> Iterator[nn.Module]:
+    """The elements of a module's outermost lists: the layers of a decoder."""
     for child in module.children():
         if isinstance(child, nn.ModuleList):
             yield from child
         else:
-            yield from _layers(child)
+            yield from layers(child)
 
 
 def _reshard_without_backward(root: Any, _args: Any, _output: Any) -> None:

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,7 +24,7 @@ from storage.records import SamplingParams
 from storage.weights.tensor_sets import TensorBlock
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.adapted_policy import AdaptedPolicy, inject_adapters
-from tasks.learning.batching import collate
+from tasks.learning.batching import TokenBatch, collate
 from tasks.learning.critic import Critic
 from tasks.learning.policy import Policy, build_module, names_in
 from tasks.learning.pretrained import ModelError, read_tensors, same_values, tensor_headers
@@ -49,7 +50,7 @@ _FUSED_CONTEXT = 4096
 _PROMPTS, _NEW_TOKENS = ((5, 6, 7), tuple(range(8, 20))), 8
 # Nats; in float32 rounding gives about 1e-5.
 _GAP_MAX = 1e-3
-_SETTINGS = TrainerConfig(dtype="float32", device="cpu")
+_SETTINGS = TrainerConfig(device="cpu")
 
 
 def try_model(use: ModelUse, model_dir: Path) -> list[str]:
@@ -62,7 +63,7 @@ def try_model(use: ModelUse, model_dir: Path) -> list[str]:
     doubts = _check_trainer(use, model_dir, headers)
     refusal = _torch_refusal(use, model_dir, headers) if use.torch else None
     try:
-        _run_small_copy(use, model_dir, with_engine=use.torch and refusal is None)
+        doubts += _run_small_copy(use, model_dir, with_engine=use.torch and refusal is None)
     except EngineError as error:
         refusal = f"policy.path: the torch engine does not serve this model: {error}"
     except (RuntimeError, TypeError, AttributeError, IndexError, KeyError) as error:
@@ -104,7 +105,7 @@ def _check_known(model_dir: Path) -> None:
 
 def _check_trainer(use: ModelUse, model_dir: Path, headers: Mapping[str, Tensor]) -> list[str]:
     try:
-        module = build_module(model_dir, _SETTINGS, Ranks(device=_META), lambda _module: None)
+        module = build_module(model_dir, Ranks(device=_META), lambda _module: None)
         names = names_in(read_architecture(model_dir), headers)
         _check_ties(names, model_dir)
     except (PolicyError, StoredNamesError) as error:
@@ -169,15 +170,15 @@ def _check_vllm(use: ModelUse, model_dir: Path, *, is_needed: bool) -> list[str]
     return doubts
 
 
-def _run_small_copy(use: ModelUse, model_dir: Path, *, with_engine: bool) -> None:
-    """Let trainer and engine run a small copy, if one can be made.
+def _run_small_copy(use: ModelUse, model_dir: Path, *, with_engine: bool) -> list[str]:
+    """Let trainer and engine run a small copy, if one can be made; returns what is doubted.
 
     Raises EngineError if the engine does not serve it, ModelError if the trainer refuses it or computes something else.
     """
     with TemporaryDirectory(prefix="gleaner-model-") as folder:
         small = Path(folder)
         if not save_small_copy(read_model_config(model_dir), small):
-            return
+            return []
         tensors = read_tensors(small)
         completions: list[list[int]] = [[9, 10, 11] for _ in _PROMPTS]
         sampled: list[list[float]] = []
@@ -188,7 +189,7 @@ def _run_small_copy(use: ModelUse, model_dir: Path, *, with_engine: bool) -> Non
             except EngineError as error:
                 refusal = error
         try:
-            trained = _trained(use, small, tensors, completions)
+            trained, doubts = _trained(use, small, tensors, completions)
         except PolicyError as error:
             raise ModelError(f"policy.path: the trainer does not train this model: {error}") from None
     if refusal is not None:
@@ -200,6 +201,7 @@ def _run_small_copy(use: ModelUse, model_dir: Path, *, with_engine: bool) -> Non
             f"policy.path: on a small copy of this model, log-probs of the torch engine and the trainer differ by "
             f"{gap:.2g} nats; allowed: {_GAP_MAX:g}"
         )
+    return doubts
 
 
 def _generated(
@@ -222,21 +224,43 @@ def _generated(
 
 def _trained(
     use: ModelUse, small: Path, tensors: Mapping[str, TensorBlock], completions: list[list[int]]
-) -> list[list[float]]:
-    """Log-probs of the trainer's policy for the completions of the prompts; also asks the critic, if there is one."""
+) -> tuple[list[list[float]], list[str]]:
+    """Log-probs of the trainer's policy in float32 for the completions of the prompts, and what is doubted.
+
+    Also goes back through the policy, in the run's dtype too, and asks the critic, if there is one.
+    """
     given = {name: as_torch(block) for name, block in tensors.items()}
-    policy: Policy
-    if use.lora is not None and find_spec("peft") is not None:
-        policy = AdaptedPolicy(small, given, _SETTINGS, use.lora, seed=0)
-    else:
-        policy = Policy(small, given, _SETTINGS)
     prompts = [list(prompt[: use.context_length - 1]) for prompt in _PROMPTS]
     batch = collate(list(range(len(prompts))), prompts, completions, [[0.0] * len(each) for each in completions])
     if use.critic:
         Critic.of_policy(small, given, _SETTINGS).values(batch)
-    with torch.no_grad():
-        logprobs = policy.logprobs(batch, 1.0)[0].tolist()
-    return [row[: len(each)] for row, each in zip(logprobs, completions, strict=True)]
+    logprobs = _pass(use, small, given, batch, _SETTINGS).tolist()
+    rows = [row[: len(each)] for row, each in zip(logprobs, completions, strict=True)]
+    if use.trainer_dtype == _SETTINGS.dtype:
+        return rows, []
+    try:
+        _pass(use, small, given, batch, replace(_SETTINGS, dtype=use.trainer_dtype))
+    except (PolicyError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        if use.trainer_on_cpu:
+            raise PolicyError(reason) from None
+        # A GPU may have what a CPU has not.
+        return rows, [f"trainer.dtype: whether the model trains in {use.trainer_dtype}, which fails on a CPU: {reason}"]
+    return rows, []
+
+
+def _pass(
+    use: ModelUse, small: Path, given: Mapping[str, Tensor], batch: TokenBatch, settings: TrainerConfig
+) -> Tensor:
+    """The log-probs of a pass forward and backward by the trainer's policy."""
+    policy: Policy
+    if use.lora is not None and find_spec("peft") is not None:
+        policy = AdaptedPolicy(small, given, settings, use.lora, seed=0)
+    else:
+        policy = Policy(small, given, settings)
+    logprobs, _, objective = policy.objective(batch, 1.0, lambda each, _: each)
+    objective.backward()  # type: ignore[no-untyped-call]
+    return logprobs
 
 
 def _reach(use: ModelUse, architecture: Any) -> int:

@@ -15,8 +15,8 @@ class ModelUse:
     """The settings on which it depends whether a model is usable.
 
     torch, vllm: whether that engine may generate; both where the machines of an `auto` crew decide. on_cpu: whether the
-    engine has no GPU for certain. dtype: of the engine. context_length: the most tokens of prompt + response. critic:
-    whether one is trained.
+    engine has no GPU for certain; trainer_on_cpu: the same of the trainer. dtype: of the engine; trainer_dtype: of the
+    trainer's passes. context_length: the most tokens of prompt + response. critic: whether one is trained.
     """
 
     torch: bool
@@ -24,6 +24,8 @@ class ModelUse:
     on_cpu: bool = False
     dtype: Literal["float32", "bfloat16", "float16"]
     context_length: int
+    trainer_dtype: Literal["float32", "bfloat16"] = "float32"
+    trainer_on_cpu: bool = False
     lora: LoraConfig | None = None
     critic: bool = False
 
@@ -40,6 +42,8 @@ def use_of(config: RunConfig, model_dir: Path) -> ModelUse:
         on_cpu=rollout.device == "cpu",
         dtype=rollout.dtype,
         context_length=context_length(rollout, model_dir),
+        trainer_dtype=config.trainer.dtype,
+        trainer_on_cpu=config.trainer.device == "cpu",
         lora=config.lora,
         critic=config.algorithm.estimator.needs_critic,
     )

@@ -214,6 +214,18 @@ def test_identity_ignores_where_and_how_fast_but_not_what_is_learned():
         assert digest(parse(with_value(path, value))) != base
 
 
+def test_a_younger_default_counts_as_the_value_that_it_replaced():
+    """A run that began without Liger's kernels goes on with "auto", which may mean none, and not with true."""
+
+    def named(**trainer: object) -> str:
+        return digest(parse({**MINIMAL, "trainer": trainer}))
+
+    assert named() == named(use_liger_kernel="auto") == named(use_liger_kernel=False)
+    assert named(use_liger_kernel=True) != named()
+    assert identity(parse(MINIMAL))["trainer"]["use_liger_kernel"] is False
+    assert named(compile_layers=False) == named() != named(compile_layers=True)
+
+
 def test_a_setting_that_is_younger_than_a_run_counts_only_where_it_is_set():
     base, kept = parse(MINIMAL), parse(with_value("sampling.skip_special_tokens", False))
     assert dump(base)["sampling"]["skip_special_tokens"] is True

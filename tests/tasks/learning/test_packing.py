@@ -11,7 +11,6 @@ from transformers import (
     Lfm2Config,
     LlamaConfig,
     MistralConfig,
-    OPTConfig,
     PhimoeConfig,
     Qwen2MoeConfig,
     Qwen3Config,
@@ -23,12 +22,12 @@ from tasks.configuration.trainer import TrainerConfig
 from tasks.learning import packing
 from tasks.learning.batching import collate, dealt_passes
 from tasks.learning.critic import Critic
+from tasks.learning.faster_passes import pack_models
 from tasks.learning.learner import CriticLearner, Learner
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.packing import NotPackedError, is_packed, pack, pack_if_equal
 from tasks.learning.padding import padded_tokens, passes
 from tasks.learning.policy import Policy, probe
-from tasks.learning.restoring import pack_models
 from tasks.learning.step import accumulate
 from tests.tasks.learning.tiny_model import VOCABULARY
 
@@ -181,25 +180,23 @@ def test_all_models_of_a_learner_are_packed(model, build, batch):
 
 
 def test_a_model_that_computes_something_else_stays_padded(tmp_path, caplog):
-    # Its positions are counted from the mask, so that those of a row do not begin again.
-    config = OPTConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        ffn_dim=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=128,
-        dropout=0.0,
-        word_embed_proj_dim=32,
-        do_layer_norm_before=True,
-    )
-    policy = of(config, tmp_path)
+    # With positions enough for a row of all responses.
+    policy = of(GPT2Config(**ARCHITECTURES["gpt2"].to_dict() | {"n_positions": 256}), tmp_path)
+    with torch.no_grad():
+        for parameter in policy.parameters().values():
+            parameter.mul_(4)
+
+    def without_positions(_model, given, named):
+        return given, {**named, "position_ids": None}
+
+    # It counts positions through the whole row.
+    policy.module.base_model.register_forward_pre_hook(without_positions, with_kwargs=True)
     batch = probe(policy, (1, 3, 2))
     expected = policy.logprobs(batch, 1.0)[0]
     with caplog.at_level(logging.INFO, logger="gleaner"):
         equal = pack_if_equal(policy.module, lambda batch: policy.logprobs(batch, 1.0)[0], batch)
     assert not equal, torch.dist(policy.logprobs(batch, 1.0)[0], expected)
-    assert "passes of OPTForCausalLM are padded: " in caplog.text
+    assert "passes of GPT2LMHeadModel are padded: its log-probs are " in caplog.text
     assert torch.equal(policy.logprobs(batch, 1.0)[0], expected)
 
 
@@ -216,7 +213,7 @@ ALL_MASKING = PhimoeConfig(**SMALL, num_local_experts=4, sliding_window=100)
 
 @pytest.mark.parametrize(
     ("config", "reason"),
-    [(CARRYING, "tokens of another response"), (MASKING, "only a mask tells"), (ALL_MASKING, "only a mask tells")],
+    [(CARRYING, "another response's tokens"), (MASKING, "only a mask tells"), (ALL_MASKING, "only a mask tells")],
     ids=["state", "mask", "all masks"],
 )
 def test_a_model_that_would_attend_to_more_stays_padded(tmp_path, config, reason, caplog):

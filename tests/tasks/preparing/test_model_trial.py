@@ -195,6 +195,23 @@ def test_experts_in_vllm_are_doubted_on_a_gpu_and_refused_on_a_cpu(tmp_path):
         check_model_use(run_of(model, rollout={"engine": "vllm", "device": "cpu"}), model)
 
 
+def test_a_dtype_in_which_the_model_does_not_train_is_refused_on_a_cpu_and_doubted_on_a_gpu(tmp_path):
+    # Its positions are a float32 buffer, which it adds to its activations.
+    sizes = {"vocab_size": 300, "d_model": 32, "ffn_dim": 64, "num_layers": 2, "attention_heads": 4}
+    save_tiny_model(tmp_path, tiny_model(transformers.XGLMConfig(**sizes, max_position_embeddings=256)))
+
+    def tried(**trainer):
+        return check_model_use(run_of(tmp_path, rollout={"engine": "vllm"}, trainer=trainer), tmp_path).doubts
+
+    assert tried(dtype="float32", device="cpu") == ()
+    [doubt] = tried(dtype="bfloat16")
+    assert doubt.startswith("trainer.dtype: whether the model trains in bfloat16, which fails on a CPU: ")
+    with pytest.raises(ModelError, match=r"trainer\.dtype: value 'bfloat16'; allowed with XGLMForCausalLM: 'float32'"):
+        tried(dtype="bfloat16", device="cpu")
+    llama = saved(tmp_path / "llama", "llama")
+    assert check_model_use(run_of(llama, trainer={"dtype": "bfloat16", "device": "cpu"}), llama).doubts == ()
+
+
 def test_layers_that_cannot_be_adapted_are_refused(tmp_path):
     pytest.importorskip("peft")
     model = saved(tmp_path, "llama")
