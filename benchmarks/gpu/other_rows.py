@@ -82,8 +82,15 @@ def _head_rows(head: Figures) -> Iterator[dict[str, Any]]:
     for arm in head.get("arms", []):
         for chunk, microseconds in arm["us_per_token"].items():
             name = f"head of {arm['hidden']}, 2^{int(chunk).bit_length() - 1} logits a chunk, us per token"
-            marks = {"fastest": "fastest"} if int(chunk) == arm["fastest"] else {}
+            marks = {"fastest": "fastest"} if int(chunk) == arm.get("fastest") else {}
             yield {"measure": name, "value": microseconds, **marks}
+        for way, figures in arm.get("ways", {}).items():
+            name = f"head of {arm['hidden']}, {way}"
+            if "failed" in figures:
+                yield {"measure": name, "value": f"failed: {figures['failed']}"}
+                continue
+            yield {"measure": f"{name}, us per token", "value": figures["us_per_token"]}
+            yield {"measure": f"{name}, peak MiB", "value": figures["peak_bytes"] / (1 << 20)}
     if head.get("chosen"):
         yield {"measure": "head, logits a chunk that the trainer takes", "value": head["chosen"]}
 

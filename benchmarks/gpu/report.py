@@ -105,7 +105,7 @@ def _trainer_rows(trainer: Figures) -> Iterator[dict[str, Any]]:
         row: dict[str, Any] = {"measure": f"{name}, tokens/s", "value": arm["tokens_per_s"]}
         if arm["peak_memory_bytes"] is not None:
             row |= {"peak GiB": arm["peak_memory_bytes"] / (1 << 30), "share of the GPU's peak": arm["mfu"]}
-        yield row
+        yield row | arm.get("waits", {})
     for share, over in over_trl(trainer).items():
         yield {"measure": f"trainer over TRL's fastest, padded share {share:g}", "value": over["speed"], **over}
 

@@ -24,17 +24,18 @@ from torch import Tensor
 from benchmarks.gpu.arm import Arm, ArmError
 from benchmarks.gpu.model import write_model
 from benchmarks.gpu.sizes import Size
+from benchmarks.gpu.waits import waits
 from benchmarks.trainer_work import Work
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.advantage import group_advantages
 from tasks.learning.batching import TokenBatch, collate
+from tasks.learning.faster_passes import make_faster, pack_models
 from tasks.learning.learner import Learner
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.padding import padded_tokens, passes
 from tasks.learning.policy import Policy
-from tasks.learning.restoring import pack_models
 from tasks.learning.step import accumulate, apply
 from tasks.learning.totals import combined
 
@@ -191,7 +192,7 @@ class _Given:
         self._size, self._folder, self._tensors, self._lengths = size, folder, tensors, lengths
 
     def measured(self, *, liger: bool, packed: bool, checkpointing: bool = False) -> dict[str, Any]:
-        """Seconds of a step, peak bytes of tensors on a GPU, and the share of padding; or out of memory."""
+        """Seconds of a step, peak bytes of tensors on a GPU, the share of padding, and `waits`; or out of memory."""
         gc.collect()  # an arm that ran out of memory may still hold some
         if self._size.device == "cuda":
             torch.cuda.empty_cache()
@@ -213,7 +214,10 @@ class _Given:
         optimizer = PolicyOptimizer(policy.parameters(), OptimizerConfig())
         learner = Learner(policy, optimizer, None)
         on_gpu = policy.device.type == "cuda"
-        if packed:
+        make_faster(learner, config)
+        if not packed:
+            policy.module.set_attn_implementation("sdpa")
+        elif not learner.is_packed:  # as on a CPU
             pack_models(learner)
         batches, padding = self._batches(config, packed=learner.is_packed)
         optimizer_step(policy, optimizer, batches, size)
@@ -226,11 +230,14 @@ class _Given:
             if on_gpu:
                 torch.cuda.synchronize()
             durations_s.append(time.perf_counter() - began_s)
+        peak_bytes = torch.cuda.max_memory_allocated() if on_gpu else None
+        waiting = waits(lambda: optimizer_step(policy, optimizer, batches, size))
         return {
             "packed": learner.is_packed,
             "step_s": statistics.median(durations_s),
-            "peak_memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
+            "peak_memory_bytes": peak_bytes,
             "padding_share": padding,
+            "waits": waiting | {"passes": len(batches)},
         }
 
     def _batches(self, config: TrainerConfig, *, packed: bool) -> tuple[list[tuple[TokenBatch, Tensor]], float]:

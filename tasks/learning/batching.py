@@ -52,9 +52,10 @@ class TokenBatch:
         return self.response_mask.sum(dim=1)
 
     def to(self, device: torch.device) -> "TokenBatch":
-        """The same batch on `device`."""
+        """The same batch on `device`. From the CPU to a GPU, Python does not wait until it is there."""
         held = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved: dict[str, Any] = {name: each.to(device) for name, each in held.items() if isinstance(each, Tensor)}
+        tensors = {name: each for name, each in held.items() if isinstance(each, Tensor)}
+        moved: dict[str, Any] = {name: each.to(device, non_blocking=True) for name, each in tensors.items()}
         return replace(self, **moved)
 
 

@@ -140,7 +140,7 @@ def accumulate_values(
         NonFiniteGradient: The loss is not finite; names the responses. All gradients are dropped.
     """
     batch = batch.to(critic.device)
-    old_values, returns = old_values.to(critic.device), returns.to(critic.device)
+    old_values, returns = (each.to(critic.device, non_blocking=True) for each in (old_values, returns))
     values = critic.values(batch)
     losses = clipped_value_loss(values, old_values, returns, value_clip).masked_fill(~batch.response_mask, 0.0)
     losses.sum().backward()  # type: ignore[no-untyped-call]

@@ -64,10 +64,10 @@ def accumulate(
         algorithm=algorithm,
         mode=importance_mode(algorithm, same_engine=same_engine),
         weights=token_weights(batch.lengths, algorithm.loss_agg_mode, max_completion_length)[:, None],
-        advantages=advantages.to(policy.device),
+        advantages=advantages.to(policy.device, non_blocking=True),
         response_mask=batch.response_mask,
         sampler_logprobs=batch.sampler_logprobs,
-        first_logprobs=None if first_logprobs is None else first_logprobs.to(policy.device),
+        first_logprobs=None if first_logprobs is None else first_logprobs.to(policy.device, non_blocking=True),
         reference_logprobs=_reference_logprobs(reference, batch, temperature),
     )
     logprobs, entropy = _backward(policy, batch, temperature, loss)

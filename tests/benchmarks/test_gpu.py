@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.gpu import handover, head, identity, iteration
+from benchmarks.gpu import handover, identity, iteration
 from benchmarks.gpu.__main__ import _ENDING_MINUTES
 from benchmarks.gpu.engine_arm import journalling_costs
 from benchmarks.gpu.frontend import arms
@@ -225,7 +225,7 @@ def test_lengths_have_the_share_of_padding_that_is_asked_for(count, prompt, most
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", [identity, head, handover, iteration])
+@pytest.mark.parametrize("module", [identity, handover, iteration])
 def test_small_parts_measure_what_they_say(module):
     # vLLM in this process would disturb other tests that have it there.
     found = module.measure(SMALL, ("torch",)) if module is identity else module.measure(SMALL)
@@ -236,8 +236,6 @@ def test_small_parts_measure_what_they_say(module):
         assert [(arm["head_width"], arm["batch"]) for arm in arms] == [(64, 1), (64, 4), (32, 1), (32, 4)]
         assert {(arm["resumed_identical"], arm["as_in_smallest_batch"]) for arm in arms} == {(1.0, 1.0)}
         assert all(arm["tokens"] == 8 * SMALL.identity_tokens for arm in arms)
-    elif module is head:
-        assert list(found["arms"][0]["us_per_token"]) == [str(chunk) for chunk in SMALL.head_chunks]
     elif module is handover:
         assert all("skipped" in arm or min(arm.values()) > 0 for arm in found["arms"].values())
     else:
