@@ -131,7 +131,7 @@ class _Given:
             torch.cuda.reset_peak_memory_stats()
             before = int(torch.cuda.memory_allocated())
             self._seconds(way)
-            return int(torch.cuda.max_memory_allocated() - before)
+            return int(torch.cuda.max_memory_allocated()) - before
         with LiveBytes() as memory:
             self._seconds(way)
-        return memory.peak
+        return int(memory.peak)

@@ -51,6 +51,7 @@ TRL = {
     "top_p": "sampling.top_p",
     "use_liger_kernel": "trainer.use_liger_kernel",
     "use_liger_loss": "trainer.use_liger_kernel",
+    "torch_compile": "trainer.compile_layers",
     "use_vllm": "rollout.engine",
     "vllm_gpu_memory_utilization": "rollout.vllm.gpu_memory_utilization",
     "vllm_importance_sampling_cap": "algorithm.importance_sampling_cap",
