@@ -248,6 +248,26 @@ def test_an_attention_of_another_kind_is_refused(build, batch, asked, monkeypatc
         )
 
 
+def test_a_kernel_that_refuses_the_backward_pass_is_found_before_the_first_step(build, monkeypatch, caplog):
+    policy, attention = build(), packing._attention
+
+    def refuse(_gradient):
+        raise RuntimeError("no backward pass for heads of this size")
+
+    def without_backward(*given, **named):
+        found, weights = attention(*given, **named)
+        if found.requires_grad:
+            found.register_hook(refuse)
+        return found, weights
+
+    monkeypatch.setattr(packing, "_attention", without_backward)
+    with caplog.at_level(logging.INFO, logger="gleaner"):
+        pack_models(Learner(policy, PolicyOptimizer(policy.parameters(), OptimizerConfig()), None))
+    assert "are padded: RuntimeError: no backward pass for heads of this size" in caplog.text
+    assert not is_packed(policy.module)
+    assert all(parameter.grad is None for parameter in policy.parameters().values())
+
+
 def test_a_packed_pass_counts_its_own_tokens_only():
     lengths = [9, 1, 1, 1, 8, 2]
     assert passes(lengths, 12, packed=True) == [[0], [1, 2, 4, 5], [3]]
