@@ -15,7 +15,7 @@ from storage.run import read_run, read_settings
 from storage.store import ConflictingRecord, CorruptObject, ObjectStore
 from tasks.configuration.operational import OPERATIONAL
 from tasks.configuration.rewards import OPERATIONAL as OPERATIONAL_OF_REWARD
-from tasks.configuration.run_config import RunConfig, differences, dump, identity, parse
+from tasks.configuration.run_config import RunConfig, changes, differences, dump, parse
 
 _LIMITS_OF_REWARD = {*OPERATIONAL_OF_REWARD} - {"model", "revision"}
 # The fields of each section; None: all of it. Of what may change in a run, these name neither code nor a model. Those
@@ -63,7 +63,7 @@ def config_in_force(store: ObjectStore, plan: PlanRecord) -> RunConfig:
     """
     resolved = resolved_in_force(store, plan)
     config = parse(resolved, f"the configuration of iteration {plan.iteration}", held=True)
-    unlike = differences(identity(parse(plan.config, held=True)), identity(config))
+    unlike = changes(parse(plan.config, held=True), config)
     if unlike:
         reasons = "\n".join(f"  {line}" for line in unlike)
         raise ConflictingRecord(

@@ -5,6 +5,7 @@ And which are younger than runs that go on: at their default they say what such 
 
 from tasks.configuration.data import OPERATIONAL as OPERATIONAL_OF_DATA
 from tasks.configuration.data import YOUNG as YOUNG_OF_DATA
+from tasks.configuration.optimizer import YOUNG as YOUNG_OF_OPTIMIZER
 from tasks.configuration.rewards import OPERATIONAL as OPERATIONAL_OF_REWARD
 from tasks.configuration.rollout import OPERATIONAL_OF_VLLM
 from tasks.configuration.sampling import YOUNG as YOUNG_OF_SAMPLING
@@ -40,6 +41,7 @@ OPERATIONAL: dict[str, set[str] | None] = {
         "poll_interval_s",
         "micro_batch_tokens_max",
         "gradient_checkpointing",
+        "offload",
         "weights_full_interval",
         "checkpoint_interval",
         "nnodes",
@@ -57,6 +59,8 @@ YOUNG: dict[str, object] = {
     **{f"data.{name}": default for name, default in YOUNG_OF_DATA.items()},
     **{f"sampling.{name}": default for name, default in YOUNG_OF_SAMPLING.items()},
     "trainer.compile_layers": False,
+    **{f"optimizer.{name}": default for name, default in YOUNG_OF_OPTIMIZER.items()},
+    **{f"critic.optimizer.{name}": default for name, default in YOUNG_OF_OPTIMIZER.items()},
 }
 # Fields whose default is younger than runs that go on: the default, and the value for which it counts.
 DEFAULTS_SINCE: dict[str, tuple[object, object]] = {"trainer.use_liger_kernel": ("auto", False)}

@@ -7,17 +7,23 @@ from pydantic import ConfigDict, Field
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 
+OptimizerName = Literal["adamw", "adamw_8bit", "muon"]
+ADAMW: OptimizerName = "adamw"
+# Younger than runs that go on; see tasks.configuration.operational.
+YOUNG: dict[str, object] = {"name": ADAMW}
 LearningRateSchedule = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW, its learning-rate schedule and gradient clipping.
+    """The optimizer, its learning-rate schedule and gradient clipping.
 
     Attributes:
+        name: "adamw"; "adamw_8bit" keeps its moments in 8 bits (torchao); "muon" updates the matrices between embedding
+            and head by Muon with one momentum, of 0.95, and the rest by AdamW.
         learning_rate: The peak, reached after the warm-up.
-        beta1: The decay of the running mean of the gradient.
-        beta2: The decay of the running mean of its square.
+        beta1: AdamW's decay of the running mean of the gradient.
+        beta2: AdamW's decay of the running mean of its square.
         eps: Added to the root of the second moment.
         weight_decay: Decoupled weight decay; applied to matrices only, never to norms and biases.
         max_grad_norm: The gradient's 2-norm is clipped to this; infinity never clips.
@@ -28,6 +34,7 @@ class OptimizerConfig:
     """
 
     __pydantic_config__ = STRICT
+    name: OptimizerName = ADAMW
     learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-6
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999

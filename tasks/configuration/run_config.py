@@ -308,6 +308,21 @@ def dump(config: RunConfig) -> dict[str, Any]:
 
 def identity(config: RunConfig) -> dict[str, Any]:
     """The part of the configuration that decides what is learned; equal in all iterations of a run."""
+    resolved = _learned(config)
+    for path, default in YOUNG.items():
+        parent, name = _place(resolved, path)
+        if parent[name] == default:
+            del parent[name]
+    return resolved
+
+
+def changes(ours: RunConfig, theirs: RunConfig) -> list[str]:
+    """A line `field: a here, b there` for each setting in which their identities differ; [] if they are the same."""
+    return differences(_learned(ours), _learned(theirs))
+
+
+def _learned(config: RunConfig) -> dict[str, Any]:
+    """The identity with every field, those too at which a younger field counts as absent."""
     resolved = dump(config)
     for path, operational in OPERATIONAL.items():
         *parents, section = path.split(".")
@@ -316,10 +331,6 @@ def identity(config: RunConfig) -> dict[str, Any]:
             del parent[section]
         else:
             parent[section] = _without(parent[section], operational)
-    for path, default in YOUNG.items():
-        parent, name = _place(resolved, path)
-        if parent[name] == default:
-            del parent[name]
     for path, (default, older) in DEFAULTS_SINCE.items():
         parent, name = _place(resolved, path)
         if parent[name] == default:
@@ -357,7 +368,7 @@ def _digest(settings: dict[str, Any]) -> str:
 
 
 def differences(ours: object, theirs: object, path: str = "") -> list[str]:
-    """A line `field: a here, b there` for every leaf in which two identities differ; [] if their digests are equal."""
+    """A line `field: a here, b there` for every leaf in which two documents differ; [] if they are equal."""
     a, b = _fields_of(ours), _fields_of(theirs)
     are_lists = isinstance(ours, list)
     if a is None or b is None or are_lists != isinstance(theirs, list) or (are_lists and len(a) != len(b)):

@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 Placement = Literal["own", "pod", "shared"]
+Offload = Literal["none", "optimizer"]
 
 
 def _interval(value: object) -> object:
@@ -32,11 +33,13 @@ class TrainerConfig:
         phase_start_share: With placement "pod" or "shared", the train phase is due when this share of the groups is
             recorded. null: 0.9, or 1 if the algorithm needs the whole batch before its first gradient or filters
             groups.
-        dtype: The dtype of forward and backward passes; parameters, gradients and moments are always float32.
+        dtype: The dtype of forward and backward passes; what is trained, its gradients and
+            moments are float32 in any case, except for moments of 8 bits.
         device: "auto" takes the first GPU if there is one.
         micro_batch_tokens_max: The most tokens (prompt and response) of a micro-batch, with its padding, and of a pass.
             Micro-batches hold whole groups: a larger group is a micro-batch of its own, in several passes.
         gradient_checkpointing: Recompute the layers' activations in the backward pass.
+        offload: "optimizer" keeps the optimizer's state in the host's memory between steps, with the same result.
         use_liger_kernel: Use the package liger-kernel's kernels in the policy's layers; see `tasks.learning.liger`.
             "auto": in bfloat16 on a GPU, where the package is installed, knows the model, and computes the same.
         compile_layers: Compile the models' layers (torch.compile), if they then compute the same.
@@ -60,6 +63,7 @@ class TrainerConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     micro_batch_tokens_max: Annotated[int, Field(ge=1)] = 16384
     gradient_checkpointing: bool = False
+    offload: Offload = "none"
     use_liger_kernel: Literal[True, False, "auto"] = "auto"
     compile_layers: bool = False
     group_timeout_s: Annotated[float, Field(gt=0)] = 3600.0

@@ -88,6 +88,10 @@ class AdaptedPolicy(Policy):
                     "weight of an adapted layer; allowed: merged"
                 )
 
+    def _stored_dtypes(self) -> Mapping[str, torch.dtype]:
+        names = names_in(self._architecture, self._begin.headers())
+        return {self._within[name]: dtype for name, dtype in names.dtypes.items()}
+
     def parameters(self) -> dict[str, nn.Parameter]:
         """The adapters' parameters."""
         return {name: parameter for name, parameter in super().parameters().items() if _is_adapter(name)}
@@ -183,6 +187,10 @@ class _Beginning:
     def __init__(self, tensors: Mapping[str, Stored], seed: int) -> None:
         self._tensors: Mapping[str, Stored] = tensors
         self._seed = seed
+
+    def headers(self) -> dict[str, Tensor]:
+        """The pretrained model's shapes and dtypes, on the device meta."""
+        return {name: header(tensor) for name, tensor in self._tensors.items()}
 
     def pretrained(self) -> Mapping[str, Stored]:
         """The pretrained model's tensors, which are given away."""

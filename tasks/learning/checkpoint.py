@@ -1,17 +1,18 @@
 """Checkpoint: everything the trainer needs to go on bit for bit, as named tensors and a small JSON state. No pickle.
 
-Tensors are named parameter.<name>, exp_avg.<name> and exp_avg_sq.<name>, all float32. Their manifest is written last: a
-checkpoint without a manifest does not exist. It stores whole tensors, so it depends neither on how many ranks wrote it
-nor on how many read it; torch.distributed.checkpoint would store shards and keep its metadata as a pickle.
+Tensors are named parameter.<name> and <kind>.<name>, with the kinds of `tasks.learning.optimizer_rules`; all are
+float32 but codes of 8 bits. Their manifest is written last: a checkpoint without a manifest does not exist. It stores
+whole tensors, so it depends neither on how many ranks wrote it nor on how many read it; torch.distributed.checkpoint
+would store shards and keep its metadata as a pickle.
 """
 
 import base64
 import json
-import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,15 +23,18 @@ from storage.run import exists
 from storage.store import ConflictingRecord, CorruptObject, ObjectStore
 from storage.weights import tensor_sets
 from storage.weights.tensor_sets import PUBLISHED_AT_S, WRITE_S
+from tasks.configuration.optimizer import ADAMW, OptimizerName
 from tasks.learning.optimizer import Moments, PolicyOptimizer
+from tasks.learning.optimizer_rules import KINDS
 from tasks.learning.ranks import Ranks
-from tasks.learning.sharded import Stored, Unread, whole
+from tasks.learning.sharded import Stored, Unread
 from tasks.learning.shared_reading import unread
 from tasks.learning.trained_model import TrainedModel
 from tasks.sampling.engines.weight_tensors import as_block
 
 _STATE = "trainer_state"
-_KINDS = ("parameter", "exp_avg", "exp_avg_sq")
+_PARAMETER = "parameter"
+_DTYPES = {_PARAMETER: "F32", **{kind: "U8" if is_code else "F32" for kind, is_code in KINDS.items()}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,18 +45,32 @@ class TrainerState:
         weight_version: The version under which these parameters are published.
         optimizer_steps: Steps taken since the beginning of the run, which is the position in the schedule.
         rng_state: The state of torch's CPU generator, in base64.
+        optimizer: OptimizerConfig.name. Not stored if it is "adamw", as in checkpoints from before there was another.
     """
 
     __pydantic_config__ = records.STRICT
     weight_version: int
     optimizer_steps: int
     rng_state: str
+    optimizer: OptimizerName = ADAMW
 
     @classmethod
     def capture(cls, weight_version: int, optimizer: PolicyOptimizer) -> "TrainerState":
         """Record the current state."""
         rng_state = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
-        return cls(weight_version=weight_version, optimizer_steps=optimizer.steps, rng_state=rng_state)
+        return cls(
+            weight_version=weight_version,
+            optimizer_steps=optimizer.steps,
+            rng_state=rng_state,
+            optimizer=optimizer.name,
+        )
+
+    def document(self) -> dict[str, Any]:
+        """The state as JSON values."""
+        found = asdict(self)
+        if self.optimizer == ADAMW:
+            del found["optimizer"]
+        return found
 
     def rng_tensor(self) -> Tensor:
         """The generator's state as torch.set_rng_state takes it, [bytes] uint8."""
@@ -68,7 +86,7 @@ class Checkpoint:
 
     state: TrainerState
     parameters: dict[str, Stored]
-    moments: Moments[Stored]
+    moments: Moments
 
 
 def save(
@@ -109,7 +127,7 @@ def save(
     conflict = None
     with ranks.failing_together():
         if ranks.is_first:
-            metadata = {_STATE: asdict(state), WRITE_S: clock.monotonic() - began_s, PUBLISHED_AT_S: clock.wall()}
+            metadata = {_STATE: state.document(), WRITE_S: clock.monotonic() - began_s, PUBLISHED_AT_S: clock.wall()}
             try:
                 tensor_sets.write_manifest(store, prefix, parts, metadata)
             except ConflictingRecord as error:
@@ -150,21 +168,16 @@ def _write_objects(
 
 def _sizes(model: TrainedModel, optimizer: PolicyOptimizer) -> dict[str, int]:
     """The bytes of each tensor of a checkpoint, in the order of `_whole_tensors`."""
-    moments = optimizer.moments()
-    shapes = {f"{_KINDS[0]}.{name}": shape for name, shape in model.trained_shapes().items()}
-    for kind, tensors in zip(_KINDS[1:], (moments.exp_avg, moments.exp_avg_sq), strict=True):
-        shapes |= {f"{kind}.{name}": tuple(tensor.shape) for name, tensor in tensors.items()}
-    return {name: math.prod(shape) * torch.float32.itemsize for name, shape in shapes.items()}
+    trained = model.trained_shapes().items()
+    headers = {f"{_PARAMETER}.{name}": torch.empty(shape, device="meta") for name, shape in trained}
+    return {name: header.nbytes for name, header in (headers | optimizer.moment_headers()).items()}
 
 
 def _whole_tensors(model: TrainedModel, optimizer: PolicyOptimizer) -> Iterator[tuple[str, Tensor]]:
     """All tensors of a checkpoint, gathered one after the other."""
-    moments = optimizer.moments()
     for name, tensor in model.each_trained():
-        yield f"{_KINDS[0]}.{name}", tensor
-    for kind, tensors in zip(_KINDS[1:], (moments.exp_avg, moments.exp_avg_sq), strict=True):
-        for name, tensor in tensors.items():
-            yield f"{kind}.{name}", whole(tensor)
+        yield f"{_PARAMETER}.{name}", tensor
+    yield from optimizer.each_moment()
 
 
 def read(store: ObjectStore, prefix: str, ranks: Ranks | None = None) -> Checkpoint:
@@ -175,7 +188,7 @@ def read(store: ObjectStore, prefix: str, ranks: Ranks | None = None) -> Checkpo
         return {name: each.read() if isinstance(each, Unread) else each for name, each in tensors.items()}
 
     parameters = taken(found.parameters)
-    return Checkpoint(found.state, parameters, Moments(taken(found.moments.exp_avg), taken(found.moments.exp_avg_sq)))
+    return Checkpoint(found.state, parameters, {kind: taken(tensors) for kind, tensors in found.moments.items()})
 
 
 def opened(store: ObjectStore, prefix: str, ranks: Ranks | None = None) -> Checkpoint:
@@ -194,26 +207,40 @@ def opened(store: ObjectStore, prefix: str, ranks: Ranks | None = None) -> Check
         raise CorruptObject(key, f"metadata: no {_STATE!r}; allowed: manifests of checkpoints")
     state = canonical.decode(TrainerState, key, json.dumps(manifest.metadata[_STATE]).encode())
     _check_kinds(key, manifest)
-    sets: dict[str, dict[str, Stored]] = {kind: {} for kind in _KINDS}
+    sets: dict[str, dict[str, Stored]] = {}
     for full_name, tensor in unread(store, prefix, manifest, ranks).items():
         kind, _, name = full_name.partition(".")
-        sets[kind][name] = tensor
-    return Checkpoint(state, sets["parameter"], Moments(sets["exp_avg"], sets["exp_avg_sq"]))
+        sets.setdefault(kind, {})[name] = tensor
+    return Checkpoint(state, sets.pop(_PARAMETER, {}), sets)
 
 
-def restore(checkpoint: Checkpoint, model: TrainedModel, optimizer: PolicyOptimizer) -> TrainerState:
+def restore(
+    checkpoint: Checkpoint, model: TrainedModel, optimizer: PolicyOptimizer, field: str = "optimizer"
+) -> TrainerState:
     """Restore model, optimizer and torch's CPU generator to their state in `checkpoint`.
 
+    field: the section of the optimizer's configuration.
+
     Raises:
-        ValueError: The checkpoint is of another model (PolicyError if its parameters differ).
+        ValueError: The checkpoint is of another optimizer or model (PolicyError if its parameters differ).
     """
+    check_optimizer(checkpoint, optimizer, field)
     model.load_trained(checkpoint.parameters)
     optimizer.restore(checkpoint.state.optimizer_steps, checkpoint.moments)
     torch.set_rng_state(checkpoint.state.rng_tensor())
     return checkpoint.state
 
 
+def check_optimizer(checkpoint: Checkpoint, optimizer: PolicyOptimizer, field: str = "optimizer") -> None:
+    """Raise ValueError if the checkpoint is another kind of optimizer's; field: the section of its configuration."""
+    if checkpoint.state.optimizer != optimizer.name:
+        raise ValueError(
+            f"{field}.name: value {optimizer.name!r}; allowed with this checkpoint: {checkpoint.state.optimizer!r}"
+        )
+
+
 def _check_kinds(key: str, manifest: tensor_sets.Manifest) -> None:
     for full_name, entry in manifest.tensors.items():
-        if full_name.partition(".")[0] not in _KINDS or entry.dtype != "F32":
-            raise CorruptObject(key, f"tensor {full_name!r} of {entry.dtype}; allowed: F32 of {', '.join(_KINDS)}")
+        if entry.dtype != _DTYPES.get(full_name.partition(".")[0]):
+            allowed = ", ".join(f"{kind} ({dtype})" for kind, dtype in _DTYPES.items())
+            raise CorruptObject(key, f"tensor {full_name!r} of {entry.dtype}; allowed: {allowed}")

@@ -16,7 +16,7 @@ from tasks.learning.sharded import Relocate
 
 
 class ComputeCopy:
-    """Gives a module parameters of another dtype; the parameters that it had are the masters from then on.
+    """Gives a module parameters of another dtype; the parameters that it had in float32 are the masters from then on.
 
     Before each pass of `root`, the copies take the masters' values. After a backward pass, the copies have no gradient,
     and the masters have the sum of all since their gradient was dropped.
@@ -32,7 +32,8 @@ class ComputeCopy:
         copies: dict[nn.Parameter, nn.Parameter] = {}
         for module in root.modules():
             for name, master in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-                if master in kept:
+                # What is in the dtype already is not trained, and needs no master.
+                if master in kept or master.dtype == dtype:
                     continue
                 # A tied parameter has one copy.
                 if master not in copies:

@@ -1,21 +1,25 @@
-"""The optimizer of a policy: AdamW with a learning-rate schedule, applied to an accumulated, undivided gradient.
+"""The optimizer of a policy: a learning-rate schedule and clipping, applied to an accumulated, undivided gradient.
 
 Parameters may be divided among ranks: each rank then updates its part, after clipping by the norm of the whole
-gradient. The optimizer keeps the moments and the number of steps taken.
+gradient. The optimizer keeps the state of each parameter, on the device or on the host, and the number of steps taken;
+`tasks.learning.optimizer_rules` updates by it.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from tasks.configuration.optimizer import OptimizerConfig
-from tasks.learning.sharded import Relocate, Stored, copy_stored, whole
+from tasks.configuration.optimizer import OptimizerConfig, OptimizerName
+from tasks.configuration.trainer import Offload
+from tasks.learning.host_memory import host_zeros
+from tasks.learning.optimizer_rules import RULES, AdamW, Rule, State, is_hidden_matrix
+from tasks.learning.sharded import Relocate, Stored, as_sharded, copy_stored, own_part, part_of, whole
 
-Held = TypeVar("Held", Tensor, Stored)
+# By kind, as `tasks.learning.optimizer_rules` names them, and by parameter.
+Moments = dict[str, dict[str, Stored]]
 _CLIP_EPS = 1e-6
 _RESPONSES_SHOWN = 16
 
@@ -42,14 +46,6 @@ class StepOutcome:
     learning_rate: float
 
 
-@dataclass(frozen=True)
-class Moments(Generic[Held]):
-    """AdamW's running means of the gradient and its square: parameter name -> tensor of its shape and dtype."""
-
-    exp_avg: dict[str, Held]
-    exp_avg_sq: dict[str, Held]
-
-
 def learning_rate(step: int, config: OptimizerConfig) -> float:
     """The learning rate of optimizer step `step` (counted from 0): linear warm-up, then the schedule.
 
@@ -67,42 +63,44 @@ def learning_rate(step: int, config: OptimizerConfig) -> float:
 
 
 class PolicyOptimizer:
-    """AdamW (arXiv 1711.05101) over named parameters; vectors (norms, biases) are not decayed.
+    """The configured optimizer over named parameters.
 
     Args:
         parameters: Name -> parameter; those that have a gradient are updated.
-        config: Rates, schedule and clipping.
+        config: Kind, rates, schedule and clipping.
+        outer: The names of embeddings and heads, which Muon does not update; needed by "muon" alone.
+        offload: "optimizer" keeps the state in the host's memory, and brings that of one parameter at a time to the
+            device. The updates are the same to the last bit.
+
+    Raises:
+        ValueError: The kind needs a package that is not installed.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        config: OptimizerConfig,
+        *,
+        outer: Collection[str] | None = None,
+        offload: Offload = "none",
+    ) -> None:
         self._parameters = dict(parameters)
         self._config = config
+        self._is_offloaded = offload == "optimizer"
         self._steps = 0
-        matrices = [p for p in self._parameters.values() if p.dim() >= 2]
-        vectors = [p for p in self._parameters.values() if p.dim() < 2]
-        groups = [
-            {"params": matrices, "weight_decay": config.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
-        self._adamw = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
-            eps=config.eps,
-            fused=True,
-        )
-        for parameter in self._parameters.values():
-            # Created now instead of at the first step, so that a checkpoint always has the same tensors.
-            self._adamw.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
+        self._rules = self._choose(outer)
+        # Created now instead of at the first step, so that a checkpoint always has the same tensors.
+        self._states: dict[str, State] = self._begin()
 
     @property
     def steps(self) -> int:
         """Optimizer steps taken since the beginning of the run."""
         return self._steps
+
+    @property
+    def name(self) -> OptimizerName:
+        """The kind, OptimizerConfig.name."""
+        return self._config.name
 
     def step(self, denominator: float, responses: Sequence[int] = ()) -> StepOutcome:
         """Divide the accumulated gradient by `denominator`, clip it, update the parameters, drop the gradient.
@@ -127,9 +125,11 @@ class PolicyOptimizer:
         clip = min(1.0, self._config.max_grad_norm / (norm + _CLIP_EPS))
         torch._foreach_mul_(gradients, clip / denominator)
         rate = learning_rate(self._steps, self._config)
-        for group in self._adamw.param_groups:
-            group["lr"] = rate
-        self._adamw.step()
+        for rule, names in self._updates():
+            self._update(rule, [name for name in names if self._parameters[name].grad is not None], rate)
+        if self._is_offloaded and gradients[0].device.type == "cuda":
+            # What was copied to the host is read there, as by a checkpoint.
+            torch.cuda.synchronize(gradients[0].device)
         self._steps += 1
         self.drop_gradient()
         return StepOutcome(grad_norm=norm, learning_rate=rate)
@@ -139,46 +139,134 @@ class PolicyOptimizer:
         for parameter in self._parameters.values():
             parameter.grad = None
 
-    def moments(self) -> Moments[Tensor]:
-        """The running means. The tensors are not copies but the optimizer's own, sharded if the parameters are."""
-        states = {name: self._adamw.state[p] for name, p in self._parameters.items()}
-        return Moments(
-            exp_avg={name: state["exp_avg"] for name, state in states.items()},
-            exp_avg_sq={name: state["exp_avg_sq"] for name, state in states.items()},
-        )
+    def moment_headers(self) -> dict[str, Tensor]:
+        """The names of `each_moment`, in its order -> shape and dtype, on the device meta."""
+        found = {}
+        for kind in self._kinds():
+            for name, state in self._states.items():
+                if kind in state:
+                    shape, dtype = self._shape(name, kind), state[kind].dtype
+                    found[f"{kind}.{name}"] = torch.empty(shape, dtype=dtype, device="meta")
+        return found
+
+    def each_moment(self) -> Iterator[tuple[str, Tensor]]:
+        """The optimizer's state as "<kind>.<parameter>" and whole tensors, each gathered when it is reached.
+
+        With several ranks, all must iterate over all of them. With one, the tensors are the optimizer's own.
+        """
+        for full_name in self.moment_headers():
+            kind, _, name = full_name.partition(".")
+            yield (
+                full_name,
+                whole(as_sharded(self._states[name][kind], self._parameters[name], self._shape(name, kind))),
+            )
 
     def state_tensors(self) -> Iterator[Tensor]:
-        """Every tensor of the optimizer's own state."""
-        for state in self._adamw.state.values():
+        """Every tensor of the optimizer's own state, of which each rank has its rows."""
+        for state in self._states.values():
             yield from state.values()
 
     def relocate(self, to: Relocate) -> None:
-        """Replace every tensor of the optimizer's own state by what `to` returns."""
-        for state in self._adamw.state.values():
-            state.update({name: to(tensor) for name, tensor in state.items()})
+        """Replace every tensor of the state by what `to` returns, except where it is the host's in any case."""
+        if not self._is_offloaded:
+            for state in self._states.values():
+                state.update({kind: to(tensor) for kind, tensor in state.items()})
 
-    def restore(self, steps: int, moments: Moments[Stored]) -> None:
+    def restore(self, steps: int, moments: Moments) -> None:
         """Continue after `steps` steps with `moments`, of which each rank takes its part.
 
         Raises ValueError, with nothing changed, if names or shapes differ.
         """
-        pairs: list[tuple[Tensor, Stored]] = []
-        own = self.moments()
-        for kind, mine, theirs in (
-            ("exp_avg", own.exp_avg, moments.exp_avg),
-            ("exp_avg_sq", own.exp_avg_sq, moments.exp_avg_sq),
-        ):
-            if mine.keys() != theirs.keys():
-                raise ValueError(f"{kind}: names differ from the model's: {sorted(mine.keys() ^ theirs.keys())[:5]}")
-            for name, tensor in mine.items():
-                if tensor.shape != theirs[name].shape:
-                    raise ValueError(
-                        f"{kind} {name!r}: shape {tuple(theirs[name].shape)}; allowed: {tuple(tensor.shape)}"
-                    )
-                pairs.append((tensor, theirs[name]))
+        pairs: list[tuple[str, str, Stored]] = []
+        for kind in [*dict.fromkeys([*self._kinds(), *moments])]:
+            own, given = {n for n, state in self._states.items() if kind in state}, moments.get(kind, {})
+            if own != given.keys():
+                raise ValueError(f"{kind}: names differ from the model's: {sorted(own ^ given.keys())[:5]}")
+            for name, values in given.items():
+                shape = self._shape(name, kind)
+                if tuple(values.shape) != shape:
+                    raise ValueError(f"{kind} {name!r}: shape {tuple(values.shape)}; allowed: {shape}")
+                pairs.append((kind, name, values))
         with torch.no_grad():
-            for tensor, value in pairs:
-                copy_stored(tensor, value)
-            for parameter in self._parameters.values():
-                self._adamw.state[parameter]["step"].fill_(steps)
+            for kind, name, values in pairs:
+                copy_stored(self._states[name][kind], values, self._parameters[name])
         self._steps = steps
+
+    def _choose(self, outer: Collection[str] | None) -> dict[str, Rule]:
+        """The rule of each parameter."""
+        named, adamw = RULES[self._config.name](self._config), AdamW(self._config)
+        if self._config.name != "muon":
+            return dict.fromkeys(self._parameters, named)
+        if outer is None:
+            raise ValueError("outer: None; allowed with optimizer.name 'muon': the names of embeddings and heads")
+        return {
+            name: named if is_hidden_matrix(tuple(p.shape), is_outer=name in outer) else adamw
+            for name, p in self._parameters.items()
+        }
+
+    def _begin(self) -> dict[str, State]:
+        """Zeros for each parameter, this rank's rows, where they are to stay."""
+        wanted: dict[tuple[str, str], tuple[tuple[int, ...], torch.dtype]] = {}
+        for name, parameter in self._parameters.items():
+            rows = own_part(parameter).shape[:1]
+            for kind, (shape, dtype) in self._rules[name].state_shapes(tuple(parameter.shape)).items():
+                wanted[name, kind] = ((*rows, *shape[1:]), dtype or parameter.dtype)
+        devices = {name: own_part(parameter).device for name, parameter in self._parameters.items()}
+        if self._is_offloaded:
+            pinned = any(device.type == "cuda" for device in devices.values())
+            zeros = host_zeros(list(wanted.values()), pinned=pinned)
+        else:
+            zeros = [
+                torch.zeros(shape, dtype=dtype, device=devices[name]) for (name, _), (shape, dtype) in wanted.items()
+            ]
+        states: dict[str, State] = {name: {} for name in self._parameters}
+        for (name, kind), tensor in zip(wanted, zeros, strict=True):
+            states[name][kind] = tensor
+        return states
+
+    def _updates(self) -> Iterator[tuple[Rule, list[str]]]:
+        """What is updated together: one parameter at a time where that needs memory for each."""
+        for rule in dict.fromkeys(self._rules.values()):
+            names = [name for name, its in self._rules.items() if its is rule]
+            yield from ((rule, [name]) for name in names) if self._is_offloaded or rule.by_matrix else [(rule, names)]
+
+    @torch.no_grad()
+    def _update(self, rule: Rule, names: Sequence[str], rate: float) -> None:
+        updated: dict[str, nn.Parameter] = {}
+        states: dict[str, State] = {}
+        for name in names:
+            parameter = self._parameters[name]
+            part = whole if rule.by_matrix else own_part
+            updated[name] = nn.Parameter(part(parameter.detach()), requires_grad=False)
+            updated[name].grad = part(parameter.grad)  # type: ignore[arg-type]  # names have one
+            states[name] = {kind: self._at_hand(rule, name, kind) for kind in self._states[name]}
+        if updated:
+            rule.update(updated, states, rate, self._steps)
+        for name in names:
+            parameter = self._parameters[name]
+            if rule.by_matrix:
+                _copy_back(own_part(parameter.detach()), part_of(updated[name], parameter))
+            for kind, own in self._states[name].items():
+                tensor = states[name][kind]
+                _copy_back(own, part_of(tensor, parameter) if rule.by_matrix else tensor)
+
+    def _at_hand(self, rule: Rule, name: str, kind: str) -> Tensor:
+        """A tensor of the state as its rule takes it: on the parameter's device, and whole if it updates by matrix."""
+        parameter, state = self._parameters[name], self._states[name][kind]
+        if self._is_offloaded:
+            # A copy even on a CPU, so that the same path is taken there.
+            state = state.to(own_part(parameter).device, non_blocking=True, copy=True)
+        return whole(as_sharded(state, parameter, self._shape(name, kind))) if rule.by_matrix else state
+
+    def _shape(self, name: str, kind: str) -> tuple[int, ...]:
+        """The shape of the whole tensor."""
+        return (*self._parameters[name].shape[:1], *self._states[name][kind].shape[1:])
+
+    def _kinds(self) -> dict[str, None]:
+        return dict.fromkeys(kind for state in self._states.values() for kind in state)
+
+
+def _copy_back(own: Tensor, updated: Tensor) -> None:
+    """Copy into the optimizer's or the model's own tensor, unless it was updated in place."""
+    if own.data_ptr() != updated.data_ptr():
+        own.copy_(updated, non_blocking=True)

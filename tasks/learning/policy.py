@@ -1,7 +1,7 @@
 """Policy: a Hugging Face causal language model for the trainer, which needs log-probs and named tensors.
 
-Parameters are float32 whatever the compute dtype. This module also checks that the head is a plain linear layer, and
-that training draws no random numbers.
+Parameters that are trained are float32 whatever the compute dtype. This module also checks that the head is a plain
+linear layer, and that training draws no random numbers.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from tasks.learning.ranks import Ranks
 from tasks.learning.scoring import Scorer
 from tasks.learning.sharded import Stored, Unread, header, skeleton, whole_stored
 from tasks.learning.token_objective import TokenLoss
-from tasks.learning.trained_model import PolicyError, TrainedModel, read_architecture, training_device
+from tasks.learning.trained_model import PolicyError, TrainedModel, compute_dtype, read_architecture, training_device
 from tasks.models.stored_names import StoredNames, StoredNamesError
 
 # So many that noise in a choice among a few experts shows.
@@ -63,7 +63,9 @@ class Policy(TrainedModel):
         ranks = ranks or Ranks(device=training_device(config.device))
         # Kept, because weights are loaded and named when the directory may be gone.
         self._architecture = read_architecture(Path(model_dir))
-        module = build_module(Path(model_dir), ranks, adapt)
+        # What is frozen mostly stays in the compute dtype, so it is never made in float32.
+        dtype = None if trainable is True else compute_dtype(config)
+        module = build_module(Path(model_dir), ranks, adapt, dtype)
         check_head(module)
         self._scorer = Scorer(module)
         super().__init__(module, tensors, config, trainable=trainable, root=self._scorer, ranks=ranks)
@@ -143,11 +145,12 @@ def own_tensors(architecture: Any, stored: Mapping[str, Stored]) -> Iterator[tup
     return names.to_module(stored, whole_stored)
 
 
-def build_module(model_dir: Path, ranks: Ranks, adapt: Callable[[Any], None]) -> Any:
+def build_module(model_dir: Path, ranks: Ranks, adapt: Callable[[Any], None], dtype: torch.dtype | None = None) -> Any:
+    """A causal language model without values, whose parameters are in float32, or in `dtype` if it is given."""
     architecture = read_architecture(model_dir)
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - costs seconds, and only here
 
-    with skeleton(ranks):
+    with skeleton(ranks, dtype):
         try:
             module = AutoModelForCausalLM.from_config(architecture, dtype=torch.float32, trust_remote_code=False)
         except Exception as error:  # noqa: BLE001 - fields of a wrong kind raise anything in a model's code

@@ -13,7 +13,9 @@ from storage.clock import Clock
 from storage.store import ObjectStore
 from storage.weights.tensor_sets import TensorBlock, read_manifest
 from storage.weights.versions import pull_version
+from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.run_config import RunConfig
+from tasks.configuration.trainer import TrainerConfig
 from tasks.learning import checkpoint
 from tasks.learning.adapted_policy import AdaptedPolicy, Pretrained
 from tasks.learning.checkpoint import Checkpoint
@@ -25,7 +27,7 @@ from tasks.learning.policy import Policy, Scores
 from tasks.learning.ranks import Ranks
 from tasks.learning.sharded import Stored
 from tasks.learning.shared_reading import read_shared
-from tasks.learning.trained_model import PolicyError, training_device
+from tasks.learning.trained_model import PolicyError, TrainedModel, training_device
 from tasks.sampling.engines.choose import context_length
 from tasks.sampling.engines.steady_positions import unsteady
 
@@ -61,7 +63,7 @@ class StoredState:
         """The bytes of the tensors that were read ahead and not taken yet."""
         kept = [(self._pretrained or {}).values()]
         for saved in self._checkpoints.values():
-            kept += [saved.parameters.values(), saved.moments.exp_avg.values(), saved.moments.exp_avg_sq.values()]
+            kept += [saved.parameters.values(), *(tensors.values() for tensors in saved.moments.values())]
         return sum(tensor.nbytes for tensors in kept for tensor in tensors)
 
     def policy(self) -> Checkpoint | None:
@@ -118,8 +120,9 @@ def learner_of(state: StoredState, config: RunConfig, model: Path, ranks: Ranks 
     reason = unsteady(policy.module, context_length(config.rollout, model))
     if reason is not None:
         raise PolicyError(reason)
-    optimizer = PolicyOptimizer(policy.parameters(), config.optimizer)
+    optimizer = optimizer_of(policy, config.optimizer, config.trainer)
     if saved:
+        checkpoint.check_optimizer(saved, optimizer)
         if isinstance(policy, AdaptedPolicy):
             policy.load_trained(saved.parameters)
         optimizer.restore(saved.state.optimizer_steps, saved.moments)
@@ -136,6 +139,11 @@ def learner_of(state: StoredState, config: RunConfig, model: Path, ranks: Ranks 
     else:
         torch.set_rng_state(generator)
     return learner
+
+
+def optimizer_of(model: TrainedModel, config: OptimizerConfig, trainer: TrainerConfig) -> PolicyOptimizer:
+    """The optimizer of a model that is trained; raises as `PolicyOptimizer`."""
+    return PolicyOptimizer(model.parameters(), config, outer=model.outer_parameters(), offload=trainer.offload)
 
 
 def _policy(state: StoredState, saved: Checkpoint | None, config: RunConfig, model: Path, ranks: Ranks) -> Policy:
@@ -161,7 +169,8 @@ def _critic(state: StoredState, config: RunConfig, model: Path, ranks: Ranks) ->
         critic = Critic(model, saved.parameters, config.trainer, ranks=ranks)
     else:
         critic = Critic.of_policy(model, state.pretrained(), config.trainer, ranks=ranks)
-    optimizer = PolicyOptimizer(critic.parameters(), config.critic.optimizer)
+    optimizer = optimizer_of(critic, config.critic.optimizer, config.trainer)
     if saved:
+        checkpoint.check_optimizer(saved, optimizer, "critic.optimizer")
         optimizer.restore(saved.state.optimizer_steps, saved.moments)
     return CriticLearner(critic, optimizer, config.critic.warmup_iterations)

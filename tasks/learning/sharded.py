@@ -7,6 +7,7 @@ tensors to shards and back. With one rank it changes nothing.
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -19,16 +20,18 @@ from tasks.learning.ranks import Ranks
 
 
 @contextmanager
-def skeleton(ranks: Ranks) -> Iterator[None]:
+def skeleton(ranks: Ranks, dtype: torch.dtype | None = None) -> Iterator[None]:
     """Create modules within this block: their buffers, and with one rank their parameters, are on the rank's device.
 
-    With several ranks, parameters have no memory until `shard`, so that no rank ever holds the whole model.
+    With several ranks, parameters have no memory until `shard`, so that no rank ever holds the whole model. With one
+    and a `dtype`, parameters are in it as soon as they are made, and never all in another.
     """
-    if ranks.world_size == 1:
+    if ranks.world_size == 1 and dtype is None:
         with torch.device(ranks.device):
             yield
         return
-    hook = register_module_parameter_registration_hook(cast("Any", _without_memory))
+    made = partial(_in_dtype, dtype) if dtype is not None and ranks.world_size == 1 else _without_memory
+    hook = register_module_parameter_registration_hook(cast("Any", made))
     try:
         with torch.device(ranks.device):
             yield
@@ -126,23 +129,42 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def copy_stored(target: Tensor, values: Stored) -> None:
+def as_sharded(part: Tensor, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """This rank's rows of a tensor of `shape` as a tensor that is divided as `like`; `part` itself if that is not.
+
+    Without communication; the memory is shared unless `part` is not on the device of `like`.
+    """
+    if not isinstance(like, DTensor):
+        return part
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=torch.Size(shape), stride=stride
+    )
+
+
+def part_of(values: Tensor, like: Tensor) -> Tensor:
+    """The rows of whole `values` that this rank holds if they are divided as `like`, which shares their memory."""
+    if not isinstance(like, DTensor):
+        return values
+    if like.placements != (Shard(0),):
+        raise ValueError(f"placements: value {like.placements}; allowed: {(Shard(0),)}")
+    return values[own_rows(values.shape[0], like.device_mesh.size(), like.device_mesh.get_local_rank())]
+
+
+def copy_stored(target: Tensor, values: Stored, like: Tensor | None = None) -> None:
     """Copy `values` of the target's global shape into the target; into a sharded one, only this rank's part.
 
     Only the part is moved to the target's device. There is no communication, except where every rank holds the whole
-    target and `values` are rows; then every rank must call it.
+    target and `values` are rows; then every rank must call it. `like`: a tensor that is divided as the values are, if
+    `target` is this rank's part of them.
     """
     if isinstance(values, Unread):
         values = values.read()
-    if not isinstance(target, DTensor):
-        target.copy_(whole_stored(values))
-        return
-    if target.placements != (Shard(0),):
-        raise ValueError(f"placements: value {target.placements}; allowed: {(Shard(0),)}")
-    if not isinstance(values, OwnRows):
-        mesh = target.device_mesh
-        values = values[own_rows(values.shape[0], mesh.size(), mesh.get_local_rank())]
-    target.to_local().copy_(values.rows if isinstance(values, OwnRows) else values)
+    like = target if like is None else like
+    if isinstance(values, OwnRows) and isinstance(like, DTensor):
+        own_part(target).copy_(values.rows)
+    else:
+        own_part(target).copy_(part_of(whole_stored(values), like))
 
 
 def whole_stored(values: Stored) -> Tensor:
@@ -167,6 +189,14 @@ def _without_memory(_module: nn.Module, _name: str, parameter: nn.Parameter | No
     if parameter is None or parameter.is_meta:
         return None  # None keeps the parameter; another object would untie tied parameters.
     return nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+
+
+def _in_dtype(
+    dtype: torch.dtype, _module: nn.Module, _name: str, parameter: nn.Parameter | None
+) -> nn.Parameter | None:
+    if parameter is None or parameter.dtype == dtype or not parameter.is_floating_point():
+        return None
+    return nn.Parameter(parameter.data.to(dtype), requires_grad=parameter.requires_grad)
 
 
 def layers(module: nn.Module) -> Iterator[nn.Module]:

@@ -57,8 +57,9 @@ class TrainedModel:
         tensors: Name -> values, the module's names; a tied tensor may be given under any of its names. Of several ranks
             each gives its rows, or the whole tensor.
         config: dtype and gradient_checkpointing are used.
-        trainable: Which parameters have gradients, by name; False for a model that is only evaluated; on one rank
-            its parameters are then in the compute dtype alone.
+        trainable: Which parameters have gradients, by name; False for a model that is only evaluated. Others are in the
+            compute dtype alone where that is all that is asked of them: in a model that is only evaluated, and if they
+            are stored in it, so that the published bits are those that are stored.
         uncopied: Modules that compute in float32 whatever the compute dtype.
         root: The module whose `forward` alone reads parameters: `module` (the default), or one that contains it.
         ranks: The ranks that train it; each of several holds a part of every tensor.
@@ -82,17 +83,19 @@ class TrainedModel:
         self._root: nn.Module = root or module
         self._is_first = ranks is None or ranks.is_first
         self._canonical = own_names(module)
+        head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
+        self._heads = [*uncopied, *([] if head is None else [head])]
+        dtype = compute_dtype(config)
+        stored = {} if dtype is None or trainable is True else self._stored_dtypes()
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(trainable(name) if callable(trainable) else trainable)
-        dtype = compute_dtype(config)
+            frozen = not parameter.requires_grad and dtype is not None and (not trainable or stored.get(name) == dtype)
+            parameter.data = parameter.data.to(dtype if frozen else torch.float32)
         self._copy: ComputeCopy | None = None
         if ranks is not None and ranks.world_size > 1:
             shard(self._root, ranks, dtype, uncopied)
         elif dtype is not None and trainable:
             self._copy = ComputeCopy(self._root, dtype, uncopied)
-        elif dtype is not None:
-            for parameter in module.parameters():
-                parameter.data = parameter.data.to(dtype)
         self.device: torch.device = next(module.parameters()).device
         self.load_tensors(tensors)
         _compute_as_sampled(module)
@@ -102,6 +105,13 @@ class TrainedModel:
     def parameters(self) -> dict[str, nn.Parameter]:
         """Name -> parameter, in the model's order; a tied parameter occurs once, under its first name."""
         return {name: self._master(parameter) for name, parameter in self.module.named_parameters()}
+
+    def outer_parameters(self) -> set[str]:
+        """The names of the parameters of embeddings and heads."""
+        module = self.module
+        outer = [part for part in module.modules() if isinstance(part, nn.Embedding)] + self._heads
+        ids = {id(parameter) for part in outer for parameter in part.parameters()}
+        return {name for name, parameter in module.named_parameters() if id(parameter) in ids}
 
     def state(self) -> dict[str, Tensor]:
         """Name -> values of every parameter and buffer, which share its memory; a tied one occurs under all names."""
@@ -117,6 +127,10 @@ class TrainedModel:
         """Drop the accumulated gradient."""
         for parameter in self._masters():
             parameter.grad = None
+
+    def _stored_dtypes(self) -> Mapping[str, torch.dtype]:
+        """The dtypes in which parameters that are not trained are stored, by name, as far as they are known."""
+        return {}
 
     def _masters(self) -> Iterator[nn.Parameter]:
         yield from map(self._master, self.module.parameters())

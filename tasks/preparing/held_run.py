@@ -6,13 +6,13 @@ from typing import Any
 from storage.connect import LOCAL, connect, place
 from storage.run import AnotherRun, read_run
 from storage.store import ObjectMissing, StoreDenied, StoreUnavailable, StoreUnfit
-from tasks.configuration.run_config import RunConfig, differences, identity, parse
+from tasks.configuration.run_config import RunConfig, changes, parse
 from tasks.sharing.membership import check_admitted
 
 
 def check_same_run(config: RunConfig, stored: Mapping[str, Any], url: str) -> None:
     """Raise AnotherRun, with a line for each learned setting in which a run's stored configuration differs."""
-    unlike = differences(identity(config), identity(parse(stored, held=True)))
+    unlike = changes(config, parse(stored, held=True))
     if unlike:
         raise AnotherRun(url, unlike)
 

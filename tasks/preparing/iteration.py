@@ -37,7 +37,7 @@ from storage.store import ConflictingRecord, ObjectStore, commit
 from storage.weights.tensor_sets import publish
 from tasks.configuration.iteration_config import settings_of
 from tasks.configuration.references import PlanReference
-from tasks.configuration.run_config import RunConfig, differences, digest, dump, identity, parse
+from tasks.configuration.run_config import RunConfig, changes, digest, dump, parse
 from tasks.evaluation.measure import evaluation_of, rewards_of
 from tasks.grading.grader import check_rewards
 from tasks.grading.run_rewards import held_models, models_named, publish_models
@@ -56,6 +56,7 @@ from tasks.preparing.needed_state import check_needed_state
 from tasks.preparing.started_slots import started_slots
 from tasks.preparing.stop_tokens import look_at_responses, stop_ids_of_run
 from tasks.preparing.tools import compared, model_tokenizer, openings, prompt_tokenizer, tools_told
+from tasks.preparing.trainer_fit import check_trainer_fits
 from tasks.preparing.vain_settings import settings_in_vain
 from tasks.prompts.draw import prompts_at
 from tasks.prompts.loading import doubts_of, load_prompts
@@ -87,8 +88,8 @@ def _place_of(url: str) -> tuple[ObjectStore, bool]:
 
 
 def _check_model(config: RunConfig, model_dir: Path, *, is_new: bool) -> None:
-    """Refuse a model that its engine cannot hold; and one of a new run that trainer or engine cannot use."""
-    doubts = check_engine_fits(config, model_dir)
+    """Refuse a model that its engine or trainer cannot hold; and one of a new run that trainer or engine cannot use."""
+    doubts = [*check_engine_fits(config, model_dir), *check_trainer_fits(config, model_dir)]
     if is_new:
         check_targets(config, model_dir, model_fields(model_dir))
         doubts += check_model_use(config, model_dir).doubts
@@ -213,7 +214,7 @@ def _open(
         vocab_size=vocabulary_size(model_dir),
         model_files=files,
         clock=clock,
-        explain=lambda stored: differences(identity(config), identity(parse(stored, held=True))),
+        explain=lambda stored: changes(config, parse(stored, held=True)),
         sources=inputs.store_found(store) if inputs else None,
     )
     acquire_lease(store, execution, config.run.lease_ttl_s, clock, known_dead=partial(_is_dead_holder, store.url))

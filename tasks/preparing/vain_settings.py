@@ -1,4 +1,4 @@
-"""Settings that are allowed and hardly meant: nothing is learned or held out with them, or GPUs stand idle."""
+"""Settings that are allowed and hardly meant: nothing is learned, held out or saved with them, or GPUs stand idle."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +10,7 @@ from tasks.configuration.run_config import RunConfig
 
 def settings_in_vain(config: RunConfig) -> list[str]:
     """A doubt about each of them, with its field."""
-    return [*_teaching_nothing(config), *_not_held_out(config), *_idle_gpus(config)]
+    return [*_teaching_nothing(config), *_not_held_out(config), *_idle_gpus(config), *_saving_nothing(config)]
 
 
 def _teaching_nothing(config: RunConfig) -> Iterator[str]:
@@ -46,3 +46,8 @@ def _idle_gpus(config: RunConfig) -> Iterator[str]:
                 f"{pool_path(name)}.gpus: value {pool.gpus}, of which a member uses "
                 f"rollout.vllm.tensor_parallel_size ({used}); expected: as many, and more slots (count)"
             )
+
+
+def _saving_nothing(config: RunConfig) -> Iterator[str]:
+    if config.trainer.offload == "optimizer" and not config.pools.train.gpus:
+        yield "trainer.offload: value 'optimizer'; pools.train has no GPU whose memory it would save; expected: none"

@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 import traceback
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -27,9 +28,11 @@ from storage.metered import MeteredStore
 from storage.run import read_plan
 from storage.store import StoreUnavailable
 from storage.weights import tensor_sets
+from tasks.configuration.lora import LoraConfig
 from tasks.configuration.run_config import parse
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning import checkpoint, generation
+from tasks.learning.adapted_policy import AdaptedPolicy
 from tasks.learning.advance import advance
 from tasks.learning.batching import idle_batch
 from tasks.learning.checkpoint import TrainerState
@@ -39,8 +42,9 @@ from tasks.learning.packing import pack
 from tasks.learning.parking import park, relocate, unpark
 from tasks.learning.policy import Policy
 from tasks.learning.ranks import joined
+from tasks.learning.restoring import optimizer_of
 from tasks.learning.scoring import Valuer
-from tasks.learning.sharded import OwnRows, add_nothing, own_part, skeleton, whole
+from tasks.learning.sharded import OwnRows, add_nothing, as_sharded, own_part, part_of, skeleton
 from tasks.learning.shared_reading import read_shared
 from tasks.learning.trained_model import TrainedModel, read_architecture
 from tasks.sampling.engines.weight_tensors import DTYPES, as_block
@@ -112,9 +116,16 @@ def everything(directory, ranks):
     half = new_policy(directory, ranks, dtype="bfloat16")
     optimizer = PolicyOptimizer(half.parameters(), OPTIMIZER)
     found["bfloat16"] = train(half, optimizer, ranks, range(1))
-    held = [*half.parameters().values(), *optimizer.moments().exp_avg.values()]
+    held = [*half.parameters().values(), *optimizer.state_tensors()]
     found["dtypes"] = sorted({str(tensor.dtype) for tensor in held})
     found["local"] = sum(getattr(tensor, "_local_tensor", tensor).numel() for tensor in half.parameters().values())
+    model = directory / f"model{ranks.rank}True"
+    stored = {name: tensor.bfloat16() for name, tensor in write_model(model).items()}
+    settings = TrainerConfig(device="cpu", dtype="bfloat16")
+    adapted = AdaptedPolicy(model, stored, settings, LoraConfig(rank=4), seed=1, ranks=ranks)
+    found["adapted"] = train(adapted, PolicyOptimizer(adapted.parameters(), OPTIMIZER), ranks, range(1))
+    found["adapted dtypes"] = {str(value.dtype): ".lora_" in name for name, value in adapted.state().items()}
+    found["adapted published"] = [tensor.sum(dtype=torch.float64).item() for tensor in adapted.tensors().values()]
     reference = new_policy(directory, ranks, trainable=False)
     found["reference"] = reference.logprobs(micro_batch(0, [0, 1]), 1.0)[0].tolist()
     found["values"] = values(directory, ranks)
@@ -133,11 +144,33 @@ def resumed(directory, ranks, source):
     return measured
 
 
+def updated(directory, ranks, name, offload, source=None):
+    """Two steps with gradients that do not depend on the ranks, from a new model or the checkpoint below `source`.
+
+    Saved below "<optimizer>/<offload>/<source><world_size>/", which is returned.
+    """
+    store = LocalStore(directory / "store")
+    policy = new_policy(directory, ranks)
+    config = replace(OPTIMIZER, name=name, max_grad_norm=1e9)
+    optimizer = optimizer_of(policy, config, TrainerConfig(device="cpu", offload=offload))
+    if source:
+        checkpoint.restore(checkpoint.read(store, source, ranks), policy, optimizer)
+    for step in range(optimizer.steps, optimizer.steps + 2):
+        generator = torch.Generator().manual_seed(step)
+        for parameter in policy.parameters().values():
+            gradient = torch.randn(parameter.shape, generator=generator)
+            parameter.grad = as_sharded(part_of(gradient, parameter), parameter, tuple(parameter.shape))
+        optimizer.step(1.0)
+    prefix = f"{name}/{offload}/{source or ''}{ranks.world_size}/"
+    save(store, prefix, policy, optimizer, ranks)
+    return prefix
+
+
 def read_together(directory, ranks, source):
     """The bytes that this rank read of a checkpoint and then holds, and the digests of all its tensors."""
     store = MeteredStore(LocalStore(directory / "store"))
     saved = checkpoint.read(store, source, ranks)
-    sets = (saved.parameters, saved.moments.exp_avg, saved.moments.exp_avg_sq)
+    sets = (saved.parameters, *saved.moments.values())
     tensors = [tensor for kind in sets for tensor in kind.values()]
     digests = [digest_of(whole_of(tensor).numpy().tobytes()) for tensor in tensors]
     return {"bytes": store.requests.bytes_read, "held": sum(tensor.nbytes for tensor in tensors), "digests": digests}
@@ -227,12 +260,7 @@ def park_often(directory, ranks, relocated):
         unpark(parked)
     with torch.no_grad():
         logprobs = reference.logprobs(micro_batch(0, [0, 1]), 1.0)[0].tolist()
-    moments = optimizer.moments()
-    digests = [
-        digest_of(whole(tensor).numpy().tobytes())
-        for kind in (moments.exp_avg, moments.exp_avg_sq)
-        for tensor in kind.values()
-    ]
+    digests = [digest_of(tensor.numpy().tobytes()) for _, tensor in optimizer.each_moment()]
     drawn = digest_of(torch.get_rng_state().numpy().tobytes())
     return {"steps": measured, "held": held, "moments": digests, "logprobs": logprobs, "bytes": parked.num_bytes}, drawn
 
@@ -291,12 +319,15 @@ def run(what, directory):
         advance(str(directory), int(what.removeprefix("advance ")), EXECUTION, SystemClock())
         return
     with joined(torch.device("cpu")) as ranks:
-        if what.startswith("phase "):
-            lost_by = what.removeprefix("phase ")
-            train_phase(directory, ranks, None if lost_by == "None" else int(lost_by))
-            return
-        if what.startswith("unread "):
-            train_unread(directory, ranks, int(what.removeprefix("unread ")))
+        kind, _, argument = what.partition(" ")
+        if kind == "phase":
+            train_phase(directory, ranks, None if argument == "None" else int(argument))
+        elif kind == "unread":
+            train_unread(directory, ranks, int(argument))
+        elif kind == "updated":
+            updated(directory, ranks, argument, "none")
+            updated(directory, ranks, argument, "optimizer", f"{argument}/none/1/")
+        if argument:
             return
         if what == "park":
             found, drawn = zip(*(park_often(directory, ranks, relocated) for relocated in (False, True)), strict=True)

@@ -49,6 +49,42 @@ def test_it_begins_as_the_pretrained_model(adapted, model, batch):
     assert adapted().shapes() == plain.shapes()
 
 
+def half_precision(model):
+    return {name: tensor.to(torch.bfloat16) for name, tensor in model[1].items()}
+
+
+def test_weights_that_are_stored_in_the_compute_dtype_have_no_masters_and_lose_no_bit(model, batch):
+    """The same values stored in float32 have masters, and everything that is computed or published is equal."""
+    half = half_precision(model)
+    found = []
+    for tensors in (half, {name: tensor.float() for name, tensor in half.items()}):
+        policy = stir(AdaptedPolicy(model[0], tensors, TrainerConfig(device="cpu", dtype="bfloat16"), LORA, seed=5))
+        logprobs = policy.logprobs(batch, 1.0)[0]
+        logprobs.sum().backward()
+        gradients = {name: parameter.grad for name, parameter in policy.parameters().items()}
+        held = sum(tensor.nbytes for tensor in policy.memory() if tensor.numel() > 16)
+        policy.relocate(lambda tensor: tensor.clone())
+        published = policy.tensors() | {f"half {name}": t for name, t in policy.tensors(torch.bfloat16).items()}
+        found.append((published | gradients | {"": logprobs, "parked": policy.logprobs(batch, 1.0)[0]}, policy, held))
+    (ours, policy, held), (theirs, _, before) = found
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    frozen = sum(t.numel() for name, t in policy.module.named_parameters() if ".lora_" not in name and t.numel() > 16)
+    assert before - held == 4 * frozen
+    assert {parameter.dtype for parameter in policy.parameters().values()} == {torch.float32}
+
+
+def test_only_what_is_stored_in_another_dtype_has_masters(model, batch):
+    tensors = half_precision(model)
+    norm = "model.norm.weight"
+    tensors[norm] = tensors[norm].float() + 2.0**-12
+    policy = AdaptedPolicy(model[0], tensors, TrainerConfig(device="cpu", dtype="bfloat16"), LORA, seed=5)
+    policy.logprobs(batch, 1.0)
+    assert torch.equal(policy.tensors()[norm], tensors[norm])
+    masters = {name for name, value in policy.state().items() if value.dtype == torch.float32}
+    assert masters == {norm, *policy.parameters()}
+
+
 def test_only_the_first_rank_copies_adapters_to_its_host(model):
     """The device is one from which nothing can be copied."""
     ranks = [Ranks(rank=rank) for rank in (0, 1)]

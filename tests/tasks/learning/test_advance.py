@@ -308,7 +308,7 @@ def test_the_run_goes_on_from_the_checkpoint_that_another_trainer_has_stored_fir
     """With other last bits, just before ours, whose weights are published already."""
     first = checkpoint.read(undisturbed, layout.checkpoint(1))
     blocks = {f"parameter.{name}": as_block(value * (1 + 1e-6)) for name, value in first.parameters.items()}
-    for kind, moments in (("exp_avg", first.moments.exp_avg), ("exp_avg_sq", first.moments.exp_avg_sq)):
+    for kind, moments in (("exp_avg", first.moments["exp_avg"]), ("exp_avg_sq", first.moments["exp_avg_sq"])):
         blocks |= {f"{kind}.{name}": as_block(value) for name, value in moments.items()}
     other = MemoryStore()
     metadata = tensor_sets.read_manifest(undisturbed, layout.checkpoint(1)).metadata

@@ -47,7 +47,7 @@ def tensors(directory, version=1):
         prefixes.append(layout.critic_checkpoint(version))
     for prefix in prefixes:
         saved = checkpoint.read(store, prefix)
-        for kind in (saved.parameters, saved.moments.exp_avg, saved.moments.exp_avg_sq):
+        for kind in (saved.parameters, saved.moments["exp_avg"], saved.moments["exp_avg_sq"]):
             found |= {f"{prefix}{id(kind)}/{name}": tensor for name, tensor in kind.items()}
     return list(found.values())
 

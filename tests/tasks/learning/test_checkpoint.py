@@ -37,12 +37,8 @@ def train(policy, optimizer, ragged, steps):
 
 
 def everything(policy, optimizer):
-    moments = optimizer.moments()
-    return {
-        f"{kind}.{name}": value.clone()
-        for kind, tensors in enumerate((policy.tensors(), moments.exp_avg, moments.exp_avg_sq))
-        for name, value in tensors.items()
-    }
+    held = {f"parameter.{name}": value for name, value in policy.tensors().items()} | dict(optimizer.each_moment())
+    return {name: value.clone() for name, value in held.items()}
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tasks.configuration.optimizer import OptimizerConfig
-from tasks.learning.optimizer import Moments, NonFiniteGradient, PolicyOptimizer, learning_rate
+from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer, learning_rate
 
 
 def parameters(dtype=torch.float64):
@@ -59,7 +59,7 @@ def test_a_non_finite_gradient_touches_nothing(bad):
         optimizer.step(1.0, range(20))
     assert raised.value.responses == tuple(range(20))
     assert all(torch.equal(p.detach(), before[name]) for name, p in named.items())
-    assert all(float(m.abs().sum()) == 0 for m in optimizer.moments().exp_avg.values())
+    assert all(float(m.abs().sum()) == 0 for _, m in optimizer.each_moment())
     assert optimizer.steps == 0
     with pytest.raises(ValueError, match="no parameter has a gradient"):
         optimizer.step(1.0)
@@ -89,9 +89,14 @@ def test_learning_rates_by_hand(config, rates):
 
 def test_restore_refuses_the_moments_of_another_model():
     optimizer = PolicyOptimizer(parameters(), OptimizerConfig())
-    own = optimizer.moments()
+    own = {kind: {} for kind in ("exp_avg", "exp_avg_sq")}
+    for full_name, tensor in optimizer.each_moment():
+        kind, _, name = full_name.partition(".")
+        own[kind][name] = tensor
     with pytest.raises(ValueError, match=r"exp_avg: names differ .*norm\.weight"):
-        optimizer.restore(1, Moments({k: v for k, v in own.exp_avg.items() if k != "norm.weight"}, own.exp_avg_sq))
+        optimizer.restore(1, own | {"exp_avg": {k: v for k, v in own["exp_avg"].items() if k != "norm.weight"}})
     with pytest.raises(ValueError, match=r"exp_avg_sq 'layer\.bias': shape \(9,\); allowed: \(3,\)"):
-        optimizer.restore(1, Moments(own.exp_avg, own.exp_avg_sq | {"layer.bias": torch.zeros(9)}))
+        optimizer.restore(1, own | {"exp_avg_sq": own["exp_avg_sq"] | {"layer.bias": torch.zeros(9)}})
+    with pytest.raises(ValueError, match=r"momentum_buffer: names differ .*layer\.weight"):
+        optimizer.restore(1, own | {"momentum_buffer": {"layer.weight": torch.zeros(3, 4)}})
     assert optimizer.steps == 0

@@ -8,7 +8,7 @@ from storage.weights.tensor_sets import read_manifest
 from tasks.learning import checkpoint
 from tasks.learning.ranks import Ranks
 from tasks.learning.sharded import copy_stored, skeleton, whole
-from tests.tasks.learning.rank_programs import everything, read_together, resumed
+from tests.tasks.learning.rank_programs import everything, read_together, resumed, updated
 
 pytestmark = pytest.mark.slow
 
@@ -54,8 +54,8 @@ def test_weights_and_moments_are_equal_after_two_steps(results, tied):
     assert list(one.parameters) == list(two.parameters)
     for mine, theirs in (
         (two.parameters, one.parameters),
-        (two.moments.exp_avg, one.moments.exp_avg),
-        (two.moments.exp_avg_sq, one.moments.exp_avg_sq),
+        (two.moments["exp_avg"], one.moments["exp_avg"]),
+        (two.moments["exp_avg_sq"], one.moments["exp_avg_sq"]),
     ):
         for name, tensor in theirs.items():
             torch.testing.assert_close(mine[name], tensor, **TOLERANCE)
@@ -74,6 +74,22 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(results):
             torch.testing.assert_close(other.parameters[name], tensor, **TOLERANCE)
 
 
+@pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "muon"])
+def test_an_optimizer_updates_to_the_same_bits_on_any_number_of_ranks(results, ranks_server, name):
+    if name == "adamw_8bit":
+        pytest.importorskip("torchao")
+    directory, _, _ = results
+    updated(directory, Ranks(), name, "none")
+    ranks_server.launch(f"updated {name}", directory, 2)
+    updated(directory, Ranks(), name, "optimizer", f"{name}/none/2/")
+    store = LocalStore(directory / "store")
+    gone_on = f"{name}/optimizer/{name}/none"
+    for prefixes in ((f"{name}/none/1/", f"{name}/none/2/"), (f"{gone_on}/2/1/", f"{gone_on}/1/2/")):
+        one, two = (read_manifest(store, prefix) for prefix in prefixes)
+        assert (one.tensors, one.metadata) == (two.tensors, two.metadata)
+    assert one.metadata["trainer_state"]["optimizer_steps"] == 4
+
+
 def test_ranks_read_a_checkpoint_once_together(results):
     directory, alone, found = results
     manifest = read_manifest(LocalStore(directory / "store"), "1/True/")
@@ -90,7 +106,8 @@ def test_bfloat16_keeps_float32_parameters_in_parts(results):
     _, alone, found = results
     for each in found:
         assert each["dtypes"] == ["torch.float32"]
-        for what in ("bfloat16", "values bfloat16"):
+        assert each["adapted dtypes"] == alone["adapted dtypes"] == {"torch.bfloat16": False, "torch.float32": True}
+        for what in ("bfloat16", "values bfloat16", "adapted", "adapted published"):
             torch.testing.assert_close(torch.tensor(each[what]), torch.tensor(alone[what]), rtol=2e-3, atol=2e-3)
     assert sum(each["local"] for each in found) == alone["local"]
     assert max(each["local"] for each in found) < 0.6 * alone["local"]

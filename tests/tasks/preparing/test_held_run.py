@@ -99,3 +99,15 @@ def test_what_cannot_fit_is_named_with_its_section(model, sections, line):
         check_files(config(URL, model, **sections))
     assert str(refused.value).startswith(line)
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_run_goes_on_with_the_optimizer_with_which_it_began(store, model):
+    """Its default is younger than runs that go on, so it is absent from what they are identified by."""
+    other = document(URL, model, rewards=OWN, optimizer={"name": "muon"})
+    with pytest.raises(ConflictingRecord) as refused:
+        check_files(parse(other))
+    assert '  optimizer.name: "muon" here, "adamw" there' in str(refused.value).splitlines()
+    assert digest(parse(other)) != digest(config(URL, model, rewards=OWN))
+    named = document(URL, model, rewards=OWN, optimizer={"name": "adamw"}, trainer={"offload": "optimizer"})
+    assert digest(parse(named)) == digest(config(URL, model, rewards=OWN))
+    assert [line for line in check_files(parse(named)) if "trainer.offload" in line]
