@@ -54,6 +54,20 @@ class ModelSize:
         return self.parameters - self.looked_up
 
     @property
+    def outer(self) -> float:
+        """The parameters of the embedding and the head, which are the same if they are tied; 0 if no map is known."""
+        return self.parameters - self.layers * sum(a * b for _, a, b in self.linears) if self.linears else 0.0
+
+    @property
+    def widths(self) -> tuple[float, float, float, float]:
+        """Values of a token: between layers, in all queries, in all keys, and within a gated feed-forward block."""
+        of = {name: outputs for name, _, outputs in self.linears}
+        if not of:
+            # As many parameters as `width` assumes.
+            return self.width, self.width, self.width, self.width * 8 / 3
+        return of["o_proj"], of["q_proj"], of["k_proj"], of["gate_proj"]
+
+    @property
     def width(self) -> float:
         """Values of a token between two layers, if a layer has 12 parameters for each pair of them."""
         return math.sqrt(self.parameters / (12 * self.layers)) if self.layers else 0.0

@@ -1,11 +1,8 @@
 """The trainer's machines: whether the model fits on them, how fast they train, and whether they can generate."""
 
-import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 from storage.records import TRAIN_POOL
-from tasks.configuration.lora import LoraConfig
 from tasks.configuration.run_config import RunConfig
 from tasks.configuration.trainer import Placement
 from tasks.forecasting.engine_estimate import train_s_per_token
@@ -13,14 +10,9 @@ from tasks.forecasting.engine_inputs import EngineFigures, device, engine_figure
 from tasks.forecasting.known_facts import KnownFacts
 from tasks.forecasting.scenario import PhaseScenario, TrainerScenario
 from tasks.forecasting.training_work import flops_per_parameter
+from tasks.planning.trainer_memory import Machine, doubted, kept_bytes, misfit, trainer_memory
 from tasks.sharing.admission_forecast import COPIED_BYTES_PER_S, expected_switch_s
 from tasks.sharing.residents import resident_state_bytes
-
-# Parameters, gradients and two moments in float32, and parameters alone (tasks.learning.trained_model).
-TRAINED_BYTES, FROZEN_BYTES = 16, 4
-# Of a GPU's memory; activations need the rest at least.
-STATE_SHARE_MAX = 0.9
-CHECKPOINT_BYTES_PER_PARAMETER = 12
 
 
 def trainer_scenario(facts: KnownFacts, placement: Placement) -> TrainerScenario:
@@ -56,18 +48,6 @@ def trainer_scenario(facts: KnownFacts, placement: Placement) -> TrainerScenario
         micro_batch_responses=config.run.num_generations,
         phase=_phase(facts, placement),
     )
-
-
-def state_bytes(config: RunConfig, parameters: float) -> float:
-    """The least that all ranks of the trainer hold together, without activations, in bytes.
-
-    A critic of the policy's size is trained as well; a KL term needs a frozen copy, unless the policy without its
-    adapters is that copy.
-    """
-    policy = FROZEN_BYTES if config.lora is not None else TRAINED_BYTES
-    reference = FROZEN_BYTES if config.algorithm.kl_coef > 0 and config.lora is None else 0
-    critic = TRAINED_BYTES if config.algorithm.estimator.needs_critic else 0
-    return parameters * (policy + reference + critic)
 
 
 def _engines(facts: KnownFacts, placement: Placement) -> tuple[int, EngineFigures]:
@@ -130,21 +110,20 @@ def _check_memory(facts: KnownFacts, gpus: int) -> None:
         machine = None
     if machine is None:
         return
-    parameters, each = facts.size.parameters, machine.accelerator.memory_bytes * STATE_SHARE_MAX
-    needed = state_bytes(config, parameters)
-    words = f"{needed / 1e9:,.0f} GB of {gpus * machine.accelerator.memory_bytes / 1e9:,.0f}"
-    each_words = f"{needed / parameters:g} bytes per parameter"
-    if needed <= gpus * each:
-        facts.show(f"{TRAIN_POOL}: memory", words, f"{each_words}, without activations, over {gpus} processes")
-        return
-    allowed = f"at least {math.ceil(needed / each)} processes (trainer.nnodes x nproc_per_node)"
-    if config.lora is None:
-        fewest = state_bytes(replace(config, lora=LoraConfig()), parameters)
-        allowed += f", or the section lora with at least {math.ceil(fewest / each)}, for {fewest / 1e9:,.0f} GB"
-    raise ValueError(
-        f"trainer.nproc_per_node: {gpus} processes on {machine.accelerator.name} would hold {words}, {each_words}; "
-        f"allowed: {allowed}"
-    )
+    sheet = machine.accelerator
+    found = trainer_memory(config, facts.size, Machine(device_bytes=sheet.memory_bytes, processes=gpus))
+    refusal = misfit(config, facts.size, sheet, gpus)
+    if refusal is not None:
+        raise ValueError(refusal)
+    words = f"{found.state / 1e9:,.0f} GB of {gpus * sheet.memory_bytes / 1e9:,.0f}"
+    each_words = f"{found.state / facts.size.parameters:.3g} bytes per parameter"
+    facts.show(f"{TRAIN_POOL}: memory", words, f"{each_words}, without activations, over {gpus} processes")
+    tokens, layers = found.pass_tokens, "" if config.trainer.gradient_checkpointing else "out"
+    words = f"{found.activations / 1e9:,.1f} GB for each process, in a pass of {tokens:,} tokens"
+    source = f"estimated, with{layers} trainer.gradient_checkpointing"
+    if (doubt := doubted(config, facts.size, sheet, gpus)) is not None:
+        source += f"; {doubt}"
+    facts.show(f"{TRAIN_POOL}: activations", words, source)
 
 
 def _between_s(facts: KnownFacts) -> tuple[float, float]:
@@ -251,5 +230,9 @@ def _checkpoint_bytes(facts: KnownFacts) -> float:
     """Of the policy, and of a critic, which is as large; adapters' are small, and count as nothing."""
     if facts.size is None:
         return 0.0
-    models = (facts.config.lora is None) + facts.config.algorithm.estimator.needs_critic
-    return CHECKPOINT_BYTES_PER_PARAMETER * facts.sized().parameters * models
+    config, each = facts.config, 0.0
+    if config.lora is None:
+        each += kept_bytes(config.optimizer)
+    if config.algorithm.estimator.needs_critic:
+        each += kept_bytes(config.critic.optimizer)
+    return each * facts.sized().parameters

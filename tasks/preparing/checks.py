@@ -28,6 +28,7 @@ from tasks.preparing.held_run import check_fleet, check_held_run
 from tasks.preparing.model_check import check_model_use
 from tasks.preparing.stop_tokens import look_at_responses
 from tasks.preparing.tools import compared, model_tokenizer, openings, prompt_tokenizer
+from tasks.preparing.trainer_fit import check_trainer_fits
 from tasks.preparing.vain_settings import settings_in_vain
 from tasks.prompts.draw import check_embedded, draw_prompts, prompts_at
 from tasks.prompts.loading import doubts_of, load_prompts
@@ -53,8 +54,8 @@ def check_files(config: RunConfig, tell: Tell = untold) -> list[str]:
     """`check_settings`, and open everything that the configuration names, as the first plan of a run does.
 
     Writes nothing. Returns a line about each thing that was looked at, and then the doubts. What is refused ends
-    nothing but what needs it. Raises ModelError, EngineMisfit, AdapterMisfit, PromptError, GradingError, EngineError,
-    ToolsUnusable, HubError, ConflictingRecord, LookupError and ValueError, or Refusals if there are several.
+    nothing but what needs it. Raises ModelError, EngineMisfit, TrainerMisfit, AdapterMisfit, PromptError, GradingError,
+    EngineError, ToolsUnusable, HubError, ConflictingRecord, LookupError and ValueError, or Refusals for several.
     """
     findings = Findings()
     findings.look(check_settings, config)
@@ -99,6 +100,7 @@ def _look_at_model(config: RunConfig, inputs: InputsAtHand, findings: Findings) 
         return None
     findings.seen.append(f"model: the configuration, the tokenizer and the headers of the weights in {directory}")
     findings.doubt(check_engine_fits, config, directory)
+    findings.doubt(check_trainer_fits, config, directory)
     findings.look(check_targets, config, directory, fields)
     tried = findings.look(check_model_use, config, directory)
     if tried is not None:

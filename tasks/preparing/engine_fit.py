@@ -20,7 +20,7 @@ from tasks.configuration.run_config import RunConfig
 from tasks.preparing.adapter_fit import check_vllm_adapts
 from tasks.sampling.engines.choose import context_length
 
-_VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 # Fields of config.json that only models with state-space, linear or sparse attention layers have.
 _OTHER_LAYERS = ("mamba_", "ssm_", "linear_num_", "layers_block_type", "hybrid_override_pattern", "index_topk")
@@ -52,7 +52,7 @@ def check_engine_fits(config: RunConfig, model_dir: Path) -> list[str]:
     context = context_length(rollout, model_dir)
     doubts: list[str] = []
     for name, pool in pools.items():
-        sheet = _sheet(pool)
+        sheet = data_sheet(pool)
         if model is not None and sheet is not None:
             doubts += _check_pool(config, pool_path(name), model, sheet, context)
     return doubts
@@ -141,7 +141,7 @@ def _size(fields: dict[str, Any], rollout: RolloutConfig) -> ModelSize | None:
     """The model's size with the engine's dtype, also in the cache; None if config.json does not tell it."""
     if rollout.vllm.quantization is not None and rollout.engine != "torch":
         return None
-    width = _VALUE_BYTES[rollout.dtype]
+    width = VALUE_BYTES[rollout.dtype]
     try:
         size = size_from_config(fields, width)
     except ValueError:
@@ -149,7 +149,7 @@ def _size(fields: dict[str, Any], rollout: RolloutConfig) -> ModelSize | None:
     return replace(size, kv_bytes_per_token=size.kv_bytes_per_token * width / CACHE_VALUE_BYTES)
 
 
-def _sheet(pool: PoolConfig) -> Accelerator | None:
+def data_sheet(pool: PoolConfig) -> Accelerator | None:
     """The data sheet of a pool's GPUs; None without one, or if the pool has a price of its own and names no GPU.
 
     The default machine then says nothing about the pool's GPUs.

@@ -10,10 +10,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from tasks.configuration.run_config import RunConfig
+from tasks.planning.trainer_memory import kept_bytes
 
 FLOAT32_BYTES = 4
-# Parameters and two moments.
-TRAINED_TENSORS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +31,13 @@ class Resident:
 
 def resident_state_bytes(config: RunConfig, parameters: float) -> float:
     """The bytes of a run's resident state: float32 parameters and moments, the reference, and the critic."""
-    tensors = TRAINED_TENSORS
-    if config.lora is not None:
-        # The moments are those of the adapters, which are small beside the model.
-        tensors = 1
-    elif config.algorithm.kl_coef > 0:
-        tensors += 1
+    # The moments under adapters are those of the adapters, which are small beside the model.
+    held = FLOAT32_BYTES if config.lora is not None else kept_bytes(config.optimizer)
+    if config.lora is None and config.algorithm.kl_coef > 0:
+        held += FLOAT32_BYTES
     if config.algorithm.estimator.needs_critic:
-        tensors += TRAINED_TENSORS
-    return tensors * parameters * FLOAT32_BYTES
+        held += kept_bytes(config.critic.optimizer)
+    return held * parameters
 
 
 def is_usable(resident_digest: str | None, checkpoint_digest: str) -> bool:

@@ -1,0 +1,246 @@
+"""The memory that training takes: bytes per parameter of the state, and the activations of a pass. Pure.
+
+The one place that knows them. `check`, the forecast and fleets ask here. Both are estimates of a dense decoder with a
+gated feed-forward block; activations are those of attention that stores no scores.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from resources.accelerators import Accelerator
+from resources.model_size import ModelSize
+from tasks.configuration.lora import LoraConfig
+from tasks.configuration.optimizer import OptimizerConfig, OptimizerName
+from tasks.configuration.run_config import RunConfig
+
+_FLOAT32, _HALF = 4, 2
+# Codes of a byte and a float32 scale for each 64 values, of two moments (tasks.learning.optimizer_rules).
+_MOMENTS_8BIT = 2 * (1 + _FLOAT32 / 64)
+# A logit while its chunk is computed, and the chunk's share of a GPU's memory (tasks.learning.token_logprobs).
+_LOGIT_BYTES, _CHUNK_BYTES_MIN, _CHUNK_BYTES_MAX, _CHUNK_SHARE = 16, 1 << 28, 1 << 31, 1 / 32
+# Of a GPU's memory: CUDA's context and fragments take the rest; and beside a state, activations do at the least.
+USABLE_SHARE, STATE_SHARE_MAX = 0.95, 0.9
+_PROCESSES_MAX = 1024
+
+
+def moment_bytes(name: OptimizerName, outer_share: float = 0.0) -> float:
+    """Bytes per trained parameter of the optimizer's state; outer_share: of parameters in embeddings and heads."""
+    adamw = 2.0 * _FLOAT32
+    return {
+        "adamw": adamw,
+        "adamw_8bit": _MOMENTS_8BIT,
+        "muon": outer_share * adamw + (1 - outer_share) * _FLOAT32,
+    }[name]
+
+
+def kept_bytes(optimizer: OptimizerConfig) -> float:
+    """Bytes per trained parameter of a checkpoint and of a resident state: float32 values and the optimizer's state."""
+    return _FLOAT32 + moment_bytes(optimizer.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerMemory:
+    """Bytes. state: on the devices of all processes together. activations: of a process in its largest pass.
+
+    offloaded: on the hosts of all processes. pass_tokens: the tokens of that pass.
+    """
+
+    state: float
+    activations: float
+    offloaded: float
+    pass_tokens: int
+
+    def of_each(self, processes: int) -> float:
+        """On the device of each process."""
+        return self.state / processes + self.activations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """device_bytes: the memory of a device, of which the head takes a share. processes: they have a device each.
+
+    stored_bytes: per parameter of the model's files, in which frozen weights stay if passes are in the same dtype.
+    """
+
+    device_bytes: float
+    processes: int = 1
+    stored_bytes: int = _HALF
+
+
+def trainer_memory(config: RunConfig, size: ModelSize, machine: Machine) -> TrainerMemory:
+    """What the trainer of a configuration holds on these machines."""
+    optimizers = [config.optimizer] + [config.critic.optimizer] * config.algorithm.estimator.needs_critic
+    trained = [size.parameters] * len(optimizers)
+    if config.lora is not None:
+        trained[0] = size.adapter_values(config.lora.rank, config.lora.target_modules)
+    is_offloaded, outer = config.trainer.offload == "optimizer", size.outer / size.parameters
+    state = moments = 0.0
+    for optimizer, parameters in zip(optimizers, trained, strict=True):
+        state += parameters * (2 * _FLOAT32 + _copy_bytes(config, machine))
+        is_adapter = config.lora is not None and optimizer is config.optimizer
+        moments += parameters * moment_bytes(optimizer.name, 0.0 if is_adapter else outer)
+    state += size.parameters * _frozen_bytes(config, machine)
+    tokens = pass_tokens(config)
+    return TrainerMemory(
+        state=state + (0.0 if is_offloaded else moments),
+        activations=activation_bytes(config, size, tokens, head_chunk_bytes(machine.device_bytes)),
+        offloaded=moments if is_offloaded else 0.0,
+        pass_tokens=tokens,
+    )
+
+
+def pass_tokens(config: RunConfig) -> int:
+    """The most tokens of a pass: as many as a micro-batch may have, or one response if that is longer."""
+    longest = longest_response(config)
+    group = longest * config.run.num_generations
+    return max(longest, min(config.trainer.micro_batch_tokens_max, group * config.run.num_prompts_per_step))
+
+
+def longest_response(config: RunConfig) -> int:
+    """The most tokens of a prompt and its response, as far as the configuration tells."""
+    limit = config.sampling.max_completion_length
+    prompt = config.data.max_prompt_length or config.forecast.prompt_tokens
+    context = config.rollout.context_length
+    return limit + prompt if context is None else min(context, limit + prompt)
+
+
+def activation_bytes(config: RunConfig, size: ModelSize, tokens: int, chunk_bytes: float) -> float:
+    """The most that a process holds beside its state, in a pass of so many tokens with its backward pass.
+
+    Without checkpointing the layers keep what their backward passes read: of each norm its input in float32, and its
+    output before and after the scale; queries, keys, values and the output of attention; four tensors of the
+    feed-forward block. With it they keep their inputs, and one layer at a time the rest. chunk_bytes: of the head.
+    """
+    value = _HALF if config.trainer.dtype == "bfloat16" else _FLOAT32
+    hidden, queries, keys, inner = size.widths
+    norm = hidden * (_FLOAT32 + 2 * value)
+    layer = 2 * norm + value * (2 * queries + 2 * keys + 4 * inner)
+    kept = size.layers * value * hidden if config.trainer.gradient_checkpointing else size.layers * layer
+    # The head keeps the gradient of its weight, and sums it in float32.
+    trains_head = config.lora is None
+    head = trains_head * (size.outer - size.looked_up)
+    logits = min(chunk_bytes, _LOGIT_BYTES * tokens * (size.outer - size.looked_up) / hidden)
+    at_head = head * _FLOAT32 + logits + tokens * (norm + 2 * value * hidden)
+    # Beside what a layer keeps: gradients of two tensors of the feed-forward block, and of the layer's ends.
+    in_layer = tokens * value * (2 * inner + 2 * hidden)
+    if config.trainer.gradient_checkpointing:
+        in_layer += tokens * layer
+    return tokens * kept + head * value + max(at_head, in_layer)
+
+
+def head_chunk_bytes(device_bytes: float) -> float:
+    """The most that the head's logits take at a time on a GPU with this memory."""
+    return min(_CHUNK_BYTES_MAX, max(_CHUNK_BYTES_MIN, device_bytes * _CHUNK_SHARE))
+
+
+def fits(config: RunConfig, size: ModelSize, machine: Machine) -> bool:
+    """Whether state and activations fit the device of each process."""
+    return trainer_memory(config, size, machine).of_each(machine.processes) <= machine.device_bytes * USABLE_SHARE
+
+
+# Whether a configuration of a model's size fits such machines.
+Suits = Callable[[RunConfig, ModelSize, Machine], bool]
+
+
+def state_fits(config: RunConfig, size: ModelSize, machine: Machine) -> bool:
+    """Whether the state leaves room for anything beside it on the device of each process."""
+    state = trainer_memory(config, size, machine).state
+    return state <= machine.processes * machine.device_bytes * STATE_SHARE_MAX
+
+
+def misfit(
+    config: RunConfig, size: ModelSize, sheet: Accelerator, processes: int, stored_bytes: int = _HALF
+) -> str | None:
+    """Why the state alone fits no GPU of the trainer, and what would fit; None if it does."""
+    machine = Machine(device_bytes=sheet.memory_bytes, processes=processes, stored_bytes=stored_bytes)
+    state = trainer_memory(config, size, machine).state
+    if state_fits(config, size, machine):
+        return None
+    return (
+        f"trainer.nproc_per_node: {processes} processes on {sheet.name} would hold {state / 1e9:,.0f} GB of "
+        f"{processes * sheet.memory_bytes / 1e9:,.0f}, {state / size.parameters:.3g} bytes per parameter; "
+        f"allowed: {_ways(config, size, machine, state_fits)}"
+    )
+
+
+def doubted(
+    config: RunConfig, size: ModelSize, sheet: Accelerator, processes: int, stored_bytes: int = _HALF
+) -> str | None:
+    """A doubt where the state fits, and hardly the largest pass beside it, with what would; None if all fits."""
+    machine = Machine(device_bytes=sheet.memory_bytes, processes=processes, stored_bytes=stored_bytes)
+    if fits(config, size, machine):
+        return None
+    found = trainer_memory(config, size, machine)
+    return (
+        f"trainer.micro_batch_tokens_max: a pass of {found.pass_tokens:,} tokens takes about "
+        f"{found.activations / 1e9:,.1f} GB beside {found.state / processes / 1e9:,.1f} GB of state, more than "
+        f"{sheet.name} ({sheet.memory_bytes / 1e9:,.0f} GB) has; expected: {_ways(config, size, machine, fits)}"
+    )
+
+
+def _ways(config: RunConfig, size: ModelSize, machine: Machine, suits: Suits) -> str:
+    return ", or ".join(ways_to_fit(config, size, machine, suits)) or "a smaller model, or shorter responses"
+
+
+def ways_to_fit(config: RunConfig, size: ModelSize, machine: Machine, suits: Suits) -> list[str]:
+    """The changes of a configuration with which it `suits`: single ones, else several together; and more GPUs."""
+    steps = list(_savings(config))
+    found = [words for words, change in steps if suits(change(config), size, machine)]
+    together, changed = list[str](), config
+    for words, change in [] if found else steps:
+        together.append(words)
+        changed = change(changed)
+        if suits(changed, size, machine):
+            found = [" with ".join(together)]
+            break
+    fewest = _fewest(config, size, machine, suits)
+    if fewest is not None:
+        found.append(f"at least {fewest} processes (trainer.nnodes x nproc_per_node)")
+    if config.lora is None:
+        adapted = replace(config, lora=LoraConfig())
+        fewest = _fewest(adapted, size, machine, suits)
+        if fewest is not None:
+            state = trainer_memory(adapted, size, replace(machine, processes=fewest)).state
+            found.append(f"the section lora with at least {fewest}, for {state / 1e9:,.0f} GB")
+    return found
+
+
+def _fewest(config: RunConfig, size: ModelSize, machine: Machine, suits: Suits) -> int | None:
+    counts = range(1, _PROCESSES_MAX + 1)
+    return next((n for n in counts if suits(config, size, replace(machine, processes=n))), None)
+
+
+def _savings(config: RunConfig) -> Iterator[tuple[str, Callable[[RunConfig], RunConfig]]]:
+    """Settings that save memory and are not set, the cheapest first, with what sets each."""
+
+    def trainer(**changes: Any) -> Callable[[RunConfig], RunConfig]:
+        return lambda given: replace(given, trainer=replace(given.trainer, **changes))
+
+    if not config.trainer.gradient_checkpointing:
+        yield "trainer.gradient_checkpointing: true", trainer(gradient_checkpointing=True)
+    longest = longest_response(config)
+    if pass_tokens(config) > longest:
+        yield f"trainer.micro_batch_tokens_max: {longest}", trainer(micro_batch_tokens_max=longest)
+    if config.optimizer.name != "adamw_8bit":
+        yield "optimizer.name: adamw_8bit", _with_8bit
+    if config.trainer.offload == "none":
+        yield "trainer.offload: optimizer", trainer(offload="optimizer")
+
+
+def _with_8bit(config: RunConfig) -> RunConfig:
+    return replace(config, optimizer=replace(config.optimizer, name="adamw_8bit"))
+
+
+def _copy_bytes(config: RunConfig, machine: Machine) -> int:
+    """Of a trained parameter in the compute dtype; of several processes each gathers layers only for a while."""
+    return _HALF if config.trainer.dtype == "bfloat16" and machine.processes == 1 else 0
+
+
+def _frozen_bytes(config: RunConfig, machine: Machine) -> int:
+    """Per parameter of the model, of weights that are not trained: under adapters, or as a reference."""
+    frozen = _HALF if config.trainer.dtype == "bfloat16" else _FLOAT32
+    if config.lora is not None:
+        is_stored_so = machine.stored_bytes <= frozen
+        return frozen if is_stored_so else machine.stored_bytes + _copy_bytes(config, machine)
+    return frozen if config.algorithm.kl_coef > 0 else 0

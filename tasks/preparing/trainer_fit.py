@@ -1,0 +1,43 @@
+"""What `plan` refuses because no GPU of the trainer can hold its state, or doubts because of the longest pass."""
+
+from pathlib import Path
+from typing import Any
+
+from resources.model_config import model_fields
+from resources.model_size import size_from_config
+from tasks.configuration.run_config import RunConfig
+from tasks.planning.trainer_memory import doubted, misfit
+from tasks.preparing.engine_fit import VALUE_BYTES, data_sheet
+
+
+class TrainerMisfit(ValueError):  # noqa: N818 - reads as what is wrong
+    """The trainer's parameters, gradients and moments do not fit its GPUs."""
+
+
+def check_trainer_fits(config: RunConfig, model_dir: Path) -> list[str]:
+    """Raise TrainerMisfit if the state alone cannot fit; returns a doubt if the activations of a pass hardly do.
+
+    A trainer without GPUs, models whose size config.json does not tell and GPUs without a data sheet are passed over.
+    Raises ModelConfigError for a config.json that cannot be read.
+    """
+    pool, sheet = config.pools.train, data_sheet(config.pools.train)
+    if not pool.gpus or sheet is None or config.trainer.device == "cpu":
+        return []
+    fields = model_fields(model_dir)
+    try:
+        size = size_from_config(fields, VALUE_BYTES[config.rollout.dtype])
+    except ValueError:
+        return []
+    processes = config.trainer.nnodes * config.trainer.nproc_per_node
+    given: dict[str, Any] = {"processes": processes, "stored_bytes": _stored_bytes(fields)}
+    refusal = misfit(config, size, sheet, **given)
+    if refusal is not None:
+        raise TrainerMisfit(refusal)
+    doubt = doubted(config, size, sheet, **given)
+    return [] if doubt is None else [doubt]
+
+
+def _stored_bytes(fields: dict[str, Any]) -> int:
+    """Per parameter of the model's files, as config.json says; bfloat16 if it does not."""
+    told = fields.get("dtype") or fields.get("torch_dtype")
+    return VALUE_BYTES.get(told, 2) if isinstance(told, str) else 2
