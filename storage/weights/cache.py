@@ -8,7 +8,6 @@ stores, versions' encodings or models.
 import fcntl
 import json
 import logging
-import mmap
 import os
 import tempfile
 import uuid
@@ -24,6 +23,7 @@ from storage.paths import expanded
 from storage.threads import Check, in_threads
 from storage.waiting import Wait
 from storage.weights.manifest import TensorBlock, TensorEntry
+from storage.weights.mapped import MappedFile, Place, write_at
 from storage.weights.objects import THREADS
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class WeightCache:
         self._directory = directory
         self._bytes_max = bytes_max
         self._packs: dict[Path, _Pack] = {}
-        self._maps: dict[Path, memoryview] = {}
+        self._maps: dict[Path, MappedFile] = {}
 
     def refresh(self) -> None:
         """Look which packs exist now."""
@@ -63,7 +63,7 @@ class WeightCache:
             if pack is not None:
                 found[path] = pack
         self._packs = found
-        self._maps = {path: view for path, view in self._maps.items() if path in found}
+        self._maps = {path: file for path, file in self._maps.items() if path in found}
 
     def newest_held(self, run_url: str, version: int) -> int | None:
         """The newest version of a run, up to `version`, of which at least a part is cached."""
@@ -117,50 +117,61 @@ class WeightCache:
         version: int,
         tensors: Mapping[str, tuple[TensorEntry, TensorBlock]],
         check: Check = lambda: None,
-    ) -> None:
-        """Keep verified tensors. If they do not fit or cannot be written, they are not kept; that is no error.
+    ) -> dict[str, TensorBlock]:
+        """Keep verified tensors, and return the kept ones in mapped memory.
 
-        `check` is called between tensors; if it raises, nothing is kept.
+        If they do not fit or cannot be written, none is kept; that is no error. `check` is called between tensors; if
+        it raises, nothing is kept.
         """
         blocks = {entry.digest: block for entry, block in tensors.values() if block.num_bytes}
         if not blocks:
-            return
+            return {}
         header, places = _header(run_url, version, blocks)
         total = len(header) + max(end for _, end in places.values())
         temporary = self._directory / f"{uuid.uuid4().hex}{TEMPORARY}"
         try:
-            if self._make_room(total):
-                _write_pack(temporary, header, places, blocks, check)
-                temporary.rename(temporary.with_suffix(PACK))
+            if not self._make_room(total):
+                return {}
+            _write_pack(temporary, header, places, blocks, check)
+            file = self._mapped(temporary.rename(temporary.with_suffix(PACK)))
         except OSError as error:
             log.warning("weight cache %s: %s; these weights are not kept", self._directory, error.strerror or error)
+            return {}
         finally:
             temporary.unlink(missing_ok=True)
+        if file is None:  # another process has made room meanwhile
+            return {}
+        shifted = {digest: (len(header) + start, len(header) + end) for digest, (start, end) in places.items()}
+        return {
+            name: _block(entry, file, *shifted[entry.digest])
+            for name, (entry, _) in tensors.items()
+            if entry.digest in shifted
+        }
 
     def _find(self, entry: TensorEntry) -> TensorBlock | None:
         if not entry.num_bytes:
             return TensorBlock(entry.dtype, entry.shape, b"")
         for path, pack in list(self._packs.items()):
             start, end = pack.places.get(entry.digest, (0, 0))
-            data = self._mapped(path)[start:end] if end - start == entry.num_bytes else memoryview(b"")
-            if len(data) != entry.num_bytes:
+            file = self._mapped(path) if end - start == entry.num_bytes else None
+            if file is None or end > len(file.data):
                 continue
-            if digest_of(data) == entry.digest:
-                return TensorBlock(entry.dtype, entry.shape, data)
+            block = _block(entry, file, start, end)
+            if digest_of(block.data) == entry.digest:
+                return block
             log.warning("%s does not match its digests, and is removed", path)
             self._forget(path)
         return None
 
-    def _mapped(self, path: Path) -> memoryview:
+    def _mapped(self, path: Path) -> MappedFile | None:
         if path not in self._maps:
             try:
                 with own_file(path) as descriptor:
                     os.utime(descriptor)  # used now, so removed last
-                    # Copy on write: readers share the pages, and may hand them to torch, which wants writable memory.
-                    self._maps[path] = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
+                    self._maps[path] = MappedFile(descriptor)
             except (OSError, ValueError):  # removed meanwhile, or empty
                 self._packs.pop(path, None)
-                return memoryview(b"")
+                return None
         return self._maps[path]
 
     def _forget(self, path: Path) -> None:
@@ -265,6 +276,10 @@ def _header(run_url: str, version: int, blocks: Mapping[str, TensorBlock]) -> tu
     return header.ljust(_aligned(len(header)), b" "), places
 
 
+def _block(entry: TensorEntry, file: MappedFile, start: int, end: int) -> TensorBlock:
+    return TensorBlock(entry.dtype, entry.shape, file.data[start:end], Place(file, start))
+
+
 def _write_pack(
     path: Path, header: bytes, places: Mapping[str, tuple[int, int]], blocks: Mapping[str, TensorBlock], check: Check
 ) -> None:
@@ -276,22 +291,15 @@ def _write_pack(
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         os.posix_fallocate(descriptor, 0, len(header) + max(end for _, end in places.values()))
-        _write_all(descriptor, header, 0)
+        write_at(descriptor, header, 0)
         in_threads(
             THREADS,
-            lambda key: _write_all(descriptor, blocks[key].data, len(header) + places[key][0]),
+            lambda key: write_at(descriptor, blocks[key].data, len(header) + places[key][0]),
             blocks,
             check,
         )
     finally:
         os.close(descriptor)
-
-
-def _write_all(descriptor: int, data: memoryview | bytes, start: int) -> None:
-    rest = memoryview(data)
-    while rest:
-        written = os.pwrite(descriptor, rest, start)
-        rest, start = rest[written:], start + written
 
 
 def _read_header(path: Path) -> _Pack | None:

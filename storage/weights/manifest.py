@@ -12,6 +12,7 @@ from pydantic import ConfigDict
 
 from storage import canonical
 from storage.digests import DIGEST_PATTERN, digest_of
+from storage.weights.mapped import Place
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 PUBLISHED_AT_S = "published_at_s"  # in a manifest's metadata: the publisher's wall clock, for people
@@ -32,12 +33,14 @@ DIFFERENCE: Encoding = "diff-zstd"
 class TensorBlock:
     """A tensor as bytes: dtype as safetensors spells it, shape, and C-contiguous little-endian data.
 
-    Raises ValueError if the dtype is unknown or the data has not the length that dtype and shape give.
+    place: where the bytes lie in a file that does not change, if `data` is that file's memory. Raises ValueError if the
+    dtype is unknown or the data has not the length that dtype and shape give.
     """
 
     dtype: str
     shape: tuple[int, ...]
     data: memoryview | bytes
+    place: Place | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         expected = num_bytes(self.dtype, self.shape)

@@ -102,7 +102,8 @@ def pull_version(
     """The manifest of a weight version and its tensors, or those called `names`, every one verified.
 
     What `cache` holds is taken from there, and its earlier versions serve as bases of differences. The rest comes from
-    the store in the way with the fewest bytes, once per machine, and is kept in the cache. `check` is called in this
+    the store in the way with the fewest bytes, once per machine, and is kept in the cache. Whatever the cache holds
+    afterwards is returned in its mapped memory. `check` is called in this
     thread, at least twice a second except during a single request. Its exception ends the pull as soon as the ranges
     and tensors that were begun have ended. Raises ObjectMissing, which names the manifest, if the version is not
     published; CorruptObject.
@@ -122,7 +123,7 @@ def pull_version(
                 found |= (fetched := Fetch(store, version, manifest, cache, check).tensors(missing))
                 if cache:
                     kept = {name: (wanted[name], block) for name, block in fetched.items()}
-                    cache.store(store.url, version, kept, check)
+                    found |= cache.store(store.url, version, kept, check)
     return manifest, {name: found[name] for name in wanted}
 
 

@@ -21,7 +21,6 @@ from tasks.sampling.engines.engine import EngineDied, EngineError
 from tasks.sampling.engines.vllm_names import resolve
 
 log = logging.getLogger(__name__)
-LOAD = "gleaner_load_weights"
 CLOSE_TIMEOUT_S = 20.0
 GIVE_UP_INTERVAL_S = 0.2
 CACHE_RESETS_MAX = 50
@@ -44,6 +43,14 @@ class CoreRequest:
     adapter: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerCall:
+    """A call of every worker that replaces weights and returns its seconds (vllm_worker.WorkerExtension)."""
+
+    method: str
+    args: tuple[Any, ...]
+
+
 class Core(Protocol):
     """A running vLLM, used by one thread. After EngineDied, only `close` may be called."""
 
@@ -57,8 +64,8 @@ class Core(Protocol):
 
     def abort(self, names: Sequence[str]) -> None: ...
 
-    def load(self, path: str, version: str) -> float:
-        """Replace the weights or the adapter, drop the cache computed with the old, and return the seconds taken."""
+    def load(self, call: WorkerCall, version: str) -> float:
+        """Replace weights or the adapter, drop the cache computed with the old, and return the seconds taken."""
         ...
 
     def close(self) -> None:
@@ -100,9 +107,9 @@ class SameProcess:
         except Exception as error:
             raise died("does not abort", error) from error
 
-    def load(self, path: str, version: str) -> float:
+    def load(self, call: WorkerCall, version: str) -> float:
         try:
-            taken_s = float(max(self._engine.collective_rpc(LOAD, args=(path,))))
+            taken_s = float(max(self._engine.collective_rpc(call.method, args=call.args)))
             self._engine.set_weight_version(version)
             reset = bool(self._engine.reset_prefix_cache())  # in this process, an abort frees its blocks at once
         except Exception as error:
@@ -160,8 +167,8 @@ class OwnProcess:
     def abort(self, names: Sequence[str]) -> None:
         self._wait(self._abort(names), self._limits.step_timeout_s, "aborting")
 
-    def load(self, path: str, version: str) -> float:
-        return self._wait(self._load(path, version), self._limits.load_timeout_s, "loading weights")
+    def load(self, call: WorkerCall, version: str) -> float:
+        return self._wait(self._load(call, version), self._limits.load_timeout_s, "loading weights")
 
     def close(self) -> None:
         """End vLLM's processes, by force if they do not end by themselves, and end the thread."""
@@ -241,8 +248,8 @@ class OwnProcess:
             self._collectors.pop(name, None)
         await self._engine.abort(list(names))
 
-    async def _load(self, path: str, version: str) -> float:
-        taken_s = float(max(await self._engine.collective_rpc(LOAD, args=(path,))))
+    async def _load(self, call: WorkerCall, version: str) -> float:
+        taken_s = float(max(await self._engine.collective_rpc(call.method, args=call.args)))
         await self._engine.update_weight_version(version)
         # Requests that were just aborted may still hold blocks; vLLM frees them in its next turn.
         for _ in range(CACHE_RESETS_MAX):

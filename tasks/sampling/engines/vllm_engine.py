@@ -1,7 +1,7 @@
 """VllmEngine: vLLM as an `Engine`, for GPUs and, with vLLM's CPU build, for tests of the same path.
 
 vLLM batches, schedules and caches. Our keyed noise draws the tokens inside it (vllm_sampler), its workers load weights
-from a file (vllm_worker), and it runs in processes of its own or in ours (vllm_core).
+from memory (vllm_worker), and it runs in processes of its own or in ours (vllm_core).
 """
 
 import itertools
@@ -18,20 +18,19 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
 
 from storage.records import SamplingParams
 from storage.weights.adapters import BASE_VERSION
 from storage.weights.tensor_sets import TensorBlock
 from tasks.configuration.rollout import VllmConfig
-from tasks.models.stored_names import StoredNames, has_experts
+from tasks.models.stored_names import has_experts
 from tasks.sampling.engines.adapted_weights import AdaptedWeights
 from tasks.sampling.engines.admission import check_idle, check_requests, check_sizes, finish_reason
 from tasks.sampling.engines.decoder import matched_weights, model_config, torch_weights
 from tasks.sampling.engines.engine import EngineDied, EngineError, FinishReason, GenerationRequest, TokenDelta
 from tasks.sampling.engines.vllm_adapter import adapter_request, check_adapter, write_adapter
-from tasks.sampling.engines.vllm_core import Core, CoreRequest, OwnProcess, SameProcess
+from tasks.sampling.engines.vllm_core import Core, CoreRequest, OwnProcess, SameProcess, WorkerCall
+from tasks.sampling.engines.vllm_handover import held_open
 from tasks.sampling.engines.vllm_names import EXPERTS_ON_CPU, installed_version, resolve
 from tasks.sampling.engines.vllm_settings import build_vllm_config, on_loopback, prepare_environment
 from tasks.sampling.engines.vllm_warmup import warm_up
@@ -83,6 +82,8 @@ class VllmEngine:
         """
         check_sizes(dtype, max_responses_in_flight, context_length)
         self._config = config or VllmConfig()
+        # Whether the one worker is in this process, and takes tensors as they are.
+        self._is_here = self._config.process == "same" and self._config.tensor_parallel_size == 1
         self._keyed = keyed
         self._vocab_size = vocab_size
         self._context_length = context_length
@@ -152,42 +153,40 @@ class VllmEngine:
     def _load_whole(self, core: Core, version: int, tensors: Mapping[str, TensorBlock]) -> None:
         given = torch_weights(version, tensors)
         names = matched_weights(self._module, given)
-        began_s = time.monotonic()
-        path = Path(self._folder.name) / "weights.safetensors"
+        # By their stored names, from which vLLM has mappings of its own, and tied parameters by all their names.
+        sources = {name: name for name in given if name not in names.passed_over} | names.other_names
         self._version, self._adapter, self._holds_base = None, None, False
-        try:
-            self._write(given, names, version, path)
-            written_s = time.monotonic() - began_s
-            taken_s = self._guarded(lambda: core.load(str(path), str(version)))
-        finally:
-            path.unlink(missing_ok=True)
+        if self._is_here:
+            handed = {name: given[source] for name, source in sources.items()}
+            taken_s = self._guarded(lambda: core.load(WorkerCall("gleaner_load_tensors", (handed,)), str(version)))
+        else:
+            blocks = {name: tensors[source] for name, source in sources.items()}
+            taken_s = self._handed_over(core, "gleaner_map_tensors", blocks, version)
         self._version, self._holds_base = version, version == BASE_VERSION
-        log.info("weights %d in vLLM: %.2f s to write, %.2f s to load", version, written_s, taken_s)
+        log.info("weights %d in vLLM: %.2f s to load", version, taken_s)
+
+    def _handed_over(self, core: Core, method: str, blocks: Mapping[str, TensorBlock], version: int) -> float:
+        """Have the workers map tensors that this process holds open meanwhile; returns the seconds."""
+        try:
+            with held_open(blocks) as places:
+                call = WorkerCall(method, (os.getpid(), places))
+                return float(self._guarded(lambda: core.load(call, str(version))))
+        except (OSError, MemoryError) as error:
+            raise self._dead(EngineDied(f"weights {version} cannot be handed to vLLM: {error}")) from error
 
     def _load_adapter(self, core: Core, version: int, weights: AdaptedWeights) -> None:
         folder = Path(self._folder.name) / "adapter"
         self._version = None
         try:
             write_adapter(weights.adapter, folder)
-            taken_s = self._guarded(lambda: core.load(str(folder), str(version)))
+            call = WorkerCall("gleaner_load_adapter", (str(folder),))
+            taken_s = self._guarded(lambda: core.load(call, str(version)))
         except (OSError, MemoryError, SafetensorError) as error:
             raise self._dead(EngineDied(f"weights {version}: {folder} cannot be written: {error}")) from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         self._version, self._adapter = version, adapter_request(str(folder), replace=False)
         log.info("adapter %d in vLLM: %.2f s to load", version, taken_s)
-
-    def _write(self, given: Mapping[str, Tensor], names: StoredNames, version: int, path: Path) -> None:
-        """Write weights to a file for vLLM's workers by their stored names, from which vLLM has mappings of its own.
-
-        Tied parameters are written under all their names, each a full copy.
-        """
-        try:
-            tied = {alias: given[name] for alias, name in names.other_names.items()}
-            stored = {name: tensor for name, tensor in given.items() if name not in names.passed_over}
-            save_file(_apart(stored | tied), path)
-        except (OSError, MemoryError, SafetensorError) as error:
-            raise self._dead(EngineDied(f"weights {version}: {path} cannot be written: {error}")) from error
 
     def start(self, requests: Sequence[GenerationRequest]) -> None:
         """See `Engine`. vLLM computes prompts in its next steps, and the whole blocks of a group's prompt once."""
@@ -387,14 +386,3 @@ def _module(model_dir: Path) -> Any:
     config = model_config(model_dir)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, each in memory of its own, as safetensors requires; tied and deduplicated ones share memory."""
-    found: dict[str, Tensor] = {}
-    memory: set[int] = set()
-    for name, tensor in tensors.items():
-        address = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.clone() if address in memory else tensor
-        memory.add(address)
-    return found

@@ -1,6 +1,6 @@
-"""The extension of vLLM's workers: they load weights from our file, and end when the process that started vLLM ends.
+"""The extension of vLLM's workers: they load what is handed over, and end when the process that started vLLM ends.
 
-vLLM finds the class by its name and calls it in every worker. All workers of an engine share a machine and the file.
+vLLM finds the class by its name and calls it in every worker. All workers of an engine share a machine.
 """
 
 import os
@@ -8,13 +8,14 @@ import select
 import signal
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from torch import Tensor
 
 from tasks.sampling.engines.vllm_adapter import adapter_request, check_loaded
+from tasks.sampling.engines.vllm_handover import Places, mapped_tensors
 from tasks.sampling.engines.vllm_settings import OWNER
 
 
@@ -26,19 +27,29 @@ class WorkerExtension:
     add_lora: Any
     model_runner: Any
 
-    def gleaner_load_weights(self, path: str) -> float:
-        """Replace all weights by those of a safetensors file, or the adapter by that of a folder; returns the seconds.
+    def gleaner_load_tensors(self, tensors: Mapping[str, Tensor]) -> float:
+        """Replace all weights by these tensors of this process; returns the seconds."""
+        return self._load(iter(tensors.items()))
 
-        With new weights vLLM forgets the adapter. The file has tied parameters under every name: vLLM's CPU build keeps
-        a packed copy of the head, and renews it only from the head's own name.
+    def gleaner_map_tensors(self, owner: int, places: Places) -> float:
+        """Replace all weights by the tensors that process `owner` holds open; returns the seconds."""
+        return self._load(mapped_tensors(owner, places))
+
+    def gleaner_load_adapter(self, folder: str) -> float:
+        """Replace the adapter by that of a folder; returns the seconds."""
+        began_s = time.perf_counter()
+        self.add_lora(adapter_request(folder, replace=True))
+        check_loaded(self.model_runner.lora_manager._adapter_manager)  # noqa: SLF001 - vLLM offers no other way
+        return time.perf_counter() - began_s
+
+    def _load(self, tensors: Iterator[tuple[str, Tensor]]) -> float:
+        """With new weights vLLM forgets the adapter.
+
+        The tensors have tied parameters under every name: vLLM's CPU build keeps a packed copy of the head, and renews
+        it only from the head's own name.
         """
         began_s = time.perf_counter()
-        if Path(path).is_dir():
-            self.add_lora(adapter_request(path, replace=True))
-            check_loaded(self.model_runner.lora_manager._adapter_manager)  # noqa: SLF001 - vLLM offers no other way
-            return time.perf_counter() - began_s
-        with safe_open(path, framework="pt") as file:
-            self.reload_weights(weights_iterator=((name, file.get_tensor(name)) for name in file.keys()))  # noqa: SIM118
+        self.reload_weights(weights_iterator=tensors)
         return time.perf_counter() - began_s
 
 
