@@ -1,8 +1,9 @@
 """Claim: pulling weights costs hardly more than copying them, and an optimizer step sends few of their bytes.
 
-There are four measurements: a verified pull against plain parallel copies of the same bytes, interleaved; the bytes of
-versions after real optimizer steps in bfloat16; the time of a late joiner to its first token, part by part; and bytes
-and seconds of a version with LoRA adapters, merged and alone.
+There are five measurements: a verified pull against plain parallel copies of the same bytes, interleaved; the bytes of
+versions after real optimizer steps in bfloat16; the time of a late joiner to its first token, part by part; bytes
+and seconds of a version with LoRA adapters, merged and alone; and what the hand-over of a version to vLLM's processes
+writes and reads.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import numpy as np
 from benchmarks.adapter_versions import measure_adapters
 from benchmarks.late_joiner import PARTS, joined
 from benchmarks.reporting import Target, finish, interleave, medians, ratios
+from benchmarks.weight_handover import measure_handover
 from benchmarks.weight_steps import Step, make_policy, make_random_policy, steps
 from storage import layout, model_files
 from storage.clock import SystemClock
@@ -274,7 +276,12 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--join-rounds", type=int, default=2)
     parser.add_argument("--only-adapters", action="store_true", help="only the versions with adapters")
+    parser.add_argument("--only-handover", action="store_true", help="only the hand-over to vLLM's processes")
     given = parser.parse_args()
+    handover_rows, handover_targets = measure_handover([16 << 20, 64 << 20, given.mib << 20], given.rounds)
+    if given.only_handover:
+        finish("weights", handover_rows, handover_targets, as_json=given.json, notes={"only_handover": True})
+        return
     lora_rows = [
         row
         for rank in (8, 32)
@@ -291,9 +298,11 @@ def main() -> None:
         model = make_policy(Path(temporary) / "model", given.warm_steps)
         step_rows, step_targets, results = measure_steps(model, counts)
     join_rows = measure_join(given.hidden, given.layers, given.join_rounds, versions=3)
-    rows = [*pull_rows, *step_rows, codec_rates(min(given.mib, 64) << 20), *join_rows, *lora_rows]
+    rows = [*pull_rows, *step_rows, codec_rates(min(given.mib, 64) << 20), *join_rows, *lora_rows, *handover_rows]
     notes = {key: value for key, value in vars(given).items() if key != "json"}
-    finish("weights", rows, [*targets, *step_targets], as_json=given.json, notes=notes, results=results)
+    finish(
+        "weights", rows, [*targets, *step_targets, *handover_targets], as_json=given.json, notes=notes, results=results
+    )
 
 
 if __name__ == "__main__":

@@ -1,53 +1,128 @@
-"""The hand-over of weights to an engine: one safetensors file written by a member and read by the engine's process."""
+"""A new version of the weights in a running vLLM: copied to shared memory, mapped from a cache, and changed in place.
+
+Versions alternate between two that differ in CHANGED_SHARE of their elements, by one unit in the last place.
+"""
 
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 
-from benchmarks.gpu.sizes import Size
+from benchmarks.gpu.model import model_config
+from benchmarks.gpu.sizes import ModelShape, Size
+from storage.weights.cache import WeightCache
+from storage.weights.manifest import TensorBlock, TensorEntry
+from storage.weights.tensor_sets import digest_all
+from tasks.configuration.rollout import VllmConfig
+from tasks.sampling.engines.engine import Engine
+from tasks.sampling.engines.patched_weights import PatchedWeights
+from tasks.sampling.engines.vllm_handover import SHARED_MEMORY
+from tasks.sampling.engines.weight_tensors import as_block
 
-_TENSOR_BYTES = 256 << 20
-_ROOM = 1.2  # of the file's bytes
+CHANGED_SHARE = 0.02
+_ROUNDS = 3
+_CACHE_BYTES_MAX = 1 << 40
+_CPU_CACHE_BYTES = 64 << 20
+_CONTEXT = 256
+_ROOM = 1.2  # of a version's bytes
+Tensors = Mapping[str, TensorBlock]
+Places = dict[str, np.ndarray[Any, np.dtype[np.int64]]]
 
 
 def measure(size: Size) -> dict[str, Any]:
-    """Bytes per second of writing and of reading to the device, by directory; or why a directory was left out."""
-    count = max(1, size.handover_bytes // _TENSOR_BYTES)
-    each = size.handover_bytes // count // 2
-    tensors = {f"tensor.{index}": torch.full((each,), 1.0, dtype=torch.bfloat16) for index in range(count)}
-    folders = {"the temporary directory": Path(tempfile.gettempdir()), "/dev/shm": Path("/dev/shm")}  # noqa: S108
-    num_bytes = 2 * each * count
-    return {
-        "bytes": num_bytes,
-        "arms": {name: _through(folder, tensors, num_bytes, size.device) for name, folder in folders.items()},
-    }
+    """Bytes of a version and of its changes, and for each way the least seconds, or why it was left out."""
+    first, second, places = _versions(size.shape, size.device)
+    num_bytes = sum(block.num_bytes for block in first.values())
+    with tempfile.TemporaryDirectory() as folder, _engine(size, Path(folder)) as engine:
+        arms = {"whole, copied to /dev/shm": _copied(engine, first, num_bytes)}
+        versions = _cached(Path(folder) / "cache", (first, second))
+        arms["whole, mapped from the cache"] = {"seconds": min(_load(engine, 0, versions[0]) for _ in range(_ROUNDS))}
+        arms |= _patched(engine, versions, places)
+    changed = sum(len(at) for at in places.values())
+    return {"bytes": num_bytes, "changed_bytes": changed * (4 + 2), "arms": arms}
 
 
-def _through(folder: Path, tensors: dict[str, torch.Tensor], num_bytes: int, device: str) -> dict[str, Any]:
-    if not folder.is_dir():
-        return {"skipped": "there is no such directory"}
-    free = shutil.disk_usage(folder).free
+def _patched(engine: Any, versions: list[Tensors], places: Places) -> dict[str, Any]:
+    """The first patch, which is compared with a whole version, and those after it; version 0 is in the engine."""
+    taken_s = [_load(engine, k, PatchedWeights(versions[k % 2], k - 1, lambda: places)) for k in range(1, _ROUNDS + 2)]
+    found = {"changed in place, and compared with the whole": taken_s[0], "changed in place": min(taken_s[1:])}
+    if not engine._weights.takes_patches:  # noqa: SLF001 - only the engine knows why not, and logs it
+        return {name: {"skipped": "this engine loads every version whole"} for name in found}
+    return {name: {"seconds": seconds} for name, seconds in found.items()}
+
+
+def _copied(engine: Engine, tensors: Tensors, num_bytes: int) -> dict[str, Any]:
+    free = shutil.disk_usage(SHARED_MEMORY).free
     if free < _ROOM * num_bytes:
         return {"skipped": f"{free / 1e9:.1f} GB are free, and {_ROOM * num_bytes / 1e9:.1f} are needed"}
-    with tempfile.TemporaryDirectory(dir=folder) as inner:
-        file = Path(inner) / "weights.safetensors"
-        began_s = time.perf_counter()
-        save_file(tensors, file)
-        written_s = time.perf_counter() - began_s
-        began_s = time.perf_counter()
-        total = 0
-        with safe_open(file, framework="pt", device=device) as opened:
-            for name in opened.keys():  # noqa: SIM118 - it is no mapping
-                total += opened.get_tensor(name).nbytes
-        if device == "cuda":
-            torch.cuda.synchronize()
-        read_s = time.perf_counter() - began_s
-    if total != num_bytes:
-        raise RuntimeError(f"{total} of {num_bytes} bytes were read")
-    return {"write_bytes_per_s": num_bytes / written_s, "read_bytes_per_s": num_bytes / read_s}
+    return {"seconds": min(_load(engine, 0, tensors) for _ in range(2))}
+
+
+def _load(engine: Engine, version: int, tensors: Tensors) -> float:
+    began_s = time.perf_counter()
+    engine.load_weights(version, tensors)
+    return time.perf_counter() - began_s
+
+
+@contextmanager
+def _engine(size: Size, folder: Path) -> Iterator[Any]:
+    from tasks.sampling.engines.vllm_engine import VllmEngine  # noqa: PLC0415 - vLLM reads the environment when imported
+
+    model_config(size.shape).save_pretrained(str(folder))
+    engine = VllmEngine(
+        folder,
+        vocab_size=size.shape.vocab_size,
+        dtype="bfloat16" if size.device == "cuda" else "float32",
+        max_responses_in_flight=size.responses,
+        context_length=_CONTEXT,
+        # No token is decoded, so nothing need be compiled.
+        config=VllmConfig(
+            process="own",
+            enforce_eager=True,
+            kv_cache_memory_bytes=None if size.device == "cuda" else _CPU_CACHE_BYTES,
+        ),
+    )
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _versions(shape: ModelShape, device: str) -> tuple[Tensors, Tensors, Places]:
+    """Two versions in bfloat16, and the elements in which they differ."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(model_config(shape), dtype=torch.bfloat16, trust_remote_code=False)
+    first, second, places = {}, {}, {}
+    for name, parameter in model.named_parameters():
+        values = torch.randn(parameter.shape, dtype=torch.bfloat16, device=device).mul_(0.02)
+        changed = torch.rand(parameter.shape, device=device) < CHANGED_SHARE
+        first[name] = as_block(values)
+        second[name] = as_block(values.view(torch.int16).bitwise_xor(changed.short()).view(torch.bfloat16))
+        places[name] = changed.flatten().nonzero().squeeze(1).cpu().numpy()
+    if device == "cuda":
+        torch.cuda.empty_cache()  # for vLLM
+    return first, second, places
+
+
+def _cached(folder: Path, versions: tuple[Tensors, Tensors]) -> list[Tensors]:
+    """The versions in the mapped memory of a weight cache."""
+    folder.mkdir(mode=0o700)
+    cache = WeightCache(folder, _CACHE_BYTES_MAX)
+    found: list[Tensors] = []
+    for version, tensors in enumerate(versions):
+        digests = digest_all(tensors)
+        entries = {
+            name: TensorEntry(dtype=block.dtype, shape=block.shape, object="0" * 32, digest=digests[name])
+            for name, block in tensors.items()
+        }
+        found.append(cache.store("benchmark", version, {name: (entries[name], tensors[name]) for name in tensors}))
+    if min(map(len, found)) < len(versions[0]):
+        raise RuntimeError(f"{folder}: the disk has no room for two versions, or half of it is needed for others")
+    return found

@@ -41,11 +41,11 @@ class Part:
 _WITH_VLLM = ("torch", "transformers", "vllm")
 # In the order of what is not known. The first five fit into ten minutes.
 PARTS = {
-    "engines": Part("benchmarks.gpu.engines:measure", 3.1),
-    "trainer": Part("benchmarks.gpu.trainer:measure", 1.7),
-    "handover": Part("benchmarks.gpu.handover:measure", 0.7, ("torch",)),
-    "start": Part("benchmarks.gpu.start:measure", 2.2, _WITH_VLLM),
-    "iteration": Part("benchmarks.gpu.iteration:measure", 2.2),
+    "engines": Part("benchmarks.gpu.engines:measure", 3.0),
+    "trainer": Part("benchmarks.gpu.trainer:measure", 1.6),
+    "handover": Part("benchmarks.gpu.handover:measure", 1.8, _WITH_VLLM, "7b"),
+    "start": Part("benchmarks.gpu.start:measure", 1.5, _WITH_VLLM),
+    "iteration": Part("benchmarks.gpu.iteration:measure", 2.0),
     "identity": Part("benchmarks.gpu.identity:measure", 7),
     "head": Part("benchmarks.gpu.head:measure", 1.5, ("torch",)),
     "frontend": Part("benchmarks.gpu.frontend:measure", 3, _WITH_VLLM),

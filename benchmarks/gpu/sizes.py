@@ -88,7 +88,6 @@ class Size:
         head_tokens: Its tokens.
         head_chunks: The logits of its chunks.
         head_rounds: Timings of each chunk.
-        handover_bytes: Bytes of the weights that are handed over.
         frontend_tokens: Tokens of each response of the front end's part, which decodes `responses` together.
         frontend_rounds: Decodings with each interval, after one that does not count.
         iteration_prompts: Prompts of the whole iteration, with 8 responses each.
@@ -123,7 +122,6 @@ class Size:
     head_tokens: int = 8192
     head_chunks: tuple[int, ...] = (1 << 24, 1 << 25, 1 << 26, 1 << 27, 1 << 28)
     head_rounds: int = 5
-    handover_bytes: int = 15_000_000_000
     frontend_tokens: int = 256
     frontend_rounds: int = 7
     iteration_prompts: int = 128
@@ -175,7 +173,6 @@ def size_for(device: str, model: str, *, small: bool, caches: str = "") -> Size:
         head_tokens=64,
         head_chunks=(1 << 13, 1 << 15),
         head_rounds=2,
-        handover_bytes=8_000_000,
         frontend_tokens=17,
         frontend_rounds=3,
         iteration_prompts=2,

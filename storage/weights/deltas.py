@@ -5,6 +5,8 @@ the gaps between changed elements and the differences of their bits as integers,
 compresses them with zstd (docs/format.md section 7). This module is pure: it knows no store and no manifest.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -20,15 +22,15 @@ GAP_BYTES = 2
 
 Words = NDArray[np.unsignedinteger]
 Bytes = NDArray[np.uint8]
+Indices = NDArray[np.int64]
 
 
 def encode(base: memoryview | bytes, new: memoryview | bytes, item_bytes: int) -> bytes:
     """The delta from `base` to `new`, two buffers of equal length, a multiple of `item_bytes` (1, 2, 4 or 8)."""
     before, after = _words(base, item_bytes), _words(new, item_bytes)
     counts, gaps, values = [], [], []
-    for start in range(0, len(after), CHUNK):
+    for start, indices in _changed(before, after):
         old, present = before[start : start + CHUNK], after[start : start + CHUNK]
-        indices = np.flatnonzero(old != present)
         count = np.bincount(indices // SEGMENT, minlength=-(-len(present) // SEGMENT))
         gap = np.diff(indices, prepend=-1) - 1
         firsts = (np.cumsum(count) - count)[count > 0]
@@ -46,10 +48,17 @@ def encode(base: memoryview | bytes, new: memoryview | bytes, item_bytes: int) -
     return len(raw).to_bytes(LENGTH_BYTES, "little") + compressed
 
 
-def apply(delta: memoryview | bytes, data: memoryview, item_bytes: int) -> None:
+def places(base: memoryview | bytes, new: memoryview | bytes, item_bytes: int) -> Indices:
+    """Which elements of two buffers of equal length differ, in ascending order."""
+    found = _changed(_words(base, item_bytes), _words(new, item_bytes))
+    return np.concatenate([np.zeros(0, np.int64), *(indices + start for start, indices in found)])
+
+
+def apply(delta: memoryview | bytes, data: memoryview, item_bytes: int, changed: list[Indices] | None = None) -> None:
     """Turn the base in `data`, in place, into the `new` that `encode` got; raises ValueError for malformed bytes.
 
-    After an error `data` is undefined. Only its digest tells whether the result is right.
+    `changed` gets the indices of the changed elements, in ascending order. After an error `data` is undefined. Only its
+    digest tells whether the result is right.
     """
     words = _words(data, item_bytes)
     counts, gap_planes, value_planes = _decompress(delta, len(words), item_bytes)
@@ -68,7 +77,15 @@ def apply(delta: memoryview | bytes, data: memoryview, item_bytes: int) -> None:
         if int(indices.max()) >= len(chunk):
             raise ValueError("a gap leads beyond the end of the tensor")
         chunk[indices] += _unzigzag(_from_planes(value_planes[:, done : done + total]))
+        if changed is not None:
+            changed.append(indices + start)
         done += total
+
+
+def _changed(before: Words, after: Words) -> Iterator[tuple[int, Indices]]:
+    """Chunk by chunk, where it begins and which of its elements differ."""
+    for start in range(0, len(after), CHUNK):
+        yield start, np.flatnonzero(before[start : start + CHUNK] != after[start : start + CHUNK])
 
 
 def _decompress(delta: memoryview | bytes, num_words: int, item_bytes: int) -> tuple[Words, Bytes, Bytes]:

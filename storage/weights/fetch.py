@@ -17,6 +17,7 @@ from storage.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.threads import Check, in_threads
 from storage.weights import deltas
 from storage.weights.cache import WeightCache
+from storage.weights.changes import Changes
 from storage.weights.manifest import ITEM_BYTES, Manifest, TensorBlock, TensorEntry
 from storage.weights.objects import THREADS, layouts, read_pieces
 
@@ -35,11 +36,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to a tensor: its start, then the differences to apply, the newest first; `num_bytes` must be read."""
+    """A way to a tensor: its start, then the differences to apply, the newest first; `num_bytes` must be read.
+
+    `version` is that of the start.
+    """
 
     start: Place | TensorBlock | None = None
     differences: tuple[Place, ...] = ()
     num_bytes: int = 0
+    version: int = 0
 
 
 Pieces = dict[tuple[str, str], TensorBlock]  # by manifest key and tensor name
@@ -47,14 +52,19 @@ Pieces = dict[tuple[str, str], TensorBlock]  # by manifest key and tensor name
 
 @dataclass
 class Fetch:
-    """One pull of `version`, whose manifest was read. `check` is called now and then; its exception ends the pull."""
+    """One pull of `version`, whose manifest was read. `check` is called now and then; its exception ends the pull.
+
+    `changes` is told which elements the differences change.
+    """
 
     store: ObjectStore
     version: int
     manifest: Manifest
     cache: WeightCache | None
     check: Check
+    changes: Changes | None = None
     _manifests: dict[int, Manifest] = field(default_factory=dict)
+    _walked: set[int] = field(default_factory=set)
 
     def tensors(self, names: list[str]) -> dict[str, TensorBlock]:
         """The named tensors, verified. Raises ObjectMissing, or CorruptObject, which names what does not fit.
@@ -88,6 +98,7 @@ class Fetch:
         unfinished = {name: Way() for name in names}
         at = self.version
         while True:
+            self._walked.add(at)
             link = self._link(at, past_whole=held is not None and held < at)
             self._start_from_held(at, unfinished, best)
             for name, way in list(unfinished.items()):
@@ -115,7 +126,7 @@ class Fetch:
         manifest = self._manifest_at(at)
         entries = {name: manifest.tensors[name] for name in unfinished if name in manifest.tensors}
         for name, block in self.cache.find(entries, self.check).items():
-            best[name] = replace(unfinished.pop(name), start=block)
+            best[name] = replace(unfinished.pop(name), start=block, version=at)
 
     def _step(self, at: int, name: str, way: Way, best: dict[str, Way], link: Place | None) -> Way | None:
         """Note in `best` a start at version `at`; returns the way that leads one version further back, if any."""
@@ -128,7 +139,7 @@ class Fetch:
         if entry.encoding == "full":
             num_bytes = way.num_bytes + entry.num_bytes
             if name not in best or num_bytes < best[name].num_bytes:
-                best[name] = Way(self._place(at, name, entry), way.differences, num_bytes)
+                best[name] = Way(self._place(at, name, entry), way.differences, num_bytes, at)
         step = link.manifest.tensors.get(name) if link else None
         if link is None or step is None or step.encoding == "full" or step.digest != entry.digest:
             return None
@@ -197,14 +208,18 @@ class Fetch:
             # Memory from the cache is shared in this process; what was read just now may be changed in place.
             data = np.frombuffer(data, np.uint8).copy().data
         key = _manifest_key(self.version)
+        changed: list[deltas.Indices] | None = None if self.changes is None else []
         for place in reversed(way.differences):
             key = place.key
             try:
-                deltas.apply(pieces[key, name].data, data, ITEM_BYTES[entry.dtype])
+                deltas.apply(pieces[key, name].data, data, ITEM_BYTES[entry.dtype], changed)
             except ValueError as error:
                 raise CorruptObject(key, f"tensor {name!r}: {error}") from None
         if digest_of(data) != entry.digest:
             raise CorruptObject(key, f"tensor {name!r}: its differences do not lead to the digest {entry.digest}")
+        # A version beside the chain may differ elsewhere.
+        if self.changes is not None and changed and self.changes.since in self._walked:
+            self.changes.note(name, way.version, changed)
         return name, TensorBlock(entry.dtype, entry.shape, data)
 
     def _is_result(self, source: Manifest, name: str) -> bool:

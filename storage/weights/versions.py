@@ -20,6 +20,7 @@ from storage.store import ObjectStore
 from storage.threads import Check
 from storage.weights import deltas
 from storage.weights.cache import WeightCache
+from storage.weights.changes import Changes
 from storage.weights.fetch import Fetch, base_of
 from storage.weights.manifest import (
     DIFFERENCE,
@@ -98,14 +99,15 @@ def pull_version(
     *,
     names: Sequence[str] | None = None,
     check: Check = lambda: None,
+    changes: Changes | None = None,
 ) -> tuple[Manifest, dict[str, TensorBlock]]:
     """The manifest of a weight version and its tensors, or those called `names`, every one verified.
 
     What `cache` holds is taken from there, and its earlier versions serve as bases of differences. The rest comes from
     the store in the way with the fewest bytes, once per machine, and is kept in the cache. Whatever the cache holds
-    afterwards is returned in its mapped memory. `check` is called in this
-    thread, at least twice a second except during a single request. Its exception ends the pull as soon as the ranges
-    and tensors that were begun have ended. Raises ObjectMissing, which names the manifest, if the version is not
+    afterwards is returned in its mapped memory. `changes` notes the elements that differences change. `check` is called
+    in this thread, at least twice a second except during a single request. Its exception ends the pull as soon as the
+    ranges and tensors that were begun have ended. Raises ObjectMissing, which names the manifest, if the version is not
     published; CorruptObject.
     """
     manifest = read_manifest(store, layout.weights(version))
@@ -120,7 +122,7 @@ def pull_version(
             found = _held(cache, wanted, found, check)
             missing = [name for name in wanted if name not in found]
             if missing:
-                found |= (fetched := Fetch(store, version, manifest, cache, check).tensors(missing))
+                found |= (fetched := Fetch(store, version, manifest, cache, check, changes).tensors(missing))
                 if cache:
                     kept = {name: (wanted[name], block) for name, block in fetched.items()}
                     found |= cache.store(store.url, version, kept, check)

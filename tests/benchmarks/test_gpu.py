@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.gpu import handover, identity, iteration
+from benchmarks.gpu import identity, iteration
 from benchmarks.gpu.__main__ import _ENDING_MINUTES
 from benchmarks.gpu.engine_arm import journalling_costs
 from benchmarks.gpu.frontend import arms
@@ -95,8 +95,8 @@ FIGURES = {
     "head": {"chosen": 1 << 27, "arms": [{"hidden": 2048, "us_per_token": {"16777216": 16.5}, "fastest": 16777216}]},
     "handover": {
         "arms": {
-            "/dev/shm": {"skipped": "1.0 GB are free"},
-            "disk": {"write_bytes_per_s": 2e9, "read_bytes_per_s": 3e9},
+            "whole, copied to /dev/shm": {"skipped": "1.0 GB are free"},
+            "changed in place": {"seconds": 0.5},
         }
     },
     "frontend": {
@@ -225,7 +225,7 @@ def test_lengths_have_the_share_of_padding_that_is_asked_for(count, prompt, most
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", [identity, handover, iteration])
+@pytest.mark.parametrize("module", [identity, iteration])
 def test_small_parts_measure_what_they_say(module):
     # vLLM in this process would disturb other tests that have it there.
     found = module.measure(SMALL, ("torch",)) if module is identity else module.measure(SMALL)
@@ -236,8 +236,6 @@ def test_small_parts_measure_what_they_say(module):
         assert [(arm["head_width"], arm["batch"]) for arm in arms] == [(64, 1), (64, 4), (32, 1), (32, 4)]
         assert {(arm["resumed_identical"], arm["as_in_smallest_batch"]) for arm in arms} == {(1.0, 1.0)}
         assert all(arm["tokens"] == 8 * SMALL.identity_tokens for arm in arms)
-    elif module is handover:
-        assert all("skipped" in arm or min(arm.values()) > 0 for arm in found["arms"].values())
     else:
         assert list(found["iterations"]) == ["with starts", "undisturbed", "a member killed"]
         for metrics in found["iterations"].values():
@@ -261,6 +259,20 @@ def test_the_front_end_is_measured_with_each_interval_or_skipped_without_vllm():
         assert arm["same_tokens"] == 1.0
     # The first token alone, then four at a time; an interval that vLLM does not see would give about 1.
     assert fourth["tokens_per_delta"] >= SMALL.frontend_tokens / (1 + (SMALL.frontend_tokens - 1) / 4)
+
+
+@pytest.mark.slow
+def test_a_new_version_is_measured_in_each_way_or_skipped_without_vllm():
+    outcome = run_part("handover", SMALL, "0.5b", 240.0)
+    if importlib.util.find_spec("vllm") is None:
+        assert outcome == Outcome("skipped", {}, "vllm is not installed")
+        return
+    assert outcome.status == "measured", outcome.reason
+    arms = outcome.figures["arms"]
+    assert min(arms[f"whole, {way}"]["seconds"] for way in ("copied to /dev/shm", "mapped from the cache")) > 0
+    # The CPU build packs its weights.
+    assert arms["changed in place"] == {"skipped": "this engine loads every version whole"}
+    assert outcome.figures["changed_bytes"] == pytest.approx(0.06 * outcome.figures["bytes"], rel=0.1)
 
 
 def test_what_is_handed_out_is_counted():
@@ -385,8 +397,8 @@ def test_table_shows_every_part_and_what_did_not_fit():
         "value": 16.5,
         "fastest": "fastest",
     }
-    assert table["weights through disk, read, GB/s"]["value"] == 3.0
-    assert table["weights through /dev/shm, write, GB/s"]["value"] == "1.0 GB are free"
+    assert table["a new version of weights, changed in place, s"]["value"] == 0.5
+    assert table["a new version of weights, whole, copied to /dev/shm, s"]["value"] == "1.0 GB are free"
     assert table["front end, 256 in flight, tokens every 4, tokens/s"]["value"] == 24_000.0
     assert table["front end, 256 in flight, tokens every 1, its processor time, us per token"]["value"] == 45.0
     assert table["front end, 256 in flight, tokens every 1, share of a core"]["value"] == 0.9

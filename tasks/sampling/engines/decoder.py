@@ -4,7 +4,7 @@ There are two: `fused_decoder` for the plain Llama shape (Llama, Mistral, Qwen2,
 the model's own code and so serves the rest. This module refuses models that the cache cannot serve.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,10 +35,11 @@ class Decoder(Protocol):
         """Query heads, key heads and their size, if it serves any `Window`; None if it needs masks."""
         ...
 
-    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    def load(self, tensors: Iterable[tuple[str, Tensor]], lasting: Collection[int] = ()) -> None:
         """Replace all tensors; names and shapes are those of `module`, tied ones once, and dtypes may differ.
 
-        On a GPU the new tensors take the addresses of the old ones, which recorded steps read.
+        On a GPU the new tensors take the addresses of the old ones, which recorded steps read. lasting: the ids of
+        tensors whose memory never changes, so that a decoder may keep them without a copy.
         """
         ...
 

@@ -5,7 +5,7 @@ Projections that read the same input are one matrix product. On a CPU in float32
 layout, in which a product of few rows runs at about twice the speed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -87,19 +87,27 @@ class FusedDecoder:
         self._cos, self._sin = _rotations(type(self.module.model.rotary_emb)(config), context_length, dtype, device)
         self._layers: dict[int, _Layer] = {}
         self._ends: _Ends | None = None
+        self._lasting: Collection[int] = ()
+        # Where the tensors begin that are kept without a copy, and which of them came last: they are others' memory,
+        # which is never written.
+        self._borrowed: set[int] = set()
+        self._coming: set[int] = set()
 
     @property
     def packed_heads(self) -> tuple[int, int, int]:
         return self._heads, self._kv_heads, self._size
 
-    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    def load(self, tensors: Iterable[tuple[str, Tensor]], lasting: Collection[int] = ()) -> None:
         given = dict(tensors)
+        self._lasting = lasting
+        self._coming = set()
         # Layer by layer, so that old and new weights of the whole model are never in memory together.
         for index in range(self._num_layers):
             prefix = f"model.layers.{index}."
             weights = {name.removeprefix(prefix): tensor for name, tensor in given.items() if name.startswith(prefix)}
-            self._layers[index] = _at_the_place_of(self._layers.get(index), self._layer(weights))
-        self._ends = _at_the_place_of(self._ends, self._new_ends(given))
+            self._layers[index] = self._put(self._layers.get(index), self._layer(weights))
+        self._ends = self._put(self._ends, self._new_ends(given))
+        self._lasting, self._borrowed = (), self._coming
 
     def prefill(self, token_ids: Tensor, window: Window) -> None:
         self._hidden(token_ids, window)
@@ -165,28 +173,38 @@ class FusedDecoder:
         return self._ends
 
     def _matrix(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> _Matrix:
-        weight = torch.cat([self._placed(part) for part in weights])
-        bias = torch.cat([self._placed(part) for part in biases]) if biases else None
+        weight = self._joined(weights)
+        bias = self._joined(biases) if biases else None
         if self._packs:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)  # noqa: SLF001 - the only way to keep a packed matrix
         return _Matrix(weight, bias)
 
     def _placed(self, tensor: Tensor) -> Tensor:
-        """A copy in the decoder's dtype and device, because the caller may overwrite its memory after `load`."""
-        return tensor.to(device=self._device, dtype=self._dtype, copy=True)
+        """In the decoder's dtype and device: a copy, unless it lasts, because the caller may overwrite its memory."""
+        placed = tensor.to(device=self._device, dtype=self._dtype, copy=id(tensor) not in self._lasting)
+        if placed is tensor:
+            self._borrowed.add(placed.data_ptr())
+            self._coming.add(placed.data_ptr())
+        return placed
 
+    def _put(self, old: Any, new: Any) -> Any:
+        """New weights (a tensor, or a dataclass of them) in the memory of old ones of the same shapes, if there are.
 
-def _at_the_place_of(old: Any, new: Any) -> Any:
-    """New weights (a tensor, or a dataclass of them) in the memory of old ones of the same shapes, where there are any.
+        What is borrowed is replaced, and so is oneDNN's layout, which cannot be overwritten.
+        """
+        if old is None or new is None or (isinstance(new, Tensor) and new.is_mkldnn):
+            return new
+        if isinstance(new, Tensor):
+            return new if {old.data_ptr(), new.data_ptr()} & self._borrowed else old.copy_(new)
+        return type(new)(
+            **{each.name: self._put(getattr(old, each.name), getattr(new, each.name)) for each in fields(new)}
+        )
 
-    oneDNN's layout cannot be overwritten; its tensors are replaced.
-    """
-    if old is None or new is None or (isinstance(new, Tensor) and new.is_mkldnn):
-        return new
-    if isinstance(new, Tensor):
-        return old.copy_(new)
-    parts = {each.name: _at_the_place_of(getattr(old, each.name), getattr(new, each.name)) for each in fields(new)}
-    return type(new)(**parts)
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """The parts as one tensor, which is a copy if there are several."""
+        if len(parts) == 1:
+            return self._placed(parts[0])
+        return torch.cat([part.to(device=self._device, dtype=self._dtype) for part in parts])
 
 
 def _has_onednn() -> bool:

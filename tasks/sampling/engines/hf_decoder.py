@@ -6,7 +6,7 @@ language model whose attention takes its mask as an argument. The first load tes
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -51,7 +51,7 @@ class HuggingFaceDecoder:
         """None: a model's own code is given masks."""
         return
 
-    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    def load(self, tensors: Iterable[tuple[str, Tensor]], lasting: Collection[int] = ()) -> None:  # noqa: ARG002 - the model keeps its memory
         """See `Decoder`. The first call also compares the cached pass with a plain one; EngineError if they differ."""
         state = self._model.state_dict()
         for name, tensor in tensors:

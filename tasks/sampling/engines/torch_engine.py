@@ -123,13 +123,18 @@ class TorchEngine:
     @_breakdowns()
     @torch.inference_mode()
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
-        """See `Engine`. A tied parameter may be given by one name or several; the engine converts dtypes to its own."""
+        """See `Engine`. A tied parameter may be given by one name or several; the engine converts dtypes to its own.
+
+        On a CPU, tensors of this dtype that are mapped from a weight cache are used where they lie.
+        """
         check_idle(version, self._table.responses)
         self._version = None
         given = torch_weights(version, tensors)
         if self._decoder is None:
             self._decoder = self._build()
-        self._decoder.load(matched_weights(self._decoder.module, given).to_module(given))
+        # What is mapped from a file never changes; other memory is its owner's, who may train on.
+        lasting = {id(tensor) for name, tensor in given.items() if tensors[name].place is not None}
+        self._decoder.load(matched_weights(self._decoder.module, given).to_module(given), lasting)
         self._table.forget()
         if self._cache is None:
             self._cache = self._new_cache(self._decoder)

@@ -45,7 +45,7 @@ class CoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCall:
-    """A call of every worker that replaces weights and returns its seconds (vllm_worker.WorkerExtension)."""
+    """A call of every worker that changes its weights (vllm_worker.WorkerExtension)."""
 
     method: str
     args: tuple[Any, ...]
@@ -64,8 +64,8 @@ class Core(Protocol):
 
     def abort(self, names: Sequence[str]) -> None: ...
 
-    def load(self, call: WorkerCall, version: str) -> float:
-        """Replace weights or the adapter, drop the cache computed with the old, and return the seconds taken."""
+    def load(self, call: WorkerCall, version: str) -> list[Any]:
+        """Change weights or the adapter, drop the cache computed with the old, and return what each worker does."""
         ...
 
     def close(self) -> None:
@@ -107,14 +107,14 @@ class SameProcess:
         except Exception as error:
             raise died("does not abort", error) from error
 
-    def load(self, call: WorkerCall, version: str) -> float:
+    def load(self, call: WorkerCall, version: str) -> list[Any]:
         try:
-            taken_s = float(max(self._engine.collective_rpc(call.method, args=call.args)))
+            results: list[Any] = self._engine.collective_rpc(call.method, args=call.args)
             self._engine.set_weight_version(version)
             reset = bool(self._engine.reset_prefix_cache())  # in this process, an abort frees its blocks at once
         except Exception as error:
             raise died("failed to load weights", error) from error
-        return loaded(taken_s, reset)
+        return loaded(results, reset)
 
     def close(self) -> None:
         engine, self._engine = self._engine, None
@@ -167,7 +167,7 @@ class OwnProcess:
     def abort(self, names: Sequence[str]) -> None:
         self._wait(self._abort(names), self._limits.step_timeout_s, "aborting")
 
-    def load(self, call: WorkerCall, version: str) -> float:
+    def load(self, call: WorkerCall, version: str) -> list[Any]:
         return self._wait(self._load(call, version), self._limits.load_timeout_s, "loading weights")
 
     def close(self) -> None:
@@ -248,15 +248,15 @@ class OwnProcess:
             self._collectors.pop(name, None)
         await self._engine.abort(list(names))
 
-    async def _load(self, call: WorkerCall, version: str) -> float:
-        taken_s = float(max(await self._engine.collective_rpc(call.method, args=call.args)))
+    async def _load(self, call: WorkerCall, version: str) -> list[Any]:
+        results: list[Any] = await self._engine.collective_rpc(call.method, args=call.args)
         await self._engine.update_weight_version(version)
         # Requests that were just aborted may still hold blocks; vLLM frees them in its next turn.
         for _ in range(CACHE_RESETS_MAX):
             if await self._engine.reset_prefix_cache():
-                return loaded(taken_s, True)
+                return loaded(results, True)
             await asyncio.sleep(CACHE_RESET_INTERVAL_S)
-        return loaded(taken_s, False)
+        return loaded(results, False)
 
     def _wait(self, coroutine: Coroutine[Any, Any, Result], limit_s: float, what: str) -> Result:
         """Run the coroutine in the loop's thread and wait at most limit_s, even if that thread is stuck."""
@@ -285,8 +285,8 @@ def died(what: str, error: BaseException) -> EngineDied:
     return EngineDied(f"vLLM {what}: {type(error).__name__}: {' '.join(str(error).split()) or 'no message'}")
 
 
-def loaded(taken_s: float, reset: bool) -> float:
-    """Return taken_s, or raise EngineDied if vLLM did not drop the cache of the old weights."""
+def loaded(results: list[Any], reset: bool) -> list[Any]:
+    """Return the workers' results, or raise EngineDied if vLLM did not drop the cache of the old weights."""
     if not reset:
         raise EngineDied("vLLM keeps its cache of the old weights: something is still in flight there")
-    return taken_s
+    return results

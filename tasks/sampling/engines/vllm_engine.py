@@ -8,7 +8,6 @@ import itertools
 import logging
 import math
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -17,23 +16,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
 
 from storage.records import SamplingParams
 from storage.weights.adapters import BASE_VERSION
 from storage.weights.tensor_sets import TensorBlock
 from tasks.configuration.rollout import VllmConfig
 from tasks.models.stored_names import has_experts
-from tasks.sampling.engines.adapted_weights import AdaptedWeights
 from tasks.sampling.engines.admission import check_idle, check_requests, check_sizes, finish_reason
-from tasks.sampling.engines.decoder import matched_weights, model_config, torch_weights
+from tasks.sampling.engines.decoder import model_config
 from tasks.sampling.engines.engine import EngineDied, EngineError, FinishReason, GenerationRequest, TokenDelta
-from tasks.sampling.engines.vllm_adapter import adapter_request, check_adapter, write_adapter
-from tasks.sampling.engines.vllm_core import Core, CoreRequest, OwnProcess, SameProcess, WorkerCall
-from tasks.sampling.engines.vllm_handover import held_open
+from tasks.sampling.engines.vllm_core import Core, CoreRequest, OwnProcess, SameProcess
 from tasks.sampling.engines.vllm_names import EXPERTS_ON_CPU, installed_version, resolve
 from tasks.sampling.engines.vllm_settings import build_vllm_config, on_loopback, prepare_environment
 from tasks.sampling.engines.vllm_warmup import warm_up
+from tasks.sampling.engines.vllm_weights import VllmWeights
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +78,6 @@ class VllmEngine:
         """
         check_sizes(dtype, max_responses_in_flight, context_length)
         self._config = config or VllmConfig()
-        # Whether the one worker is in this process, and takes tensors as they are.
-        self._is_here = self._config.process == "same" and self._config.tensor_parallel_size == 1
         self._keyed = keyed
         self._vocab_size = vocab_size
         self._context_length = context_length
@@ -101,9 +95,7 @@ class VllmEngine:
         self._in_flight: dict[int, _InFlight] = {}
         self._responses: dict[str, int] = {}
         self._names = (f"r{number}" for number in itertools.count())
-        self._version: int | None = None
-        self._holds_base = False
-        self._adapter: Any = None
+        self._weights = VllmWeights(self._module, Path(self._folder.name), self._config)
         self._prefill_tokens = 0
         self._core: Core | None = None
         try:
@@ -132,61 +124,17 @@ class VllmEngine:
 
     @property
     def weight_version(self) -> int | None:
-        return self._version
+        return self._weights.version
 
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
         """See `Engine`. A tied parameter may be given by one name or several; vLLM converts dtypes to its own.
 
-        With `max_lora_rank`, the tensors of version 0 below an adapter are loaded once, and then adapters alone.
+        With `max_lora_rank`, the tensors of version 0 below an adapter are loaded once, and then adapters alone. Else
+        PatchedWeights change the weights in place where the model and the device allow that.
         """
         core = self._alive()
         check_idle(version, self._in_flight)
-        rank_max = self._config.max_lora_rank
-        if isinstance(tensors, AdaptedWeights) and rank_max is not None:
-            check_adapter(tensors.adapter, rank_max)
-            if not self._holds_base:
-                self._load_whole(core, BASE_VERSION, tensors.base())
-            self._load_adapter(core, version, tensors)
-        else:
-            self._load_whole(core, version, tensors)
-
-    def _load_whole(self, core: Core, version: int, tensors: Mapping[str, TensorBlock]) -> None:
-        given = torch_weights(version, tensors)
-        names = matched_weights(self._module, given)
-        # By their stored names, from which vLLM has mappings of its own, and tied parameters by all their names.
-        sources = {name: name for name in given if name not in names.passed_over} | names.other_names
-        self._version, self._adapter, self._holds_base = None, None, False
-        if self._is_here:
-            handed = {name: given[source] for name, source in sources.items()}
-            taken_s = self._guarded(lambda: core.load(WorkerCall("gleaner_load_tensors", (handed,)), str(version)))
-        else:
-            blocks = {name: tensors[source] for name, source in sources.items()}
-            taken_s = self._handed_over(core, "gleaner_map_tensors", blocks, version)
-        self._version, self._holds_base = version, version == BASE_VERSION
-        log.info("weights %d in vLLM: %.2f s to load", version, taken_s)
-
-    def _handed_over(self, core: Core, method: str, blocks: Mapping[str, TensorBlock], version: int) -> float:
-        """Have the workers map tensors that this process holds open meanwhile; returns the seconds."""
-        try:
-            with held_open(blocks) as places:
-                call = WorkerCall(method, (os.getpid(), places))
-                return float(self._guarded(lambda: core.load(call, str(version))))
-        except (OSError, MemoryError) as error:
-            raise self._dead(EngineDied(f"weights {version} cannot be handed to vLLM: {error}")) from error
-
-    def _load_adapter(self, core: Core, version: int, weights: AdaptedWeights) -> None:
-        folder = Path(self._folder.name) / "adapter"
-        self._version = None
-        try:
-            write_adapter(weights.adapter, folder)
-            call = WorkerCall("gleaner_load_adapter", (str(folder),))
-            taken_s = self._guarded(lambda: core.load(call, str(version)))
-        except (OSError, MemoryError, SafetensorError) as error:
-            raise self._dead(EngineDied(f"weights {version}: {folder} cannot be written: {error}")) from error
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        self._version, self._adapter = version, adapter_request(str(folder), replace=False)
-        log.info("adapter %d in vLLM: %.2f s to load", version, taken_s)
+        self._guarded(lambda: self._weights.load(core, version, tensors))
 
     def start(self, requests: Sequence[GenerationRequest]) -> None:
         """See `Engine`. vLLM computes prompts in its next steps, and the whole blocks of a group's prompt once."""
@@ -281,8 +229,8 @@ class VllmEngine:
         return [self._core_request(_InFlight(request, next(self._names), 0), BASE_VERSION) for request in asked]
 
     def _end(self) -> None:
-        self._in_flight, self._responses, self._version = {}, {}, None
-        self._adapter, self._holds_base = None, False
+        self._in_flight, self._responses = {}, {}
+        self._weights.forget()
         core, self._core = self._core, None
         if core is not None:
             core.close()
@@ -294,9 +242,10 @@ class VllmEngine:
 
     def _loaded(self) -> tuple[Core, int]:
         core = self._alive()
-        if self._version is None:
+        version = self._weights.version
+        if version is None:
             raise EngineError("no weights are loaded; call load_weights first")
-        return core, self._version
+        return core, version
 
     def _guarded(self, call: Any) -> Any:
         """Return the result of a call of the core; if the core dies, end it, and nothing is in flight any more."""
@@ -312,7 +261,7 @@ class VllmEngine:
 
     def _core_request(self, item: _InFlight, version: int) -> CoreRequest:
         token_ids = [*item.request.prompt_ids, *item.request.generated_ids]
-        return CoreRequest(item.name, token_ids, self._params(item.request), str(version), self._adapter)
+        return CoreRequest(item.name, token_ids, self._params(item.request), str(version), self._weights.adapter)
 
     def _params(self, request: GenerationRequest) -> Any:
         """The vLLM SamplingParams of a request."""

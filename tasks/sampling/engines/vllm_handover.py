@@ -1,8 +1,8 @@
-"""The hand-over of tensors to vLLM's workers in other processes: both ends of it, without a file on a disk.
+"""The hand-over of tensors to vLLM's workers: both ends of it, without a file on a disk.
 
-The owner of the engine holds files open, and a worker of the same machine and user maps them by the owner's
-descriptors. So a file needs no name: what a weight cache evicts stays readable, and what is in shared memory is gone as
-soon as the owner is, however it ends.
+A worker in the owner's process gets the tensors themselves. For others, the owner of the engine holds files open, and a
+worker of the same machine and user maps them by the owner's descriptors. So a file needs no name: what a weight cache
+evicts stays readable, and what is in shared memory is gone as soon as the owner is, however it ends.
 """
 
 import math
@@ -23,6 +23,28 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - files in it have no name
 _ALIGNMENT_BYTES = 64
 # For each tensor: its name, the owner's descriptor, where its bytes begin, its dtype and its shape.
 Places = list[list[Any]]
+# What vLLM carries to another process as it is.
+Handed = dict[str, Any]
+
+
+@contextmanager
+def handed(tensors: Mapping[str, TensorBlock], *, here: bool) -> Iterator[Handed]:
+    """What a worker gets in place of the tensors, valid until the end of the block; raises OSError as `held_open`.
+
+    here: the worker is in this process.
+    """
+    if here:
+        yield {"tensors": {name: as_torch(block) for name, block in tensors.items()}}
+        return
+    with held_open(tensors) as places:
+        yield {"owner": os.getpid(), "places": places}
+
+
+def received(given: Handed) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of `handed`, one after the other; do not write to them."""
+    if "tensors" in given:
+        return iter(given["tensors"].items())
+    return mapped_tensors(given["owner"], given["places"])
 
 
 @contextmanager

@@ -30,6 +30,14 @@ NAMES = {
     "Worker": ("vllm.v1.worker.gpu_worker", "what holds the weights"),
     "LoRARequest": ("vllm.lora.request", "an adapter"),
     "LoRAModelManager": ("vllm.lora.model_manager", "what holds the adapters"),
+    "CheckpointWeightPatch": (
+        "vllm.model_executor.model_loader.checkpoint_weight_patch",
+        "changed elements of a tensor",
+    ),
+    "load_checkpoint_weight_patches": (
+        "vllm.model_executor.model_loader.checkpoint_weight_patch",
+        "changing weights in place",
+    ),
     "current_platform": ("vllm.platforms", "whether it runs on a CPU or a GPU"),
     "BatchRowsProcessor": ("vllm.v1.sample.logits_processor:LogitsProcessor", "keyed sampling, model runner V1"),
     "MoveDirectionality": ("vllm.v1.sample.logits_processor", "rows that change places, model runner V1"),

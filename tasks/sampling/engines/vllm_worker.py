@@ -8,14 +8,12 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from torch import Tensor
-
 from tasks.sampling.engines.vllm_adapter import adapter_request, check_loaded
-from tasks.sampling.engines.vllm_handover import Places, mapped_tensors
+from tasks.sampling.engines.vllm_handover import Handed, received
+from tasks.sampling.engines.vllm_patch import digests, patch, why_whole
 from tasks.sampling.engines.vllm_settings import OWNER
 
 
@@ -26,30 +24,46 @@ class WorkerExtension:
     reload_weights: Any
     add_lora: Any
     model_runner: Any
+    device: Any
 
-    def gleaner_load_tensors(self, tensors: Mapping[str, Tensor]) -> float:
-        """Replace all weights by these tensors of this process; returns the seconds."""
-        return self._load(iter(tensors.items()))
+    def gleaner_load(self, given: Handed) -> float:
+        """Replace all weights by tensors that are handed over; returns the seconds.
 
-    def gleaner_map_tensors(self, owner: int, places: Places) -> float:
-        """Replace all weights by the tensors that process `owner` holds open; returns the seconds."""
-        return self._load(mapped_tensors(owner, places))
+        With new weights vLLM forgets the adapter. Tied parameters are given under every name: vLLM's CPU build keeps a
+        packed copy of the head, and renews it only from the head's own name.
+        """
+        began_s = time.perf_counter()
+        self.reload_weights(weights_iterator=received(given))
+        return time.perf_counter() - began_s
+
+    def gleaner_patch(self, shapes: dict[str, list[int]], given: Handed, whole: Handed | None) -> float | str:
+        """Change some elements of the weights in place; returns the seconds, or why the weights must be loaded whole.
+
+        After a reason the weights are undefined. whole: load all weights afterwards, too, and find both to be the same.
+        """
+        began_s = time.perf_counter()
+        model = self.model_runner.get_model()
+        try:
+            reason = why_whole(model)
+            if reason is None:
+                patch(model, shapes, received(given), self.device)
+                taken_s = time.perf_counter() - began_s
+                if whole is None:
+                    return taken_s
+                found = digests(model)
+                self.gleaner_load(whole)
+                if digests(model) == found:
+                    return taken_s
+                reason = "patched weights are not the same as whole ones"
+        except Exception as error:  # noqa: BLE001 - a loader may raise anything; the whole load that follows tells
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return reason
 
     def gleaner_load_adapter(self, folder: str) -> float:
         """Replace the adapter by that of a folder; returns the seconds."""
         began_s = time.perf_counter()
         self.add_lora(adapter_request(folder, replace=True))
         check_loaded(self.model_runner.lora_manager._adapter_manager)  # noqa: SLF001 - vLLM offers no other way
-        return time.perf_counter() - began_s
-
-    def _load(self, tensors: Iterator[tuple[str, Tensor]]) -> float:
-        """With new weights vLLM forgets the adapter.
-
-        The tensors have tied parameters under every name: vLLM's CPU build keeps a packed copy of the head, and renews
-        it only from the head's own name.
-        """
-        began_s = time.perf_counter()
-        self.reload_weights(weights_iterator=tensors)
         return time.perf_counter() - began_s
 
 

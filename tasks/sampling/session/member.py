@@ -227,7 +227,8 @@ def run_session(
     def load(into: Engine, heed: Callable[[], None]) -> None:
         tensors = None if ahead is None else ahead.take(plan.weight_version, heed)
         if tensors is None:
-            _, tensors = pull_model(weights, plan.weight_version, cache, clock, check=heed)
+            held = into.weight_version
+            _, tensors = pull_model(weights, plan.weight_version, cache, clock, check=heed, held=held)
         into.load_weights(plan.weight_version, tensors)
 
     session = Session(

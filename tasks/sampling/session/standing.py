@@ -246,7 +246,8 @@ class _Process:
         try:
             tensors = self._ahead.take(version, self._heed)
             if tensors is None:
-                _, tensors = pull_model(self._store, version, cache, self._clock, check=self._heed)
+                held = self._engine.weight_version
+                _, tensors = pull_model(self._store, version, cache, self._clock, check=self._heed, held=held)
             self._engine.load_weights(version, tensors)
         except (ObjectMissing, CorruptObject):
             # Retention deletes a version as soon as a newer one is committed.

@@ -18,6 +18,7 @@ from tasks.history.planning_inputs import crew_offers
 from tasks.preparing.iteration import prepare
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import EngineDied
+from tasks.sampling.engines.patched_weights import PatchedWeights
 from tasks.sampling.session.route import Route
 from tasks.sampling.session.session_outcome import Preempted
 from tasks.sampling.session.standing import Post, pool_of, slot_in, stand
@@ -66,10 +67,11 @@ def ahead(model):
 
 
 class Engines:
-    """Builds engines and remembers which weights each was given. dies: in its k-th step, once."""
+    """Builds engines and remembers which weights each was given, and for which base. dies: in its k-th step, once."""
 
     def __init__(self, dies=0):
         self.loaded = []
+        self.bases = set()
         self.dies = dies
 
     def __call__(self, *given):
@@ -80,6 +82,7 @@ class Engines:
         class Remembering:
             def load_weights(self, version, tensors):
                 versions.append(version)
+                remembered.bases.add((version, tensors.base if isinstance(tensors, PatchedWeights) else None))
                 engine.load_weights(version, tensors)
 
             def step(self):
@@ -160,6 +163,7 @@ def test_members_go_from_iteration_to_iteration_with_one_engine_and_leave_behind
     train_iteration(URL, 1)
     members.join()
     assert engines.loaded == [[0, 1], [0, 1]]
+    assert engines.bases == {(0, None), (1, 0)}
     assert not members.errors
     assert sum(outcome.responses_finished for outcome in members.outcomes.values()) >= 24
     assert all_ended(0)

@@ -1,0 +1,106 @@
+"""The changed elements of a version: what a pull notes, what is compared, and when they cannot be known."""
+
+import numpy as np
+import pytest
+
+from storage import layout
+from storage.clock import ManualClock
+from storage.memory import MemoryStore
+from storage.weights import deltas
+from storage.weights.changes import Changes
+from storage.weights.manifest import ITEM_BYTES
+from storage.weights.tensor_sets import publish
+from storage.weights.versions import pull_version
+from tests.weight_chains import cache_at, chain, contents, everything, first
+
+
+def places_of(store, version, since, cache):
+    """What changes from `since`, after a pull of `version`."""
+    changes = Changes(since)
+    manifest, tensors = pull_version(store, version, cache, ManualClock(), changes=changes)
+    return changes.places(store, version, manifest, tensors, cache)
+
+
+def patched(before, after, places):
+    """`before` with the named elements of `after`."""
+    found = contents(before)
+    for name, at in places.items():
+        dtype, shape, data = found[name]
+        assert np.all(np.diff(at) > 0)
+        old, new = (
+            np.frombuffer(bytearray(data), f"<u{ITEM_BYTES[dtype]}"),
+            np.frombuffer(after[name].data, f"<u{ITEM_BYTES[dtype]}"),
+        )
+        old[at] = new[at]
+        found[name] = (dtype, shape, old.tobytes())
+    return found
+
+
+@pytest.fixture(scope="module")
+def published():
+    store = MemoryStore()
+    return store, chain(store, 6)
+
+
+@pytest.mark.parametrize("since", range(7))
+@pytest.mark.parametrize("version", range(7))
+def test_the_changed_elements_lead_from_any_held_version_to_any_other(published, tmp_path, since, version):
+    store, versions = published
+    cache = cache_at(tmp_path / "cache")
+    pull_version(store, since, cache, ManualClock())
+    places = places_of(store, version, since, cache)
+    assert patched(versions[since], versions[version], places) == contents(versions[version])
+    assert "frozen" not in places
+    share = sum(map(len, places.values())) / sum(b.num_bytes // 2 for b in versions[0].values())
+    assert share < 0.05 * max(1, abs(since - version))
+
+
+def test_differences_that_a_pull_follows_are_noted_and_nothing_is_compared(published, tmp_path):
+    store, versions = published
+    cache = cache_at(tmp_path / "cache")
+    pull_version(store, 1, cache, ManualClock())
+    changes = Changes(1)
+    manifest, tensors = pull_version(store, 2, cache, ManualClock(), changes=changes)
+    places = changes.places(store, 2, manifest, tensors, None)
+    assert patched(versions[1], versions[2], places) == contents(versions[2])
+
+
+def test_a_way_that_starts_behind_the_held_version_is_not_taken_for_the_whole_difference(published, tmp_path):
+    """The engine holds version 1, and the machine version 2: the pull of 3 follows one difference of two."""
+    store, versions = published
+    cache = cache_at(tmp_path / "cache")
+    pull_version(store, 2, cache, ManualClock())
+    assert places_of(store, 3, 1, cache) is None
+    pull_version(store, 1, cache, ManualClock())
+    assert patched(versions[1], versions[3], places_of(store, 3, 1, cache)) == contents(versions[3])
+
+
+def test_without_the_held_version_nothing_is_known(published, tmp_path):
+    store, _ = published
+    assert places_of(store, 5, 3, None) is None
+    gone = MemoryStore()
+    gone._objects.update({key: data for key, data in everything(store).items() if layout.weights(3) not in key})
+    assert places_of(gone, 5, 3, cache_at(tmp_path / "cache")) is None
+
+
+def test_tensors_of_other_shapes_are_no_changes(tmp_path):
+    store, cache = MemoryStore(), cache_at(tmp_path / "cache")
+    publish(store, layout.weights(0), first(), {})
+    publish(store, layout.weights(1), {name: block for name, block in first().items() if name != "norm"}, {})
+    pull_version(store, 0, cache, ManualClock())
+    assert places_of(store, 1, 0, cache) is None
+
+
+@pytest.mark.parametrize("item_bytes", [1, 2, 4, 8])
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5])
+def test_the_elements_that_a_difference_changes_are_those_that_differ(item_bytes, share):
+    rng = np.random.default_rng(item_bytes)
+    base = rng.integers(0, 256, (deltas.CHUNK + 7) * item_bytes, dtype=np.uint8).view(f"<u{item_bytes}")
+    new = base ^ (rng.random(len(base)) < share).astype(base.dtype)
+    noted: list[deltas.Indices] = []
+    data = base.copy()
+    deltas.apply(deltas.encode(base.data, new.data, item_bytes), data.data, item_bytes, noted)
+    assert np.array_equal(data, new)
+    wanted = np.flatnonzero(base != new)
+    assert np.array_equal(np.concatenate([np.zeros(0, np.int64), *noted]), wanted)
+    assert np.array_equal(deltas.places(base.data, new.data, item_bytes), wanted)
