@@ -51,7 +51,7 @@ TRACKERS = {"tensorboard", "wandb", "mlflow"}
 _FLYTE_MODULES = r"resources\.(pools|pod_template|images|flyte_admin|kubernetes_api)|tasks\.\w+|workflows(\.\w+)?"
 CONFINED = {
     "torch": r"tasks\.learning\.(?!(padding|follow|recorded_batches|pretrained)$)\w+"
-    r"|tasks\.sampling\.engines\.(torch_engine|adapter_merge|\w*decoder|batch|kernels|window|row_attention|step_graphs|\w+_cache|slot_table|steady_positions|keyed_noise\w*|weight_tensors|vllm_(engine|sampler))"
+    r"|tasks\.sampling\.engines\.(torch_engine|adapter_merge|\w*decoder|batch|kernels|window|row_attention|step_graphs|\w+_cache|slot_table|steady_positions|keyed_noise\w*|weight_tensors|vllm_(engine|sampler|handover|patch))"
     r"|tasks\.(models\.stored_names|preparing\.(model_trial|small_copy)|grading\.reward_model|(device|doctor)\.\w+)",
     "triton": r"tasks\.sampling\.engines\.keyed_noise_triton",
     "vllm": r"tasks\.sampling\.engines\.vllm_names",
