@@ -75,6 +75,15 @@ def test_a_way_that_starts_behind_the_held_version_is_not_taken_for_the_whole_di
     assert patched(versions[1], versions[3], places_of(store, 3, 1, cache)) == contents(versions[3])
 
 
+def test_a_tensor_that_the_machine_holds_newer_than_the_engine_is_compared_with_the_engines(published, tmp_path):
+    """The pull walks back to version 1 for one tensor, and starts at version 2 with the other."""
+    store, versions = published
+    cache = cache_at(tmp_path / "cache")
+    pull_version(store, 1, cache, ManualClock())
+    pull_version(store, 2, cache, ManualClock(), names=["norm"])
+    assert patched(versions[1], versions[3], places_of(store, 3, 1, cache)) == contents(versions[3])
+
+
 def test_without_the_held_version_nothing_is_known(published, tmp_path):
     store, _ = published
     assert places_of(store, 5, 3, None) is None
