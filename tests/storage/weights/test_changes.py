@@ -9,9 +9,9 @@ from storage.memory import MemoryStore
 from storage.weights import deltas
 from storage.weights.changes import Changes
 from storage.weights.manifest import ITEM_BYTES
-from storage.weights.tensor_sets import publish
-from storage.weights.versions import pull_version
-from tests.weight_chains import cache_at, chain, contents, everything, first
+from storage.weights.tensor_sets import digest_all, draft_set, publish, read_manifest
+from storage.weights.versions import _differences, pull_version
+from tests.weight_chains import cache_at, chain, contents, everything, first, stepped
 
 
 def places_of(store, version, since, cache):
@@ -82,6 +82,20 @@ def test_a_tensor_that_the_machine_holds_newer_than_the_engine_is_compared_with_
     pull_version(store, 1, cache, ManualClock())
     pull_version(store, 2, cache, ManualClock(), names=["norm"])
     assert patched(versions[1], versions[3], places_of(store, 3, 1, cache)) == contents(versions[3])
+
+
+def test_a_version_beside_the_chain_is_compared(tmp_path):
+    """Version 2 follows from version 0, and the engine holds version 1, which does, too."""
+    store, cache = MemoryStore(), cache_at(tmp_path / "cache")
+    first_, second = chain(store, 1)
+    third = stepped(first_, 2)
+    drafts = _differences(third, digest_all(third), read_manifest(store, layout.weights(0)), first_)
+    prefix = layout.weights(2)
+    draft_set(drafts, {}, base=0).write(store, prefix, layout.manifest(prefix))
+    pull_version(store, 0, cache, ManualClock())
+    assert places_of(store, 2, 1, cache) is None
+    pull_version(store, 1, cache, ManualClock())
+    assert patched(second, third, places_of(store, 2, 1, cache)) == contents(third)
 
 
 def test_without_the_held_version_nothing_is_known(published, tmp_path):
