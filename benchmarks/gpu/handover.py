@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu.model import model_config
-from benchmarks.gpu.sizes import ModelShape, Size
+from benchmarks.gpu.sizes import SHAPES, ModelShape, Size
 from storage.weights.cache import WeightCache
 from storage.weights.manifest import TensorBlock, TensorEntry
 from storage.weights.tensor_sets import digest_all
@@ -36,17 +36,21 @@ Tensors = Mapping[str, TensorBlock]
 Places = dict[str, np.ndarray[Any, np.dtype[np.int64]]]
 
 
-def measure(size: Size) -> dict[str, Any]:
+def measure(size: Size) -> Iterator[dict[str, Any]]:
     """Bytes of a version and of its changes, and for each way the least seconds, or why it was left out."""
-    first, second, places = _versions(size.shape, size.device)
+    shape = size.shape if size.small else SHAPES["7b"]
+    first, second, places = _versions(shape, size.device)
     num_bytes = sum(block.num_bytes for block in first.values())
-    with tempfile.TemporaryDirectory() as folder, _engine(size, Path(folder)) as engine:
-        arms = {"whole, copied to /dev/shm": _copied(engine, first, num_bytes)}
+    arms: dict[str, Any] = {}
+    found = {"bytes": num_bytes, "changed_bytes": sum(map(len, places.values())) * (4 + 2), "arms": arms}
+    with tempfile.TemporaryDirectory() as folder, _engine(size, shape, Path(folder)) as engine:
+        arms["whole, copied to /dev/shm"] = _copied(engine, first, num_bytes)
+        yield found
         versions = _cached(Path(folder) / "cache", (first, second))
         arms["whole, mapped from the cache"] = {"seconds": min(_load(engine, 0, versions[0]) for _ in range(_ROUNDS))}
+        yield found
         arms |= _patched(engine, versions, places)
-    changed = sum(len(at) for at in places.values())
-    return {"bytes": num_bytes, "changed_bytes": changed * (4 + 2), "arms": arms}
+        yield found
 
 
 def _patched(engine: Any, versions: list[Tensors], places: Places) -> dict[str, Any]:
@@ -72,13 +76,13 @@ def _load(engine: Engine, version: int, tensors: Tensors) -> float:
 
 
 @contextmanager
-def _engine(size: Size, folder: Path) -> Iterator[Any]:
+def _engine(size: Size, shape: ModelShape, folder: Path) -> Iterator[Any]:
     from tasks.sampling.engines.vllm_engine import VllmEngine  # noqa: PLC0415 - vLLM reads the environment when imported
 
-    model_config(size.shape).save_pretrained(str(folder))
+    model_config(shape).save_pretrained(str(folder))
     engine = VllmEngine(
         folder,
-        vocab_size=size.shape.vocab_size,
+        vocab_size=shape.vocab_size,
         dtype="bfloat16" if size.device == "cuda" else "float32",
         max_responses_in_flight=size.responses,
         context_length=_CONTEXT,

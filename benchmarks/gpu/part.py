@@ -43,7 +43,7 @@ _WITH_VLLM = ("torch", "transformers", "vllm")
 PARTS = {
     "engines": Part("benchmarks.gpu.engines:measure", 3.0),
     "trainer": Part("benchmarks.gpu.trainer:measure", 1.6),
-    "handover": Part("benchmarks.gpu.handover:measure", 1.8, _WITH_VLLM, "7b"),
+    "handover": Part("benchmarks.gpu.handover:measure", 1.8, _WITH_VLLM),
     "start": Part("benchmarks.gpu.start:measure", 1.5, _WITH_VLLM),
     "iteration": Part("benchmarks.gpu.iteration:measure", 2.0),
     "identity": Part("benchmarks.gpu.identity:measure", 7),
