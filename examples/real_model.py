@@ -37,8 +37,10 @@ def make_real_model(directory: Path) -> None:
     assert spec.origin is not None
     # Without an import: the package is a plugin of a program that is not installed.
     source = Path(spec.origin).parent
-    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=_FILE)
-    quantised = AutoModelForCausalLM.from_pretrained(source, gguf_file=_FILE, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=_FILE, local_files_only=True, trust_remote_code=False)
+    quantised = AutoModelForCausalLM.from_pretrained(
+        source, gguf_file=_FILE, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+    )
     settings = quantised.config.to_dict()
     for name in ("quantization_config", "_name_or_path", "dtype"):
         settings.pop(name, None)
