@@ -6,7 +6,6 @@ followed in a pull.
 
 import threading
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -20,21 +19,37 @@ from storage.weights.manifest import ITEM_BYTES, Manifest, TensorBlock
 from storage.weights.objects import THREADS
 from storage.weights.tensor_sets import read_manifest
 
+# The indices of changed elements take at most this share of a version's bytes in memory: an eighth of the elements in
+# bfloat16, a quarter in float32. With more of them an engine gains little over the whole version.
+SHARE_MAX = 0.5
+
 
 class Changes:
-    """The changes from version `since`: a pull notes what it comes across, and `places` completes it."""
+    """The changes from version `since`: a pull notes what it comes across, and `places` completes it.
+
+    are_too_many: their indices would take more than SHARE_MAX, and are given up.
+    """
 
     def __init__(self, since: int) -> None:
         self.since = since
+        self.are_too_many = False
         self._noted: dict[str, Indices] = {}
         self._lock = threading.Lock()
 
-    def note(self, name: str, start: int, changed: Sequence[Indices]) -> None:
-        """A pull has followed a tensor's differences from version `start` on; `changed` are their elements."""
-        if start <= self.since:
-            found = changed[0] if len(changed) == 1 else np.unique(np.concatenate([np.zeros(0, np.int64), *changed]))
-            with self._lock:
-                self._noted[name] = found
+    def note(self, manifest: Manifest, name: str, start: int, changed: Sequence[Indices]) -> None:
+        """A pull of a manifest has followed a tensor's differences from version `start` on, at elements `changed`."""
+        if start > self.since or self.are_too_many:
+            return
+        if sum(each.nbytes for each in changed) > _bytes_max(manifest):  # before they are sorted, which takes as much
+            self.are_too_many = True
+            return
+        found = changed[0] if len(changed) == 1 else np.unique(np.concatenate([np.zeros(0, np.int64), *changed]))
+        with self._lock:
+            self._noted[name] = found
+            if _bytes(self._noted) > _bytes_max(manifest):
+                self.are_too_many = True
+            if self.are_too_many:
+                self._noted.clear()
 
     def places(
         self,
@@ -45,10 +60,13 @@ class Changes:
         cache: WeightCache | None,
         check: Check = lambda: None,
     ) -> dict[str, Indices] | None:
-        """The changed elements of each changed tensor of `version`, ascending; None if they cannot be known here.
+        """The changed elements of each changed tensor of `version`, ascending.
 
-        What no pull has noted is compared with the tensors that the cache holds of version `since`.
+        None if they cannot be known here, or are too many. What no pull has noted is compared with the tensors that the
+        cache holds of version `since`.
         """
+        if self.are_too_many:
+            return None
         try:
             before = read_manifest(store, layout.weights(self.since))
         except ObjectMissing:
@@ -63,10 +81,21 @@ class Changes:
         held = cache.find(unknown, check) if cache is not None and unknown else {}
         if len(held) < len(unknown):
             return None
-        compared = in_threads(THREADS, partial(_compared, held, tensors), list(held), check)
-        return {name: noted[name] for name in names if name in noted} | dict(compared)
+        found = {name: noted[name] for name in names if name in noted}
+        bytes_max = _bytes_max(manifest)
+
+        def compare(name: str) -> None:
+            if _bytes(found) <= bytes_max:
+                block = tensors[name]
+                found[name] = deltas.places(held[name].data, block.data, ITEM_BYTES[block.dtype])
+
+        in_threads(THREADS, compare, list(held), check)
+        return found if _bytes(found) <= bytes_max else None
 
 
-def _compared(held: Mapping[str, TensorBlock], tensors: Mapping[str, TensorBlock], name: str) -> tuple[str, Indices]:
-    block = tensors[name]
-    return name, deltas.places(held[name].data, block.data, ITEM_BYTES[block.dtype])
+def _bytes(found: Mapping[str, Indices]) -> int:
+    return sum(each.nbytes for each in list(found.values()))
+
+
+def _bytes_max(manifest: Manifest) -> float:
+    return SHARE_MAX * sum(entry.num_bytes for entry in manifest.tensors.values())

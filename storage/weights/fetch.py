@@ -208,7 +208,7 @@ class Fetch:
             # Memory from the cache is shared in this process; what was read just now may be changed in place.
             data = np.frombuffer(data, np.uint8).copy().data
         key = _manifest_key(self.version)
-        changed: list[deltas.Indices] | None = None if self.changes is None else []
+        changed: list[deltas.Indices] | None = None if self.changes is None or self.changes.are_too_many else []
         for place in reversed(way.differences):
             key = place.key
             try:
@@ -219,7 +219,7 @@ class Fetch:
             raise CorruptObject(key, f"tensor {name!r}: its differences do not lead to the digest {entry.digest}")
         # A version beside the chain may differ elsewhere.
         if self.changes is not None and changed and self.changes.since in self._walked:
-            self.changes.note(name, way.version, changed)
+            self.changes.note(self.manifest, name, way.version, changed)
         return name, TensorBlock(entry.dtype, entry.shape, data)
 
     def _is_result(self, source: Manifest, name: str) -> bool:

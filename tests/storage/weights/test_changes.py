@@ -1,5 +1,7 @@
 """The changed elements of a version: what a pull notes, what is compared, and when they cannot be known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,8 +12,8 @@ from storage.weights import deltas
 from storage.weights.changes import Changes
 from storage.weights.manifest import ITEM_BYTES
 from storage.weights.tensor_sets import digest_all, draft_set, publish, read_manifest
-from storage.weights.versions import _differences, pull_version
-from tests.weight_chains import cache_at, chain, contents, everything, first, stepped
+from storage.weights.versions import _differences, publish_version, pull_version
+from tests.weight_chains import block, cache_at, chain, contents, everything, first, stepped
 
 
 def places_of(store, version, since, cache):
@@ -96,6 +98,21 @@ def test_a_version_beside_the_chain_is_compared(tmp_path):
     assert places_of(store, 2, 1, cache) is None
     pull_version(store, 1, cache, ManualClock())
     assert patched(second, third, places_of(store, 2, 1, cache)) == contents(third)
+
+
+@pytest.mark.parametrize("way", ["noted", "compared"])
+def test_changes_that_would_take_more_memory_than_half_a_version_are_given_up(tmp_path, way):
+    """Each float32 number changes in a step: indices and values would take twice the bytes of the version."""
+    store, cache = MemoryStore(), cache_at(tmp_path / "cache")
+    before = {str(seed): block("F32", (512,), seed) for seed in range(4)}
+    after = {name: replace(each, data=(np.frombuffer(each.data, "<u4") ^ 1).tobytes()) for name, each in before.items()}
+    publish(store, layout.weights(0), before, {})
+    publish_version(store, 1, after, {}, base=before, full_interval=100)
+    pull_version(store, 0, cache, ManualClock())
+    changes = Changes(0)
+    manifest, tensors = pull_version(store, 1, cache, ManualClock(), changes=changes if way == "noted" else None)
+    assert (changes.are_too_many, changes._noted) == (way == "noted", {})
+    assert changes.places(store, 1, manifest, tensors, cache) is None
 
 
 def test_without_the_held_version_nothing_is_known(published, tmp_path):
