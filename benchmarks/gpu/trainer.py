@@ -193,9 +193,6 @@ class _Given:
 
     def measured(self, *, liger: bool, packed: bool, checkpointing: bool = False) -> dict[str, Any]:
         """Seconds of a step, peak bytes of tensors on a GPU, the share of padding, and `waits`; or out of memory."""
-        gc.collect()  # an arm that ran out of memory may still hold some
-        if self._size.device == "cuda":
-            torch.cuda.empty_cache()
         config = TrainerConfig(
             dtype="bfloat16",
             device="cuda" if self._size.device == "cuda" else "cpu",
@@ -207,6 +204,11 @@ class _Given:
             return self._steps(config, packed=packed)
         except torch.OutOfMemoryError as error:
             return {"packed": packed, "out_of_memory": str(error).splitlines()[0]}
+        finally:
+            # For TRL's process, which runs next.
+            gc.collect()
+            if self._size.device == "cuda":
+                torch.cuda.empty_cache()
 
     def _steps(self, config: TrainerConfig, *, packed: bool) -> dict[str, Any]:
         size = self._size

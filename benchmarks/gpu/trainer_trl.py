@@ -34,9 +34,7 @@ def main() -> None:
 def _measured(
     work: dict[str, Any], lengths: Sequence[int], *, on_gpu: bool, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    gc.collect()  # an arm that ran out of memory may still hold some
     if on_gpu:
-        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     try:
         return {
@@ -45,6 +43,11 @@ def _measured(
         }
     except torch.OutOfMemoryError as error:
         return {"out_of_memory": str(error).splitlines()[0]}
+    finally:
+        # For the trainer of ours, in another process, which runs next.
+        gc.collect()
+        if on_gpu:
+            torch.cuda.empty_cache()
 
 
 def _step_s(work: Work, lengths: Sequence[int], *, on_gpu: bool, settings: dict[str, Any]) -> float:
