@@ -10,7 +10,7 @@ import base64
 import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -207,8 +207,10 @@ def opened(store: ObjectStore, prefix: str, ranks: Ranks | None = None) -> Check
         raise CorruptObject(key, f"metadata: no {_STATE!r}; allowed: manifests of checkpoints")
     state = canonical.decode(TrainerState, key, json.dumps(manifest.metadata[_STATE]).encode())
     _check_kinds(key, manifest)
+    # A manifest has them in the order of their names, and a learner takes its parameters before the rest.
+    ordered = sorted(manifest.tensors.items(), key=lambda each: not each[0].startswith(f"{_PARAMETER}."))
     sets: dict[str, dict[str, Stored]] = {}
-    for full_name, tensor in unread(store, prefix, manifest, ranks).items():
+    for full_name, tensor in unread(store, prefix, replace(manifest, tensors=dict(ordered)), ranks).items():
         kind, _, name = full_name.partition(".")
         sets.setdefault(kind, {})[name] = tensor
     return Checkpoint(state, sets.pop(_PARAMETER, {}), sets)

@@ -91,6 +91,22 @@ def test_a_state_that_is_read_straight_into_a_learner_is_the_one_that_was_stored
     assert read == sum(entry.bytes for entry in manifest.objects.values())
 
 
+def test_the_parameters_arrive_before_the_rest_which_does_not_wait_in_memory_for_them(build, model):
+    policy, optimizer = new_trainer(build)
+    store = MemoryStore()
+    manifest = checkpoint.save(
+        store, PREFIX, policy, optimizer, TrainerState.capture(1, optimizer), object_bytes_max=5_000
+    )
+    for names in tensor_sets.names_by_object(manifest):
+        if not any(name.startswith("parameter.") for name in names):
+            store.delete(layout.tensor_object(PREFIX, manifest.tensors[names[0]].object))
+    found = checkpoint.opened(store, PREFIX)
+    again = Policy(model[0], found.parameters, TrainerConfig(device="cpu"))
+    assert all(torch.equal(value, again.tensors()[name]) for name, value in policy.tensors().items())
+    with pytest.raises(ObjectMissing):
+        PolicyOptimizer(again.parameters(), CONFIG).restore(1, found.moments)
+
+
 def test_a_policy_can_be_built_from_a_checkpoint(build, model, ragged):
     policy, optimizer = new_trainer(build)
     train(policy, optimizer, ragged, range(1))
