@@ -92,7 +92,9 @@ def sweep(
         problems.append(f"weights: {error}")
     try:
         restored = checkpoints.newest_up_to(current)
-        _sweep_versions(checkpoints, {restored, *newest_of(checkpoints, config.keep_checkpoints)}, current, deletion)
+        # A newer one without a manifest may still get it, from a trainer that was frozen after it had published the
+        # weights; it would then count as the newest.
+        _sweep_versions(checkpoints, newest_of(checkpoints, config.keep_checkpoints), restored, deletion)
     except PROBLEMS as error:
         problems.append(f"checkpoints: {error}")
     try:
@@ -156,14 +158,14 @@ def _sweep_iteration(store: ObjectStore, iteration: int, deletion: _Deletion, co
         deletion.run(phase)
 
 
-def _sweep_versions(versions: Versions, kept: Collection[int], current: int, deletion: _Deletion) -> None:
-    """Delete versions before `current` that are not `kept`, and the rest of half-deleted ones.
+def _sweep_versions(versions: Versions, kept: Collection[int], end: int, deletion: _Deletion) -> None:
+    """Delete versions before `end` that are not `kept`, and the rest of half-deleted ones.
 
     The newest version goes first, because an older one may be its base. Of each version the manifest goes first:
-    without it the version does not exist. Versions after `current` may be about to be published.
+    without it the version does not exist. Versions from `end` on may be about to be published.
     """
     for version in sorted(versions.keys, reverse=True):
-        if version < current and version not in kept:
+        if version < end and version not in kept:
             keys = versions.keys[version]
             for name in ("/manifest.json", "/delta.json", ""):
                 deletion.run([key for key in keys if key.endswith(name)])

@@ -4,6 +4,7 @@ from storage import layout
 from storage.retention import sweep
 from storage.retention_config import RetentionConfig
 from storage.stored_versions import restored_from
+from storage.weights.tensor_sets import pull
 from tests.storage.test_retention import a_run, plan_iteration, publish_version, versions
 
 
@@ -22,3 +23,33 @@ def test_without_a_checkpoint_of_its_own_a_version_keeps_the_newest_before_it():
     publish_version(store, 7)
     sweep(store, RetentionConfig(keep_checkpoints=1))
     assert versions(store, layout.CHECKPOINTS) == [4, 7]
+
+
+def test_a_trainer_that_was_frozen_while_it_wrote_the_newest_checkpoint_finds_its_objects_when_it_wakes_up():
+    """Its weights were published, so others went on from the checkpoint before, by replays."""
+    store = a_run(5)
+    manifests = [layout.manifest(layout.checkpoint(version)) for version in (4, 5)]
+    body = store.get(manifests[0])
+    for key in manifests:
+        store.delete(key)
+    frozen = everything_below(store, layout.checkpoint(4))
+    sweep(store, RetentionConfig(keep_checkpoints=1))
+    assert versions(store, layout.CHECKPOINTS) == [3]
+    assert everything_below(store, layout.checkpoint(4)) == frozen
+    store.put(manifests[0], body)
+    assert restored_from(store, 5) == 4
+    pull(store, layout.checkpoint(4))
+    sweep(store, RetentionConfig(keep_checkpoints=1))
+    assert versions(store, layout.CHECKPOINTS) == [4]
+
+
+def test_what_is_left_of_a_checkpoint_without_a_manifest_goes_when_a_newer_one_is_stored():
+    store = a_run(5)
+    store.delete(layout.manifest(layout.checkpoint(3)))
+    sweep(store, RetentionConfig(keep_checkpoints=1))
+    assert versions(store, layout.CHECKPOINTS) == [5]
+    assert not store.list(layout.checkpoint(3))
+
+
+def everything_below(store, prefix):
+    return {key: store.get(key) for key in store.list(prefix)}
