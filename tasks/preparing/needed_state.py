@@ -1,7 +1,7 @@
 """What training an iteration will read: it is looked at before the iteration's rollout is paid for."""
 
 from storage import layout
-from storage.run import ConcludedByAnother, exists, next_iteration, read_plan, release_lease
+from storage.run import ConcludedByAnother, is_trained, next_iteration, read_plan, release_lease
 from storage.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.stored_versions import restored_from
 from storage.weights.inspection import inspect_set
@@ -15,8 +15,7 @@ def check_needed_state(store: ObjectStore, config: RunConfig, iteration: int, ex
     Raises ObjectMissing or CorruptObject, which names what is damaged, with the lease of `execution` released; or
     ConcludedByAnother, if they are gone because the iteration was concluded meanwhile.
     """
-    made = (layout.weights(iteration + 1), layout.checkpoint(iteration + 1))
-    if iteration == 0 or any(exists(store, layout.manifest(prefix)) for prefix in made):
+    if iteration == 0 or is_trained(store, iteration):
         return
     try:
         version = restored_from(store, iteration)

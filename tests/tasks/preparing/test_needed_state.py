@@ -99,3 +99,8 @@ def test_a_manifest_is_looked_at_too_and_an_iteration_that_is_trained_needs_noth
     train_iteration(URL, 1)
     store.delete(manifest)
     assert prepare(settings, "e1", ManualClock())[0].iteration == 1
+    # Only with its weights: a checkpoint alone, as an older version may have left it, is made again.
+    store.delete(layout.manifest(layout.weights(2)))
+    store.delete(batch)
+    with pytest.raises(CorruptObject, match=f"{batch}.*it is missing, and iteration 0 must be replayed"):
+        prepare(settings, "e1", ManualClock())
