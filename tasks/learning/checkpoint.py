@@ -98,20 +98,22 @@ def save(
     ranks: Ranks | None = None,
     object_bytes_max: int = tensor_sets.OBJECT_BYTES_MAX,
     clock: Clock | None = None,
+    began_s: float | None = None,
 ) -> tensor_sets.Manifest:
     """Write a checkpoint below `prefix` (`layout.checkpoint`) and wait until it exists; returns the stored manifest.
 
     The model and the optimizer must not change meanwhile, because tensors on the CPU are written without a copy. With
     several ranks, all must call it: they gather tensor by tensor, and rank i % world_size writes object i, so that no
-    rank holds more than what it is writing. The first rank's `state` is stored, with how long writing took. The same
-    state may be saved again; a different one under the same prefix is refused.
+    rank holds more than what it is writing. The first rank's `state` is stored, with how long writing took, since
+    `began_s` on `clock` if that is given. The same state may be saved again; a different one under the same prefix is
+    refused.
 
     Raises:
         ConflictingRecord: Another state is stored; raised on every rank.
         StorageError: As `storage.weights.tensor_sets.publish`; RankError on the ranks that did not meet it.
     """
     ranks, clock = ranks or Ranks(), clock or SystemClock()
-    began_s = clock.monotonic()
+    began_s = clock.monotonic() if began_s is None else began_s
     # If the checkpoint is stored already, its tensors are only compared, not uploaded.
     with ranks.failing_together():
         stored = ranks.is_first and exists(store, layout.manifest(prefix))

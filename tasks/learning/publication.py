@@ -68,6 +68,7 @@ def save(store: ObjectStore, version: int, learner: Learner, state: TrainerState
     None: the policy's is the learner's. The critic's comes first, because with the policy's the version has a
     checkpoint. It may be another trainer's although the policy's is ours, because both learned from the same records.
     """
+    began_s = clock.monotonic()
     if learner.critic is not None:
         model, optimizer = learner.critic.critic, learner.critic.optimizer
         prefix, own = layout.critic_checkpoint(version), TrainerState.capture(version, optimizer)
@@ -75,7 +76,9 @@ def save(store: ObjectStore, version: int, learner: Learner, state: TrainerState
             checkpoint.save(store, prefix, model, optimizer, own, learner.ranks, clock=clock)
     try:
         prefix = layout.checkpoint(version)
-        checkpoint.save(store, prefix, learner.policy, learner.optimizer, state, learner.ranks, clock=clock)
+        checkpoint.save(
+            store, prefix, learner.policy, learner.optimizer, state, learner.ranks, clock=clock, began_s=began_s
+        )
     except ConflictingRecord as error:
         return str(error)
     return None
