@@ -65,9 +65,11 @@ def _compile(learner: Learner) -> None:
 
 def _probed(policy: Policy, batch: TokenBatch) -> Tensor:
     """Log-probs of a pass, after one backward pass, whose gradient is dropped."""
-    logprobs, _, objective = policy.objective(batch, 1.0, lambda each, _: each)
     try:
+        logprobs, _, objective = policy.objective(batch, 1.0, lambda each, _: each)
         objective.backward()  # type: ignore[no-untyped-call]
-    finally:
-        policy.drop_gradient()
+    except Exception:
+        policy.break_off()
+        raise
+    policy.drop_gradient()
     return logprobs

@@ -180,6 +180,20 @@ def header(values: Stored) -> Tensor:
     return torch.empty(tuple(values.shape), dtype=rows.dtype, device="meta")
 
 
+def break_off(root: nn.Module) -> None:
+    """Make a module ready for a pass after one that raised on every rank; what that one had of a gradient is lost."""
+    if not isinstance(root, FSDPModule):
+        return
+    root.reset_iter_state()
+    # torch leaves there what layers had found of their gradients, and would add it to the next pass's.
+    for state in root._get_fsdp_state()._state_ctx.all_states:  # noqa: SLF001 - no public names
+        for group in state._fsdp_param_groups:  # noqa: SLF001
+            for held in group.fsdp_params:
+                held.unsharded_accumulated_grad = None
+                if hasattr(held, "_unsharded_param"):
+                    held._unsharded_param.grad = None  # noqa: SLF001
+
+
 def add_nothing(scores: Tensor) -> None:
     """Take part in the ranks' backward pass with a gradient of zero; `scores` are those of an idle batch."""
     (scores.sum() * 0.0).backward()  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.compute_copy import ComputeCopy
 from tasks.learning.ranks import Ranks
-from tasks.learning.sharded import Relocate, Stored, copy_stored, shard, whole
+from tasks.learning.sharded import Relocate, Stored, break_off, copy_stored, shard, whole
 from tasks.models.configuration import ModelConfigurationError, read_model_config
 from tasks.models.stored_names import own_names
 
@@ -127,6 +127,11 @@ class TrainedModel:
         """Drop the accumulated gradient."""
         for parameter in self._masters():
             parameter.grad = None
+
+    def break_off(self) -> None:
+        """Get ready for a pass after one that raised; every rank must have been in it, and must call this."""
+        break_off(self._root)
+        self.drop_gradient()
 
     def _stored_dtypes(self) -> Mapping[str, torch.dtype]:
         """The dtypes in which parameters that are not trained are stored, by name, as far as they are known."""

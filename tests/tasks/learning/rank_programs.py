@@ -36,6 +36,7 @@ from tasks.learning.adapted_policy import AdaptedPolicy
 from tasks.learning.advance import advance
 from tasks.learning.batching import idle_batch
 from tasks.learning.checkpoint import TrainerState
+from tasks.learning.faster_passes import pack_models
 from tasks.learning.learner import Learner
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.packing import pack
@@ -58,6 +59,7 @@ from tests.tasks.learning.rank_batches import (
     passes_of,
     train,
 )
+from tests.tasks.learning.refusing_kernels import attention_without_backward
 from tests.tasks.learning.tiny_model import write_model
 
 DRAWS = 60
@@ -113,6 +115,11 @@ def everything(directory, ranks):
     packed = new_policy(directory, ranks)
     pack(packed.module)
     found["packed"] = train(packed, PolicyOptimizer(packed.parameters(), OPTIMIZER), ranks, range(2))
+    refused = new_policy(directory, ranks)
+    optimizer = PolicyOptimizer(refused.parameters(), OPTIMIZER)
+    with attention_without_backward():
+        pack_models(Learner(refused, optimizer, None, None, ranks))
+    found["refused"] = train(refused, optimizer, ranks, range(2))
     half = new_policy(directory, ranks, dtype="bfloat16")
     optimizer = PolicyOptimizer(half.parameters(), OPTIMIZER)
     found["bfloat16"] = train(half, optimizer, ranks, range(1))

@@ -29,6 +29,7 @@ from tasks.learning.packing import NotPackedError, is_packed, pack, pack_if_equa
 from tasks.learning.padding import padded_tokens, passes
 from tasks.learning.policy import Policy, probe
 from tasks.learning.step import accumulate
+from tests.tasks.learning.refusing_kernels import REFUSAL, attention_without_backward
 from tests.tasks.learning.tiny_model import VOCABULARY
 
 CPU = TrainerConfig(device="cpu")
@@ -248,22 +249,11 @@ def test_an_attention_of_another_kind_is_refused(build, batch, asked, monkeypatc
         )
 
 
-def test_a_kernel_that_refuses_the_backward_pass_is_found_before_the_first_step(build, monkeypatch, caplog):
-    policy, attention = build(), packing._attention
-
-    def refuse(_gradient):
-        raise RuntimeError("no backward pass for heads of this size")
-
-    def without_backward(*given, **named):
-        found, weights = attention(*given, **named)
-        if found.requires_grad:
-            found.register_hook(refuse)
-        return found, weights
-
-    monkeypatch.setattr(packing, "_attention", without_backward)
-    with caplog.at_level(logging.INFO, logger="gleaner"):
+def test_a_kernel_that_refuses_the_backward_pass_is_found_before_the_first_step(build, caplog):
+    policy = build()
+    with attention_without_backward(), caplog.at_level(logging.INFO, logger="gleaner"):
         pack_models(Learner(policy, PolicyOptimizer(policy.parameters(), OptimizerConfig()), None))
-    assert "are padded: RuntimeError: no backward pass for heads of this size" in caplog.text
+    assert f"are padded: RuntimeError: {REFUSAL}" in caplog.text
     assert not is_packed(policy.module)
     assert all(parameter.grad is None for parameter in policy.parameters().values())
 

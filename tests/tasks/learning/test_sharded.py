@@ -26,7 +26,7 @@ def results(tmp_path_factory, ranks_server):
 
 
 @pytest.mark.parametrize(
-    "what", ["logprobs True", "logprobs False", "steps True", "steps False", "packed", "reference", "values"]
+    "what", ["logprobs True", "logprobs False", "steps True", "steps False", "packed", "refused", "reference", "values"]
 )
 def test_two_ranks_find_what_one_finds(results, what):
     _, alone, found = results
@@ -114,9 +114,10 @@ def test_bfloat16_keeps_float32_parameters_in_parts(results):
     assert max(each["local"] for each in found) < 0.6 * alone["local"]
 
 
-def test_packed_passes_train_what_padded_ones_train(results):
+@pytest.mark.parametrize("what", ["packed", "refused"])
+def test_packed_passes_train_what_padded_ones_train(results, what):
     _, alone, _ = results
-    torch.testing.assert_close(torch.tensor(alone["packed"]), torch.tensor(alone["steps True"]), **TOLERANCE)
+    torch.testing.assert_close(torch.tensor(alone[what]), torch.tensor(alone["steps True"]), **TOLERANCE)
 
 
 def test_one_rank_has_whole_tensors(tmp_path):
