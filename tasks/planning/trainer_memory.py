@@ -17,7 +17,9 @@ from tasks.configuration.run_config import RunConfig
 _FLOAT32, _HALF = 4, 2
 # Codes of a byte and a float32 scale for each 64 values, of two moments (tasks.learning.optimizer_rules).
 _MOMENTS_8BIT = 2 * (1 + _FLOAT32 / 64)
-# A logit while its chunk is computed, and the chunk's share of a GPU's memory (tasks.learning.token_logprobs).
+# What a logit is counted with where the size of a chunk is chosen, and the chunk's share of a GPU's memory
+# (tasks.learning.token_logprobs); and the most that it takes, as each chunk is dropped before the next is computed.
+_LOGIT_PEAK_BYTES = 12
 _LOGIT_BYTES, _CHUNK_BYTES_MIN, _CHUNK_BYTES_MAX, _CHUNK_SHARE = 16, 1 << 28, 1 << 31, 1 / 32
 # Of a GPU's memory: CUDA's context and fragments take the rest; and beside a state, activations do at the least.
 USABLE_SHARE, STATE_SHARE_MAX = 0.95, 0.9
@@ -110,7 +112,8 @@ def activation_bytes(config: RunConfig, size: ModelSize, tokens: int, chunk_byte
 
     Without checkpointing the layers keep what their backward passes read: of each norm its input in float32, and its
     output before and after the scale; queries, keys, values and the output of attention; four tensors of the
-    feed-forward block. With it they keep their inputs, and one layer at a time the rest. chunk_bytes: of the head.
+    feed-forward block. With it they keep their inputs, and one layer at a time the rest. chunk_bytes: of the head, as
+    the size of its chunks is chosen.
     """
     value = _HALF if config.trainer.dtype == "bfloat16" else _FLOAT32
     hidden, queries, keys, inner = size.widths
@@ -120,7 +123,7 @@ def activation_bytes(config: RunConfig, size: ModelSize, tokens: int, chunk_byte
     # The head keeps the gradient of its weight, and sums it in float32.
     trains_head = config.lora is None
     head = trains_head * (size.outer - size.looked_up)
-    logits = min(chunk_bytes, _LOGIT_BYTES * tokens * (size.outer - size.looked_up) / hidden)
+    logits = _LOGIT_PEAK_BYTES * min(chunk_bytes / _LOGIT_BYTES, tokens * (size.outer - size.looked_up) / hidden)
     at_head = head * _FLOAT32 + logits + tokens * (norm + 2 * value * hidden)
     # Beside what a layer keeps: gradients of two tensors of the feed-forward block, and of the layer's ends.
     in_layer = tokens * value * (2 * inner + 2 * hidden)

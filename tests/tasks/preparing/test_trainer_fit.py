@@ -44,7 +44,7 @@ def test_a_state_that_no_gpu_holds_is_refused_with_what_would_fit(model):
 def test_a_pass_that_hardly_fits_is_doubted_with_what_would_fit(model):
     [doubt] = checked(model, {}, lora={"rank": 16}, sampling=LONG)
     assert doubt.startswith(
-        "trainer.micro_batch_tokens_max: a pass of 33,024 tokens takes about 211.9 GB beside 16.0 GB"
+        "trainer.micro_batch_tokens_max: a pass of 33,024 tokens takes about 211.3 GB beside 16.0 GB"
     )
     assert doubt.endswith("H100-80GB (80 GB) has; expected: trainer.gradient_checkpointing: true")
     assert checked(model, {"gradient_checkpointing": True}, lora={"rank": 16}, sampling=LONG) == []
