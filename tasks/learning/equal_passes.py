@@ -39,17 +39,29 @@ def change_if_equal(
         Why the change was taken back; None if it stays.
     """
     before = logprobs(batch).detach()
-    try:
-        apply()
+
+    def difference() -> str | None:
         after = logprobs(batch).detach()
         distance = float((after - before).abs().mean())
         # Not a number is no distance that is allowed.
         reason = None if distance <= _DISTANCE_MAX else f"its log-probs are {distance:.3g} from those before"
-        reason = reason or further(after)
+        return reason or further(after)
+
+    # A rank on which the change cannot be made would leave the others alone in the pass.
+    reason = _of_any_rank(_said(apply), ranks) or _of_any_rank(_said(difference), ranks)
+    if reason is not None:
+        undo()
+    return reason
+
+
+def _said(trial: Callable[[], str | None]) -> str | None:
+    """What a trial says, or the error that it raises."""
+    try:
+        return trial()
     except Exception as error:  # noqa: BLE001 - a kernel or a model's code may refuse in any way
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def _of_any_rank(reason: str | None, ranks: Ranks | None) -> str | None:
     reasons: list[str | None] = [reason] if ranks is None else ranks.gather(reason)
-    if not any(reasons):
-        return None
-    undo()
-    return next(filter(None, reasons))
+    return next(filter(None, reasons), None)

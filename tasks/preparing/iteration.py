@@ -56,7 +56,7 @@ from tasks.preparing.needed_state import check_needed_state
 from tasks.preparing.started_slots import started_slots
 from tasks.preparing.stop_tokens import look_at_responses, stop_ids_of_run
 from tasks.preparing.tools import compared, model_tokenizer, openings, prompt_tokenizer, tools_told
-from tasks.preparing.trainer_fit import check_trainer_fits
+from tasks.preparing.trainer_fit import TrainerMisfit, check_trainer_fits
 from tasks.preparing.vain_settings import settings_in_vain
 from tasks.prompts.draw import prompts_at
 from tasks.prompts.loading import doubts_of, load_prompts
@@ -89,7 +89,14 @@ def _place_of(url: str) -> tuple[ObjectStore, bool]:
 
 def _check_model(config: RunConfig, model_dir: Path, *, is_new: bool) -> None:
     """Refuse a model that its engine or trainer cannot hold; and one of a new run that trainer or engine cannot use."""
-    doubts = [*check_engine_fits(config, model_dir), *check_trainer_fits(config, model_dir)]
+    doubts = check_engine_fits(config, model_dir)
+    try:
+        doubts += check_trainer_fits(config, model_dir)
+    except TrainerMisfit as error:
+        if is_new:
+            raise
+        # It is estimated, and the run may have trained so already.
+        doubts.append(str(error))
     if is_new:
         check_targets(config, model_dir, model_fields(model_dir))
         doubts += check_model_use(config, model_dir).doubts

@@ -38,6 +38,9 @@ def check_trainer_fits(config: RunConfig, model_dir: Path) -> list[str]:
 
 
 def _stored_bytes(fields: dict[str, Any]) -> int:
-    """Per parameter of the model's files, as config.json says; bfloat16 if it does not."""
+    """Per parameter of the model's files, as config.json says; bfloat16 if it does not.
+
+    float16 counts as float32: it is not the dtype of passes, so frozen weights have float32 masters.
+    """
     told = fields.get("dtype") or fields.get("torch_dtype")
-    return VALUE_BYTES.get(told, 2) if isinstance(told, str) else 2
+    return {"float16": 4, "float32": 4}.get(told, 2) if isinstance(told, str) else 2
