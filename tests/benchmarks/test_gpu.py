@@ -154,7 +154,8 @@ def test_small_run_ends_with_the_figures_of_its_parts_and_the_reason_of_what_was
     ended = [json.loads(line) for line in lines[:-1] if line.startswith("{")]
     assert [each["part"] for each in ended] == ["trainer", "frontend", "noise"]
     assert ended[0]["figures"] == summary["trainer"]
-    assert lines[0] == "5.7 minutes; a part ends at the latest after:"
+    minutes = sum(PARTS[part].minutes for part in ("trainer", "frontend", "noise"))
+    assert lines[0] == f"{minutes:.1f} minutes; a part ends at the latest after:"
     assert summary["noise"]["vocab_size"] == SMALL.shape.vocab_size
     assert [batch["batch"] for batch in summary["noise"]["batches"]] == list(SMALL.batches)
     assert summary["noise"]["warnings"] == summary["trainer"]["warnings"] == []
