@@ -33,7 +33,7 @@ from storage.records import TrainingRecord
 from storage.run import exists
 from storage.store import ObjectStore
 from storage.weights import tensor_sets
-from storage.weights.manifest import Manifest, TensorBlock
+from storage.weights.manifest import PUBLISHED_AT_S, WRITE_S, Manifest, TensorBlock
 from storage.weights.versions import pull_version
 from tasks.configuration.data import ArithmeticConfig
 from tasks.configuration.run_config import RunConfig, parse
@@ -53,23 +53,23 @@ WARM_START = WarmStart(steps=120, batch=16, learning_rate=3e-3, task=TASK)
 OPTIMIZER = {"learning_rate": 1e-3, "weight_decay": 0.01, "warmup_steps": 2, "schedule": "linear", "total_steps": 8}
 BEGUN = re.compile(r"^micro-batch (\d+): ", re.MULTILINE)
 PUBLISHED = re.compile(r"^published weight version \d+$", re.MULTILINE)
-# In the phase "publication" the checkpoint is complete; in "exit" the weights are published.
-PHASES = ("start", "micro-batches", "optimizer step", "checkpoint", "publication", "exit")
+# In the phase "checkpoint" the weights are published; in "exit" the checkpoint is complete.
+PHASES = ("start", "micro-batches", "optimizer step", "publication", "checkpoint", "exit")
 ARMS = ("undisturbed", "killed")
 
 
 @dataclass(frozen=True)
 class Pace:
-    """The times of a life without a kill: seconds until each micro-batch, until the checkpoint, until publication."""
+    """The times of a life without a kill: seconds until each micro-batch, the first of the weights, the checkpoint."""
 
     begun_s: tuple[float, ...]
-    saving_s: float
-    published_s: float
+    publishing_s: float
+    saved_s: float
 
 
 @dataclass(frozen=True)
 class Kill:
-    """A kill at `share` of the time until publication, or (at_end) of the time from the checkpoint to publication."""
+    """A kill at `share` of the time until the checkpoint, or (at_end) of that from the first of the weights to it."""
 
     at_end: bool
     share: float
@@ -117,11 +117,11 @@ def draw_kills(rng: random.Random, kills: int) -> list[Kill]:
 def due_s(kill: Kill, expected: Pace, begun_s: Sequence[float]) -> float | None:
     """The second of its life at which to kill a process whose micro-batches began at `begun_s`; None: not known yet."""
     if not kill.at_end:
-        return kill.share * expected.published_s
+        return kill.share * expected.saved_s
     if len(begun_s) < len(expected.begun_s):
         return None
     late_s = begun_s[-1] - expected.begun_s[-1]
-    return late_s + expected.saving_s + kill.share * (expected.published_s - expected.saving_s)
+    return late_s + expected.publishing_s + kill.share * (expected.saved_s - expected.publishing_s)
 
 
 class Trainers:
@@ -141,22 +141,22 @@ class Trainers:
     def live(self, run: Path, iteration: int, kill: Kill | None, expected: Pace | None) -> tuple[Life, Pace]:
         """Run one life, killed unless it ends before, and return it with its pace; RuntimeError if it fails."""
         recorded = len(read_batches(connect(str(run)), iteration))
-        folder = run / layout.checkpoint(iteration + 1)
-        saved = files_below(folder)
+        folder, checkpoint = run / layout.weights(iteration + 1), layout.checkpoint(iteration + 1)
+        left = files_below(folder)
         log = self._folder / f"{self._started:05d}.log"
         log.touch()
         self._started += 1
         process = self._context.Process(target=train_process, args=(str(run), iteration, str(log)))
         begun_s: list[float] = []
-        saving_s, published_s, alive, at_s = 0.0, 0.0, True, None
+        publishing_s, saved_s, alive, at_s = 0.0, 0.0, True, None
         started_s = time.monotonic()
         process.start()
         while alive:
             alive = process.is_alive()
             text, now_s = log.read_text(), time.monotonic() - started_s
             begun_s += [now_s] * (len(BEGUN.findall(text)) - len(begun_s))
-            saving_s = saving_s or now_s * folder.exists()
-            published_s = published_s or now_s * bool(PUBLISHED.search(text))
+            publishing_s = publishing_s or now_s * folder.exists()
+            saved_s = saved_s or now_s * (run / layout.manifest(checkpoint)).exists()
             at_s = due_s(kill, expected, begun_s) if kill and expected else None
             if at_s is not None and now_s >= at_s:
                 process.kill()
@@ -165,26 +165,29 @@ class Trainers:
         process.join()
         duration_s, phase = time.monotonic() - started_s, None
         if process.exitcode == -signal.SIGKILL and at_s is not None and expected:
-            phase = phase_of(run, iteration, len(begun_s) / len(expected.begun_s), saved)
+            phase = phase_of(run, iteration, len(begun_s) / len(expected.begun_s), left)
         elif process.exitcode != 0:
             raise RuntimeError(f"training of iteration {iteration} ended with exit code {process.exitcode}")
         numbers = [int(number) for number in BEGUN.findall(text)]
         replayed = sum(number < recorded for number in numbers)
         life = Life(duration_s, len(numbers), replayed, len(PUBLISHED.findall(text)), phase)
-        return life, Pace(tuple(begun_s), saving_s, published_s)
+        return life, Pace(tuple(begun_s), publishing_s, saved_s)
 
 
-def phase_of(run: Path, iteration: int, begun_share: float, saved: set[str]) -> str:
-    """The phase in which a life was killed after beginning this share of micro-batches; `saved`: files from before."""
+def phase_of(run: Path, iteration: int, begun_share: float, left: set[str]) -> str:
+    """The phase in which a life was killed after beginning this share of micro-batches.
+
+    left: the files of the weights that earlier lives had left.
+    """
     store, version = connect(str(run)), iteration + 1
     # Files are listed before keys, because a store's listing removes what dead processes have left.
-    files = files_below(run / layout.checkpoint(version))
-    if exists(store, layout.manifest(layout.weights(version))):
-        return "exit"
+    files = files_below(run / layout.weights(version))
     if exists(store, layout.manifest(layout.checkpoint(version))):
-        return "publication"
-    if files != saved:
+        return "exit"
+    if exists(store, layout.manifest(layout.weights(version))):
         return "checkpoint"
+    if files != left:
+        return "publication"
     if begun_share == 1:
         return "optimizer step"
     return "micro-batches" if begun_share else "start"
@@ -294,7 +297,8 @@ def records_of(store: ObjectStore, iteration: int) -> list[Any]:
     """The parts of the records that must be equal: micro-batches, metrics of learning, and the trainer's state."""
     metrics = records.read(store, TrainingRecord, layout.training(iteration)).metrics
     learned = {name: value for name, value in metrics.items() if not name.startswith(("timing_s/", "requests/"))}
-    state = tensor_sets.read_manifest(store, layout.checkpoint(iteration + 1)).metadata
+    saved = tensor_sets.read_manifest(store, layout.checkpoint(iteration + 1)).metadata
+    state = {name: value for name, value in saved.items() if name not in (WRITE_S, PUBLISHED_AT_S)}
     return [*(replace(batch, nonce="") for batch in read_batches(store, iteration)), learned, state]
 
 

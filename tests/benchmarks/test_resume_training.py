@@ -28,7 +28,7 @@ from tests.forked import ForkedScript
 ROOT = Path(__file__).parents[2]
 COMMAND = ["benchmarks.resume_training", "--json"]
 SMALLEST = ["--runs", "1", "--iterations", "1", "--prompts", "8"]
-PACE = Pace(begun_s=(1.0, 2.0, 3.0), saving_s=4.0, published_s=6.0)
+PACE = Pace(begun_s=(1.0, 2.0, 3.0), publishing_s=4.0, saved_s=6.0)
 
 
 def block(*values: int) -> TensorBlock:
@@ -70,7 +70,7 @@ def test_one_kill_in_three_is_for_the_end_of_the_step():
     assert draw_kills(random.Random(0), 0) == []
 
 
-def test_moments_are_counted_from_the_start_or_from_the_checkpoint_of_a_life_however_late_it_is():
+def test_moments_are_counted_from_the_start_or_from_the_weights_of_a_life_however_late_it_is():
     assert due_s(Kill(at_end=False, share=0.5), PACE, []) == 3.0
     at_end = Kill(at_end=True, share=0.5)
     assert due_s(at_end, PACE, [1.5, 2.5]) is None
@@ -81,12 +81,12 @@ def test_moments_are_counted_from_the_start_or_from_the_checkpoint_of_a_life_how
 def test_a_phase_is_known_from_what_a_life_left(tmp_path):
     store = connect(str(tmp_path))
     assert [phase_of(tmp_path, 0, share, set()) for share in (0, 0.5, 1)] == list(PHASES[:3])
-    store.put(layout.tensor_object(layout.checkpoint(1), "object"), b"tensors")
-    assert phase_of(tmp_path, 0, 1, set()) == "checkpoint"
+    store.put(layout.tensor_object(layout.weights(1), "object"), b"tensors")
+    assert phase_of(tmp_path, 0, 1, set()) == "publication"
     assert phase_of(tmp_path, 0, 1, {"object.safetensors"}) == "optimizer step"
-    store.put(layout.manifest(layout.checkpoint(1)), b"manifest")
-    assert phase_of(tmp_path, 0, 0, {"manifest.json", "object.safetensors"}) == "publication"
     store.put(layout.manifest(layout.weights(1)), b"manifest")
+    assert phase_of(tmp_path, 0, 0, {"manifest.json", "object.safetensors"}) == "checkpoint"
+    store.put(layout.manifest(layout.checkpoint(1)), b"manifest")
     assert phase_of(tmp_path, 0, 1, set()) == "exit"
 
 
