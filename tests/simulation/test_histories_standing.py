@@ -71,7 +71,8 @@ def test_a_member_that_goes_on_before_its_tokens_are_journalled_is_found(monkeyp
 
     monkeypatch.setattr(decode_lane, "_hand_in", write_nothing)
     monkeypatch.setattr(State, "_may_leave", goes_on)
-    assert is_found(standing(), promise=1)
+    # It takes a notice in the moments in which a member goes on: one history in ten has that.
+    assert is_found(standing(seeds=range(DEFAULT_SEEDS.stop, 3 * DEFAULT_SEEDS.stop)), promise=1)
 
 
 def test_a_member_that_does_not_wait_for_the_next_plan_is_found(monkeypatch):
