@@ -33,7 +33,7 @@ from storage.records import TrainingRecord
 from storage.run import exists
 from storage.store import ObjectStore
 from storage.weights import tensor_sets
-from storage.weights.manifest import PUBLISHED_AT_S, WRITE_S, Manifest, TensorBlock
+from storage.weights.manifest import Manifest, TensorBlock
 from storage.weights.versions import pull_version
 from tasks.configuration.data import ArithmeticConfig
 from tasks.configuration.run_config import RunConfig, parse
@@ -175,10 +175,7 @@ class Trainers:
 
 
 def phase_of(run: Path, iteration: int, begun_share: float, left: set[str]) -> str:
-    """The phase in which a life was killed after beginning this share of micro-batches.
-
-    left: the files of the weights that earlier lives had left.
-    """
+    """The phase in which a life was killed after this share of micro-batches; `left`: files of weights from before."""
     store, version = connect(str(run)), iteration + 1
     # Files are listed before keys, because a store's listing removes what dead processes have left.
     files = files_below(run / layout.weights(version))
@@ -297,8 +294,7 @@ def records_of(store: ObjectStore, iteration: int) -> list[Any]:
     """The parts of the records that must be equal: micro-batches, metrics of learning, and the trainer's state."""
     metrics = records.read(store, TrainingRecord, layout.training(iteration)).metrics
     learned = {name: value for name, value in metrics.items() if not name.startswith(("timing_s/", "requests/"))}
-    saved = tensor_sets.read_manifest(store, layout.checkpoint(iteration + 1)).metadata
-    state = {name: value for name, value in saved.items() if name not in (WRITE_S, PUBLISHED_AT_S)}
+    state = tensor_sets.read_manifest(store, layout.checkpoint(iteration + 1)).metadata["trainer_state"]
     return [*(replace(batch, nonce="") for batch in read_batches(store, iteration)), learned, state]
 
 

@@ -52,7 +52,10 @@ def trained(store, *, published=9, moment=7, reward=1.0, loss=0.5, steps=1):
     records.put(store, layout.batch(0, 0), BatchRecord(iteration=0, number=0, responses=(graded,)))
     records.put(store, layout.training(0), training)
     tensor_sets.publish(
-        store, layout.checkpoint(1), {"parameter.a": block(1), "exp_avg.a": block(moment)}, {"steps": steps}
+        store,
+        layout.checkpoint(1),
+        {"parameter.a": block(1), "exp_avg.a": block(moment)},
+        {"trainer_state": {"steps": steps}},
     )
     tensor_sets.publish(store, layout.weights(0), {"a": block(3), "b": block(4)}, {})
     tensor_sets.publish(store, layout.weights(1), {"a": block(3), "b": block(published)}, {})
