@@ -87,7 +87,9 @@ def generated(model_dir: Path, model, requests, dtype: str) -> dict[int, Result]
 
 
 def test_a_run_of_the_demo_is_accepted_without_a_doubt(config):
-    assert check_files(config) == []
+    *looked_at, stops = check_files(config)
+    assert stops == "stop tokens: '<|im_end|>' (2)"
+    assert looked_at
 
 
 def test_a_prompt_is_a_conversation_that_the_assistant_goes_on_with(real_model, config, requests):
