@@ -220,7 +220,8 @@ class PhaseTrainer:
         began_s, (near, far) = self._clock.monotonic(), self._bytes_read()
         found = self._read_sound(read)
         near, far = (now - before for now, before in zip(self._bytes_read(), (near, far), strict=True))
-        tier: Tier = "local disk" if near > far else "object store"
+        # A rank that read nothing leaves the word to the others: the furthest tier of any counts.
+        tier: Tier = "local disk" if near >= far else "object store"
         took_s = self._clock.monotonic() - began_s
         self._restored = Restored(tier=tier, seconds=took_s, num_bytes=near + far, ahead=ahead)
         return found
