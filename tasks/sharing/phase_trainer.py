@@ -221,7 +221,7 @@ class PhaseTrainer:
         found = self._read_sound(read)
         near, far = (now - before for now, before in zip(self._bytes_read(), (near, far), strict=True))
         # A rank that read nothing leaves the word to the others: the furthest tier of any counts.
-        tier: Tier = "local disk" if near >= far else "object store"
+        tier: Tier = "local disk" if near > far or not far else "object store"
         took_s = self._clock.monotonic() - began_s
         self._restored = Restored(tier=tier, seconds=took_s, num_bytes=near + far, ahead=ahead)
         return found
