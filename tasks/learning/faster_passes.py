@@ -4,15 +4,21 @@ Each is tried on the policy when it is restored, forward and backward, and kept 
 depends on the configuration, the device, the packages and the model, so every attempt on such a machine decides alike.
 """
 
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
 from torch import Tensor
 
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import TokenBatch
 from tasks.learning.compiled_layers import compile_if_equal, compile_layers
+from tasks.learning.equal_passes import Pass
 from tasks.learning.learner import Learner
 from tasks.learning.liger import LigerPatch, liger_if_equal, patch_of
 from tasks.learning.packing import pack, pack_if_equal
 from tasks.learning.policy import Policy, probe
+from tasks.learning.ranks import Ranks
 from tasks.learning.trained_model import PolicyError, compute_dtype
 
 
@@ -34,18 +40,14 @@ def make_faster(learner: Learner, config: TrainerConfig) -> None:
 
 def pack_models(learner: Learner) -> None:
     """Let passes have no padding, unless the policy then computes something else on one of the ranks."""
-    policy, batch = learner.policy, probe(learner.policy, (1, 3, 2))
-    if not pack_if_equal(policy.module, lambda each: _probed(policy, each), batch, learner.ranks):
-        return
-    if isinstance(learner.reference, Policy):
-        pack(learner.reference.module)
-    if learner.critic is not None:
-        pack(learner.critic.critic.module.model)
+    if pack_if_equal(learner.policy.module, *_trial(learner)):
+        for model in _others(learner):
+            pack(model)
 
 
 def _use_liger(learner: Learner, *, is_demanded: bool) -> None:
-    policy, batch = learner.policy, probe(learner.policy, (1, 3, 2))
-    reason = liger_if_equal(policy.module, policy.device, lambda each: _probed(policy, each), batch, learner.ranks)
+    policy = learner.policy
+    reason = liger_if_equal(policy.module, policy.device, *_trial(learner))
     if reason is not None and is_demanded:
         raise PolicyError(f"trainer.use_liger_kernel: value true; allowed here: 'auto' or false: {reason}")
     if reason is None and isinstance(learner.reference, Policy):
@@ -54,13 +56,22 @@ def _use_liger(learner: Learner, *, is_demanded: bool) -> None:
 
 
 def _compile(learner: Learner) -> None:
-    policy, batch = learner.policy, probe(learner.policy, (1, 3, 2))
-    if not compile_if_equal(policy.module, lambda each: _probed(policy, each), batch, learner.ranks):
-        return
+    if compile_if_equal(learner.policy.module, *_trial(learner)):
+        for model in _others(learner):
+            compile_layers(model)
+
+
+def _trial(learner: Learner) -> tuple[Pass, TokenBatch, Ranks]:
+    """What a change is tried with: a pass of the policy, the probe, and the ranks that decide."""
+    return partial(_probed, learner.policy), probe(learner.policy, (1, 3, 2)), learner.ranks
+
+
+def _others(learner: Learner) -> Iterator[Any]:
+    """The Hugging Face models beside the policy's: the reference's and the critic's."""
     if isinstance(learner.reference, Policy):
-        compile_layers(learner.reference.module)
+        yield learner.reference.module
     if learner.critic is not None:
-        compile_layers(learner.critic.critic.module.model)
+        yield learner.critic.critic.module.model
 
 
 def _probed(policy: Policy, batch: TokenBatch) -> Tensor:
