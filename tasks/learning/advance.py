@@ -57,12 +57,11 @@ def advance(run_url: str, iteration: int, execution: str, clock: Clock, folder: 
 
     If the version is published already, only the record is returned, after a checkpoint that is due and lacks was
     written. With several ranks, every rank calls it. folder: where those of one machine find each other, as for
-    `joined`. An error that makes the step impossible is raised
-    (TooStaleError, GroupTimeout, GradingError, NonFiniteGradient, CorruptObject); nothing is published then, and the
-    next attempt replays the recorded batches. Raises EngineDied if the trainer's machine alone generates and its engine
-    dies, and CrewLost if no process can generate the missing
-    responses, and ConcludedByAnother if the iteration is concluded meanwhile, as after a long freeze. Raises WrongGpus
-    if the machine's GPUs are not those of pools.train.
+    `joined`. An error that makes the step impossible is raised (TooStaleError, GroupTimeout, GradingError,
+    NonFiniteGradient, CorruptObject); nothing is published then, and the next attempt replays the recorded batches.
+    Raises EngineDied if the trainer's machine alone generates and its engine dies, and CrewLost if no process can
+    generate the missing responses, and ConcludedByAnother if the iteration is concluded meanwhile, as after a long
+    freeze. Raises WrongGpus if the machine's GPUs are not those of pools.train.
     """
     started_at_s = clock.wall()
     store = MeteredStore(connect_to_run(run_url))
