@@ -115,6 +115,10 @@ class LoggedEngine:
     def weight_version(self) -> int | None:
         return self._engine.weight_version
 
+    @property
+    def patch_base(self) -> int | None:
+        return self._engine.patch_base
+
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
         self._engine.load_weights(version, tensors)
 

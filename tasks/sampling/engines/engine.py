@@ -84,6 +84,11 @@ class Engine(Protocol):
         """The version of the weights in place; None if there are none, as after a restart."""
         ...
 
+    @property
+    def patch_base(self) -> int | None:
+        """The version in place, if `load_weights` can change it where PatchedWeights differ; None if it takes all."""
+        ...
+
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
         """Replace the weights in place and drop all caches computed with the old ones. No response may be in flight.
 

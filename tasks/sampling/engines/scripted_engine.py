@@ -81,6 +81,10 @@ class ScriptedEngine:
     def weight_version(self) -> int | None:
         return self._version
 
+    @property
+    def patch_base(self) -> int | None:
+        return self._version
+
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:  # noqa: ARG002 - no model
         check_idle(version, self._table.responses)
         self._version = version

@@ -120,6 +120,11 @@ class TorchEngine:
     def weight_version(self) -> int | None:
         return self._version
 
+    @property
+    def patch_base(self) -> None:
+        """None: all weights are taken."""
+        return
+
     @_breakdowns()
     @torch.inference_mode()
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:

@@ -126,6 +126,10 @@ class VllmEngine:
     def weight_version(self) -> int | None:
         return self._weights.version
 
+    @property
+    def patch_base(self) -> int | None:
+        return self._weights.version if self._weights.takes_patches else None
+
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
         """See `Engine`. A tied parameter may be given by one name or several; vLLM converts dtypes to its own.
 

@@ -227,7 +227,7 @@ def run_session(
     def load(into: Engine, heed: Callable[[], None]) -> None:
         tensors = None if ahead is None else ahead.take(plan.weight_version, heed)
         if tensors is None:
-            held = into.weight_version
+            held = into.patch_base
             _, tensors = pull_model(weights, plan.weight_version, cache, clock, check=heed, held=held)
         into.load_weights(plan.weight_version, tensors)
 

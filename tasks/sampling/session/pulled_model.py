@@ -28,9 +28,9 @@ def pull_model(
 ) -> tuple[Manifest, Mapping[str, TensorBlock]]:
     """The manifest of a weight version, and all tensors of the model, verified; arguments and errors of `pull_version`.
 
-    `held` is the version that an engine holds, for which a version stored as tensors gives PatchedWeights. An adapter
-    gives AdaptedWeights. Every byte that is merged was verified: the factors here, and version 0, which the
-    cache keeps, when it is read.
+    `held` is an engine's `patch_base`, for which a version stored as tensors gives PatchedWeights. An adapter gives
+    AdaptedWeights. Every byte that is merged was verified: the factors here, and version 0, which the cache keeps, when
+    it is read.
     """
     changes = None if held is None or held == version else Changes(held)
     manifest, tensors = pull_version(store, version, cache, clock, check=check, changes=changes)

@@ -246,7 +246,7 @@ class _Process:
         try:
             tensors = self._ahead.take(version, self._heed)
             if tensors is None:
-                held = self._engine.weight_version
+                held = self._engine.patch_base
                 _, tensors = pull_model(self._store, version, cache, self._clock, check=self._heed, held=held)
             self._engine.load_weights(version, tensors)
         except (ObjectMissing, CorruptObject):
