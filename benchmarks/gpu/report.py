@@ -112,7 +112,11 @@ def _trainer_rows(trainer: Figures) -> Iterator[dict[str, Any]]:
 
 def _arm_name(arm: Figures) -> str:
     packing = ("packed" if arm["packed"] else "padded") if arm["trainer"] == "ours" else arm.get("trl", "")
-    marks = {"Liger": arm["liger"], "gradient checkpointing": arm["gradient_checkpointing"]}
+    marks = {
+        "shared prompts": arm.get("shared_tokens"),
+        "Liger": arm["liger"],
+        "gradient checkpointing": arm["gradient_checkpointing"],
+    }
     return ", ".join([f"{arm['trainer']} {packing}".strip(), *(name for name, on in marks.items() if on)])
 
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from tasks.learning.batching import TokenBatch, collate
 from tasks.learning.faster_passes import make_faster, pack_models
 from tasks.learning.learner import Learner
 from tasks.learning.optimizer import PolicyOptimizer
-from tasks.learning.padding import padded_tokens, passes
+from tasks.learning.padding import SharedPrompt, padded_tokens, passes
 from tasks.learning.policy import Policy
 from tasks.learning.step import accumulate, apply
 from tasks.learning.totals import combined
@@ -85,11 +85,12 @@ def measure(size: Size) -> Iterator[dict[str, Any]]:
                     arm = theirs.measured(lengths, liger=liger)
                     arms.append({"trainer": "trl", **common, **_rates(arm, tokens, found["parameters"])})
                     yield found
-            given = _Given(size, Path(folder), tensors, lengths)
-            arm = given.measured(liger=ligers[-1], packed=True, checkpointing=True)
-            common = {"padded_share": share, "liger": ligers[-1], "gradient_checkpointing": True}
-            arms.append({"trainer": "ours", **common, **_rates(arm, tokens, found["parameters"])})
-            yield found
+            for checkpointing, shares in ((False, False), (True, True)):
+                given = _Given(size, Path(folder), tensors, lengths)
+                arm = given.measured(liger=ligers[-1], packed=True, checkpointing=checkpointing, shares=shares)
+                common = {"padded_share": share, "liger": ligers[-1], "gradient_checkpointing": checkpointing}
+                arms.append({"trainer": "ours", **common, **_rates(arm, tokens, found["parameters"])})
+                yield found
         finally:
             theirs.close()
 
@@ -118,10 +119,10 @@ def completion_lengths(count: int, prompt: int, most: int, padded_share: float) 
 
 
 def _rates(arm: Mapping[str, Any], tokens: int, parameters: int) -> dict[str, Any]:
-    """The figures of an arm with `step_s`; padding counts as no token."""
+    """The figures of an arm with `step_s`; padding counts as no token, and arithmetic has shared prompts once."""
     if "step_s" not in arm:
         return dict(arm)
-    flops_per_s = 6 * parameters * tokens / arm["step_s"]
+    flops_per_s = 6 * parameters * (tokens - arm.get("shared_tokens", 0)) / arm["step_s"]
     peak = _peak_flops_per_s() if torch.cuda.is_available() else None
     mfu = flops_per_s / peak if peak else None
     return {**arm, "tokens_per_s": tokens / arm["step_s"], "model_flops_per_s": flops_per_s, "mfu": mfu}
@@ -191,8 +192,13 @@ class _Given:
     def __init__(self, size: Size, folder: Path, tensors: Mapping[str, Tensor], lengths: Sequence[int]) -> None:
         self._size, self._folder, self._tensors, self._lengths = size, folder, tensors, lengths
 
-    def measured(self, *, liger: bool, packed: bool, checkpointing: bool = False) -> dict[str, Any]:
-        """Seconds of a step, peak bytes of tensors on a GPU, the share of padding, and `waits`; or out of memory."""
+    def measured(
+        self, *, liger: bool, packed: bool, checkpointing: bool = False, shares: bool = True
+    ) -> dict[str, Any]:
+        """Seconds of a step, peak bytes of tensors on a GPU, the share of padding, and `waits`; or out of memory.
+
+        shares: Whether packed passes have a prompt once for the responses to it, as in the trainer.
+        """
         config = TrainerConfig(
             dtype="bfloat16",
             device="cuda" if self._size.device == "cuda" else "cpu",
@@ -201,7 +207,7 @@ class _Given:
             use_liger_kernel=liger,
         )
         try:
-            return self._steps(config, packed=packed)
+            return self._steps(config, packed=packed, shares=shares)
         except torch.OutOfMemoryError as error:
             return {"packed": packed, "out_of_memory": str(error).splitlines()[0]}
         finally:
@@ -210,7 +216,7 @@ class _Given:
             if self._size.device == "cuda":
                 torch.cuda.empty_cache()
 
-    def _steps(self, config: TrainerConfig, *, packed: bool) -> dict[str, Any]:
+    def _steps(self, config: TrainerConfig, *, packed: bool, shares: bool) -> dict[str, Any]:
         size = self._size
         policy = Policy(self._folder, self._tensors, config)
         optimizer = PolicyOptimizer(policy.parameters(), OptimizerConfig())
@@ -222,6 +228,10 @@ class _Given:
         elif not learner.is_packed:  # as on a CPU
             pack_models(learner)
         batches, padding = self._batches(config, packed=learner.is_packed)
+        shared = sum(batch.repeated_tokens for batch, _ in batches) if learner.is_packed and shares else 0
+        if not shares:
+            alone = [replace(batch, same_prompts=tuple(range(len(batch.responses)))) for batch, _ in batches]
+            batches = [(batch, advantages) for batch, (_, advantages) in zip(alone, batches, strict=True)]
         optimizer_step(policy, optimizer, batches, size)
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
@@ -239,6 +249,7 @@ class _Given:
             "step_s": statistics.median(durations_s),
             "peak_memory_bytes": peak_bytes,
             "padding_share": padding,
+            "shared_tokens": shared,
             "waits": waiting | {"passes": len(batches)},
         }
 
@@ -253,7 +264,8 @@ class _Given:
             rewards, size.generations, scale_rewards=_ALGORITHM.scale_rewards, advantage_eps=_ALGORITHM.advantage_eps
         ).to(torch.float32)
         lengths = [size.prompt_tokens + length for length in self._lengths]
-        parts = passes(lengths, config.micro_batch_tokens_max, packed=packed)
+        shared = [SharedPrompt(response // size.generations, size.prompt_tokens - 1) for response in range(count)]
+        parts = passes(lengths, config.micro_batch_tokens_max, packed=packed, prompts=shared)
         padded = sum(padded_tokens([lengths[response] for response in part]) for part in parts)
         batches = [
             (

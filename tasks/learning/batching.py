@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tasks.learning.padding import passes
+from tasks.learning.packed_row import repeated_tokens, same_prompts
+from tasks.learning.padding import SharedPrompt, passes
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class TokenBatch:
     Attributes:
         responses: The B response ids, for messages.
         input_ids: [B, L] int64, prompt then completion then padding.
-        prompt_lengths: [B] int64.
+        prompt_lengths: The B lengths of the prompts.
+        same_prompts: For each response, the first row that has its prompt.
         total_lengths: The B lengths of prompt and completion.
         completion_ids: [B, T] int64.
         response_mask: [B, T] bool, True on the tokens that the policy sampled; they are trained. Observations and
@@ -38,13 +40,19 @@ class TokenBatch:
 
     responses: tuple[int, ...]
     input_ids: Tensor
-    prompt_lengths: Tensor
+    prompt_lengths: tuple[int, ...]
+    same_prompts: tuple[int, ...]
     total_lengths: tuple[int, ...]
     completion_ids: Tensor
     response_mask: Tensor
     trained: Tensor
     trained_lengths: tuple[int, ...]
     sampler_logprobs: Tensor
+
+    @property
+    def repeated_tokens(self) -> int:
+        """How many tokens of prompts a packed pass has once for several responses, less one time each."""
+        return repeated_tokens(self.prompt_lengths, self.same_prompts)
 
     @property
     def lengths(self) -> Tensor:
@@ -91,7 +99,8 @@ def collate(
     return TokenBatch(
         responses=tuple(responses),
         input_ids=_pad(inputs, max(len(row) for row in inputs), pad_id, np.int64),
-        prompt_lengths=torch.tensor([len(row) for row in prompt_ids]),
+        prompt_lengths=tuple(map(len, prompt_ids)),
+        same_prompts=same_prompts(prompt_ids),
         total_lengths=tuple(map(len, inputs)),
         completion_ids=_pad(completion_ids, completion_length, pad_id, np.int64),
         response_mask=mask,
@@ -173,7 +182,12 @@ def deal(lengths: Sequence[int], world_size: int) -> list[list[int]]:
 
 
 def dealt_passes(
-    lengths: Sequence[int], tokens_max: int, world_size: int, *, packed: bool = False
+    lengths: Sequence[int],
+    tokens_max: int,
+    world_size: int,
+    *,
+    packed: bool = False,
+    prompts: Sequence[SharedPrompt] | None = None,
 ) -> list[list[list[int]]]:
     """The forward passes of every rank: [rank][pass] is the positions in it, [] for an idle pass.
 
@@ -182,7 +196,9 @@ def dealt_passes(
     """
     divided = []
     for hand in deal(lengths, world_size):
-        parts = passes([lengths[position] for position in hand], tokens_max, packed=packed) if hand else []
+        its_own = None if prompts is None else [prompts[position] for position in hand]
+        its_lengths = [lengths[position] for position in hand]
+        parts = passes(its_lengths, tokens_max, packed=packed, prompts=its_own) if hand else []
         divided.append([[hand[index] for index in part] for part in parts])
     most = max(len(parts) for parts in divided)
     return [parts + [[]] * (most - len(parts)) for parts in divided]

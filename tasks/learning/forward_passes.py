@@ -12,6 +12,7 @@ from storage.assembly import Assembled
 from storage.prompt_table import PromptRow
 from storage.records import GradedResponse, PlanRecord
 from tasks.learning.batching import TokenBatch, collate, dealt_passes, idle_batch
+from tasks.learning.padding import SharedPrompt
 from tasks.learning.ranks import Ranks
 from tasks.learning.recorded_batches import BatchReader
 
@@ -19,7 +20,7 @@ from tasks.learning.recorded_batches import BatchReader
 class ForwardPasses:
     """A callable that gives this rank's passes over responses.
 
-    `tokens_max` limits the tokens of a pass, with its padding unless passes are `packed`.
+    `tokens_max` limits the tokens of a pass, with its padding; a `packed` pass has no padding, and shared prompts once.
     """
 
     def __init__(
@@ -48,7 +49,11 @@ class ForwardPasses:
         """
         prompts = [self._prompts[graded.response // self._plan.num_generations].token_ids for graded in responses]
         lengths = [len(prompt) + graded.length for prompt, graded in zip(prompts, responses, strict=True)]
-        dealt = dealt_passes(lengths, self._tokens_max, self._ranks.world_size, packed=self._packed)
+        shared = [
+            SharedPrompt(graded.response // self._plan.num_generations, len(prompt) - 1)
+            for prompt, graded in zip(prompts, responses, strict=True)
+        ]
+        dealt = dealt_passes(lengths, self._tokens_max, self._ranks.world_size, packed=self._packed, prompts=shared)
         for part in dealt[self._ranks.rank]:
             if not part:
                 yield idle_batch(self._ranks.device)

@@ -1,7 +1,8 @@
-"""Packing: a pass has its responses one after another in one row, without padding, and each attends to itself alone.
+"""Packing: a pass has its responses one after another in one row, without padding, and shared prompts once.
 
 The attention is a function that transformers calls in a model's layers: variable-length flash attention on a GPU, and a
-product for each response elsewhere. This module also decides whether a model computes the same so.
+product for each response elsewhere; a response attends to its prompt and itself alone. This module also decides
+whether a model computes the same so.
 """
 
 import logging
@@ -15,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own custom
 
 from tasks.learning.batching import TokenBatch
 from tasks.learning.equal_passes import Pass, change_if_equal
+from tasks.learning.packed_row import Repeats, repeated
 from tasks.learning.ranks import Ranks
 
 log = logging.getLogger("gleaner")
@@ -86,7 +88,9 @@ def _influence(packed: Tensor, logprobs: Pass, batch: TokenBatch) -> float:
     A recurrent layer or a convolution carries a state from one response of a row to the next.
     """
     other = batch.input_ids.clone()
-    other[0] = other[0].flip(0)
+    # The others may share its prompt.
+    start = batch.prompt_lengths[0]
+    other[0, start:] = other[0, start:].flip(0)
     return float((logprobs(replace(batch, input_ids=other)).detach() - packed)[1:].abs().max())
 
 
@@ -100,10 +104,13 @@ def _attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     cu_seq_lens_q: Tensor,
+    cu_seq_lens_k: Tensor,
     max_length_q: int,
+    max_length_k: int,
+    repeats: Repeats | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each response of a row of N tokens.
+    """Causal attention within each sequence of a row of N tokens, whose keys may begin with those of a shared prompt.
 
     Args:
         module: The layer.
@@ -113,8 +120,11 @@ def _attention(
         attention_mask: None.
         scaling: The factor of the products; None for D ** -0.5.
         sliding_window: How many tokens a token attends to at most, itself included; None for all before it.
-        cu_seq_lens_q: [B + 1] int32, where each response begins, and N.
-        max_length_q: The tokens of the longest response.
+        cu_seq_lens_q: [S + 1] int32, where each sequence begins, and N.
+        cu_seq_lens_k: [S + 1] int32, where the keys of each sequence begin after `repeats`, and M.
+        max_length_q: The tokens of the longest sequence.
+        max_length_k: The most keys of a sequence.
+        repeats: The keys that sequences have of a shared prompt; None if their keys are their own.
         others: What else transformers gives.
 
     Returns:
@@ -129,19 +139,21 @@ def _attention(
         asked.append("a window that only a mask tells")
     if asked or attention_mask is not None or not getattr(module, "is_causal", True):
         raise NotPackedError(f"{type(module).__name__} has {', '.join(asked) or 'a mask of its own'}")
+    if repeats is not None:
+        key, value = repeated(key, repeats), repeated(value, repeats)
+    bounds, most = (cu_seq_lens_q, cu_seq_lens_k), (max_length_q, max_length_k)
     if query.device.type == "cuda":
-        return _on_gpu(query, key, value, scaling, sliding_window, cu_seq_lens_q, max_length_q), None
+        return _on_gpu(query, key, value, scaling, sliding_window, bounds, most), None
     grouped = query.shape[1] != key.shape[1]
-    bounds = cu_seq_lens_q.tolist()
     parts = []
-    for start, end in pairwise(bounds):
-        q, k, v = (tensor[:, :, start:end] for tensor in (query, key, value))
-        window = (
-            None if sliding_window is None or sliding_window >= end - start else _window(end - start, sliding_window)
-        )
+    for (start, end), (key_start, key_end) in zip(*(pairwise(each.tolist()) for each in bounds), strict=True):
+        q, k, v = query[:, :, start:end], key[:, :, key_start:key_end], value[:, :, key_start:key_end]
+        own, keys = end - start, key_end - key_start
+        is_whole = own == keys and (sliding_window is None or sliding_window >= keys)
+        mask = None if is_whole else _mask(own, keys, sliding_window)
         parts.append(
             F.scaled_dot_product_attention(
-                q, k, v, attn_mask=window, is_causal=window is None, scale=scaling, enable_gqa=grouped
+                q, k, v, attn_mask=mask, is_causal=is_whole, scale=scaling, enable_gqa=grouped
             )
         )
     return torch.cat(parts, dim=2).transpose(1, 2), None
@@ -161,21 +173,21 @@ def _on_gpu(
     value: Tensor,
     scaling: float | None,
     sliding_window: int | None,
-    bounds: Tensor,
-    longest: int,
+    bounds: tuple[Tensor, Tensor],
+    most: tuple[int, int],
 ) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - registers operators of CUDA
 
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     before = -1 if sliding_window is None else sliding_window - 1
     grouped = q.shape[1] != k.shape[1]
-    found = varlen_attn(
-        q, k, v, bounds, bounds, longest, longest, scale=scaling, window_size=(before, 0), enable_gqa=grouped
-    )
+    # The last query of a sequence meets its last key, so that queries have the keys of a shared prompt before them.
+    found = varlen_attn(q, k, v, *bounds, *most, scale=scaling, window_size=(before, 0), enable_gqa=grouped)
     assert isinstance(found, Tensor), "no auxiliary result was asked for"
     return found[None]
 
 
-def _window(length: int, size: int) -> Tensor:
-    """[length, length] bool: which tokens a token attends to."""
-    return torch.ones(length, length, dtype=torch.bool).tril().triu(1 - size)
+def _mask(queries: int, keys: int, window: int | None) -> Tensor:
+    """[queries, keys] bool: which keys the last tokens of a sequence attend to."""
+    found = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    return found if window is None else found.triu(keys - queries + 1 - window)

@@ -4,6 +4,7 @@ They need no tensors, so that a process that only divides responses into micro-b
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 # The fixed cost of a forward and backward pass, in tokens: its calls, and one more addition to every gradient.
 PASS_COST_TOKENS = 512
@@ -14,7 +15,21 @@ def padded_tokens(lengths: Sequence[int]) -> int:
     return max(lengths, default=0) * len(lengths)
 
 
-def passes(lengths: Sequence[int], tokens_max: int, *, packed: bool = False) -> list[list[int]]:
+class SharedPrompt(NamedTuple):
+    """A prompt that several responses may share in a packed pass.
+
+    Attributes:
+        number: Equal for responses with the same prompt.
+        tokens: How many tokens a pass has once for all of them.
+    """
+
+    number: int
+    tokens: int
+
+
+def passes(
+    lengths: Sequence[int], tokens_max: int, *, packed: bool = False, prompts: Sequence[SharedPrompt] | None = None
+) -> list[list[int]]:
     """Divide a micro-batch's responses into forward passes of at most `tokens_max` tokens, with little padding.
 
     The responses are sorted by length, the longest first, and divided so that the padded tokens, plus PASS_COST_TOKENS
@@ -24,7 +39,8 @@ def passes(lengths: Sequence[int], tokens_max: int, *, packed: bool = False) -> 
     Args:
         lengths: The tokens of each response, prompt included.
         tokens_max: The most tokens of a pass.
-        packed: Passes have no padding, so that only their own tokens count.
+        packed: Passes have no padding, so that only their own tokens count, and responses to one prompt lie together.
+        prompts: The prompt of each response, for packed passes; None: no two responses share one.
 
     Returns:
         The indices of each pass, ascending; every index occurs once.
@@ -34,9 +50,10 @@ def passes(lengths: Sequence[int], tokens_max: int, *, packed: bool = False) -> 
     """
     if tokens_max < 1:
         raise ValueError(f"tokens_max: value {tokens_max}; allowed: >= 1")
-    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     if packed:
-        return [sorted(part) for part in _filled([(index, lengths[index]) for index in order], tokens_max)]
+        alone = [SharedPrompt(index, 0) for index in range(len(lengths))]
+        return [sorted(part) for part in _filled(lengths, tokens_max, prompts or alone)]
+    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     # For the sorted responses from each place on: their least cost, and where their first pass then ends.
     costs, ends = [0] * (len(order) + 1), [0] * len(order)
     for start in reversed(range(len(order))):
@@ -53,14 +70,27 @@ def passes(lengths: Sequence[int], tokens_max: int, *, packed: bool = False) -> 
     return found
 
 
-def _filled(responses: Sequence[tuple[int, int]], tokens_max: int) -> list[list[int]]:
-    """The indices of (index, length) in passes of at most `tokens_max` tokens, each filled before the next begins."""
+def _filled(lengths: Sequence[int], tokens_max: int, prompts: Sequence[SharedPrompt]) -> list[list[int]]:
+    """The responses of passes of at most `tokens_max` tokens, each filled before the next begins.
+
+    The prompt with the longest response goes first, and with it all its responses, the longest first.
+    """
+    longest: dict[int, int] = {}
+    for length, prompt in zip(lengths, prompts, strict=True):
+        longest[prompt.number] = max(length, longest.get(prompt.number, 0))
+
+    def place(index: int) -> tuple[int, int, int, int]:
+        number = prompts[index].number
+        return -longest[number], number, -lengths[index], index
+
     found: list[list[int]] = []
-    room = 0
-    for index, length in responses:
-        if not found or length > room:
+    room, held = 0, None
+    for index in sorted(range(len(lengths)), key=place):
+        number, shared = prompts[index]
+        tokens = lengths[index] - (shared if number == held else 0)
+        if not found or tokens > room:
             found.append([])
-            room = tokens_max
+            room, tokens = tokens_max, lengths[index]
         found[-1].append(index)
-        room -= length
+        room, held = room - tokens, number
     return found

@@ -24,6 +24,7 @@ from tasks.models.stored_names import StoredNames, StoredNamesError
 
 # So many that noise in a choice among a few experts shows.
 _PROBE_TOKENS = 64
+_PROBE_PROMPT_TOKENS = 4
 
 
 class Scores(Protocol):
@@ -161,12 +162,14 @@ def build_module(model_dir: Path, ranks: Ranks, adapt: Callable[[Any], None], dt
 
 
 def probe(policy: Policy, parts: Sequence[int] = (1,)) -> TokenBatch:
-    """A batch of responses to try a model with; the first is the longest, and the others are 1 / `parts` of it."""
+    """A batch of responses to one prompt, to try a model with; the first is the longest, each 1 / `parts` of that."""
     rows, reach = policy.module.get_input_embeddings().weight.shape[0], positions_max(policy.module.config.to_dict())
-    tokens = [token % rows for token in range(min(_PROBE_TOKENS, (reach or _PROBE_TOKENS) - 1))]
-    completions = [tokens[: -(-len(tokens) // part)] for part in parts]
+    tokens = [token % rows for token in range(min(_PROBE_TOKENS, reach or _PROBE_TOKENS))]
+    prompt = tokens[: min(_PROBE_PROMPT_TOKENS, len(tokens) - 1)]
+    longest = tokens[: len(tokens) - len(prompt)]
+    completions = [longest[: -(-len(longest) // part)] for part in parts]
     logprobs = [[0.0] * len(completion) for completion in completions]
-    return collate(range(len(parts)), [tokens[:1]] * len(parts), completions, logprobs)
+    return collate(range(len(parts)), [prompt] * len(parts), completions, logprobs)
 
 
 def _check_noise(policy: Policy) -> None:

@@ -4,7 +4,6 @@ Only `forward` reads parameters, so that they may be sharded over ranks.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from tasks.learning.batching import TokenBatch
 from tasks.learning.cpu_products import use_cpu_products
+from tasks.learning.packed_row import packed_row
 from tasks.learning.packing import is_packed
 from tasks.learning.token_logprobs import token_logprobs
 from tasks.learning.token_objective import TokenLoss, token_objective
@@ -75,36 +75,36 @@ class Valuer(nn.Module):
 
 def completion_hidden(base_model: Any, batch: TokenBatch) -> Tensor:
     """The last hidden state before each token in the response mask, [tokens, H], in the order of the mask."""
-    width = batch.response_mask.shape[1]
+    device, width = batch.input_ids.device, batch.response_mask.shape[1]
     rows, columns = batch.trained // width, batch.trained % width
+    # The token at prompt_length + t is predicted by the position before it.
+    before = torch.tensor(batch.prompt_lengths) - 1
     if is_packed(base_model):
-        hidden, starts = _packed_hidden(base_model, batch)
+        hidden, origins = _packed_hidden(base_model, batch)
     else:
         # Padding is on the right and the model is causal, so no token that is read sees it: no mask is needed.
         hidden = base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state.flatten(0, 1)
-        starts = torch.arange(len(batch.responses), device=rows.device) * batch.input_ids.shape[1]
-    # The token at prompt_length + t is predicted by the position before it.
-    picked: Tensor = hidden.index_select(0, starts[rows] + batch.prompt_lengths[rows] + columns - 1)
+        origins = torch.arange(len(batch.responses)) * batch.input_ids.shape[1]
+    first = (origins + before).to(device, non_blocking=True)
+    picked: Tensor = hidden.index_select(0, first[rows] + columns)
     return picked
 
 
 def _packed_hidden(base_model: Any, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-    """The last hidden states [N, H] of a row of all responses, and where each response begins in it, [B] int32."""
-    device, width, longest = batch.input_ids.device, batch.input_ids.shape[1], max(batch.total_lengths)
-    bounds = torch.tensor([0, *accumulate(batch.total_lengths)], dtype=torch.int32)
-    positions = torch.cat([torch.arange(length) for length in batch.total_lengths])
-    places = torch.cat([torch.arange(length) + row * width for row, length in enumerate(batch.total_lengths)])
-    bounds, positions, places = (each.to(device, non_blocking=True) for each in (bounds, positions, places))
+    """The last hidden states [N, H] of a row of all responses, and the row's `origins`, on the CPU."""
+    on_cpu = packed_row(batch.total_lengths, batch.prompt_lengths, batch.same_prompts)
+    row = on_cpu.to(batch.input_ids.device)
     hidden: Tensor = base_model(
-        input_ids=batch.input_ids.flatten()[places][None],
-        position_ids=positions[None],
+        input_ids=batch.input_ids.flatten()[row.places][None],
+        position_ids=row.positions[None],
         use_cache=False,
-        cu_seq_lens_q=bounds,
-        cu_seq_lens_k=bounds,
-        max_length_q=longest,
-        max_length_k=longest,
+        cu_seq_lens_q=row.query_bounds,
+        cu_seq_lens_k=row.key_bounds,
+        max_length_q=row.queries_max,
+        max_length_k=row.keys_max,
+        repeats=row.repeats,
     ).last_hidden_state
-    return hidden[0], bounds[:-1]
+    return hidden[0], on_cpu.origins
 
 
 def per_token(values: Tensor, batch: TokenBatch) -> Tensor:

@@ -73,8 +73,7 @@ def accumulate(
     logprobs, entropy = _backward(policy, batch, temperature, loss)
     terms = loss.terms(logprobs)
     losses = terms.losses
-    read = sum(batch.total_lengths)
-    totals = StepTotals(read=read, computed=read if is_packed(policy.module) else batch.input_ids.numel()) + measure(
+    totals = _tokens_read(batch, packed=is_packed(policy.module)) + measure(
         responses=batch.responses,
         losses=losses,
         weights=loss.weights.to(logprobs.dtype),
@@ -92,6 +91,11 @@ def accumulate(
         clipped = over_cap(loss.mode, terms.ratios, algorithm.importance_sampling_cap)
         totals += measure_importance(terms.corrections, clipped, batch.response_mask)
     return totals
+
+
+def _tokens_read(batch: TokenBatch, *, packed: bool) -> StepTotals:
+    read, shared = sum(batch.total_lengths), batch.repeated_tokens if packed else 0
+    return StepTotals(read=read, shared=shared, computed=read - shared if packed else batch.input_ids.numel())
 
 
 def _backward(policy: Policy, batch: TokenBatch, temperature: float, loss: PassLoss) -> tuple[Tensor, Tensor]:

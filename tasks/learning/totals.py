@@ -50,6 +50,7 @@ class StepTotals:
         uncounted: How many responses of the step do not count, because environments were lost.
         tokens: The number of trained tokens.
         read: The number of tokens of prompts and responses.
+        shared: How many of them are of prompts that a pass has for another response already.
         computed: The number of tokens in forward passes, with their padding.
         loss: The weighted token losses; divided by the step's denominator they are the loss.
         policy_loss: Likewise, without the KL term.
@@ -78,6 +79,7 @@ class StepTotals:
     uncounted: int = 0
     tokens: int = 0
     read: int = 0
+    shared: int = 0
     computed: int = 0
     loss: float = 0.0
     policy_loss: float = 0.0
@@ -137,7 +139,8 @@ class StepTotals:
             "clip_ratio/region_mean": (self.clipped_low + self.clipped_high) / tokens,
             "ratio_max": self.ratio_max,
             "num_tokens": float(self.tokens),
-            "padding_share": 1 - self.read / self.computed if self.computed else 0.0,
+            "padding_share": 1 - (self.read - self.shared) / self.computed if self.computed else 0.0,
+            "shared_prompt_share": self.shared / self.read if self.read else 0.0,
             "trajectory_staleness": self.staleness / tokens,
             "staleness_max": float(self.staleness_max),
             **self._ratio_metrics(),

@@ -117,6 +117,7 @@ FIGURES = {
                 "tokens_per_s": 5000 / step_s,
                 "peak_memory_bytes": peak << 30,
                 "mfu": 0.4,
+                "shared_tokens": 0,
             }
             for trainer, packed, step_s, peak in (
                 ("ours", True, 1.0, 3),
@@ -170,12 +171,15 @@ def test_small_run_ends_with_the_figures_of_its_parts_and_the_reason_of_what_was
         (0.0, True),
         (0.0, False),
         (0.0, True),
+        (0.0, True),
     ]
-    assert [arm["gradient_checkpointing"] for arm in arms] == [False] * 4 + [True]
+    assert [arm["gradient_checkpointing"] for arm in arms] == [False] * 5 + [True]
+    assert [arm["shared_tokens"] for arm in arms] == [42, 0, 42, 0, 0, 42]
     for arm in arms:
         tokens = 8 * 8 + sum(completion_lengths(8, 8, 24, arm["padded_share"]))
         assert arm["tokens_per_s"] == pytest.approx(tokens / arm["step_s"])
-        assert arm["model_flops_per_s"] == pytest.approx(6 * summary["trainer"]["parameters"] * arm["tokens_per_s"])
+        flops = 6 * summary["trainer"]["parameters"] * (tokens - arm["shared_tokens"])
+        assert arm["model_flops_per_s"] == pytest.approx(flops / arm["step_s"])
         assert arm["peak_memory_bytes"] is None
         assert (arm["padding_share"] > 0) == (arm["padded_share"] > 0 and not arm["packed"])
     # Norms and biases are not in `weights`.

@@ -13,7 +13,7 @@ def test_collate_by_hand(rows):
     batch = collate([7, 9], [rows([1]), rows([2, 3, 4])], [rows([5, 6]), rows([8])], [rows([-0.5, -1.0]), rows([-2.0])])
     assert batch.responses == (7, 9)
     assert batch.input_ids.tolist() == [[1, 5, 6, 0], [2, 3, 4, 8]]
-    assert batch.prompt_lengths.tolist() == [1, 3]
+    assert batch.prompt_lengths == (1, 3)
     assert batch.completion_ids.tolist() == [[5, 6], [8, 0]]
     assert batch.response_mask.tolist() == [[True, True], [True, False]]
     assert batch.sampler_logprobs.tolist() == [[-0.5, -1.0], [-2.0, 0.0]]

@@ -41,7 +41,7 @@ def test_values_are_those_of_the_body_before_each_token(tmp_path, ragged, tied):
     body = Policy(tmp_path, tensors, CPU).module.base_model
     values = critic.values(batch)
     for row, (ids, start, length) in enumerate(
-        zip(batch.input_ids, batch.prompt_lengths.tolist(), batch.lengths.tolist(), strict=True)
+        zip(batch.input_ids, batch.prompt_lengths, batch.lengths.tolist(), strict=True)
     ):
         hidden = body(input_ids=ids[None, : start + length]).last_hidden_state[0, start - 1 : start + length - 1]
         expected = critic.module.value_head(hidden)[:, 0]

@@ -13,7 +13,7 @@ def full_logprobs(module, batch, temperature):
     """From one unpadded forward pass of the whole model per response."""
     rows = []
     for row in range(len(batch.responses)):
-        prompt, length = int(batch.prompt_lengths[row]), int(batch.lengths[row])
+        prompt, length = batch.prompt_lengths[row], int(batch.lengths[row])
         ids = batch.input_ids[row, : prompt + length]
         logits = module(input_ids=ids[None]).logits[0, prompt - 1 : -1] / temperature
         rows.append(torch.log_softmax(logits, dim=-1).gather(1, ids[prompt:, None])[:, 0])

@@ -98,6 +98,7 @@ def test_metrics_by_hand(build, ragged):
         "ratio_max": ratio[mask].max(),
         "num_tokens": mask.sum(),
         "padding_share": 1 - sum(batch.total_lengths) / batch.input_ids.numel(),
+        "shared_prompt_share": 0.0,
         "trajectory_staleness": 0.0,
         "staleness_max": 0.0,
         "importance/ratio_min": ratio[mask].min(),

@@ -35,7 +35,16 @@ RATIOS = [f"importance/ratio_{name}" for name in ("min", "p01", "p50", "p99", "m
 
 def test_totals_add_up_and_divide_by_hand():
     first = StepTotals(
-        responses=(4, 5), tokens=3, read=9, computed=12, loss=1.5, kl=0.3, entropy=6.0, clipped_low=1.0, ratio_max=1.2
+        responses=(4, 5),
+        tokens=3,
+        read=11,
+        shared=2,
+        computed=12,
+        loss=1.5,
+        kl=0.3,
+        entropy=6.0,
+        clipped_low=1.0,
+        ratio_max=1.2,
     )
     second = StepTotals(responses=(2,), tokens=5, loss=0.5, kl=0.1, entropy=2.0, clipped_high=2.0, ratio_max=1.1)
     second += StepTotals(staleness=4, staleness_max=2)
@@ -55,6 +64,7 @@ def test_totals_add_up_and_divide_by_hand():
             "ratio_max": 1.2,
             "num_tokens": 8.0,
             "padding_share": 0.25,
+            "shared_prompt_share": 2 / 11,
             "trajectory_staleness": 0.5,
             "staleness_max": 2.0,
             **dict.fromkeys(RATIOS, 0.0),

