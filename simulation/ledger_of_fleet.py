@@ -240,18 +240,6 @@ class LedgerOfFleet:
         self.hosts[host].restored[run, iteration, how.tier, how.ahead] += 1
         self.counts[f"states from the {how.tier}{', ahead' if how.ahead else ''}"] += 1
 
-    def note_copied(self, host: str, run: str, version: int, keys: list[str]) -> None:
-        """Check the copies that lie on a disk when those of the state of this version begin to be written."""
-        stay = (layout.checkpoint(version), layout.weights(0))
-        if any(not key.startswith(stay) for key in keys):
-            self.breaks(f"memory: {host} keeps copies of earlier states of {self.runs[run]} on its disk")
-
-    def note_read(self, host: str, run: str, key: str, body: bytes) -> None:
-        """Check a part of a state that was read, from the store or from a copy; `body` ends what is stored."""
-        stored = f"{self.runs[run]}/{key}"
-        if not exists(self.store, stored) or not self.store.get(stored).endswith(body):
-            self.breaks(f"copy: {host} goes on from other bytes than {key} of {self.runs[run]} has")
-
     # What reaches the store.
 
     def note_written(self, who: str, verb: str, key: str, body: bytes, *, fresh: bool) -> None:

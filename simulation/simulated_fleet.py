@@ -179,9 +179,7 @@ class SimulatedFleet:
         def main(process: Machine, store: ObjectStore) -> None:
             life.clock_began_s = process.clock.monotonic()
             stores = partial(self._run_store, process, store)
-            workers = SimulatedWorkers(
-                self.history, self._timeline, self.ledger, process, stores, drawn.memory_bytes, drawn.disk_bytes
-            )
+            workers = SimulatedWorkers(self.history, self._timeline, self.ledger, process, stores, drawn.memory_bytes)
             rng = random.Random(f"member {name} {self.history.seed}")
             urls = {self._url(number): run for number, run in enumerate(self.ledger.runs)}
             self._hosts[slot] = process, workers
@@ -196,7 +194,6 @@ class SimulatedFleet:
                 incarnation=name,
                 machine=f"machine{slot}",
                 memory_bytes=drawn.memory_bytes,
-                disk_bytes=drawn.disk_bytes,
                 usd_per_hour=None,
                 began_at_s=process.clock.wall(),
             )
@@ -277,8 +274,6 @@ class SimulatedFleet:
             process.kill()
         elif strike.kind == "worker":
             workers.strike(self._rng)
-        elif strike.kind == "disk":
-            workers.damage(self._rng)
         elif strike.kind == "told":
             self._told.add(process.name)
         elif strike.kind == "clock":

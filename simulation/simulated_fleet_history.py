@@ -8,11 +8,11 @@ from simulation.simulated_weather import draw_weather, in_calm
 from storage.faults import FaultRates
 
 FleetStrikeKind = Literal[
-    "kill", "freeze", "suspend", "clock", "heartbeat", "outage", "denied", "worker", "disk", "run away", "told"
+    "kill", "freeze", "suspend", "clock", "heartbeat", "outage", "denied", "worker", "run away", "told"
 ]
 KINDS: tuple[FleetStrikeKind, ...] = (
     *("kill", "kill", "freeze", "freeze", "suspend", "worker", "worker"),
-    *("disk", "clock", "heartbeat", "outage", "denied", "run away", "told"),
+    *("clock", "heartbeat", "outage", "denied", "run away", "told"),
 )
 
 
@@ -51,7 +51,6 @@ class DrawnHost:
 
     arrives_at_s: float
     memory_bytes: int
-    disk_bytes: int
     stays_s: float | None
     back_s: float
     backfill_s: float | None
@@ -132,7 +131,6 @@ def _draw_host(rng: random.Random, number: int) -> DrawnHost:
     return DrawnHost(
         arrives_at_s=rng.uniform(0, 20) if number == 0 or rng.random() < 0.6 else rng.uniform(0, 250),
         memory_bytes=rng.randint(5, 9),
-        disk_bytes=rng.choice((0, rng.randint(3, 12), rng.randint(6, 20))),
         stays_s=rng.uniform(120, 400) if rng.random() < 0.2 else None,
         back_s=rng.uniform(5, 60),
         backfill_s=rng.choice((None, rng.uniform(2, 20), rng.uniform(2, 20))),

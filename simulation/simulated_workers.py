@@ -1,8 +1,7 @@
 """The workers of a simulated host: they restore, train, park and publish in drawn times, read ahead, hang, and die.
 
-A worker goes by production's rule of which resident state it may use, and reads stored states through production's
-copies on a disk, which may be damaged. What it trains is a function of nothing but where it came from, so every
-computation of a phase has a digest of its own, as if its last bits differed.
+A worker goes by production's rule of which resident state it may use. What it trains is a function of nothing but where
+it came from, so every computation of a phase has a digest of its own, as if its last bits differed.
 """
 
 import math
@@ -20,14 +19,12 @@ from storage import layout, records
 from storage.clock import Clock
 from storage.faults import Crashed
 from storage.fleet_records import AdmittedRun
-from storage.memory import MemoryStore
 from storage.run import is_trained
 from storage.store import ObjectMissing, ObjectStore, StorageError, StoreDenied, StoreUnavailable
 from storage.stored_versions import restored_from
 from storage.weights.manifest import Manifest, TensorBlock
 from storage.weights.tensor_sets import pull_some, read_manifest, write_object
 from tasks.sharing import residents
-from tasks.sharing.disk_copies import StoreWithCopies
 from tasks.sharing.workers import ON_DEVICE, Restored, WorkerPhase, WorkerState
 
 # Longer than any phase may take before it is killed.
@@ -69,7 +66,7 @@ class _Worker:
 class SimulatedWorkers:
     """PhaseWorkers in virtual time. connect: the store of a run by its url, for a process of this host by name.
 
-    memory_bytes: what the states of all workers that are not at work may take. disk_bytes: what their copies may take.
+    memory_bytes: what the states of all workers that are not at work may take.
     """
 
     def __init__(
@@ -80,7 +77,6 @@ class SimulatedWorkers:
         host: Machine,
         connect: Callable[[str, str], ObjectStore],
         memory_bytes: int,
-        disk_bytes: int,
     ) -> None:
         self._history = history
         self._timeline = timeline
@@ -88,15 +84,12 @@ class SimulatedWorkers:
         self._host = host
         self._connect = connect
         self._memory_bytes = memory_bytes
-        self._disk_bytes = disk_bytes
         self._workers: dict[str, _Worker] = {}
-        self._disks: dict[str, MemoryStore] = {}
-        self._copied: dict[str, int] = {}
         # When the last phase of a run failed, by the host's clock; until the next one begins.
         self._failed_s: dict[str, float] = {}
         self._begun = 0
 
-    def begin(self, run: AdmittedRun, iteration: int, *, onto_disk: bool) -> None:
+    def begin(self, run: AdmittedRun, iteration: int) -> None:
         if self.state(run.id).phase == "prefetching":
             self._ledger.breaks(f"error: {self._host.name} begins {run.id}, which reads its state ahead")
         self._ledger.note_begun(self._host.name, run.id, iteration)
@@ -104,21 +97,13 @@ class SimulatedWorkers:
         worker = self._worker(run.id)
         worker.state = replace(worker.state, phase="restoring", iteration=iteration, restored=None)
         self._check_memory(run)
-        if onto_disk:
-            self._copied[run.id] = run.state_bytes
-            if sum(self._copied.values()) > self._disk_bytes:
-                self._ledger.breaks(f"memory: {self._host.name} copies more onto its disk than that holds")
-        self._start(worker, run, lambda name: self._work(worker, run, iteration, name, onto_disk=onto_disk))
+        self._start(worker, run, lambda name: self._work(worker, run, iteration, name))
 
     def prefetch(self, run: AdmittedRun, iteration: int) -> None:
         worker = self._worker(run.id)
         worker.state = replace(worker.state, phase="prefetching", iteration=iteration, restored=None)
         self._check_memory(run)
         self._start(worker, run, lambda name: self._read_ahead(worker, run, iteration, name))
-
-    def drop_copy(self, run_id: str) -> None:
-        self._disks.pop(run_id, None)
-        self._copied.pop(run_id, None)
 
     def _worker(self, run_id: str) -> _Worker:
         if run_id not in self._workers:
@@ -162,18 +147,6 @@ class SimulatedWorkers:
         if busy:
             self.kill(rng.choice(busy))
 
-    def damage(self, rng: random.Random) -> None:
-        """Change, cut off or lose copies on the disk."""
-        for disk in self._disks.values():
-            for key in disk.list(""):
-                body, what = disk.get(key), rng.randrange(4)
-                if what == 0:
-                    disk.put(key, body[:-1] + bytes([body[-1] ^ 1]))
-                elif what == 1:
-                    disk.put(key, body[: len(body) // 2])
-                elif what == 2:
-                    disk.delete(key)
-
     def _check_pause(self, run_id: str) -> None:
         """Check that a run whose phase has failed is left alone before it is begun again."""
         now_s = self._host.clock.monotonic()
@@ -214,14 +187,11 @@ class SimulatedWorkers:
             if not isinstance(error, StorageError | Crashed):
                 self._ledger.breaks(f"error: a worker of {self._host.name} ended with {error!r}")
 
-    def _stores(self, run: AdmittedRun, name: str) -> StoreWithCopies:
-        return StoreWithCopies(self._connect(run.run_url, name), self._disks.setdefault(run.id, MemoryStore()))
-
-    def _work(self, worker: _Worker, run: AdmittedRun, iteration: int, name: str, *, onto_disk: bool) -> None:
+    def _work(self, worker: _Worker, run: AdmittedRun, iteration: int, name: str) -> None:
         """One phase: a function of the checkpoint, or of the resident state that equals it, or of a replay."""
         history, clock = self._history, self._host.clock
         rng = random.Random(f"phase {name} {run.id} {iteration} {history.seed}")
-        store = self._stores(run, name)
+        store = self._connect(run.run_url, name)
         if patient(clock, lambda: is_trained(store, iteration)):
             worker.state = WorkerState(phase="parked", iteration=iteration)
             return
@@ -251,14 +221,11 @@ class SimulatedWorkers:
         worker.state = replace(worker.state, phase="parking")
         clock.sleep(rng.uniform(0.2, 2.0))
         text = f"version {iteration + 1} from {digest} by {name}".encode()
-        if onto_disk:
-            store.copy_from_now(layout.checkpoint(iteration + 1))
-            self._ledger.note_copied(self._host.name, run.id, iteration + 1, self._disks[run.id].list(""))
         self._publish(worker, run, store, iteration, (digest, TensorBlock("U8", (len(text),), text)))
 
     def _read_ahead(self, worker: _Worker, run: AdmittedRun, iteration: int, name: str) -> None:
         """Read a state into host memory; if that is not possible now, its phase will read it."""
-        rng, store = random.Random(f"ahead {name} {run.id} {iteration}"), self._stores(run, name)
+        rng, store = random.Random(f"ahead {name} {run.id} {iteration}"), self._connect(run.run_url, name)
         self._ledger.note_read_ahead(self._host.name, run.id, iteration)
         state = WorkerState(phase="parked", iteration=iteration)
         try:
@@ -280,33 +247,15 @@ class SimulatedWorkers:
         folder = layout.checkpoint(iteration) if version == iteration else layout.weights(iteration)
         return patient(clock, lambda: read_manifest(store, folder)), version
 
-    def _read(
-        self,
-        run: AdmittedRun,
-        store: StoreWithCopies,
-        version: int,
-        rng: random.Random,
-        *,
-        ahead: bool,
-    ) -> Restored:
-        """Read a stored state, and check what was read."""
+    def _read(self, run: AdmittedRun, store: ObjectStore, version: int, rng: random.Random, *, ahead: bool) -> Restored:
+        """Read a stored state."""
         clock, prefix = self._host.clock, layout.checkpoint(version)
         began_s = clock.monotonic()
         stored = patient(clock, lambda: read_manifest(store, prefix))
-        blocks = patient(
-            clock, lambda: store.read_sound(lambda: pull_some(store, prefix, stored, list(stored.tensors)))
-        )
-        for name, block in blocks.items():
-            key = layout.tensor_object(prefix, stored.tensors[name].object)
-            self._ledger.note_read(self._host.name, run.id, key, bytes(block.data))
+        patient(clock, lambda: pull_some(store, prefix, stored, list(stored.tensors)))
         clock.sleep(rng.uniform(1.0, 10.0))
-        near = store.bytes_near > store.bytes_far
-        return Restored(
-            tier="local disk" if near else "object store",
-            seconds=clock.monotonic() - began_s,
-            num_bytes=run.state_bytes,
-            ahead=ahead,
-        )
+        took_s = clock.monotonic() - began_s
+        return Restored(tier="object store", seconds=took_s, num_bytes=run.state_bytes, ahead=ahead)
 
     def _publish(
         self,

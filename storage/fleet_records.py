@@ -173,9 +173,9 @@ class SeatRecord:
 class HostRecord:
     """An incarnation of a host. machine: its name, for people. memory_bytes: room for resident states.
 
-    disk_bytes: room for copies of them on its local disk; 0: it keeps none. devices: how many it has, all of which one
-    run has at a time; it trains runs of as many ranks. version: of the package that it runs. usd_per_hour: what the
-    machine costs; None: unknown. began_at_s: by its wall clock, for people.
+    disk_bytes: of hosts that keep copies of states on a local disk, as no host of this version does. devices: how many
+    it has, all of which one run has at a time; it trains runs of as many ranks. version: of the package that it runs.
+    usd_per_hour: what the machine costs; None: unknown. began_at_s: by its wall clock, for people.
     """
 
     KIND: ClassVar[str] = "host"

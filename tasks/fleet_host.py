@@ -14,7 +14,6 @@ def fleet_host(
     slot: int,
     hours: float,
     memory_gib: float,
-    disk_gib: float,
     devices: int,
     backfill_s: float,
     usd_per_hour: float,
@@ -31,7 +30,6 @@ def fleet_host(
         return serve(
             fleet,
             memory_gib=memory_gib,
-            disk_gib=disk_gib,
             devices=devices,
             usd_per_hour=usd_per_hour,
             settings=settings,

@@ -19,12 +19,11 @@ def a_run(name: str, **fields: Any) -> AdmittedRun:
     return AdmittedRun(id=fleet_layout.run_id(url), run_url=url, **usual | fields)
 
 
-def a_host(name: str, memory_bytes: int = 100, disk_bytes: int = 0, devices: int = 1) -> HostRecord:
+def a_host(name: str, memory_bytes: int = 100, devices: int = 1) -> HostRecord:
     return HostRecord(
         incarnation=name,
         machine="a-machine",
         memory_bytes=memory_bytes,
-        disk_bytes=disk_bytes,
         devices=devices,
         usd_per_hour=None,
         began_at_s=0.0,

@@ -52,14 +52,12 @@ class ScriptedWorkers:
         self.at, self.digests, self.hang, self.fail, self.lasting = {}, {}, set(), set(), set()
         self.broken = set()
         self.failed, self.reads, self.replays, self.evicted_at_s = {}, {}, {}, {}
-        self.prefetched, self.onto_disk, self.dropped, self.unreadable = [], [], [], set()
+        self.prefetched, self.unreadable = [], set()
 
-    def begin(self, run, iteration, *, onto_disk):
+    def begin(self, run, iteration):
         assert not any(self.state(name).has_device for name in self.at)
         assert self.state(run.id).phase != "prefetching"
         self.reads.pop(run.id, None)
-        if onto_disk:
-            self.onto_disk.append((run.run_url[-1], iteration))
         self.begun.append((run.run_url[-1], iteration, self.clock.monotonic() - 500.0))
         self.at[run.id] = (self.clock.monotonic(), run, iteration)
         self.failed.pop(run.id, None)
@@ -69,9 +67,6 @@ class ScriptedWorkers:
         self.prefetched.append((run.run_url[-1], iteration, self.clock.monotonic() - 500.0))
         self.at.pop(run.id, None)
         self.reads[run.id] = (self.clock.monotonic(), run, iteration)
-
-    def drop_copy(self, run_id):
-        self.dropped.append(run_id)
 
     def read_ahead(self, since_s, run, iteration):
         if self.clock.monotonic() < since_s + READ_S:
@@ -156,7 +151,7 @@ class Stage:
     def plan(self, run, iteration, at_s=0.0):
         self.clock.at(at_s, lambda: self.store_of(run).put(layout.plan(iteration), b"planned"))
 
-    def play(self, until_s, memory_bytes=100, disk_bytes=0, fleet=None, member=None, unfinished=None, **settings):
+    def play(self, until_s, memory_bytes=100, fleet=None, member=None, unfinished=None, **settings):
         def tell():
             self.told = True
 
@@ -164,7 +159,7 @@ class Stage:
         host = Host(
             fleet or self.fleet,
             FLEET,
-            a_host("me", memory_bytes, disk_bytes),
+            a_host("me", memory_bytes),
             HostSettings(poll_interval_s=1.0, look_interval_s=5.0, **settings),
             self.workers,
             self.clock,

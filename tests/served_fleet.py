@@ -61,21 +61,20 @@ def closing_member(member):
 
 
 @contextmanager
-def serving(fleet, name, memory_bytes=1 << 30, disk=None, devices=1, **settings):
+def serving(fleet, name, memory_bytes=1 << 30, devices=1, **settings):
     """A host in a thread, until the end of the block."""
     store, rules = open_fleet(fleet)
     me = HostRecord(
         incarnation=name,
         machine="here",
         memory_bytes=memory_bytes,
-        disk_bytes=0 if disk is None else 1 << 30,
         devices=devices,
         usd_per_hour=1.0,
         began_at_s=0.0,
     )
     told = threading.Event()
     how = replace(SETTINGS, **settings)
-    with ProcessWorkers(disk) as workers, closing_member(ProcessMember()) as member:
+    with ProcessWorkers() as workers, closing_member(ProcessMember()) as member:
         host = Host(store, rules, me, how, workers, SystemClock(), member=member, is_told_to_end=told.is_set)
         ended = in_thread(host.run)
         try:

@@ -22,7 +22,6 @@ def hosts(
     count: Count = Count(1),  # noqa: B008 - a number
     hours: float = 8.0,
     memory_gib: float = 64.0,
-    disk_gib: float = 0.0,
     backfill_s: float = 0.0,
 ) -> list[str | None]:
     """Serve the fleet of a run's configuration with `count` hosts; each ends at the first phase boundary after `hours`.
@@ -33,7 +32,6 @@ def hosts(
         count: the number of hosts, each on a machine of its own
         hours: how long they serve
         memory_gib: each machine's host memory for the states of runs
-        disk_gib: each machine's local disk for copies of states that do not fit in host memory; 0: none
         backfill_s: while no phase is expected for so many seconds, a host generates responses for a run; 0: never
     """
     settings = parse(config)
@@ -45,7 +43,6 @@ def hosts(
         fleet=settings.trainer.fleet,
         hours=hours,
         memory_gib=memory_gib,
-        disk_gib=disk_gib,
         devices=settings.trainer.nproc_per_node,
         backfill_s=backfill_s,
         usd_per_hour=pool.price_usd_per_h,

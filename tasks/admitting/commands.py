@@ -155,13 +155,6 @@ def report(fleet_url: str, reader_url: str | None, *, as_json: bool) -> None:
 @click.argument("fleet_url")
 @click.option("--memory-gib", type=FiniteNumber(), required=True, help="Host memory for the states of runs.")
 @click.option(
-    "--disk-gib",
-    type=FiniteNumber(min=0),
-    default=0.0,
-    show_default=True,
-    help="Local disk below TMPDIR for copies of states that do not fit in host memory.",
-)
-@click.option(
     "--devices",
     type=click.IntRange(min=1),
     help="It trains runs of so many ranks (trainer.nproc_per_node). Default: the GPUs that torch sees, or 1.",
@@ -185,7 +178,6 @@ def report(fleet_url: str, reader_url: str | None, *, as_json: bool) -> None:
 def host(
     fleet_url: str,
     memory_gib: float,
-    disk_gib: float,
     devices: int | None,
     hours: float | None,
     backfill_s: float | None,
@@ -197,7 +189,6 @@ def host(
     serve(
         fleet_url,
         memory_gib=memory_gib,
-        disk_gib=disk_gib,
         devices=devices,
         usd_per_hour=usd_per_hour,
         settings=how,

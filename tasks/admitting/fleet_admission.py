@@ -197,7 +197,7 @@ def _check_choices(fleet: FleetRecord, admission: Admission) -> None:
     if not admission.choices:
         raise MustWaitError(
             f"{run.run_url} is not admitted: no host's memory holds {run.state_bytes / GIB:.2f} GiB beside the states "
-            "of its runs, nor does a disk with memory for two of them; start another host"
+            "of its runs; start another host"
         )
     best = admission.choices[0]
     beyond = best.beyond(fleet.slowdown_max)

@@ -52,12 +52,7 @@ def look_at_rooms(
     runs = {run.id: run for run in reader.runs() if run.id != without and not has_left(store, run.id)}
     hosts = living_hosts(store, fleet, clock, meanwhile)
     rooms = {
-        host.incarnation: Room(
-            host=host.incarnation,
-            memory_bytes=host.memory_bytes,
-            disk_bytes=host.disk_bytes,
-            devices=host.devices,
-        )
+        host.incarnation: Room(host=host.incarnation, memory_bytes=host.memory_bytes, devices=host.devices)
         for host in hosts
     }
     waiting = []

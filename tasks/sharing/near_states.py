@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from storage.fleet_records import AdmittedRun, HostRecord
-from tasks.sharing.residents import Resident, choose_prefetch, has_room, make_room
+from tasks.sharing.residents import Resident, choose_prefetch, make_room
 from tasks.sharing.workers import PhaseWorkers, Restored
 
 log = logging.getLogger(__name__)
@@ -20,19 +20,17 @@ class Need:
 
 
 class NearStates:
-    """What of the states of a host's runs lies in host memory, and of what there are copies on the local disk.
+    """The states of a host's runs that lie in host memory.
 
-    A copy is written while a phase is published. So a state can leave host memory at once, by the end of its worker.
+    The object store has every state. So a state can leave host memory at once, by the end of its worker.
     """
 
     def __init__(self, workers: PhaseWorkers, host: HostRecord, note: Callable[[str, int, Restored], None]) -> None:
         """note: called once for each state that a worker has restored, with its run and iteration."""
         self._workers = workers
         self._memory_bytes = host.memory_bytes
-        self._disk_bytes = host.disk_bytes
         self._note = note
         self._noted: dict[str, Restored | None] = {}
-        self._copies: dict[str, int] = {}
         # For which iteration the state of a run was read ahead, or was to be.
         self._prefetched: dict[str, int] = {}
 
@@ -44,7 +42,7 @@ class NearStates:
         self.note_restored(each.run.id for each in needs)
         others = [one for one in self._in_memory(needs) if one.run != run.id]
         self._leave_memory(make_room(others, run.state_bytes, self._memory_bytes), run)
-        self._workers.begin(run, iteration, onto_disk=self._reserve_copy(run, needs))
+        self._workers.begin(run, iteration)
 
     def prefetch(self, needs: Collection[Need], ready: Mapping[str, int]) -> None:
         """Let one worker at a time read ahead the state that is needed next.
@@ -75,10 +73,9 @@ class NearStates:
             self._noted[run] = state.restored
 
     def drop(self, run: str) -> None:
-        """End the run's worker, and drop its state everywhere on this machine."""
+        """End the run's worker, which drops its state from host memory."""
         self.note_restored([run])
         self._workers.evict(run)
-        self._drop_copy(run)
         self._prefetched.pop(run, None)
 
     def _in_memory(self, needs: Collection[Need]) -> list[Resident]:
@@ -95,33 +92,6 @@ class NearStates:
 
     def _leave_memory(self, going: Collection[str], coming: AdmittedRun) -> None:
         for run in going:
-            where = "stays on the local disk alone" if run in self._copies else "is dropped"
-            log.info("the state of run %s leaves host memory for that of run %s, and %s", run, coming.id, where)
+            log.info("the state of run %s leaves host memory for that of run %s", run, coming.id)
             self._workers.evict(run)
             self._prefetched.pop(run, None)
-
-    def _reserve_copy(self, run: AdmittedRun, needs: Collection[Need]) -> bool:
-        """Whether the run's next state is to be copied: host memory is too small for all, and the disk has room."""
-        fits = sum(each.run.state_bytes for each in needs) <= self._memory_bytes
-        others = [self._on_disk(each) for each in needs if each.run.id != run.id]
-        if fits or not has_room(others, run.state_bytes, self._disk_bytes):
-            self._drop_copy(run.id)
-            return False
-        for each in make_room(others, run.state_bytes, self._disk_bytes):
-            self._drop_copy(each)
-        self._copies[run.id] = run.state_bytes
-        return True
-
-    def _on_disk(self, need: Need) -> Resident:
-        state, run = self._workers.state(need.run.id), need.run
-        return Resident(
-            run=run.id,
-            num_bytes=self._copies.get(run.id, 0),
-            state_bytes=run.state_bytes,
-            needed_s=need.needed_s,
-            busy=state.is_busy or state.phase == "prefetching",
-        )
-
-    def _drop_copy(self, run: str) -> None:
-        if self._copies.pop(run, None) is not None:
-            self._workers.drop_copy(run)

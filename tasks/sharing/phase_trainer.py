@@ -1,9 +1,9 @@
 """Training the phases of one run in one process, or in one of several ranks, which keeps the run's state between them.
 
 What is learned is what `tasks.learning.advance` learns: the same batches, the same step, the same objects, each created
-once. Two things differ: the collector records the batches, never this process; and a state that equals the stored one
-is used again instead of being read again, or replayed. It is in host memory, because it was parked there or read ahead,
-or on the local disk, as a copy of the checkpoint's objects. Of several ranks each keeps its part, and all do the same.
+once. Two things differ: the collector records the batches, never this process; and a state in host memory, which was
+parked there or read ahead, is used again instead of being read again, or replayed, if it equals the stored one. Of
+several ranks each keeps its part, and all do the same.
 """
 
 import logging
@@ -17,7 +17,6 @@ from resources.freed_memory import give_back
 from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock, SystemClock
 from storage.digests import digest_of
-from storage.fleet_records import Tier
 from storage.metered import MeteredStore
 from storage.records import PlanRecord
 from storage.run import connect_to_run, exists, is_trained, read_plan
@@ -33,10 +32,9 @@ from tasks.learning.publication import AnotherWasFirstError, Blocks, publish_and
 from tasks.learning.ranks import RankError, Ranks, joined, misses_peer
 from tasks.learning.recorded_batches import FollowedBatches
 from tasks.learning.replaying import base_of, replay, restorable
-from tasks.learning.restoring import REFERENCE_VERSION, StoredState, learner_of, restore_learner
+from tasks.learning.restoring import StoredState, learner_of, restore_learner
 from tasks.learning.totals import check_staleness
 from tasks.learning.trained_model import training_device
-from tasks.sharing.disk_copies import StoreWithCopies
 from tasks.sharing.residents import is_usable
 from tasks.sharing.workers import Restored, WorkerPhase, WorkerState
 
@@ -96,17 +94,11 @@ class PhaseTrainer:
         run_url: str,
         clock: Clock,
         tell: Callable[[WorkerState], None],
-        disk: ObjectStore | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """tell: called whenever what this process does changes. disk: for copies of this run's state; None: no disk.
-
-        ranks: None means this process alone.
-        """
+        """tell: called whenever what this process does changes. ranks: None means this process alone."""
         self._ranks = ranks or Ranks(device=training_device("auto"))
-        self._metered = MeteredStore(connect_to_run(run_url))
-        self._copies = None if disk is None else StoreWithCopies(self._metered, disk)
-        self._store: ObjectStore = self._metered if self._copies is None else self._copies
+        self._store = MeteredStore(connect_to_run(run_url))
         self._clock = clock
         self._tell = tell
         self._iteration: int | None = None
@@ -115,19 +107,19 @@ class PhaseTrainer:
         self._restored: Restored | None = None
         self._replays = 0
 
-    def train(self, iteration: int, *, onto_disk: bool = False) -> None:
+    def train(self, iteration: int) -> None:
         """Train the phase of an iteration, unless its weights are published, and publish them.
 
-        Afterwards the device is free, and the state is in host memory if it is as good as the stored one; with
-        `onto_disk`, a copy of it is on the disk, too. Raises what `tasks.learning.advance` raises; the state is dropped
-        then. With several ranks NoLongerDue, too, after which none of them can go on.
+        Afterwards the device is free, and the state is in host memory if it is as good as the stored one. Raises what
+        `tasks.learning.advance` raises; the state is dropped then. With several ranks NoLongerDue, too, after which
+        none of them can go on.
         """
         self._iteration, self._restored, self._replays = iteration, None, 0
         self._says("restoring")
         kept, self._kept = self._kept, None
         try:
             if not self._first_finds(lambda: is_trained(self._store, iteration)):
-                self._kept = self._train(iteration, kept, onto_disk=onto_disk)
+                self._kept = self._train(iteration, kept)
             elif self._is_next(kept, iteration + 1):
                 self._kept = kept
         except (NoLongerDue, StorageError, RankError) as error:
@@ -172,7 +164,7 @@ class PhaseTrainer:
             found = ranks.is_first and look()
         return bool(ranks.broadcast(found))
 
-    def _train(self, iteration: int, kept: _Kept | None, *, onto_disk: bool) -> _Kept | None:
+    def _train(self, iteration: int, kept: _Kept | None) -> _Kept | None:
         store, clock, ranks = self._store, self._clock, self._ranks
         plan = read_plan(store, iteration)
         config = config_in_force(store, plan)
@@ -191,11 +183,11 @@ class PhaseTrainer:
         prompts = prompt_table.read_prompts(store, plan)
         self._says("training")
         record = take_step(store, plan, config, prompts, learner, batches, clock, began_s)
-        measured = request_metrics(self._metered.requests, ranks) | {"sharing/warm": float(is_warm)}
+        measured = request_metrics(store.requests, ranks) | {"sharing/warm": float(is_warm)}
         measured |= replayed.metrics() | changed
         if ranks.is_first:
             records.commit(store, layout.training(iteration), replace(record, metrics=record.metrics | measured))
-        return self._park_and_publish(plan, config, learner, base, onto_disk=onto_disk)
+        return self._park_and_publish(plan, config, learner, base)
 
     def _state(self, config: RunConfig, version: int, model: Path, kept: _Kept | None) -> tuple[Learner, int, bool]:
         """A learner on the device, its version, which a replay leads to this one, and whether it was in host memory."""
@@ -216,27 +208,12 @@ class PhaseTrainer:
         self._says("replaying")
 
     def _note_restored(self, read: Callable[[], Result], *, ahead: bool = False) -> Result:
-        """What `read` returns, which reads a state that is not in memory; notes from where most of it came."""
-        began_s, (near, far) = self._clock.monotonic(), self._bytes_read()
-        found = self._read_sound(read)
-        near, far = (now - before for now, before in zip(self._bytes_read(), (near, far), strict=True))
-        # A rank that read nothing leaves the word to the others: the furthest tier of any counts.
-        tier: Tier = "local disk" if near > far or not far else "object store"
-        took_s = self._clock.monotonic() - began_s
-        self._restored = Restored(tier=tier, seconds=took_s, num_bytes=near + far, ahead=ahead)
+        """What `read` returns, which reads a state that is not in memory; notes how long that takes."""
+        began_s, read_before = self._clock.monotonic(), self._store.requests.bytes_read
+        found = read()
+        took_s, num_bytes = self._clock.monotonic() - began_s, self._store.requests.bytes_read - read_before
+        self._restored = Restored(tier="object store", seconds=took_s, num_bytes=num_bytes, ahead=ahead)
         return found
-
-    def _read_sound(self, read: Callable[[], Result]) -> Result:
-        """What `read` returns, or raises; if a copy on the disk was damaged for any rank, all read without copies."""
-        if self._copies is None:
-            return read()
-        return self._copies.read_sound(read, lambda damaged: any(self._ranks.gather(damaged)), (RankError,))
-
-    def _bytes_read(self) -> tuple[int, int]:
-        """The bytes that were read from the disk so far, and from the object store."""
-        if self._copies is None:
-            return 0, self._metered.requests.bytes_read
-        return self._copies.bytes_near, self._copies.bytes_far
 
     def _digest(self, version: int) -> str:
         """`state_digest`, as the first rank finds it, on all ranks; raises as `Ranks.failing_together`."""
@@ -258,9 +235,7 @@ class PhaseTrainer:
         found = ranks.broadcast(found)
         return all(ranks.gather(found is not None and is_usable(kept.digest, found)))
 
-    def _park_and_publish(
-        self, plan: PlanRecord, config: RunConfig, learner: Learner, base: Blocks, *, onto_disk: bool
-    ) -> _Kept | None:
+    def _park_and_publish(self, plan: PlanRecord, config: RunConfig, learner: Learner, base: Blocks) -> _Kept | None:
         """Free the device, then make the step durable from host memory.
 
         The run's node goes on when the weights are published, so the checkpoint is written beside the next rollout.
@@ -271,10 +246,6 @@ class PhaseTrainer:
         self._says("publishing")
         version = plan.iteration + 1
         saves = self._first_finds(lambda: is_checkpoint_due(self._store, plan, config.trainer))
-        if saves and onto_disk and self._copies is not None:
-            self._copies.copy_from_now(layout.checkpoint(version))
-            if self._ranks.is_first and (config.lora is not None or config.algorithm.kl_coef > 0):
-                self._copies.copy_stored(layout.weights(REFERENCE_VERSION))
         try:
             publish_and_save(self._store, version, learner, base, config.trainer, self._clock, saves=saves)
         except AnotherWasFirstError:
@@ -306,7 +277,7 @@ class PhaseTrainer:
 
 @contextmanager
 def joined_trainer(
-    run_url: str, iteration: int, folder: Path, tell: Callable[[WorkerState], None], disk: ObjectStore | None
+    run_url: str, iteration: int, folder: Path, tell: Callable[[WorkerState], None]
 ) -> Iterator[PhaseTrainer]:
     """The trainer of this rank, on the device that the configuration of an iteration names, until the end of the block.
 
@@ -315,4 +286,4 @@ def joined_trainer(
     store = connect_to_run(run_url)
     config = config_in_force(store, read_plan(store, iteration))
     with joined(training_device(config.trainer.device), folder) as ranks:
-        yield PhaseTrainer(run_url, SystemClock(), tell, disk, ranks)
+        yield PhaseTrainer(run_url, SystemClock(), tell, ranks)

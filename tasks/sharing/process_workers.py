@@ -3,7 +3,6 @@
 They are forked from one process that has imported torch, so a cold worker reads its checkpoint at once.
 """
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,17 +23,16 @@ IMPORTS = ("tasks.sharing.phase_trainer", "transformers.modeling_utils")
 class _Worker:
     """The ranks of one run."""
 
-    def __init__(self, run: AdmittedRun, disk: Path | None) -> None:
-        arguments = [run.run_url, "" if disk is None else str(disk)]
-        self._ranks = StartedRanks(PROGRAM, arguments, IMPORTS, run.ranks, WorkerState(), STATES.validate_python)
+    def __init__(self, run: AdmittedRun) -> None:
+        self._ranks = StartedRanks(PROGRAM, [run.run_url], IMPORTS, run.ranks, WorkerState(), STATES.validate_python)
 
     @property
     def state(self) -> WorkerState:
         last, failure = merged(self._ranks.states), self._ranks.failure
         return last if failure is None else failed(last, failure)
 
-    def begin(self, iteration: int, *, onto_disk: bool) -> None:
-        self._order("restoring", {"do": "train", "iteration": iteration, "onto_disk": onto_disk})
+    def begin(self, iteration: int) -> None:
+        self._order("restoring", {"do": "train", "iteration": iteration})
 
     def prefetch(self, iteration: int) -> None:
         self._order("prefetching", {"do": "prefetch", "iteration": iteration})
@@ -51,13 +49,9 @@ class _Worker:
 
 
 class ProcessWorkers:
-    """See `tasks.sharing.workers.PhaseWorkers`. A context manager: at its end no worker is left.
+    """See `tasks.sharing.workers.PhaseWorkers`. A context manager: at its end no worker is left."""
 
-    disk: a folder for copies of states, with a folder for each run; None: there is no disk for them.
-    """
-
-    def __init__(self, disk: Path | None = None) -> None:
-        self._disk = disk
+    def __init__(self) -> None:
         self._workers: dict[str, _Worker] = {}
 
     def __enter__(self) -> Self:
@@ -67,8 +61,8 @@ class ProcessWorkers:
         for run_id in list(self._workers):
             self.evict(run_id)
 
-    def begin(self, run: AdmittedRun, iteration: int, *, onto_disk: bool) -> None:
-        self._worker(run).begin(iteration, onto_disk=onto_disk)
+    def begin(self, run: AdmittedRun, iteration: int) -> None:
+        self._worker(run).begin(iteration)
 
     def prefetch(self, run: AdmittedRun, iteration: int) -> None:
         self._worker(run).prefetch(iteration)
@@ -78,7 +72,7 @@ class ProcessWorkers:
         if self.state(run.id).phase == "failed":
             self.evict(run.id)
         if run.id not in self._workers:
-            self._workers[run.id] = _Worker(run, None if self._disk is None else self._disk / run.id)
+            self._workers[run.id] = _Worker(run)
         return self._workers[run.id]
 
     def state(self, run_id: str) -> WorkerState:
@@ -89,10 +83,6 @@ class ProcessWorkers:
         worker = self._workers.pop(run_id, None)
         if worker is not None:
             worker.end()
-
-    def drop_copy(self, run_id: str) -> None:
-        if self._disk is not None:
-            shutil.rmtree(self._disk / run_id, ignore_errors=True)
 
     def kill(self, run_id: str) -> None:
         self.evict(run_id)

@@ -1,9 +1,9 @@
 """The states of runs that are kept near a trainer, and which of them have to go: pure.
 
 A resident state is a cache of a checkpoint: it equals the checkpoint whose digest it carries, so it may be dropped at
-any time and nothing is ever written back. It lies in host memory, as a copy on the local disk, or in both; the object
-store has every checkpoint anyway. What is dropped first is what is expected to be needed last (Belady, IBM Systems
-Journal 5(2), 1966): a host knows about how long each run's cycle takes.
+any time and nothing is ever written back. It lies in host memory; the object store has every checkpoint anyway. What is
+dropped first is what is expected to be needed last (Belady, IBM Systems Journal 5(2), 1966): a host knows about how
+long each run's cycle takes.
 """
 
 from collections.abc import Callable, Collection
@@ -17,9 +17,10 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resident:
-    """A run's state in one tier. num_bytes: what it takes there, 0 if it is not there. state_bytes: what it would take.
+    """A run's state in host memory. num_bytes: what it takes there, 0 if it is not there.
 
-    needed_s: when it is expected to be needed next. busy: it is in use, being made or being published.
+    state_bytes: what it would take there. needed_s: when it is expected to be needed next. busy: it is in use, being
+    made or being published.
     """
 
     run: str
@@ -59,7 +60,7 @@ def expected_s(begun_s: float, cycle_s: float, now_s: float) -> float:
 
 
 def make_room(residents: Collection[Resident], num_bytes: int, capacity_bytes: int) -> tuple[str, ...]:
-    """The runs whose states have to leave a tier so that it has room for `num_bytes` more, the last needed first.
+    """The runs whose states have to leave memory so that it has room for `num_bytes` more, the last needed first.
 
     Busy states stay; so there may be too little room even afterwards.
     """
@@ -73,7 +74,7 @@ def make_room(residents: Collection[Resident], num_bytes: int, capacity_bytes: i
 
 
 def has_room(residents: Collection[Resident], num_bytes: int, capacity_bytes: int) -> bool:
-    """Whether a tier holds `num_bytes` beside all these states, once those have left that `make_room` names."""
+    """Whether memory holds `num_bytes` beside all these states, once those have left that `make_room` names."""
     going = make_room(residents, num_bytes, capacity_bytes)
     return sum(one.num_bytes for one in residents if one.run not in going) + num_bytes <= capacity_bytes
 

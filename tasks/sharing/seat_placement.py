@@ -15,7 +15,6 @@ class Room:
 
     host: str
     memory_bytes: int
-    disk_bytes: int = 0
     devices: int = 1
     seated: tuple[AdmittedRun, ...] = ()
 
@@ -24,15 +23,8 @@ class Room:
         return run.ranks == self.devices and run.state_bytes <= self.memory_bytes
 
     def holds(self, runs: Iterable[AdmittedRun]) -> bool:
-        """Whether every phase can find its state in memory.
-
-        That is if memory holds all states, or the disk does and memory the two largest: one trains while the next is
-        read ahead.
-        """
-        sizes = sorted(run.state_bytes for run in runs)
-        return sum(sizes) <= self.memory_bytes or (
-            sum(sizes) <= self.disk_bytes and sum(sizes[-2:]) <= self.memory_bytes
-        )
+        """Whether memory holds the states of all these runs, so that every phase can find its state there."""
+        return sum(run.state_bytes for run in runs) <= self.memory_bytes
 
 
 def load(runs: Iterable[AdmittedRun]) -> float:

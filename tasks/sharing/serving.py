@@ -1,9 +1,7 @@
 """Serving a fleet: a host with worker processes of this machine, from its beginning to its end."""
 
 import socket
-import tempfile
 from contextlib import ExitStack
-from pathlib import Path
 
 from resources.notice import PreemptionNotice
 from resources.visible_text import show_logs
@@ -22,16 +20,14 @@ def serve(
     fleet: str,
     *,
     memory_gib: float,
-    disk_gib: float = 0.0,
     devices: int | None = None,
     usd_per_hour: float | None,
     settings: HostSettings,
 ) -> str:
     """Serve a fleet until SIGTERM comes or the hours of the settings are over; ends at a phase boundary.
 
-    memory_gib: room for resident states in host memory. disk_gib: room for copies of them in a folder of the host's own
-    below TMPDIR; 0: it keeps none. devices: as in `HostRecord`; None: the GPUs that torch sees, or 1. Raises
-    LookupError if there is no fleet, ValueError for a negative room.
+    memory_gib: room for resident states in host memory. devices: as in `HostRecord`; None: the GPUs that torch sees, or
+    1. Raises LookupError if there is no fleet, ValueError for a negative room.
     """
     show_logs()
     clock = SystemClock()
@@ -40,14 +36,12 @@ def serve(
         incarnation=nonce(),
         machine=socket.gethostname(),
         memory_bytes=round(memory_gib * GIB),
-        disk_bytes=round(disk_gib * GIB),
         devices=devices or max(1, visible_gpus().count),
         usd_per_hour=usd_per_hour,
         began_at_s=clock.wall(),
     )
     with PreemptionNotice() as notice, ExitStack() as stack:
-        disk = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gleaner-states-"))) if disk_gib else None
-        workers = stack.enter_context(ProcessWorkers(disk))
+        workers = stack.enter_context(ProcessWorkers())
         member = ProcessMember()
         stack.callback(member.kill)
         Host(store, rules, me, settings, workers, clock, member=member, is_told_to_end=lambda: notice.given).run()

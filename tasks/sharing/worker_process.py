@@ -1,9 +1,8 @@
-"""A process of a run's worker: `python tasks/sharing/worker_process.py SOCKET RUN_URL DISK`.
+"""A process of a run's worker: `python tasks/sharing/worker_process.py SOCKET RUN_URL`.
 
 `process_workers` drives it. It gets an order for each phase to train or to read ahead, and tells whenever what it does
 changes. It ends when its host ends. A phase that fails ends the process, so the next attempt begins cold.
-With several ranks, all get the same orders, and find each other in the folder of SOCKET. DISK is a folder for copies of
-the run's state, empty for none.
+With several ranks, all get the same orders, and find each other in the folder of SOCKET.
 """
 
 import logging
@@ -14,26 +13,23 @@ from dataclasses import asdict
 from pathlib import Path
 
 from resources.visible_text import show_logs
-from storage.local import LocalStore
 from tasks.learning.rank_report import RankReport, reporting_to
 
 log = logging.getLogger(__name__)
 
 
-def main(address: str, run_url: str, disk: str) -> None:
+def main(address: str, run_url: str) -> None:
     """Serve the host that listens at the socket `address` until it closes the connection."""
     rank = f" rank {os.environ['RANK']}" if os.environ["WORLD_SIZE"] != "1" else ""
     show_logs()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {run_url}{rank} %(levelname)s %(message)s")
     with reporting_to(address) as report:
-        _serve(run_url, Path(address).parent, disk, report)
+        _serve(run_url, Path(address).parent, report)
 
 
-def _serve(run_url: str, folder: Path, disk: str, report: RankReport) -> None:
+def _serve(run_url: str, folder: Path, report: RankReport) -> None:
     from tasks.sharing.phase_trainer import PhaseTrainer, is_lasting, joined_trainer  # noqa: PLC0415 - imports torch
 
-    # A copy that a power cut damages is found by its digests.
-    copies = LocalStore(Path(disk), fsync=False) if disk else None
     trainer: PhaseTrainer | None = None
     with ExitStack() as stack:
         for order in report.orders():
@@ -41,10 +37,10 @@ def _serve(run_url: str, folder: Path, disk: str, report: RankReport) -> None:
             try:
                 if trainer is None:
                     trainer = stack.enter_context(
-                        joined_trainer(run_url, iteration, folder, lambda state: report.tell(asdict(state)), copies)
+                        joined_trainer(run_url, iteration, folder, lambda state: report.tell(asdict(state)))
                     )
                 if is_phase:
-                    trainer.train(iteration, onto_disk=order["onto_disk"])
+                    trainer.train(iteration)
                 else:
                     trainer.prefetch(iteration)
             except Exception as error:

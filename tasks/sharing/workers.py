@@ -72,11 +72,11 @@ class WorkerState:
 class PhaseWorkers(Protocol):
     """The workers of a host. Only the host's thread calls it. No call waits for a worker."""
 
-    def begin(self, run: AdmittedRun, iteration: int, *, onto_disk: bool) -> None:
+    def begin(self, run: AdmittedRun, iteration: int) -> None:
         """Wake the run's worker, or start it if there is none, and let it train this phase.
 
-        onto_disk: whether it is to leave a copy of its new state on the local disk while it publishes. The host calls
-        it only while no worker has the device, and this one does not prefetch. From then on the worker has the device.
+        The host calls it only while no worker has the device, and this one does not prefetch. From then on the worker
+        has the device.
         """
         ...
 
@@ -92,15 +92,11 @@ class PhaseWorkers(Protocol):
         ...
 
     def evict(self, run_id: str) -> None:
-        """End the run's worker, if there is one, and drop its state in host memory; a copy on the disk stays.
+        """End the run's worker, if there is one, and drop its state in host memory.
 
         The host calls it when it has lost the run's seat, when the run has left, when memory is needed, and when the
         host ends; never while the worker has the device.
         """
-        ...
-
-    def drop_copy(self, run_id: str) -> None:
-        """Remove the copy of the run's state on the local disk, if there is one."""
         ...
 
     def kill(self, run_id: str) -> None:

@@ -15,8 +15,7 @@ from simulation.simulated_fleet_history import FleetHistory, FleetStrike, draw_f
 from simulation.simulated_workers import SimulatedWorkers
 from storage import liveness, records
 from storage.fleet_records import DueRecord
-from storage.weights import objects
-from tasks.sharing import backfill, billing, disk_copies, due_phase, host, near_states, residents, seating, spending
+from tasks.sharing import backfill, billing, due_phase, host, near_states, residents, seating, spending
 
 pytestmark = pytest.mark.slow
 
@@ -50,12 +49,12 @@ def shares_a_fleet(history):
     return sum(host.arrives_at_s < 30 for host in history.hosts) > 1
 
 
-def struck_often(*kinds, gap_s, histories=None):
-    """Histories, by default those of several hosts, struck in these ways in turn, every `gap_s` until the calm.
+def struck_often(*kinds, gap_s):
+    """Histories of several hosts, struck in these ways in turn, every `gap_s` until the calm.
 
     What the bug needs is rare in the drawn strikes, and comes in nearly every history that has nothing else.
     """
-    for history in histories or drawn(shares_a_fleet):
+    for history in drawn(shares_a_fleet):
         moments_s = range(5, int(history.calm_at_s), gap_s)
         duration_s = 3 * history.host_ttl_s
         yield replace(
@@ -67,18 +66,8 @@ def struck_often(*kinds, gap_s, histories=None):
         )
 
 
-def short_of_memory():
-    """Histories in which states lie on the disk, because host memory holds one, and are damaged there."""
-    for history in struck_often("disk", gap_s=10):
-        runs = tuple(replace(run, state_bytes=5) for run in history.runs)
-        hosts = tuple(replace(host, memory_bytes=5, disk_bytes=20) for host in history.hosts)
-        yield replace(history, runs=runs, hosts=hosts)
-
-
 @pytest.mark.parametrize(
-    "histories",
-    [struck_often("clock", gap_s=40), struck_often("freeze", "suspend", gap_s=40), short_of_memory()],
-    ids=["clock", "frozen", "disk"],
+    "histories", [struck_often("clock", gap_s=40), struck_often("freeze", "suspend", gap_s=40)], ids=["clock", "frozen"]
 )
 def test_a_history_struck_often_breaks_no_rule_either(histories):
     """So what the tests below find in them is the bug."""
@@ -107,7 +96,6 @@ def test_the_histories_are_eventful(outcomes):
         "outage",
         "denied",
         "worker",
-        "disk",
         "run away",
         "told",
     ):
@@ -116,8 +104,7 @@ def test_the_histories_are_eventful(outcomes):
         assert counts[f"fault: {fault}"] > 5, fault
     for what in ("members started", "seats taken over", "resident states used", "states from the object store, ahead"):
         assert counts[what] > 20, what
-    for what in ("states from the local disk", "states from the local disk, ahead", "records of tiers compared"):
-        assert counts[what] > 5, what
+    assert counts["records of tiers compared"] > 5
     assert counts["repeats"] > 0
     assert counts["phases replayed"] > 0
     assert 0.1 < max(outcome.requests_to_bound for outcome in outcomes) < 1
@@ -193,32 +180,9 @@ def test_states_that_are_never_dropped_are_found(monkeypatch):
     assert is_found("memory")
 
 
-class Trusting:
-    """A bug: bytes are not compared with their digests."""
-
-    class Anything(str):
-        __slots__ = ()
-
-        def __ne__(self, other):
-            return False
-
-        __hash__ = str.__hash__
-
-    def update(self, part):
-        pass
-
-    def hexdigest(self):
-        return self.Anything()
-
-
-def test_a_copy_on_the_disk_that_is_used_without_comparing_digests_is_found(monkeypatch):
-    monkeypatch.setattr(objects, "Hasher", Trusting)
-    assert breaks("copy", short_of_memory())
-
-
 def test_a_state_that_is_read_ahead_onto_the_device_is_found(monkeypatch):
     def onto_the_device(self, run, iteration):
-        self.begin(run, iteration, onto_disk=False)
+        self.begin(run, iteration)
 
     monkeypatch.setattr(SimulatedWorkers, "prefetch", onto_the_device)
     assert is_found("doubled", lambda history: len(history.runs) > 1)
@@ -263,20 +227,6 @@ def test_a_member_that_is_not_billed_to_the_run_that_it_helps_is_found(monkeypat
 def is_calm(history):
     """Whether nothing goes wrong, so that hosts notice everything soon."""
     return history.weather == history.calm and not (history.strikes or history.crashes or history.hangs)
-
-
-def test_a_state_that_is_read_by_the_manifest_of_a_copy_is_found(monkeypatch):
-    """The copy is of a state with other last bits, which another host has stored first."""
-    monkeypatch.setattr(disk_copies, "TENSORS", "")
-    assert breaks("stale", struck_often("freeze", "suspend", gap_s=40, histories=short_of_memory()))
-
-
-def test_copies_of_earlier_states_that_stay_on_the_disk_are_found(monkeypatch):
-    def keep_all(self, prefix):
-        self._copied = prefix
-
-    monkeypatch.setattr(disk_copies.StoreWithCopies, "copy_from_now", keep_all)
-    assert is_found("memory")
 
 
 def test_idle_time_that_is_billed_to_those_who_were_seated_afterwards_is_found(monkeypatch):

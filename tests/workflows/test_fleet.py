@@ -28,9 +28,7 @@ MACHINES = {
 
 
 def test_hosts_are_a_map_over_the_trainers_machines():
-    spec = dispatched(
-        hosts, config=CONFIG | FLEET | MACHINES, count=3, hours=8.0, memory_gib=400.0, disk_gib=900.0, backfill_s=120.0
-    )
+    spec = dispatched(hosts, config=CONFIG | FLEET | MACHINES, count=3, hours=8.0, memory_gib=400.0, backfill_s=120.0)
     [node] = [node.to_flyte_idl() for node in spec.nodes]
     requests = node.array_node.node.task_node.overrides.resources.requests
     assert {each.value for each in requests} >= {"4", "500Gi"}
@@ -42,7 +40,7 @@ def test_hosts_are_a_map_over_the_trainers_machines():
 
 def test_a_configuration_without_a_fleet_is_refused():
     with pytest.raises(FlyteUserRuntimeException, match=r"trainer\.fleet: value null"):
-        dispatched(hosts, config=CONFIG, count=1, hours=1.0, memory_gib=1.0, disk_gib=0.0, backfill_s=0.0)
+        dispatched(hosts, config=CONFIG, count=1, hours=1.0, memory_gib=1.0, backfill_s=0.0)
 
 
 @pytest.fixture
@@ -95,9 +93,7 @@ def test_a_plan_that_cannot_be_is_not_registered(config_file, sections, changed,
 def test_a_host_serves_until_its_hours_are_over_and_says_what_it_was(tmp_path):
     url = str(tmp_path / "fleet")
     create_fleet(url, [str(tmp_path / "runs")], 5.0, 1.1, SystemClock())
-    name = fleet_host(
-        fleet=url, slot=0, hours=1e-4, memory_gib=1.0, disk_gib=0.5, devices=1, backfill_s=0.0, usd_per_hour=2.0
-    )
+    name = fleet_host(fleet=url, slot=0, hours=1e-4, memory_gib=1.0, devices=1, backfill_s=0.0, usd_per_hour=2.0)
     assert connect(url).list(fleet_layout.HOSTS) == [fleet_layout.host(name)]
     [seen] = look_at_fleet(url).hosts
     assert seen.state == "gone"

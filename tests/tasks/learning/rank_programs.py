@@ -304,16 +304,16 @@ def train_phase(directory, ranks, lost_by):
 
 
 def train_unread(directory, ranks, victim):
-    """Read the state for iteration 0 ahead, with a disk, while the store gives rank `victim` no tensor; then train."""
+    """Read the state for iteration 0 ahead while the store gives rank `victim` no tensor; then train."""
 
     def no_answer(*_):
         raise StoreUnavailable("no answer")
 
-    trainer = PhaseTrainer(str(directory), SystemClock(), lambda _: None, LocalStore(directory / "disk"), ranks)
+    trainer = PhaseTrainer(str(directory), SystemClock(), lambda _: None, ranks)
     if ranks.rank == victim:
-        trainer._copies.get_into = no_answer
+        trainer._store.get_into = no_answer
     trainer.prefetch(0)
-    vars(trainer._copies).pop("get_into", None)
+    vars(trainer._store).pop("get_into", None)
     trainer.train(0)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from storage.memory import MemoryStore
 from tests.fleet_records import a_run
-from tests.host_stage import READ_S, A, B, C, Stage
+from tests.host_stage import READ_S, A, B, Stage
 
 
 @pytest.fixture
@@ -21,24 +21,6 @@ def test_where_memory_is_short_the_state_that_is_expected_to_be_needed_last_is_d
     assert stage.begun == [("a", 0), ("b", 0), ("c", 0)]
     # b has trained last, and comes again last.
     assert stage.workers.evicted[0] == runs[1].id
-    assert not stage.workers.onto_disk
-
-
-def test_states_that_do_not_fit_in_memory_are_copied_onto_the_disk_as_far_as_that_holds_them(stage):
-    stage.admit(A, B, C)
-    for number, run in enumerate((A, B, C)):
-        stage.due(run, 0, at_s=20 + 30 * number)
-    stage.play(115, memory_bytes=9, disk_bytes=8)
-    assert stage.workers.onto_disk == [("a", 0), ("b", 0), ("c", 0)]
-    # The third copy takes the place of one of the two before.
-    assert stage.workers.dropped[0] in (A.id, B.id)
-
-
-def test_states_that_fit_in_memory_are_not_copied(stage):
-    stage.admit(A, B)
-    stage.due(A, 0, at_s=20)
-    stage.play(60, memory_bytes=9, disk_bytes=100)
-    assert stage.workers.onto_disk == []
 
 
 def test_while_one_run_trains_the_state_of_the_next_is_read_ahead_and_its_phase_waits_for_that(stage):

@@ -89,13 +89,13 @@ def test_a_state_that_is_kept_is_not_used_for_a_version_that_another_host_has_tr
 
 @pytest.mark.parametrize("read_ahead", [False, True])
 def test_a_new_process_replays_what_the_checkpoint_lacks(model, expected, read_ahead):
-    store, disk = memory_store("shared-run"), MemoryStore("disk")
+    store = memory_store("shared-run")
     settings = shared_config(model, 3)
     for iteration in range(ITERATIONS):
         plan_iteration(settings)
         roll_out(URL, iteration)
         said = []
-        trainer = PhaseTrainer(URL, SystemClock(), said.append, disk)
+        trainer = PhaseTrainer(URL, SystemClock(), said.append)
         if read_ahead:
             trainer.prefetch(iteration)
         metrics = train_on(trainer, iteration).metrics

@@ -171,9 +171,9 @@ def test_a_state_that_another_trainer_has_left_behind_is_not_used(model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("read_ahead", [False, True])
-def test_a_state_from_the_disk_or_read_ahead_ends_with_the_bits_of_the_train_task(model, sections, read_ahead):
+def test_a_state_from_the_store_or_read_ahead_ends_with_the_bits_of_the_train_task(model, sections, read_ahead):
     memory_store("own")
-    store, disk = memory_store("shared-run"), MemoryStore("disk")
+    store = memory_store("shared-run")
     settings = {OWN: config(OWN, model, **sections), URL: shared_config(model, **sections)}
     for iteration in range(ITERATIONS):
         for url, each in settings.items():
@@ -182,84 +182,40 @@ def test_a_state_from_the_disk_or_read_ahead_ends_with_the_bits_of_the_train_tas
         train_iteration(OWN, iteration)
         said = []
         # A new process each time, as if the one before had made room.
-        trainer = PhaseTrainer(URL, SystemClock(), said.append, disk)
+        trainer = PhaseTrainer(URL, SystemClock(), said.append)
         if read_ahead:
             trainer.prefetch(iteration)
             assert [state.phase for state in said] == ["prefetching", "parked"]
             assert not any(state.has_device for state in said)
             assert said[-1].bytes_held > 0
-            assert (said[-1].restored.ahead, said[-1].restored.tier) == (True, tier_of(iteration))
+            assert (said[-1].restored.ahead, said[-1].restored.tier) == (True, "object store")
         collector = Collector(iteration)
         collector.start()
-        trainer.train(iteration, onto_disk=True)
+        trainer.train(iteration)
         collector.join(60)
         assert collector.error is None
         assert collector.record.metrics["sharing/warm"] == float(read_ahead)
         found = said[-1].restored
-        assert (found.ahead, found.tier) == (False, "host memory" if read_ahead else tier_of(iteration))
+        assert (found.ahead, found.tier) == (False, "host memory" if read_ahead else "object store")
         assert found.num_bytes > 0
         for url in settings:
             commit_iteration(url, iteration)
     assert states(store) == states(memory_store_of("own"))
-    # The disk holds the last state and nothing of those before.
-    assert {key.split("/")[1] for key in disk.list(layout.CHECKPOINTS)} == {f"{ITERATIONS:08d}"}
-
-
-def tier_of(iteration):
-    """Where a state comes from whose copies are complete; the first one is only in the object store."""
-    return "local disk" if iteration else "object store"
-
-
-DAMAGE = {
-    "changed": lambda body: body[:-1] + bytes([body[-1] ^ 1]),
-    "cut off": lambda body: body[: len(body) // 2],
-    "lost": lambda _: None,
-}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", DAMAGE)
-@pytest.mark.parametrize("read_ahead", [False, True])
-def test_a_damaged_copy_is_not_used_and_the_object_store_is_read(model, what, read_ahead):
-    store, disk = memory_store("shared-run"), MemoryStore("disk")
+def test_a_damaged_checkpoint_is_an_error(model):
+    store = memory_store("shared-run")
     settings = shared_config(model)
-    plan_iteration(settings)
-    roll_out(URL, 0)
-    collector = Collector(0)
-    collector.start()
-    PhaseTrainer(URL, SystemClock(), lambda _: None, disk).train(0, onto_disk=True)
-    collector.join(60)
-    commit_iteration(URL, 0)
-    plan_iteration(settings)
-    copies = disk.list(layout.checkpoint(1))
-    assert copies
-    for key in copies:
-        body = DAMAGE[what](disk.get(key))
-        disk.delete(key) if body is None else disk.put(key, body)
-    roll_out(URL, 1)
-    said = []
-    trainer = PhaseTrainer(URL, SystemClock(), said.append, disk)
-    if read_ahead:
-        trainer.prefetch(1)
-    trained = train_on(trainer, 1)
-    assert trained.weight_version == 2
-    [found] = [state.restored for state in said if state.restored and state.restored.ahead == read_ahead][:1]
-    assert found.tier == "object store"
-    assert exists(store, layout.manifest(layout.weights(2)))
-
-
-@pytest.mark.slow
-def test_a_damaged_checkpoint_is_an_error_with_a_disk_too(model):
-    store, disk = memory_store("shared-run"), MemoryStore("disk")
-    settings = shared_config(model)
-    train_on(PhaseTrainer(begun(settings), SystemClock(), lambda _: None, disk), 0)
+    train_on(PhaseTrainer(begun(settings), SystemClock(), lambda _: None), 0)
     commit_iteration(URL, 0)
     plan_iteration(settings)
     roll_out(URL, 1)
     key = next(key for key in store.list(layout.checkpoint(1)) if key.endswith(".safetensors"))
-    store.put(key, DAMAGE["changed"](store.get(key)))
+    body = store.get(key)
+    store.put(key, body[:-1] + bytes([body[-1] ^ 1]))
     with pytest.raises(CorruptObject, match=key):
-        PhaseTrainer(URL, SystemClock(), lambda _: None, disk).train(1)
+        PhaseTrainer(URL, SystemClock(), lambda _: None).train(1)
 
 
 def begun(settings):

@@ -68,13 +68,10 @@ def test_loads_differ_by_no_more_than_one_run_where_memory_is_ample(free, hosts)
     assert max(loads) - min(loads) <= max((run.load for run in free), default=0.0) + 1e-9
 
 
-def test_a_host_holds_all_states_in_memory_or_on_its_disk_with_memory_for_two():
+def test_a_host_holds_runs_whose_states_fit_in_its_memory_together():
     runs = [a_run(str(size), state_bytes=size) for size in (2, 3, 4)]
     assert Room(host="a", memory_bytes=9).holds(runs)
     assert not Room(host="a", memory_bytes=8).holds(runs)
-    assert Room(host="a", memory_bytes=7, disk_bytes=9).holds(runs)
-    assert not Room(host="a", memory_bytes=6, disk_bytes=9).holds(runs)
-    assert not Room(host="a", memory_bytes=7, disk_bytes=8).holds(runs)
 
 
 def predicted_on(host, name, **fields):

@@ -135,7 +135,7 @@ def test_a_worker_has_failed_when_none_of_its_ranks_is_left(tmp_path, fleet, mod
     plan_iteration(a)
     run = read_run(connect(fleet), run_id(a.run.url))
     with ProcessWorkers() as workers:
-        workers.begin(run, 0, onto_disk=False)
+        workers.begin(run, 0)
         # No group is recorded, so the first rank waits for the journal, and the other for the first.
         until(lambda: workers.state(run.id).phase == "waiting", "it does not begin")
         ranks = started_here()
@@ -147,7 +147,7 @@ def test_a_worker_has_failed_when_none_of_its_ranks_is_left(tmp_path, fleet, mod
             f"its rank {victim} ended with -9",
             False,
         )
-        workers.begin(run, 0, onto_disk=False)
+        workers.begin(run, 0)
         until(lambda: workers.state(run.id).phase == "waiting", "it does not begin again")
         frozen = started_here()
         os.kill(frozen[victim], signal.SIGSTOP)
@@ -166,7 +166,7 @@ def test_a_worker_whose_second_rank_cannot_be_started_leaves_no_first(tmp_path, 
         resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))
         try:
             with pytest.raises(OSError, match="Too many open files"):
-                workers.begin(run, 0, onto_disk=False)
+                workers.begin(run, 0)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         # The starter works in order: what it was told before this has been started.
@@ -184,7 +184,7 @@ def test_a_phase_that_is_concluded_while_ranks_wait_for_its_groups_is_no_failure
     plan_iteration(a)
     run = read_run(connect(fleet), run_id(a.run.url))
     with ProcessWorkers() as workers:
-        workers.begin(run, 0, onto_disk=False)
+        workers.begin(run, 0)
         until(lambda: workers.state(run.id).phase == "waiting", "it does not begin")
         connect(a.run.url).put(layout.report(0), b"concluded")
         until(lambda: workers.state(run.id).phase == "failed", "it goes on")
@@ -193,17 +193,14 @@ def test_a_phase_that_is_concluded_while_ranks_wait_for_its_groups_is_no_failure
         assert started_here() == []
 
 
-def test_states_of_ranks_come_from_the_disk_and_not_from_a_damaged_copy(tmp_path, fleet, model, alone):
+def test_states_of_ranks_that_memory_does_not_hold_at_once_come_from_the_object_store(tmp_path, fleet, model, alone):
     a, b = (a_shared_run(tmp_path, fleet, model, name, ranks=2) for name in ("a", "b"))
-    disk = tmp_path / "disk"
-    with serving(fleet, "host", memory_bytes=expected_state_bytes(a, model), disk=disk, devices=2):
+    with serving(fleet, "host", memory_bytes=expected_state_bytes(a, model), devices=2):
         for iteration in range(3):
             go_through([a, b], iteration)
-            if iteration == 1:
-                for copy in (disk / run_id(b.run.url)).rglob("*.safetensors"):
-                    copy.write_bytes(damaged(copy.read_bytes()))
     restored = [each for record in spent_by(fleet, "host") for each in record.restored]
-    assert any(each.tier == "local disk" for each in restored)
+    # Of six phases only one may find its state in memory: the first of an iteration, if its run was the last before.
+    assert sum(each.tier == "object store" for each in restored) >= 4
     assert states(a.run.url) == states(b.run.url) == alone(3)
 
 
