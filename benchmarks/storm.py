@@ -8,8 +8,8 @@ hung members at the last token. Successors start after a scaled cold start. Step
 sleeping, so that many workers do not compete for two cores and a lost worker is lost capacity. With `--engine vllm`
 every worker runs vLLM, whose start is the cold start, and everything takes three to four times as long.
 
-Relative to a response's length, the loss rates are far above any cloud's: a storm shows that resuming works. The second
-table shows its value at real rates, by a formula (tasks/planning/resume_value.py) with costs that are measured here.
+Relative to a response's length, the loss rates are far above any cloud's: a storm shows that resuming works, and says
+nothing of its value at real rates.
 """
 
 import argparse
@@ -216,21 +216,12 @@ def blows_for(number: int, size: Size, trace: Path | None, process: str) -> list
 
 
 def report(rounds: list[dict[str, Any]], size: Size, source: str, *, as_json: bool) -> None:
-    """Print both tables (for vLLM only the first, as its costs are not measured for the second), targets and JSON."""
+    """Print the table, targets and JSON."""
     rows = arm_rows(rounds)
     by_arm = {row["arm"]: row for row in rows}
     ours = by_arm["Gleaner"]
     again = over_response_level(rounds, lambda one, arm: one["engine_time"][arm]["tokens_again"])
     wall_clock = over_response_level(rounds, lambda one, arm: one["duration_s"][arm])
-    found: dict[str, Any] = {"rounds": rounds}
-    if size.engine == "torch":
-        # Imported here, because every worker imports this module and these imports take seconds.
-        from benchmarks.break_even import break_even_rows, engines, print_savings  # noqa: PLC0415
-
-        costs = engines()
-        savings = break_even_rows(costs)
-        print_savings(savings)
-        found |= {"break_even": savings, "engines": {name: asdict(each) for name, each in costs.items()}}
     targets = [
         Target("places", size.places, ">= 8"),
         Target("responses_changed", sum(row["responses changed"] for row in rows), "<= 0"),
@@ -240,7 +231,7 @@ def report(rounds: list[dict[str, Any]], size: Size, source: str, *, as_json: bo
         again.target("tokens_again_over_response_level", "< 1"),
         wall_clock.target("wall_clock_over_response_level", "< 1"),
     ]
-    finish("storm", rows, targets, as_json=as_json, notes=asdict(size) | {"trace": source}, results=found)
+    finish("storm", rows, targets, as_json=as_json, notes=asdict(size) | {"trace": source}, results={"rounds": rounds})
 
 
 def main() -> None:

@@ -1,30 +1,26 @@
 """Claim: trajectories with tools survive kills token by token, no answered call is made again, and turns cost little.
 
-Three parts, each of which prints its claims when it has ended: a rollout whose members are killed at random, against an
-undisturbed one, with the tool's own ledger as the judge; the speed of decoding with turns against single-turn decoding
-of responses of the same lengths; and what it saves that a response finds its row again (`row_reuse.py`). Workers are
-processes, and kills are SIGKILL.
+Two parts, each of which prints its claims when it has ended: a rollout whose members are killed at random, against an
+undisturbed one, with the tool's own ledger as the judge; and the speed of decoding with turns against single-turn
+decoding of responses of the same lengths. Workers are processes, and kills are SIGKILL.
 """
 
 import argparse
 import json
 import os
 import random
-import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from benchmarks.crew_processes import Crew, LoggedEngine, StepLog, kill_schedule, paced_slot_process
-from benchmarks.reporting import Measured, Target, finish, interleave, measured, ratios
+from benchmarks.reporting import Target, finish, interleave, measured, ratios
 from benchmarks.resume import journal_of
-from benchmarks.row_reuse import Turns, decode_turns, turn_engine
 from examples.call_ledger import Audit, CallLedger, audited
 from examples.hidden_sums import LEDGER, dataset_rows
 from examples.tools_warm_start import warm_start
@@ -53,7 +49,6 @@ class Size:
     Attributes:
         kills, prompts: of the killed rollout.
         speed_prompts, step_s: of the arms whose speed is compared.
-        engine: the one that finds rows again.
     """
 
     prompts: int
@@ -61,8 +56,6 @@ class Size:
     speed_prompts: int
     step_s: float
     rounds: int
-    turns: int
-    engine: Literal["torch", "vllm"] = "torch"
 
 
 def make_run(
@@ -244,27 +237,6 @@ def speeds(folder: Path, model: Path, size: Size) -> dict[str, list[float]]:
     return interleave(arms, size.rounds)
 
 
-def reuse(folder: Path, size: Size) -> tuple[dict[str, list[Turns]], Measured]:
-    """Turns with the rows of before and without, round by round, and the ratio of their processor times."""
-    folder.mkdir(parents=True, exist_ok=True)
-    engine, weights = turn_engine(folder, IN_FLIGHT, size.turns, size.engine)
-    found: dict[str, list[Turns]] = {"again": [], "reused": []}
-
-    def arm(name: str) -> float:
-        decoded = decode_turns(engine, weights, IN_FLIGHT, size.turns, reuses=name == "reused")
-        found[name].append(decoded)
-        return decoded.cpu_s
-
-    times = interleave({name: partial(arm, name) for name in found}, size.rounds)
-    return found, ratios(times["again"], times["reused"])
-
-
-def reuse_targets(found: dict[str, list[Turns]], ratio: Measured) -> list[Target]:
-    """The claims about rows that are found again."""
-    equal = all(one.token_ids == other.token_ids for one, other in zip(found["again"], found["reused"], strict=True))
-    return [Target("rows_reused_same_tokens", float(equal), "== 1"), ratio.target("rows_reused_cpu_ratio", "> 1")]
-
-
 def kills_targets(kept: Kept) -> list[Target]:
     """The claims about kills."""
     return [
@@ -282,20 +254,6 @@ def speed_targets(found: dict[str, list[float]]) -> list[Target]:
         ratios(found["instant"], found["single"]).target("speed_with_instant_tools", ">= 0.9"),
         ratios(found["slow"], found["single"]).target("speed_with_slow_tools", ">= 0.8"),
     ]
-
-
-def rows_part(folder: Path, _model: Path, size: Size) -> Part:
-    """What it saves to find a row again."""
-    found, ratio = reuse(folder, size)
-    rows = [
-        {
-            "arm": f"rows: {name}",
-            "processor s": statistics.median(one.cpu_s for one in values),
-            "tokens prefilled": values[0].prefill_tokens,
-        }
-        for name, values in found.items()
-    ]
-    return Part(rows, reuse_targets(found, ratio), {})
 
 
 def kills_part(folder: Path, model: Path, size: Size) -> Part:
@@ -320,7 +278,7 @@ def speed_part(folder: Path, model: Path, size: Size) -> Part:
     )
 
 
-PARTS = {"rows": rows_part, "kills": kills_part, "speed": speed_part}
+PARTS = {"kills": kills_part, "speed": speed_part}
 
 
 def main() -> None:
@@ -334,20 +292,17 @@ def main() -> None:
     parser.add_argument("--speed-prompts", type=int, default=96)
     parser.add_argument("--step-s", type=float, default=0.05, help="the least duration of a decode step, for speeds")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--turns", type=int, default=24, help="of a response, where rows are found again")
-    parser.add_argument("--engine", choices=("torch", "vllm"), default="torch", help="finds rows again; not for kills")
     given = parser.parse_args()
     # As on one machine in production (tasks/local_map.py); torch reads it when the workers' server imports it.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // SLOTS)))
-    size = Size(given.prompts, given.kills, given.speed_prompts, given.step_s, given.rounds, given.turns, given.engine)
+    size = Size(given.prompts, given.kills, given.speed_prompts, given.step_s, given.rounds)
     whole = Part([], [], {})
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         model = given.policy or folder / "policy"
-        if set(given.parts) != {"rows"}:
-            if not given.policy:
-                warm_start(model, WarmStart(), lambda _step, _loss: None)
-            Crew(folder / "none").warm_up()
+        if not given.policy:
+            warm_start(model, WarmStart(), lambda _step, _loss: None)
+        Crew(folder / "none").warm_up()
         for name in given.parts:
             part = PARTS[name](folder / name, model, size)
             for target in part.targets:
@@ -357,8 +312,6 @@ def main() -> None:
         "rounds": size.rounds,
         "step_s": size.step_s,
         "in_flight": IN_FLIGHT,
-        "turns": size.turns,
-        "engine": size.engine,
         "threads_of_a_worker": os.environ["OMP_NUM_THREADS"],
     }
     finish("turns", whole.rows, whole.targets, as_json=given.json, notes=notes, results=whole.results)

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.adapter_versions import measure_adapters
 from benchmarks.late_joiner import PARTS, joined
 from benchmarks.reporting import Target, finish, interleave, medians, ratios
 from benchmarks.weight_handover import measure_handover
@@ -275,22 +274,11 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=512, help="width of the late joiner's model")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--join-rounds", type=int, default=2)
-    parser.add_argument("--only-adapters", action="store_true", help="only the versions with adapters")
     parser.add_argument("--only-handover", action="store_true", help="only the hand-over to vLLM's processes")
     given = parser.parse_args()
     handover_rows, handover_targets = measure_handover([16 << 20, 64 << 20, given.mib << 20], given.rounds)
     if given.only_handover:
         finish("weights", handover_rows, handover_targets, as_json=given.json, notes={"only_handover": True})
-        return
-    lora_rows = [
-        row
-        for rank in (8, 32)
-        for row in measure_adapters(
-            hidden=given.hidden, layers=given.layers, rank=rank, learning_rates=(1e-5, 1e-4), rounds=given.rounds
-        )
-    ]
-    if given.only_adapters:
-        finish("weights", lora_rows, [], as_json=given.json, notes={"only_adapters": True})
         return
     pull_rows, targets = measure_pull(given.mib << 20, given.s3_mib << 20, given.rounds)
     counts = {rate: given.steps if k == 0 else max(1, given.steps // 2) for k, rate in enumerate(LEARNING_RATES)}
@@ -298,7 +286,7 @@ def main() -> None:
         model = make_policy(Path(temporary) / "model", given.warm_steps)
         step_rows, step_targets, results = measure_steps(model, counts)
     join_rows = measure_join(given.hidden, given.layers, given.join_rounds, versions=3)
-    rows = [*pull_rows, *step_rows, codec_rates(min(given.mib, 64) << 20), *join_rows, *lora_rows, *handover_rows]
+    rows = [*pull_rows, *step_rows, codec_rates(min(given.mib, 64) << 20), *join_rows, *handover_rows]
     notes = {key: value for key, value in vars(given).items() if key != "json"}
     finish(
         "weights", rows, [*targets, *step_targets, *handover_targets], as_json=given.json, notes=notes, results=results

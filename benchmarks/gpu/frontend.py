@@ -1,9 +1,14 @@
-"""Does the process that receives all tokens bound a small model, and what does vLLM's `stream_interval` save there?"""
+"""Does the process that receives all tokens bound a small model, and what does vLLM's `stream_interval` save there?
+
+Our engine decodes equal responses with each interval, in one vLLM, which runs in a process of its own. Processor time
+is that of our process, which receives the tokens: that is the share that bounds small models on a fast GPU.
+"""
 
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,13 +16,77 @@ from benchmarks.equal_work import PROMPT
 from benchmarks.gpu.engine_arm import prepare_bare_environment
 from benchmarks.gpu.model import write_model
 from benchmarks.gpu.sizes import Size
-from benchmarks.reporting import ratios
-from benchmarks.stream_interval import Decoded, Streaming, compared
+from benchmarks.reporting import interleave, ratios
+from storage.noise_keys import noise_key
+from storage.records import SamplingParams
 from tasks.configuration.rollout import VllmConfig
 from tasks.learning.pretrained import read_tensors
+from tasks.sampling.engines.engine import Engine, GenerationRequest
+from tasks.sampling.engines.vllm_engine import VllmEngine
 
 _INTERVALS = (1, 4)
 _CPU_CACHE_BYTES = 64 << 20
+
+
+class Streaming(VllmEngine):
+    """Our engine with requests of a given interval."""
+
+    interval = 1
+
+    def _params(self, request: GenerationRequest) -> Any:
+        params = super()._params(request)
+        params.stream_interval = self.interval
+        return params
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """One decoding: microseconds per token, of time and of our process's processor time, and what was handed out.
+
+    deltas: how often a response got tokens, over all responses. token_ids: response -> its tokens.
+    """
+
+    us_per_token: float
+    cpu_us_per_token: float
+    deltas: int
+    token_ids: dict[int, tuple[int, ...]]
+
+
+def decoded(engine: Engine, responses: int, tokens: int) -> Decoded:
+    """Decode `responses` responses of `tokens` tokens."""
+    sampling = SamplingParams(max_completion_length=tokens)
+    found: dict[int, tuple[int, ...]] = dict.fromkeys(range(responses), ())
+    count = 0
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    engine.start([GenerationRequest(i, i, PROMPT, (), noise_key(0, 0, i), sampling) for i in found])
+    while deltas := engine.step():
+        count += len(deltas)
+        for delta in deltas:
+            found[delta.response] += delta.token_ids
+    each = 1e6 / (responses * tokens)
+    took_s, took_cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    return Decoded(took_s * each, took_cpu_s * each, count, found)
+
+
+def compared(
+    engine: Streaming, intervals: Sequence[int], responses: int, tokens: int, rounds: int
+) -> dict[int, list[Decoded]]:
+    """The decodings with each interval, which take turns; a first one of each does not count."""
+    found: dict[int, list[Decoded]] = {interval: [] for interval in intervals}
+
+    def arm(interval: int) -> Callable[[], float]:
+        def once() -> float:
+            engine.interval = interval
+            found[interval].append(decoded(engine, responses, tokens))
+            return found[interval][-1].cpu_us_per_token
+
+        return once
+
+    interleave({str(interval): arm(interval) for interval in intervals}, 1)
+    for each in found.values():
+        each.clear()
+    interleave({str(interval): arm(interval) for interval in intervals}, rounds)
+    return found
 
 
 def measure(size: Size) -> dict[str, Any]:

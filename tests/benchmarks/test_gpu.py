@@ -11,14 +11,13 @@ import torch
 from benchmarks.gpu import identity, iteration
 from benchmarks.gpu.__main__ import _ENDING_MINUTES
 from benchmarks.gpu.engine_arm import journalling_costs
-from benchmarks.gpu.frontend import arms
+from benchmarks.gpu.frontend import Decoded, arms, decoded
 from benchmarks.gpu.noise import SAMPLERS, agreement, random_logits
 from benchmarks.gpu.part import PARTS, Outcome, measure, run_part
 from benchmarks.gpu.report import decode_share, rows, targets, taxes
 from benchmarks.gpu.schedule import turns
 from benchmarks.gpu.sizes import SHAPES, size_for
 from benchmarks.gpu.trainer import completion_lengths
-from benchmarks.stream_interval import Decoded, decoded
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.engines.torch_engine import TorchEngine
 

@@ -1,4 +1,4 @@
-"""benchmarks/turns.py finds the faults that it is for, and its arms that reuse rows decode the same tokens."""
+"""benchmarks/turns.py finds the faults that it is for, and its single-turn arm decodes responses of given lengths."""
 
 from collections import Counter
 from dataclasses import replace
@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.crew_processes import StepLog
-from benchmarks.reporting import Measured
-from benchmarks.row_reuse import OBSERVATION, TURN, Turns, decode_turns, turn_engine
-from benchmarks.turns import EndingEngine, Kept, kills_targets, records_of, reuse_targets, same, speed_targets
+from benchmarks.turns import EndingEngine, Kept, kills_targets, records_of, same, speed_targets
 from examples.call_ledger import Audit
 from storage.assembly import Assembled
 from storage.noise_keys import noise_key
@@ -17,6 +15,8 @@ from storage.records import SamplingParams
 from storage.shard import Finish
 from storage.turns import TurnRecord, encode_turn
 from tasks.sampling.engines.engine import GenerationRequest
+from tasks.sampling.engines.torch_engine import TorchEngine
+from tests.tiny_model import VOCAB_SIZE, tiny_config, tiny_model, weight_blocks
 
 SPEEDS = {"single": [100.0] * 6, "instant": [95.0] * 6, "slow": [85.0] * 6}
 
@@ -78,31 +78,14 @@ def test_trajectories_are_the_same_by_tokens_writers_end_and_reward():
 
 @pytest.mark.slow
 def test_responses_of_the_single_turn_arm_end_at_their_lengths_and_at_no_token(tmp_path):
-    engine, weights = turn_engine(tmp_path, responses=2, turns=1)
-    engine.load_weights(1, weights)
+    model = tiny_model(tiny_config())
+    model.config.save_pretrained(tmp_path)
+    engine = TorchEngine(tmp_path, device="cpu", max_responses_in_flight=2, context_length=16)
+    engine.load_weights(1, weight_blocks(model))
     ending = EndingEngine(engine, StepLog(tmp_path / "log", create=True), 0.0, {"0": 3, "1": 7})
-    any_token = SamplingParams(max_completion_length=99, stop_token_ids=tuple(range(400)))
+    any_token = SamplingParams(max_completion_length=99, stop_token_ids=tuple(range(VOCAB_SIZE)))
     ending.start([GenerationRequest(each, each, (60, 61), (), noise_key(3, 0, each), any_token) for each in range(2)])
     lengths = Counter[int]()
     while deltas := ending.step():
         lengths.update({delta.response: len(delta.token_ids) for delta in deltas})
     assert lengths == {0: 3, 1: 7}
-
-
-@pytest.mark.slow
-def test_rows_that_are_found_again_save_work_and_change_no_token(tmp_path):
-    engine, weights = turn_engine(tmp_path, responses=3, turns=4)
-    reused, again = (decode_turns(engine, weights, 3, 4, reuses=reuses) for reuses in (True, False))
-    assert reused.token_ids == again.token_ids
-    assert all(len(tokens) == 4 * (TURN + len(OBSERVATION)) for tokens in reused.token_ids)
-    # A turn ends with a token that is not in the cache; the last token of an observation belongs to the next step.
-    assert reused.prefill_tokens <= 3 * (15 + 3 * len(OBSERVATION))
-    assert again.prefill_tokens >= 3 * (25 + 50 + 75)
-
-
-def test_reuse_that_changes_tokens_is_missed():
-    one = Turns(1.0, 10, ((1, 2),))
-    ratio = Measured(3.0, (2.0, 4.0))
-    assert missed(reuse_targets({"again": [one], "reused": [one]}, ratio)) == set()
-    found = {"again": [one], "reused": [replace(one, token_ids=((1, 3),))]}
-    assert missed(reuse_targets(found, ratio)) == {"rows_reused_same_tokens"}

@@ -219,7 +219,7 @@ def test_commands_on_no_fleet_say_so(tmp_path, gleaner):
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        *(("--disk-gib", -1), ("--backfill-s", 0), ("--backfill-s", -5), ("--disk-gib", "much")),
+        *(("--hours", "much"), ("--backfill-s", 0), ("--backfill-s", -5), ("--memory-gib", "much")),
         *(("--memory-gib", "nan"), ("--memory-gib", "inf"), ("--memory-gib", -1), ("--hours", "nan"), ("--hours", -1)),
         *(("--poll-interval-s", "inf"), ("--poll-interval-s", 0), ("--usd-per-hour", "nan"), ("--backfill-s", 1e300)),
     ],
