@@ -14,8 +14,7 @@ from typing import Any
 from benchmarks.reporting import Target, finish
 from resources.accelerators import accelerator
 from resources.model_size import ModelSize, size_from_config
-from tasks.configuration.forecast import ForecastConfig
-from tasks.forecasting.engine_estimate import Device, bandwidth_reached, decode_step_s
+from tasks.forecasting.engine_estimate import MFU, Device, bandwidth_reached, decode_step_s
 
 FACTOR_MAX = 1.3
 # hidden_size, num_hidden_layers, heads, key-value heads, head size, intermediate_size, vocab_size, tied embeddings:
@@ -100,14 +99,9 @@ class Measurement:
     @property
     def estimated(self) -> float:
         """Tokens per second of one response, by the estimate that a forecast uses."""
-        defaults = ForecastConfig()
         found = accelerator(self.source.accelerator)
-        device = Device(
-            accelerator=found,
-            gpus=self.gpus,
-            bandwidth_efficiency=bandwidth_reached(found),
-            mfu=defaults.mfu,
-        )
+        reached = bandwidth_reached(found)
+        device = Device(accelerator=found, gpus=self.gpus, bandwidth_efficiency=reached, mfu=MFU)
         return 1 / decode_step_s(size(self.model), device, self.batch, self.inputs + self.source.output / 2)
 
     @property

@@ -33,49 +33,13 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharingForecast:
-    """What it does to a setup that `runs` runs share the trainer's machines, itself included.
-
-    slowdown, slowdown_others: how many times as long cycles take as with machines of its own that wait for its phases,
-    of this run and of the slowest other. idle: the part of the time in which no run has the machines. saving_max: the
-    most of all GPU-hours that sharing can save; 0 if neither rollout nor trainer has GPUs.
-    """
-
-    __pydantic_config__ = STRICT
-    runs: int
-    slowdown: float
-    slowdown_others: float
-    idle: float
-    saving_max: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class StandingPool:
-    """A pool of a standing crew, whose slots are gone for the rest of an execution after a number of losses.
-
-    losses_per_h: of one machine. share_gone: of the slots, at the end of one execution of all iterations. slots: of
-    which `members` are expected to be left then; None: that would take twice as many or more, so it is better run in
-    parts. part_h: hours of an execution in which a slot is lost once on average, and one in fifty is gone at the end.
-    """
-
-    __pydantic_config__ = STRICT
-    pool: str
-    members: int
-    losses_per_h: float
-    share_gone: float
-    slots: int | None
-    part_h: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class SetupForecast:
     """A setup: the configuration's fields that make it (by path), and what all iterations should take on it.
 
     members: of the crew, on average. usd_parts: medians of `usd` by what it is spent on. usd_reported,
     usd_per_mtok_reported: the dollars that reports will show, which leave out a machine while no process of the run is
-    on it. standing: the pools of a standing crew that can lose machines. sharing: None if the trainer's machines are
-    not shared, or it is unknown with how many runs. refused: why the setup cannot be planned; its figures are then
-    missing.
+    on it. sharing, standing: of forecasts that compare shared trainers and count slots; no reader needs them. refused:
+    why the setup cannot be planned; its figures are then missing.
     """
 
     __pydantic_config__ = STRICT
@@ -90,8 +54,8 @@ class SetupForecast:
     usd_reported: Spread | None = None
     usd_per_mtok_reported: Spread | None = None
     usd_parts: dict[str, float] = field(default_factory=dict)
-    sharing: SharingForecast | None = None
-    standing: tuple[StandingPool, ...] = ()
+    sharing: dict[str, int | float] | None = None
+    standing: tuple[dict[str, int | float | str | None], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from flytekit import Deck, task
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.pools import ControlPoolConfig, task_settings
+from resources.visible_text import markup
 from storage.clock import SystemClock
 from storage.connect import connect
 from storage.store import StoreUnavailable
@@ -15,15 +16,15 @@ DEFAULT_POOL = ControlPoolConfig()
 
 @task(**task_settings(DEFAULT_POOL), enable_deck=True, deck_fields=())
 def make_forecast(config: dict, save: bool) -> str:  # type: ignore[type-arg]
-    """Compare setups for a run; returns the tables and the recommendation as text. The Deck shows the same as a page.
+    """Compare setups for a run; returns the tables and the recommendation as text. The Deck shows the text.
 
     save: also write the forecast into the run's directory, to be compared with what the run then takes.
     """
     from tasks.forecasting.comparison import forecast  # noqa: PLC0415 - when the task runs
-    from tasks.forecasting.page import forecast_page  # noqa: PLC0415
     from tasks.forecasting.probe import probe_run  # noqa: PLC0415
     from tasks.forecasting.realised import save_forecast  # noqa: PLC0415
     from tasks.forecasting.table import forecast_text  # noqa: PLC0415
+    from tasks.reporting.deck import styled  # noqa: PLC0415
 
     settings = parse(config)
     with tells(f"run {settings.run.url}", None, "forecast"):
@@ -34,5 +35,5 @@ def make_forecast(config: dict, save: bool) -> str:  # type: ignore[type-arg]
             except StoreUnavailable as error:
                 raise FlyteRecoverableException(str(error)) from error
     text = forecast_text(record)
-    Deck("Forecast", forecast_page(record, settings.run.url))
+    Deck("Forecast", styled([f"<pre>{markup(text)}</pre>"]))
     return text

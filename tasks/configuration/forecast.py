@@ -1,7 +1,7 @@
 """The section `forecast`: the model's size, the expected lengths, the machines."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
@@ -12,11 +12,7 @@ _Seconds = Annotated[float, Field(ge=0, le=86_400)]
 _StepSeconds = Annotated[float, Field(ge=1e-5, le=10)]
 _Gbps = Annotated[float, Field(ge=0.01, le=1e5)]
 _Factor = Annotated[float, Field(ge=1e-3, le=1e3)]
-_Share = Annotated[float, Field(ge=1e-4, le=1)]
 _Batch = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}$")]
-
-
-_LossProcess = Literal["aws-p3", "aws-v100-us-east-2b", "aws-v100-us-west-2a"]
 
 
 # Seconds until vLLM 0.32.0 was ready on one H200, with the shape of Qwen2.5-0.5B, on 2026-11-27: 50 to 66 with full
@@ -29,15 +25,11 @@ class PoolForecast:
     """What is different in a pool of pools.more_rollout: another kind of machine, another region.
 
     Attributes:
-        accelerator, step_s: as accelerator_rollout and step_s of `ForecastConfig`, which are those of pools.rollout.
-        link_gbps, loss_process, trace_path, loss_rate_factor, start_s: None: as in `ForecastConfig`.
+        link_gbps, trace_path, loss_rate_factor, start_s: None: as in `ForecastConfig`.
     """
 
     __pydantic_config__ = STRICT
-    accelerator: str | None = None
-    step_s: Annotated[dict[_Batch, _StepSeconds], Field(min_length=1)] | None = None
     link_gbps: _Gbps | None = None
-    loss_process: _LossProcess | None = None
     trace_path: str | None = None
     loss_rate_factor: _Factor | None = None
     start_s: _Seconds | None = None
@@ -52,32 +44,19 @@ class ForecastConfig:
         widths: members of the pool `rollout` to compare; empty: half, all and twice its `count`.
         parameters_billions: parameters of the model. kv_bytes_per_token: bytes of its cache, all layers together. None:
             from config.json at policy.path.
-        accelerator_rollout, accelerator_train: data sheets to estimate from; None: what the pools and prices name.
         step_s: batch size to seconds of a decode step of a member of `rollout`, if measured; None: estimated.
         train_s_per_token: seconds per generated token, all machines of the trainer together; None: estimated.
-        bandwidth_efficiency: share of the memory bandwidth that decoding reaches; None: as published measurements say
-            of the accelerator.
-        mfu: share of the peak arithmetic that training, prefill and large batches reach.
         lengths_path, lengths_column: a file of response lengths, and the column or field that holds them, as in
             tasks.forecasting.response_lengths; None: response_median and response_sigma.
         response_median, response_sigma: a log-normal distribution of response lengths in tokens; sigma is that of the
             natural logarithm.
         prompt_tokens: mean tokens of a prompt.
-        tool_answers: mean answers of tools in a response; tool_s: mean seconds until one is there, which vary as in
-            tasks.forecasting.tool_answers. None: tools answer at once. observation_tokens: mean tokens of an answer.
-        prompts_in_dataset: prompts until the next epoch begins; None: no prompt recurs.
-        loss_process: the process of resources.spot_trace by which interruptible machines are lost. trace_path: a trace
-            instead.
+        trace_path: a trace of interruptible machines; None: they are lost as in tasks.forecasting.crew_inputs.
         loss_rate_factor: factor on the rate of losses.
         start_s: seconds until a process can start on a new machine: provisioning and image.
         process_s: seconds in each iteration until a member's pod and engine have started; it pulls weights meanwhile.
         link_gbps: download rate of a member's machine.
-        train_link_gbps: rate at which the trainer's machines together read and write their state.
         more_rollout: what is different in the pools of pools.more_rollout, by name.
-        control_s: seconds between two iterations, for conclusion and plan.
-        runs_per_trainer: runs like this one, itself included, that take turns on the trainer's machines; for
-            trainer.placement "pod" and "shared". None: with "shared" those that the fleet has seated together, else
-            none waits for another.
         seeds: trace windows and draws of lengths for each setup. iterations_simulated: iterations simulated for each;
             the rest is scaled.
     """
@@ -87,40 +66,23 @@ class ForecastConfig:
     widths: tuple[Annotated[int, Field(ge=1, le=10_000)], ...] = ()
     parameters_billions: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
     kv_bytes_per_token: _Above0 | None = None
-    accelerator_rollout: str | None = None
-    accelerator_train: str | None = None
     step_s: Annotated[dict[_Batch, _StepSeconds], Field(min_length=1)] | None = None
     train_s_per_token: Annotated[float, Field(ge=1e-12, le=60)] | None = None
-    bandwidth_efficiency: _Share | None = None
-    mfu: _Share = 0.35
     lengths_path: str | None = None
     lengths_column: str | None = None
     response_median: Annotated[float, Field(gt=0, le=1e9)] | None = None
     response_sigma: Annotated[float, Field(ge=0, le=10)] = 0.8
     prompt_tokens: Annotated[int, Field(ge=1)] = 256
-    tool_answers: _Above0 | None = None
-    tool_s: _Seconds | None = None
-    observation_tokens: Annotated[int, Field(ge=0)] = 256
-    prompts_in_dataset: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    loss_process: _LossProcess = "aws-p3"
     trace_path: str | None = None
     loss_rate_factor: _Factor = 1.0
     start_s: _Seconds = 180.0
     process_s: _Seconds = VLLM_START_S
     link_gbps: _Gbps = 10.0
-    train_link_gbps: _Gbps = 100.0
     more_rollout: dict[str, PoolForecast] = field(default_factory=dict)
-    control_s: _Seconds = 30.0
-    runs_per_trainer: Annotated[int, Field(ge=1, le=100)] | None = None
     seeds: Annotated[int, Field(ge=2, le=1000)] = 5
     iterations_simulated: Annotated[int, Field(ge=2, le=1000)] = 12
 
     def __post_init__(self) -> None:
-        if (self.tool_answers is None) != (self.tool_s is None):
-            raise ValueError(
-                f"tool_s: value {self.tool_s!r}; allowed with tool_answers {self.tool_answers!r}: "
-                f"{'null' if self.tool_answers is None else 'at least 0'}"
-            )
         if (self.lengths_path is None) != (self.lengths_column is None):
             raise ValueError(
                 f"lengths_column: value {self.lengths_column!r}; allowed with lengths_path {self.lengths_path!r}: "

@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
 from resources.documents import SURROGATE
+from tasks.configuration.deleted_fields import advice
 from tasks.configuration.other_names import OTHER_NAMES
 
 INTEGER_BITS_MAX = 63
@@ -99,7 +100,8 @@ def _problem(error: Any, kind: type) -> str:
     location = error["loc"]
     path = ".".join(str(part) for part in location)
     if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        return f"{path}: unknown field; {_hint(location, kind)}"
+        told = advice(location)
+        return f"{path}: deleted field; {told}" if told else f"{path}: unknown field; {_hint(location, kind)}"
     if error["type"] in ("missing", "missing_argument"):
         return f"{path}: missing; it has no default"
     message = error["msg"].removeprefix("Value error, ")
@@ -127,8 +129,9 @@ def names_at(kind: type, location: tuple[Any, ...]) -> list[str]:
     """The field names of the dataclass at a location of a document of dataclass `kind`; [] if there is none."""
     current: Any = kind
     for part in location:
-        if isinstance(part, str) and is_dataclass(current):
-            current = get_type_hints(current).get(part)
+        # Another name is a user's own, such as a pool's, in a mapping to this dataclass.
+        if is_dataclass(current) and part in names(current):
+            current = get_type_hints(current)[part]
         current = _dataclass_in(current)
     return names(current) if is_dataclass(current) else []
 

@@ -20,6 +20,7 @@ from storage.retention_config import RetentionConfig
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.critic import CriticConfig
 from tasks.configuration.data import DataConfig
+from tasks.configuration.deleted_fields import without_deleted
 from tasks.configuration.evaluation import EvaluationConfig, is_inherited, with_inherited_sampling
 from tasks.configuration.forecast import ForecastConfig
 from tasks.configuration.given_secrets import given_secrets
@@ -126,7 +127,6 @@ class RunConfig:
             *placements_that_clash(
                 self.trainer, self.run.url, self.pools.train, self.planning, self.algorithm, self.rewards
             ),
-            *_forecasts_that_clash(self),
         ]
         if problems_found:
             raise ValueError("\n".join(problems_found))
@@ -226,11 +226,6 @@ def _adapters_that_clash(config: RunConfig) -> Iterator[str]:
         yield f"lora.rank: value {lora.rank}; allowed: 1 to rollout.vllm.max_lora_rank ({rank_max}), or that null"
 
 
-def _forecasts_that_clash(config: RunConfig) -> Iterator[str]:
-    if config.turns is None and config.forecast.tool_answers is not None:
-        yield f"forecast.tool_answers: value {config.forecast.tool_answers}; allowed only with turns"
-
-
 def load(path: str | Path) -> RunConfig:
     """Read a YAML or JSON file; raises ConfigError, which names the file and every wrong field."""
     try:
@@ -243,12 +238,14 @@ def load(path: str | Path) -> RunConfig:
 def parse(document: object, source: str = "the configuration", *, held: bool = False) -> RunConfig:
     """The RunConfig that a mapping describes; raises ConfigError.
 
-    held: a run holds it already, so that a secret in it is no longer kept out, and the run must go on.
+    held: a run holds it already, so that a secret in it is no longer kept out, and the run must go on, also with fields
+        that are deleted since.
     """
     if not isinstance(document, Mapping) or not document:
         what = "empty" if not document else f"a {type(document).__name__}"
         raise ConfigError(source, [f"it is {what}; allowed: a mapping with sections {', '.join(names(RunConfig))}"])
     try:
+        document = without_deleted(document) if held else document
         secrets = [] if held else list(given_secrets(document))
         if secrets:
             # Alone, because another problem could show the value.

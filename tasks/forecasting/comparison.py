@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from resources.spot_trace import TooFewPlacesError
-from storage.clock import SystemClock
 from storage.forecast_records import ForecastRecord, Setting, SetupForecast, Spread
 from storage.telling import Tell, untold
 from tasks.configuration.forecast import ForecastConfig
@@ -22,18 +21,14 @@ from tasks.configuration.run_config import ConfigError, RunConfig, dump, parse
 from tasks.forecasting.availability import losses_per_h
 from tasks.forecasting.events import Stalled
 from tasks.forecasting.inputs import gather
-from tasks.forecasting.phases import NoIterationError, Sharers, shared
 from tasks.forecasting.probe import NoProbe, Probe
 from tasks.forecasting.results import SimulatedIteration, SimulatedRun
 from tasks.forecasting.scenario import AvailabilityScenario, Scenario
-from tasks.forecasting.seated_runs import sharers_of
-from tasks.forecasting.setups import Setup, placed, setups
+from tasks.forecasting.setups import Setup, setups
 from tasks.forecasting.simulate import simulate
-from tasks.forecasting.standing_count import standing_pools
 from tasks.forecasting.virtual_ledger import NO_MACHINE
 from tasks.planning.flush_interval import best_flush_interval_s, flush_usd
 from tasks.preparing.checks import check_settings
-from tasks.sharing.fleet_ledger import BOUND_SMALL, bound_in_words
 
 LOW, HIGH = 0.1, 0.9
 SENSITIVITY = (0.3, 3.0)
@@ -70,35 +65,21 @@ def forecast(config: RunConfig, probe: Probe | NoProbe, created_at_s: float, tel
     """Compare the setups of a configuration; the same result for the same configuration, prices and probe.
 
     tell: called for each run that is simulated. Raises ValueError or LookupError, which names the missing
-    or wrong field, TraceError and ScenarioError for files that cannot be used, and as `sharers_of`.
+    or wrong field, TraceError and ScenarioError for files that cannot be used.
     """
-    settings = config.forecast
-    inputs, sharers = gather(config, probe), sharers_of(config, SystemClock())
-
-    def refused_by_check(setup: Setup) -> str | None:
-        return refusal(config, setup.settings | _some_fleet(setup.settings, config.run.url))
-
-    def simulated(setup: Setup) -> SetupForecast:
-        return _simulated(setup, settings, sharers, partial(tell, f"simulating {setup.name}"))
+    settings, inputs = config.forecast, gather(config, probe)
 
     def result(setup: Setup) -> SetupForecast:
-        refused = refused_by_check(setup)
+        refused = refusal(config, setup.settings)
         if refused is not None:
             return SetupForecast(name=setup.name, settings=setup.settings, refused=refused)
-        return simulated(setup)
+        return _simulated(setup, settings, partial(tell, f"simulating {setup.name}"))
 
-    weights = config.planning.cost_weight, config.planning.usd_per_run_max
-    compared = list(setups(config, inputs))
+    compared = setups(config, inputs)
     results = [result(setup) for setup in compared]
-    for setup in _to_be_placed(compared, results, *weights) if inputs.placed else ():
-        elsewhere = [placed(setup, placement, config, inputs) for placement in inputs.placed]
-        # What no fleet would make possible says nothing.
-        elsewhere = [each for each in elsewhere if refused_by_check(each) is None]
-        compared += elsewhere
-        results += map(simulated, elsewhere)
-    chosen, reason = recommend([each for each in results if _may_be_set(config, each)] or results, *weights)
-    reason += against_other_crew(chosen, results) + against_other_placements(chosen, results)
+    chosen, reason = recommend(results, config.planning.cost_weight, config.planning.usd_per_run_max)
     setup = next(setup for setup in compared if setup.name == chosen.name)
+    reason += against_other_crew(chosen, results) + in_parts(setup, chosen, settings.iterations)
     snippet = setup.settings | _flush_setting(setup.scenario, _iteration_s(chosen, settings.iterations))
     refused = refusal(config, snippet)
     if refused is not None:
@@ -107,7 +88,7 @@ def forecast(config: RunConfig, probe: Probe | NoProbe, created_at_s: float, tel
     if any(pool.availability is not None for pool in setup.scenario.pools):
         for factor in SENSITIVITY:
             what = f"simulating {setup.name}, {factor:g} times the losses"
-            again = _simulated(_hastened(setup, factor), settings, sharers, partial(tell, what))
+            again = _simulated(_hastened(setup, factor), settings, partial(tell, what))
             if again.usd is not None:
                 sensitivity[f"{factor:g}"] = again.usd
     return ForecastRecord(
@@ -122,28 +103,6 @@ def forecast(config: RunConfig, probe: Probe | NoProbe, created_at_s: float, tel
         snippet=snippet,
         sensitivity=sensitivity,
     )
-
-
-def _to_be_placed(
-    compared: Sequence[Setup], results: Sequence[SetupForecast], cost_weight: float, usd_max: float | None
-) -> list[Setup]:
-    """The setups that are compared with other placements of the trainer: the configured and the best, with a crew."""
-    with_crew = {setup.name: setup for setup in compared if setup.scenario.pools}
-    possible = [each for each in results if each.name in with_crew and each.hours]
-    best = [recommend(possible, cost_weight, usd_max)[0].name] if possible else []
-    return [with_crew[name] for name in dict.fromkeys([compared[0].name, *best]) if name in with_crew]
-
-
-def _some_fleet(settings: Mapping[str, Setting], run_url: str) -> dict[str, Setting]:
-    """A fleet beside the run that need not exist, so that a setup for which none is made yet can be compared."""
-    return {"trainer.fleet": f"{run_url.rstrip('/')}-fleet"} if settings.get("trainer.placement") == "shared" else {}
-
-
-def _may_be_set(config: RunConfig, setup: SetupForecast) -> bool:
-    """Whether the setup can be recommended: `gleaner check` accepts it, and if it shares the trainer, that may pay."""
-    if setup.sharing is not None and setup.sharing.saving_max < BOUND_SMALL:
-        return False
-    return "trainer.placement" not in setup.settings or refusal(config, setup.settings) is None
 
 
 def refusal(config: RunConfig, settings: Mapping[str, Setting]) -> str | None:
@@ -212,33 +171,20 @@ def against_other_crew(chosen: SetupForecast, results: Sequence[SetupForecast]) 
     return ""
 
 
-def against_other_placements(chosen: SetupForecast, results: Sequence[SetupForecast]) -> str:
-    """What the same would take with another trainer.placement, and the most that sharing saves, as endings."""
-    said = ""
-    alike = [each for each in results if _but_placement(each) == _but_placement(chosen) and each.hours and each.usd]
-    for other in alike:
-        # What differs in seeding alone is no other placement.
-        if _placement(other) != _placement(chosen) and other.hours and other.usd and chosen.hours and chosen.usd:
-            difference = _Weighed(other, other.hours.median, other.usd).against(
-                _Weighed(chosen, chosen.hours.median, chosen.usd)
-            )
-            said += f"; {other.name}, {difference}"
-    bounds = [each.sharing.saving_max for each in alike if each.sharing is not None]
-    return said + (f". {bound_in_words(max(bounds))}" if bounds else "")
+def in_parts(setup: Setup, chosen: SetupForecast, iterations: int) -> str:
+    """How long an execution of a standing crew may be, as an ending of the reason; "" if one of all iterations is.
 
-
-def _placement(setup: SetupForecast) -> Setting:
-    """None: as configured."""
-    return setup.settings.get("trainer.placement")
-
-
-def _but_placement(setup: SetupForecast) -> dict[str, Setting]:
-    """What says that two setups have the same machines, and differ in how they have those of the trainer."""
-    return {
-        path: value
-        for path, value in setup.settings.items()
-        if not path.startswith("trainer.") and path != "planning.seeding"
-    }
+    Flyte starts a slot again after three losses in an execution, and not after the fourth (docs/guide/elastic.md). In
+    the time in which a slot is lost once on average, one in fifty is gone at the end.
+    """
+    rates = [losses_per_h(pool.availability) for pool in setup.scenario.pools if pool.count]
+    if setup.scenario.policy.crew != "standing" or chosen.hours is None or not max(rates, default=0.0):
+        return ""
+    part_h = 1.0 / max(rates)
+    if part_h >= chosen.hours.median:
+        return ""
+    count = max(1, int(iterations * part_h / chosen.hours.median))
+    return f". Run it in parts of about {part_h:.1f} h (--count {count}), because a slot that is lost often stays away"
 
 
 @dataclass(frozen=True)
@@ -277,41 +223,31 @@ def _usd(usd: float) -> str:
     return f"${usd:,.0f}" if usd >= 10 else f"${usd:.2f}"
 
 
-def _simulated(
-    setup: Setup, settings: ForecastConfig, sharers: Sharers | None, tell: Callable[[int, int], None]
-) -> SetupForecast:
+def _simulated(setup: Setup, settings: ForecastConfig, tell: Callable[[int, int], None]) -> SetupForecast:
     """One run per seed. A setup that the planner refuses, or that is larger than the trace's, has no figures."""
     outcomes: list[_Outcome] = []
-    scenario, sharing, iterations = setup.scenario, None, settings.iterations
-    phase = scenario.trainer.phase
     try:
-        if phase is not None and sharers is not None:
-            scenario, sharing = shared(scenario, phase, sharers, settings.seeds)
         for seed in range(settings.seeds):
             tell(seed, settings.seeds)
-            run = simulate(scenario, seed=seed)
+            run = simulate(setup.scenario, seed=seed)
             if run.stopped is not None or not run.iterations:
                 refused = run.stopped or "no iteration ended"
                 return SetupForecast(name=setup.name, settings=setup.settings, refused=refused)
-            outcomes.append(_outcome(run, iterations))
-    except (Stalled, TooFewPlacesError, NoIterationError) as error:
+            outcomes.append(_outcome(run, settings.iterations))
+    except (Stalled, TooFewPlacesError) as error:
         return SetupForecast(name=setup.name, settings=setup.settings, refused=str(error))
     parts = {part: float(np.median([outcome.usd_parts[part] for outcome in outcomes])) for part in PARTS}
-    hours = _spread([outcome.hours for outcome in outcomes])
-    stands = scenario.policy.crew == "standing"
     return SetupForecast(
         name=setup.name,
         settings=setup.settings,
         members=float(np.median([outcome.members for outcome in outcomes])),
-        hours=hours,
+        hours=_spread([outcome.hours for outcome in outcomes]),
         usd=_spread([outcome.usd for outcome in outcomes]),
         tokens_per_s=_spread([outcome.tokens / (outcome.hours * _SECONDS_PER_HOUR) for outcome in outcomes]),
         usd_per_mtok=_spread([outcome.usd / outcome.tokens * 1e6 for outcome in outcomes]),
         usd_reported=_spread([outcome.usd_reported for outcome in outcomes]),
         usd_per_mtok_reported=_spread([outcome.usd_reported / outcome.tokens * 1e6 for outcome in outcomes]),
         usd_parts=parts,
-        sharing=sharing,
-        standing=standing_pools(scenario.pools, hours.median) if stands else (),
     )
 
 

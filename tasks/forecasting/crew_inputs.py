@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from resources.pools import RolloutPoolConfig, pool_path
-from resources.spot_trace import PROCESSES
+from resources.spot_trace import AWS_P3
 from storage.forecast_records import Setting
 from tasks.configuration.forecast import ForecastConfig
 from tasks.forecasting.engine_inputs import engine_figures
@@ -38,10 +38,8 @@ def crew_pools(facts: KnownFacts) -> tuple[CrewPool, ...]:
 class _Told:
     """What the section `forecast` says of one pool."""
 
-    accelerator: str | None
     step_s: dict[str, float] | None
     link_gbps: float
-    loss_process: str
     trace_path: str | None
     loss_rate_factor: float
     start_s: float
@@ -50,17 +48,15 @@ class _Told:
 def _told(forecast: ForecastConfig, name: str) -> _Told:
     """Of `rollout` in the section's own fields; of another pool in its entry of more_rollout, and else in these.
 
-    Another pool may have machines of another kind, so the first pool's data sheet and step times are not theirs.
+    Another pool may have machines of another kind, so the first pool's step times are not theirs.
     """
-    fields = ("link_gbps", "loss_process", "trace_path", "loss_rate_factor", "start_s")
+    fields = ("link_gbps", "trace_path", "loss_rate_factor", "start_s")
     told = {field: getattr(forecast, field) for field in fields}
     if name == "rollout":
-        return _Told(accelerator=forecast.accelerator_rollout, step_s=forecast.step_s, **told)
+        return _Told(step_s=forecast.step_s, **told)
     own = forecast.more_rollout.get(name)
     given = {} if own is None else {field: value for field, value in vars(own).items() if value is not None}
-    if "loss_process" in given and "trace_path" not in given:
-        given["trace_path"] = None
-    return _Told(**{"accelerator": None, "step_s": None, **told, **given})
+    return _Told(step_s=None, **{**told, **given})
 
 
 def _crew_pool(facts: KnownFacts, name: str, pool: RolloutPoolConfig) -> CrewPool:
@@ -82,7 +78,7 @@ def _crew_pool(facts: KnownFacts, name: str, pool: RolloutPoolConfig) -> CrewPoo
 
 
 def _scenario(facts: KnownFacts, name: str, pool: RolloutPoolConfig, told: _Told) -> PoolScenario:
-    figures = engine_figures(facts, name, pool, told.accelerator, told.step_s)
+    figures = engine_figures(facts, name, pool, told.step_s)
     probed = None if facts.probe is None else facts.probe.pools.get(name)
     price = "configured (usd_per_hour)" if pool.usd_per_hour is not None else f"price table, {pool.machine}"
     facts.show(f"{name}: price", f"{pool.price_usd_per_h:.2f} $/h of a slot", price)
@@ -123,7 +119,7 @@ def _availability(facts: KnownFacts, name: str, told: _Told, probed: PoolProbe |
         words = f"{told.trace_path}, {factor:g} times as fast"
         facts.show(f"{name}: losses", words, "configured (trace_path)")
         return AvailabilityScenario(path=told.trace_path, rate_factor=factor)
-    process = PROCESSES[told.loss_process]
+    process = AWS_P3
     if probed is not None and facts.probe is not None and probed.losses >= LOSSES_MIN:
         per_h = probed.losses / probed.machine_h
         words = f"{per_h:.2f} per machine hour ({probed.losses} in {probed.machine_h:.1f} h), as {process.name} loses"

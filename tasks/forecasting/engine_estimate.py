@@ -5,8 +5,8 @@ response (Williams, Waterman and Patterson, "Roofline", CACM 52 (2009)). Besides
 constant time, and with tensor parallelism the GPUs of an engine add up their parts twice in every layer (Shoeybi et
 al., arXiv 1909.08053, section 3). `python -m benchmarks.step_times` shows what the constants were fitted to. Training
 takes 6 operations per parameter and token, 8 if activations are computed twice (Kaplan et al., arXiv 2001.08361,
-section 2.1; Korthikanti et al., arXiv 2205.05198). Peaks are multiplied by an efficiency that the user may set. A
-probe's figures replace all of this.
+section 2.1; Korthikanti et al., arXiv 2205.05198). Peaks are multiplied by an efficiency. A probe's figures replace
+all of this.
 """
 
 import math
@@ -26,6 +26,8 @@ SUMS_PER_LAYER = 2
 # The share of the bandwidth on the data sheet that decoding reaches, and where another was measured.
 BANDWIDTH_REACHED = 0.76
 BANDWIDTH_REACHED_ON = {"H20": 0.44}
+# The share of the arithmetic on the data sheet that training, prefill and large batches reach.
+MFU = 0.35
 Points = tuple[tuple[int, float], ...]
 
 

@@ -8,6 +8,7 @@ from resources.accelerators import accelerator
 from resources.pools import PoolConfig, pool_path
 from resources.prices import UnknownMachine, machine_price
 from tasks.forecasting.engine_estimate import (
+    MFU,
     Device,
     Points,
     bandwidth_reached,
@@ -28,40 +29,26 @@ class EngineFigures:
     prefill_tokens_per_s: float
 
 
-def device(facts: KnownFacts, name: str, pool: PoolConfig, sheet: str | None, gpus: int) -> Device | None:
+def device(name: str, pool: PoolConfig, gpus: int) -> Device | None:
     """The GPUs that an engine or the trainer runs on; None without GPUs.
 
-    sheet: the accelerator that the forecast's section names. Raises LookupError for an accelerator without a data
-    sheet.
+    Raises LookupError for an accelerator without a data sheet.
     """
     if not gpus:
         return None
-    forecast, found = facts.config.forecast, sheet or pool.accelerator
+    found = pool.accelerator
     if found is None:
         with suppress(UnknownMachine):
             found = machine_price(pool.machine).accelerator
     try:
         known = accelerator(found or "")
     except LookupError as error:
-        raise LookupError(f"{pool_path(name)}: {error}; or {_sheet_field(name)}, the most similar of them") from None
-    reached = forecast.bandwidth_efficiency
-    return Device(
-        accelerator=known,
-        gpus=gpus,
-        bandwidth_efficiency=bandwidth_reached(known) if reached is None else reached,
-        mfu=forecast.mfu,
-    )
-
-
-def _sheet_field(name: str) -> str:
-    """The field of the forecast's section that names a pool's data sheet."""
-    if name in ("rollout", "train"):
-        return f"forecast.accelerator_{name}"
-    return f"forecast.more_rollout.{name}.accelerator"
+        raise LookupError(f"{pool_path(name)}: {error}; for a forecast name the most similar of them") from None
+    return Device(accelerator=known, gpus=gpus, bandwidth_efficiency=bandwidth_reached(known), mfu=MFU)
 
 
 def engine_figures(
-    facts: KnownFacts, name: str, pool: PoolConfig, sheet: str | None, configured: Mapping[str, float] | None
+    facts: KnownFacts, name: str, pool: PoolConfig, configured: Mapping[str, float] | None
 ) -> EngineFigures:
     """The figures of one engine of a pool, whatever else its machine has; configured: its step times by batch.
 
@@ -70,7 +57,7 @@ def engine_figures(
     limit = facts.config.rollout.max_responses_in_flight
     probed = None if facts.probe is None else facts.probe.pools.get(name)
     is_timed = configured is not None or (probed is not None and bool(probed.step_s))
-    found = _engine_device(facts, name, pool, sheet, is_timed=is_timed)
+    found = _engine_device(facts, name, pool, is_timed=is_timed)
     if found is not None and facts.size is not None:
         limit = min(limit, _fit(facts, name, found))
     if probed is not None and facts.probe is not None and probed.step_s:
@@ -96,12 +83,10 @@ def engine_figures(
     return EngineFigures(step_s=points, responses_max=limit, prefill_tokens_per_s=prefill)
 
 
-def _engine_device(
-    facts: KnownFacts, name: str, pool: PoolConfig, sheet: str | None, *, is_timed: bool
-) -> Device | None:
+def _engine_device(facts: KnownFacts, name: str, pool: PoolConfig, *, is_timed: bool) -> Device | None:
     """None if the GPUs are unknown and not needed, because step times are known (is_timed)."""
     try:
-        return device(facts, name, pool, sheet, facts.gpus_per_engine if pool.gpus else 0)
+        return device(name, pool, facts.gpus_per_engine if pool.gpus else 0)
     except LookupError:
         if not is_timed:
             raise

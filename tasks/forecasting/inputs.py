@@ -7,7 +7,6 @@ data sheets. An estimate is not a measurement, so every figure is shown with its
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 
@@ -21,7 +20,6 @@ from tasks.configuration.engine_settings import engine_settings
 from tasks.configuration.forecast import VLLM_COLD_START_S, VLLM_INVARIANT_START_S, VLLM_START_S
 from tasks.configuration.rollout import OUR_ENGINES
 from tasks.configuration.run_config import RunConfig
-from tasks.configuration.trainer import Placement
 from tasks.forecasting.crew_inputs import CrewPool, crew_pools
 from tasks.forecasting.engine_estimate import assumed_layers
 from tasks.forecasting.known_facts import KnownFacts
@@ -33,6 +31,8 @@ from tasks.hub.policy_size import config_folder
 from tasks.hub.repositories import HubError, names_repository
 from tasks.planning.division import groups_in_budget
 
+# Of an answer of a tool, which no report counts.
+OBSERVATION_TOKENS = 256
 # Qwen3-8B's value: 36 layers x 8 heads x 128 x 2 values x 2 bytes are 147 kB for 8.2 billion parameters.
 KV_BYTES_PER_PARAMETER = 18e-6
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -40,14 +40,10 @@ VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastInputs:
-    """pools: the crew's, in the configuration's order. shown: every figure in words, with its source.
-
-    trainer: as configured. placed: by trainer.placement, the same with another one that may be compared.
-    """
+    """pools: the crew's, in the configuration's order. shown: every figure in words, with its source."""
 
     pools: tuple[CrewPool, ...]
     trainer: TrainerScenario
-    placed: dict[Placement, TrainerScenario]
     work: WorkScenario
     policy: Policy
     shown: tuple[ForecastInput, ...]
@@ -77,13 +73,10 @@ def gather(config: RunConfig, probe: Probe | NoProbe) -> ForecastInputs:
         shown=shown,
     )
     _show_weights(facts)
-    pools, trainer = crew_pools(facts), trainer_scenario(facts, config.trainer.placement)
+    pools, trainer = crew_pools(facts), trainer_scenario(facts)
     shown.extend(_vllm_costs(config))
-    placed = {other: _placed(facts, other) for other in _other_placements(config)}
     policy = _policy(facts)
-    return ForecastInputs(
-        pools=pools, trainer=trainer, placed=placed, work=work, policy=policy, shown=tuple(facts.shown)
-    )
+    return ForecastInputs(pools=pools, trainer=trainer, work=work, policy=policy, shown=tuple(facts.shown))
 
 
 def _vllm_costs(config: RunConfig) -> Iterator[ForecastInput]:
@@ -103,22 +96,6 @@ def _vllm_costs(config: RunConfig) -> Iterator[ForecastInput]:
             f"{VLLM_START_S:g} with full ones"
         )
         yield ForecastInput(name="caches of compiled code", value=cost, source="rollout.vllm.cache_dir")
-
-
-def _placed(facts: KnownFacts, placement: Placement) -> TrainerScenario:
-    """The trainer with another placement; of its figures only those are shown that differ."""
-    again = replace(facts, shown=[])
-    found = trainer_scenario(again, placement)
-    known = {each.name for each in facts.shown}
-    facts.shown.extend(each for each in again.shown if each.name not in known)
-    return found
-
-
-def _other_placements(config: RunConfig) -> list[Placement]:
-    """Those with which the configured one is compared: machines of its own, and others if it says who shares them."""
-    told = config.forecast.runs_per_trainer is not None
-    others = get_args(Placement) if told else ("own",)
-    return [placement for placement in others if placement != config.trainer.placement]
 
 
 def _crew(config: RunConfig) -> list[PoolConfig]:
@@ -148,20 +125,20 @@ def _response_lengths(config: RunConfig, probe: Probe | None, shown: list[Foreca
 
 def _tools(config: RunConfig, probe: Probe | None, shown: list[ForecastInput]) -> ToolsScenario | None:
     """How responses wait for tools; None if none does, or nothing tells how long."""
-    forecast, turns = config.forecast, config.turns
-    if turns is None:
+    if config.turns is None:
         return None
-    answers, answer_s, source = forecast.tool_answers, forecast.tool_s, "configured (forecast.tool_answers, tool_s)"
-    if probe is not None and probe.tools is not None:
-        answers, answer_s, source = probe.tools.answers, probe.tools.answer_s, probe.source
-    if answers is None or answer_s is None:
-        reason = "nothing is measured, and forecast.tool_answers and tool_s are not given"
-        shown.append(ForecastInput(name="tools", value="taken to answer at once", source=reason))
+    if probe is None or probe.tools is None:
+        shown.append(ForecastInput(name="tools", value="taken to answer at once", source="nothing is measured"))
         return None
-    observed = forecast.observation_tokens
-    words = f"{answers:.1f} answers in a response, of {answer_s:.2f} s and {observed} tokens each, on average"
-    shown.append(ForecastInput(name="tools", value=words, source=f"{source}; tokens: forecast.observation_tokens"))
-    return ToolsScenario(answers=answers, answers_max=turns.turns_max, answer_s=answer_s, observation_tokens=observed)
+    answers, answer_s = probe.tools.answers, probe.tools.answer_s
+    words = f"{answers:.1f} answers in a response, of {answer_s:.2f} s and {OBSERVATION_TOKENS} tokens each, on average"
+    shown.append(ForecastInput(name="tools", value=words, source=f"{probe.source}; tokens: assumed"))
+    return ToolsScenario(
+        answers=answers,
+        answers_max=config.turns.turns_max,
+        answer_s=answer_s,
+        observation_tokens=OBSERVATION_TOKENS,
+    )
 
 
 def _planned_work(
@@ -173,12 +150,10 @@ def _planned_work(
         prompts = groups_in_budget(prompts, algorithm.filter_groups_budget)
         source = "all of algorithm.filter_groups_budget, which an iteration may not need"
         shown.append(ForecastInput(name="groups per iteration", value=str(prompts), source=source))
-    in_dataset = forecast.prompts_in_dataset
     return WorkScenario(
         num_prompts_per_step=prompts,
         num_generations=run.num_generations,
         prompt_tokens=forecast.prompt_tokens,
-        prompts_in_dataset=None if in_dataset is None else max(in_dataset, prompts),
         lengths=lengths,
         tools=tools,
         iterations=forecast.iterations_simulated,
@@ -252,7 +227,6 @@ def _bytes(size: float) -> str:
 
 def _policy(facts: KnownFacts) -> Policy:
     config, (whole, delta), requests = facts.config, facts.weights, request_prices(facts.config.run.url)
-    recurs = config.forecast.prompts_in_dataset is not None and config.planning.length_predictor != "none"
     return Policy(
         planning=config.planning,
         streaming=config.algorithm.streams,
@@ -260,7 +234,6 @@ def _policy(facts: KnownFacts) -> Policy:
         keep_order=config.algorithm.filter_groups,
         crew=config.rollout.crew,
         max_staleness=config.algorithm.max_staleness,
-        predictor="history" if recurs else "none",
         flush_interval_s=config.rollout.flush_interval_s,
         heartbeat_interval_s=config.rollout.heartbeat_interval_s,
         claim_ttl_s=config.rollout.claim_ttl_s,

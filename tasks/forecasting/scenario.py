@@ -116,16 +116,12 @@ class PhaseScenario:
 
     start_share: the phase is due when this share of the groups has ended. start_s: seconds from getting the machines to
         a process that can load the model; they are paid for.
-    waits_s: how long phases wait for those of other runs, unpaid, ascending; each occurs as often; empty: not at all.
-    idle_share: the part of all seconds in which no run has the machines, times this run's part of their price.
     publishes_beside: the machines go as soon as the step is taken, because a host publishes from its memory.
     """
 
     __pydantic_config__ = STRICT
     start_share: Annotated[float, Field(gt=0, le=1)]
     start_s: _AtLeast0 = 0.0
-    waits_s: tuple[_AtLeast0, ...] = ()
-    idle_share: _Share = 0.0
     publishes_beside: bool = False
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from storage.forecast_records import Setting
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.run_config import RunConfig
-from tasks.configuration.trainer import Placement
 from tasks.forecasting.crew_inputs import CrewPool
 from tasks.forecasting.inputs import ForecastInputs
 from tasks.forecasting.scenario import PoolScenario, Scenario
@@ -70,19 +69,6 @@ def _alternatives(config: RunConfig, inputs: ForecastInputs) -> Iterator[Setup]:
         counts = {pool.path: max(1, round(pool.configured.count * factor)) for pool in inputs.pools}
         yield _of_counts(name, counts, config.planning.seeding, inputs)
     yield _chosen({path: max(of_pool) for path, of_pool in widths.items()}, inputs, can_seed=can_seed)
-
-
-def placed(setup: Setup, placement: Placement, config: RunConfig, inputs: ForecastInputs) -> Setup:
-    """The setup with another trainer.placement, of `inputs.placed`; the trainer's machines do not generate."""
-    settings: dict[str, Setting] = {"trainer.placement": placement, "planning.seeding": "off"}
-    if placement != "shared" and config.trainer.fleet is not None:
-        settings["trainer.fleet"] = None
-    if placement == "own" and config.trainer.phase_start_share is not None:
-        settings["trainer.phase_start_share"] = None
-    scenario, name = setup.scenario, f"{setup.name}, {placement}"
-    policy = replace(scenario.policy, planning=replace(scenario.policy.planning, seeding="off"))
-    scenario = replace(scenario, name=name, trainer=inputs.placed[placement], policy=policy)
-    return Setup(name=name, settings=setup.settings | settings, scenario=scenario)
 
 
 def _may_stand(planning: PlanningConfig) -> bool:

@@ -4,7 +4,6 @@ With max_staleness s, iteration n + s is planned when n - 1 is concluded. A crew
 one rollout at a time, so that the next one also waits for the end of the previous one; a standing crew goes on.
 """
 
-import math
 import random
 from functools import partial
 
@@ -33,7 +32,6 @@ from tasks.planning.iteration_plan import BudgetExceeded, plan_iteration
 PATIENCE_S = 7 * 24 * 3600.0
 # The distance between two pools' seeds, more than the number of seeds that anyone simulates.
 POOL_SEEDS = 1_000_003
-GOLDEN_RATIO = (1 + math.sqrt(5)) / 2
 
 
 def simulate(scenario: Scenario, *, seed: int, span_s: float | None = None) -> SimulatedRun:
@@ -144,7 +142,6 @@ class _Simulation:
                 on_published=lambda: self._processes.published(number + 1),
                 on_end=self._training_ended,
                 replay_tokens=sum(replayed),
-                phase_wait_s=self._phase_wait_s(number),
             ),
             accounts=accounts,
             there=there,
@@ -221,9 +218,6 @@ class _Simulation:
 
     def _conclude(self, iteration: Iteration) -> None:
         now_s, policy, pools = self._events.now_s, self._policy, list(self._stocks)
-        phase = self._scenario.trainer.phase
-        if phase is not None:
-            iteration.accounts[TRAIN_POOL].add("standing", phase.idle_share * (now_s - self._trained_s))
         for account in iteration.accounts.values():
             account.close(iteration.left_s(policy, now_s), policy.flush_interval_s, policy.heartbeat_interval_s)
         alone_s = iteration.began_s + self._scenario.trainer.process_s
@@ -232,18 +226,6 @@ class _Simulation:
         self._concluded.append(result)
         self._knowledge.learn(result, waits, iteration.facts(waits, result))
         self._expectations.learn(iteration.prompts, iteration.lengths)
-
-    def _phase_wait_s(self, number: int) -> float:
-        """How long this iteration's phase waits for other runs'.
-
-        Multiples of the golden ratio, without their integers, are spread evenly however many are taken, so a few
-        iterations have about the waits of many.
-        """
-        phase = self._scenario.trainer.phase
-        if phase is None or not phase.waits_s:
-            return 0.0
-        place = ((self._seed * self._scenario.work.iterations + number + 1) * GOLDEN_RATIO) % 1.0
-        return phase.waits_s[int(place * len(phase.waits_s))]
 
     def _account(self, name: str, usd_per_h: float, gpus: float, egress_usd_per_gb: float = 0.0) -> Account:
         policy = self._policy

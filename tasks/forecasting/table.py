@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import yaml
 from rich.table import Table
 
-from storage.forecast_records import ForecastRecord, Setting, SetupForecast, Spread, StandingPool
+from storage.forecast_records import ForecastRecord, Setting, SetupForecast, Spread
 from tasks.forecasting.comparison import with_settings
 from tasks.forecasting.realised import Comparison
 from tasks.reporting.terminal import Terminal
@@ -25,14 +25,10 @@ def forecast_text(record: ForecastRecord, width: int = TEXT_WIDTH) -> str:
     console.print(inputs_table(record))
     console.print(setups_table(record))
     console.print(parts_table(record))
-    if any(setup.sharing for setup in record.setups):
-        console.print(sharing_table(record))
     console.print(f"{simulated_line(record)} {COVERAGE}\n")
     console.print(f"Recommended: {record.reason}.")
     if record.sensitivity:
         console.print(sensitivity_line(record))
-    for pool in record.setup(record.recommended).standing:
-        console.print(standing_advice(pool, record))
     console.print(f"\nSet:\n\n{snippet_yaml(record.snippet)}", end="")
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
@@ -82,33 +78,6 @@ def parts_table(record: ForecastRecord) -> Table:
     return grid
 
 
-def standing_advice(pool: StandingPool, record: ForecastRecord) -> str:
-    """How many slots a pool of the recommended standing crew needs, because a slot survives three losses only."""
-    hours = record.setup(record.recommended).hours
-    crew = f"{pool.members} in {pool.pool}, at {pool.losses_per_h:.2f} losses per machine hour"
-    if hours is None or pool.slots == pool.members:
-        return f"A standing crew of {crew}: as many slots are enough."
-    lost = f"in one execution of all iterations {_percent(pool.share_gone)} of its slots are lost for good"
-    if pool.slots is not None:
-        return f"A standing crew of {crew}: {lost}; with a count of {pool.slots} so many are left at its end."
-    iterations = min(record.iterations, max(1, int(record.iterations * pool.part_h / hours.median)))
-    parts = f"run it in parts of about {pool.part_h:.1f} h (--count {iterations})"
-    return f"A standing crew of {crew}: {lost}, so {parts}."
-
-
-def sharing_table(record: ForecastRecord) -> Table:
-    """How the setups fare whose trainer's machines are there for the phases of several runs."""
-    grid = Table(title="machines of the trainer that several runs share: cycles as times as long as alone")
-    for title in ("setup", "runs", "this run", "slowest other", "machines idle", "saves at most"):
-        grid.add_column(title, justify="left" if title == "setup" else "right")
-    for setup in record.setups:
-        found = setup.sharing
-        if found is not None:
-            slowdowns = (f"{found.slowdown:.3f}", f"{found.slowdown_others:.3f}" if found.runs > 1 else "")
-            grid.add_row(setup.name, str(found.runs), *slowdowns, f"{found.idle:.0%}", f"{found.saving_max:.1%} of all")
-    return grid
-
-
 def comparison_text(comparison: Comparison, width: int = TEXT_WIDTH) -> str:
     """The forecast beside what happened."""
     buffer = io.StringIO()
@@ -154,10 +123,6 @@ def _cells(setup: SetupForecast) -> Sequence[str]:
 def _money(usd: Spread) -> str:
     """The format for values of about this size."""
     return "{:,.0f}" if usd.median >= 10 else "{:.3f}"
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}" if share >= 0.01 else "less than 1%"
 
 
 def _dollars(usd: float) -> str:

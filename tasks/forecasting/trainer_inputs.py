@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from storage.records import TRAIN_POOL
 from tasks.configuration.run_config import RunConfig
-from tasks.configuration.trainer import Placement
 from tasks.forecasting.engine_estimate import train_s_per_token
 from tasks.forecasting.engine_inputs import EngineFigures, device, engine_figures
 from tasks.forecasting.known_facts import KnownFacts
@@ -14,15 +13,15 @@ from tasks.planning.trainer_memory import Machine, doubted, kept_bytes, misfit, 
 from tasks.sharing.admission_forecast import COPIED_BYTES_PER_S, expected_switch_s
 from tasks.sharing.residents import resident_state_bytes
 
+# Between the store and all of the trainer's machines together, and from published weights to the next plan.
+LINK_GBPS, CONTROL_S = 100.0, 30.0
 
-def trainer_scenario(facts: KnownFacts, placement: Placement) -> TrainerScenario:
-    """The trainer of the configuration, placed like this.
 
-    Raises ValueError and LookupError, which name the missing or wrong field.
-    """
+def trainer_scenario(facts: KnownFacts) -> TrainerScenario:
+    """The trainer of the configuration; raises ValueError and LookupError, which name the missing or wrong field."""
     config, pool = facts.config, facts.config.pools.train
     nodes, processes = config.trainer.nnodes, config.trainer.nnodes * config.trainer.nproc_per_node
-    engines, figures = _engines(facts, placement)
+    engines, figures = _engines(facts)
     usd_per_h = pool.price_usd_per_h * nodes
     price = "configured (usd_per_hour)" if pool.usd_per_hour is not None else f"price table, {pool.machine}"
     facts.show(f"{TRAIN_POOL}: price", f"{usd_per_h:.2f} $/h of {nodes} x {pool.machine}", price)
@@ -39,24 +38,23 @@ def trainer_scenario(facts: KnownFacts, placement: Placement) -> TrainerScenario
         step_s=figures.step_s,
         prefill_tokens_per_s=figures.prefill_tokens_per_s,
         process_s=_process_s(facts),
-        load_s=_switch_s(facts) if placement == "shared" else _load_s(facts),
+        load_s=_switch_s(facts) if config.trainer.placement == "shared" else _load_s(facts),
         train_s_per_token=per_token,
         train_fixed_s=publish_s,
         control_s=control_s,
         waits=not facts.in_turn,
-        replay_interval=_replay_interval(facts, placement),
+        replay_interval=_replay_interval(facts),
         micro_batch_responses=config.run.num_generations,
-        phase=_phase(facts, placement),
+        phase=_phase(facts),
     )
 
 
-def _engines(facts: KnownFacts, placement: Placement) -> tuple[int, EngineFigures]:
+def _engines(facts: KnownFacts) -> tuple[int, EngineFigures]:
     """The number of engines that generate on the trainer's machines, and the figures of one; 0: none."""
-    reason = next(_reasons_against_engines(facts.config, placement, facts.gpus_per_engine), "")
+    reason = next(_reasons_against_engines(facts.config, facts.gpus_per_engine), "")
     if not reason:
         try:
-            sheet = facts.config.forecast.accelerator_train
-            figures = engine_figures(facts, TRAIN_POOL, facts.config.pools.train, sheet, None)
+            figures = engine_figures(facts, TRAIN_POOL, facts.config.pools.train, None)
             return facts.config.trainer.nnodes * facts.config.trainer.nproc_per_node, figures
         except (ValueError, LookupError) as error:
             reason = str(error)
@@ -65,11 +63,11 @@ def _engines(facts: KnownFacts, placement: Placement) -> tuple[int, EngineFigure
     return 0, EngineFigures(step_s=((1, 1.0),), responses_max=1, prefill_tokens_per_s=1.0)
 
 
-def _reasons_against_engines(config: RunConfig, placement: Placement, per_engine: int) -> Iterator[str]:
+def _reasons_against_engines(config: RunConfig, per_engine: int) -> Iterator[str]:
     """What keeps the configuration from planning.seeding 'auto', as tasks.configuration.run_config refuses it."""
     processes, gpus = config.trainer.nnodes * config.trainer.nproc_per_node, config.pools.train.gpus
-    if placement != "own":
-        yield f"trainer.placement {placement!r}: its machines are there for the train phase only"
+    if config.trainer.placement != "own":
+        yield f"trainer.placement {config.trainer.placement!r}: its machines are there for the train phase only"
     if per_engine > 1 and processes > 1:
         yield f"rollout.vllm.tensor_parallel_size {per_engine}: each of the trainer's {processes} processes has one GPU"
     if 0 < gpus < per_engine:
@@ -83,7 +81,7 @@ def _train_s_per_token(facts: KnownFacts, gpus: int) -> float:
     elif forecast.train_s_per_token is not None:
         found, source = forecast.train_s_per_token, "configured (forecast.train_s_per_token)"
     else:
-        machine = device(facts, TRAIN_POOL, pool, forecast.accelerator_train, gpus)
+        machine = device(TRAIN_POOL, pool, gpus)
         if machine is None:
             raise ValueError(
                 "pools.train.gpus: value 0, and no speed of training is known; allowed: at least 1, "
@@ -105,7 +103,7 @@ def _check_memory(facts: KnownFacts, gpus: int) -> None:
     if facts.size is None or (facts.probe is not None and facts.probe.train_s_per_token is not None):
         return
     try:
-        machine = device(facts, TRAIN_POOL, config.pools.train, config.forecast.accelerator_train, gpus)
+        machine = device(TRAIN_POOL, config.pools.train, gpus)
     except LookupError:
         machine = None
     if machine is None:
@@ -132,18 +130,17 @@ def _between_s(facts: KnownFacts) -> tuple[float, float]:
         publish_s, control_s = facts.probe.train_fixed_s, facts.probe.control_s
         facts.show("between iterations", f"{publish_s + control_s:.1f} s", facts.probe.source)
         return publish_s, control_s
-    control_s = facts.config.forecast.control_s
-    gbps, interval = facts.config.forecast.train_link_gbps, _checkpoint_interval(facts)
+    interval = _checkpoint_interval(facts)
     written = facts.weights[1 if facts.publishes_adapters else 0]
     what = "weights"
     if facts.config.trainer.placement != "shared":
         # A host writes it beside the next rollout.
         written += _checkpoint_bytes(facts) / interval
         what += " and checkpoint" if interval == 1 else f" and a checkpoint every {interval} iterations"
-    publish_s = written * 8 / 1e9 / gbps
-    source = f"estimated: {what} at {gbps:g} Gbit/s (train_link_gbps), and forecast.control_s"
-    facts.show("between iterations", f"{publish_s + control_s:.0f} s", source)
-    return publish_s, control_s
+    publish_s = written * 8 / 1e9 / LINK_GBPS
+    source = f"estimated: {what} at {LINK_GBPS:g} Gbit/s, and {CONTROL_S:g} s to conclude and plan"
+    facts.show("between iterations", f"{publish_s + CONTROL_S:.0f} s", source)
+    return publish_s, CONTROL_S
 
 
 def _process_s(facts: KnownFacts) -> float:
@@ -159,33 +156,30 @@ def _load_s(facts: KnownFacts) -> float:
     """Seconds until a trainer's process that has generated, or that is new, has its stored state and can train."""
     if facts.in_turn:
         return 0.0
-    probe, gbps = facts.probe, facts.config.forecast.train_link_gbps
+    probe = facts.probe
     if probe is not None and probe.restore_s is not None:
         load_s, source = probe.restore_s, probe.source
     elif facts.config.pools.train.gpus:
         read, what = _restored_bytes(facts)
-        load_s, source = read * 8 / 1e9 / gbps, f"estimated: {what} at {gbps:g} Gbit/s (train_link_gbps)"
+        load_s, source = read * 8 / 1e9 / LINK_GBPS, f"estimated: {what} at {LINK_GBPS:g} Gbit/s"
     else:
         return 0.0
     facts.show(f"{TRAIN_POOL}: load", f"{load_s:.1f} s in each iteration, before training", source)
     return load_s
 
 
-def _phase(facts: KnownFacts, placement: Placement) -> PhaseScenario | None:
+def _phase(facts: KnownFacts) -> PhaseScenario | None:
     """When the phase is due, and what the machines need before they can load the model; on a host, nothing."""
+    placement = facts.config.trainer.placement
     if placement == "own":
         return None
     share = facts.config.phase_start_share
-    due, source = f"phase due when {share:.0%} of the groups are recorded", "trainer.phase_start_share"
-    told = facts.config.forecast.runs_per_trainer
-    if told is not None:
-        due += f"; {told} runs like this one take turns"
-        source += ", forecast.runs_per_trainer"
+    due, source = f"phase due when {share:.0%} of the groups are recorded; ", "trainer.phase_start_share"
     if placement == "shared":
+        due += "waits for other runs' phases and the host's idle time are not included"
         facts.show(f"{TRAIN_POOL}: shared", due, source)
         return PhaseScenario(start_share=share, publishes_beside=True)
-    if told is None:
-        due += "; no run waits for another, and the machines cost nothing between phases"
+    due += "the machines cost nothing between phases"
     start_s = 0.0 if facts.in_turn else facts.config.forecast.process_s
     facts.show(f"{TRAIN_POOL}: pod", f"{due}; it starts in {start_s:g} s", f"{source}, forecast.process_s")
     return PhaseScenario(start_share=share, start_s=start_s)
@@ -200,10 +194,10 @@ def _switch_s(facts: KnownFacts) -> float:
     return switch_s
 
 
-def _replay_interval(facts: KnownFacts, placement: Placement) -> int:
+def _replay_interval(facts: KnownFacts) -> int:
     """After how many iterations a trainer's process has nothing to replay; a host keeps the state between phases."""
     interval = _checkpoint_interval(facts)
-    if interval == 1 or placement == "shared":
+    if interval == 1 or facts.config.trainer.placement == "shared":
         return 1
     told = f"up to {interval - 1} iterations are trained again before training"
     facts.show(f"{TRAIN_POOL}: replay", told, f"trainer.checkpoint_interval {interval}")

@@ -2,8 +2,8 @@
 
 If no crew member lives, they go on generating, or begin again by production's rule. What was trained by then is trained
 a second time, from the last checkpoint. Before they train they load the model, and train again what was trained since
-the last checkpoint. Machines that the run has for its train phases only come when the phase is due and other runs' have
-ended, and cost nothing before and after.
+the last checkpoint. Machines that the run has for its train phases only come when the phase is due, and cost nothing
+before and after.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,8 +31,7 @@ class Training:
     (RLBoost, arXiv 2510.19225, section 4.1), or with fewer if no more will come. in_order: a group counts only when all
     groups before it are complete. seeding_s: seconds in which the machines generated; generated_s: the part with
     started engines; wait_s, train_s: seconds of waiting and of training; retrain_s: the part of train_s that repeats
-    earlier training. replay_tokens: those of the earlier iterations that are trained again after loading. phase_wait_s:
-    how long a phase waits for those of other runs, if the machines are there for phases only.
+    earlier training. replay_tokens: those of the earlier iterations that are trained again after loading.
     """
 
     def __init__(
@@ -48,9 +47,7 @@ class Training:
         on_end: Callable[[], None],
         on_published: Callable[[], None] = lambda: None,
         replay_tokens: int = 0,
-        phase_wait_s: float = 0.0,
     ) -> None:
-        self._phase_wait_s = phase_wait_s
         self._events = events
         self._scenario = scenario
         self._planning = planning
@@ -169,19 +166,11 @@ class Training:
             self._watch()
 
     def _take_if_due(self, phase: PhaseScenario) -> None:
-        """Queue for the machines if so many groups are recorded that the phase is due."""
+        """Start the process on the machines if so many groups are recorded that the phase is due."""
         recorded = len(self._ready() if self._in_order else self._complete)
         if recorded >= phase.start_share * len(self._responses.group_tokens) - _ROUNDING:
-            self._phase = "queued"
-            self._events.after(self._phase_wait_s, partial(self._take, phase))
-
-    def _take(self, phase: PhaseScenario) -> None:
-        """The machines are the run's from now on: start the process there."""
-        self._since_s = self._events.now_s
-        if phase.start_s:
+            self._phase, self._since_s = "starting", self._events.now_s
             self._events.after(phase.start_s, self._load)
-        else:
-            self._load()
 
     def _hand_over(self) -> None:
         """Leave the rest to other members, and train."""

@@ -65,7 +65,7 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
         spent_usd=_spent_usd(store, iteration, last),
         usd_no_machine=0.0 if last is None else sum(last.metrics.get(name, 0.0) for name in NO_MACHINE),
         length_max=float(config.sampling.max_completion_length),
-        tool_s_per_token=_tool_s_per_token(config, recent, lengths),
+        tool_s_per_token=_tool_s_per_token(recent),
         crew=config.rollout.crew,
     )
 
@@ -82,16 +82,11 @@ def recent_reports(store: ObjectStore, iteration: int) -> list[ReportRecord]:
     return found
 
 
-def _tool_s_per_token(config: RunConfig, recent: Sequence[ReportRecord], lengths: GroupLengths) -> float:
-    """Seconds of waiting for tools per token of the last iterations with turns, or else as the forecast is told."""
+def _tool_s_per_token(recent: Sequence[ReportRecord]) -> float:
+    """Seconds of waiting for tools per token of the last iterations with turns; 0 if there are none."""
     told = [report for report in recent if "turns/tool_seconds" in report.metrics]
     tokens = sum(sum(report.lengths) for report in told)
-    if tokens:
-        return sum(report.metrics["turns/tool_seconds"] for report in told) / tokens
-    answers, answer_s = config.forecast.tool_answers, config.forecast.tool_s
-    if config.turns is None or recent or answers is None or answer_s is None:
-        return 0.0
-    return answers * answer_s / float(lengths.expected.mean())
+    return sum(report.metrics["turns/tool_seconds"] for report in told) / tokens if tokens else 0.0
 
 
 def crew_offers(

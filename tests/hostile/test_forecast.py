@@ -12,18 +12,15 @@ from tests.forecast_documents import document
 
 # By field: a value that simulations could not end with, or that would leave what floats can hold.
 REFUSED = {
-    "forecast.control_s": 1e308,
     "forecast.start_s": 1e9,
     "forecast.process_s": 1e9,
     "forecast.link_gbps": 1e9,
-    "forecast.train_link_gbps": 1e-300,
     "forecast.loss_rate_factor": 1e-300,
     "forecast.parameters_billions": 1e308,
     "forecast.train_s_per_token": 1e9,
     "forecast.step_s": {"1": 1e-300, "8": 0.02},
     "forecast.response_median": 1e308,
     "forecast.response_sigma": 1e308,
-    "forecast.prompts_in_dataset": 10**15,
     "trainer.nnodes": 10**15,
     "trainer.nproc_per_node": 10**15,
     "rollout.heartbeat_interval_s": 1e-300,
@@ -33,10 +30,10 @@ REFUSED = {
 }
 # The ends of what is allowed, and machines that cost nothing.
 EXTREME = [
-    {"forecast.control_s": 86400.0, "forecast.start_s": 86400.0, "forecast.process_s": 86400.0},
-    {"forecast.control_s": 0.0, "forecast.start_s": 0.0, "forecast.process_s": 0.0},
-    {"forecast.link_gbps": 1e5, "forecast.train_link_gbps": 1e5},
-    {"forecast.link_gbps": 0.01, "forecast.train_link_gbps": 0.01},
+    {"forecast.start_s": 86400.0, "forecast.process_s": 86400.0},
+    {"forecast.start_s": 0.0, "forecast.process_s": 0.0},
+    {"forecast.link_gbps": 1e5},
+    {"forecast.link_gbps": 0.01},
     {"forecast.train_s_per_token": 60.0},
     {"forecast.step_s": {"1": 1e-5, "8": 1e-5}},
     {"forecast.step_s": {"1": 10.0, "8": 10.0}},

@@ -91,7 +91,7 @@ def test_reports_win_once_there_are_some():
 @pytest.mark.usefixtures("store")
 def test_what_cannot_be_forecast_says_what_is_missing():
     with pytest.raises(ValueError, match=r"--phase-s: value missing; .* no iteration yet, and cannot be forecast: "):
-        admitted(settings(accelerator_train="abacus"))
+        admitted(settings(parameters_billions=None))
 
 
 def test_a_run_that_tells_how_its_times_vary_is_simulated_so():

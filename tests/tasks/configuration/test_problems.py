@@ -36,6 +36,8 @@ def problems_of(document):
         ("algorithm.learning_rate", None),
         ("run.sede", "seed"),
         ("rewards.0.wieght", "weight"),
+        ("pools.more_rollout.far.cuont", "count"),
+        ("forecast.more_rollout.far.lnk_gbps", "link_gbps"),
     ],
 )
 def test_the_hint_names_the_field_that_is_meant(path, meant):

@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,15 @@ def test_a_standing_crew_is_recommended_where_engines_start_slowly_and_says_why(
     found = made(forecast=slow)
     assert found.snippet["rollout.crew"] == "standing"
     assert "; the same with rollout.crew 'iteration' takes " in found.reason
+    assert "Run it in parts of" not in found.reason
+    often = made(forecast={**slow, "iterations": 2000, "loss_rate_factor": 0.5})
+    assert often.snippet["rollout.crew"] == "standing"
+    # Half of the process's 0.61 losses an hour.
+    said = re.search(r"\. Run it in parts of about 3\.3 h \(--count (\d+)\), because ", often.reason)
+    assert said is not None
+    hours = often.setup(often.recommended).hours
+    assert hours is not None
+    assert int(said[1]) == int(2000 * 3.28 / hours.median)
     assert refusal(parse(document(forecast=slow)), found.snippet) is None
     # What saves by letting machines go is not combined with machines that stay.
     saving = made(forecast=slow, planning={"usd_per_iteration_max": 1000.0})

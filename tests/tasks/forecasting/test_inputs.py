@@ -106,7 +106,7 @@ def test_an_unknown_model_or_accelerator_is_named():
     with pytest.raises(ValueError, match=r"forecast\.parameters_billions: missing; allowed: the model's size"):
         gather(config(forecast={"parameters_billions": None}), UNPROBED)
     with pytest.raises(LookupError, match=r"pools\.rollout: accelerator: value 'abacus'; allowed: H100"):
-        gather(config(forecast={"accelerator_rollout": "abacus"}), UNPROBED)
+        gather(config(pools={**document()["pools"], "rollout": {"gpus": 1, "accelerator": "abacus"}}), UNPROBED)
 
 
 def test_the_model_is_counted_where_its_config_is(tmp_path: Path):
@@ -129,13 +129,11 @@ def test_the_model_is_counted_where_its_config_is(tmp_path: Path):
 
 
 def test_a_trainer_that_cannot_hold_an_engine_does_not_generate():
-    large = {
-        "parameters_billions": 12.0,
-        "kv_bytes_per_token": 300_000.0,
-        "accelerator_rollout": "h200",
-        "accelerator_train": "l40s",
+    large = {"parameters_billions": 12.0, "kv_bytes_per_token": 300_000.0}
+    pools = {
+        "rollout": {"gpus": 1, "usd_per_hour": 3.0, "accelerator": "h200"},
+        "train": {"machine": "g6.xlarge", "gpus": 8, "accelerator": "l40s"},
     }
-    pools = {"rollout": {"gpus": 1, "usd_per_hour": 3.0}, "train": {"machine": "g6.xlarge", "gpus": 8}}
     given = {"trainer": {"nproc_per_node": 8}, "planning": {"seeding": "off"}}
     vllm = {"engine": "vllm", "vllm": {"gpu_memory_utilization": 0.5}}
     inputs = gather(config(forecast=large, pools=pools, rollout=vllm, **given), UNPROBED)
@@ -153,7 +151,7 @@ def test_an_accelerator_without_a_data_sheet_does_where_nothing_is_estimated_fro
     pool = only_pool(gather(unseeded, UNPROBED))
     assert pool.prefill_tokens_per_s == pytest.approx(8 / 0.02)
     with pytest.raises(
-        LookupError, match=r"pools\.rollout: accelerator: value 'nvidia-b300'; .*forecast\.accelerator_"
+        LookupError, match=r"pools\.rollout: accelerator: value 'nvidia-b300'; .*for a forecast name the most similar"
     ):
         gather(config(pools=pools), UNPROBED)
 
@@ -246,10 +244,9 @@ def test_each_pool_has_its_own_link_losses_and_data_sheet():
         "loss_rate_factor": 2.0,
         "more_rollout": {
             "far": {"link_gbps": 1.0, "trace_path": "far.csv", "loss_rate_factor": 1.0, "start_s": 9.0},
-            "near": {"accelerator": "a100-80g"},
         },
     }
-    pools = {"more_rollout": {"far": far, "near": {**far, "machine": "g6.xlarge"}}}
+    pools = {"more_rollout": {"far": far, "near": {**far, "machine": "g6.xlarge", "accelerator": "a100-80g"}}}
     first, other, near = (pool.configured for pool in gather(config(pools=pools, forecast=section), UNPROBED).pools)
     assert (first.link_gbps, other.link_gbps, near.link_gbps) == (10.0, 1.0, 10.0)
     assert (first.start_s, other.start_s, near.start_s) == (180.0, 9.0, 180.0)
@@ -257,7 +254,7 @@ def test_each_pool_has_its_own_link_losses_and_data_sheet():
     assert first.availability == near.availability == AvailabilityScenario(process="aws-p3", rate_factor=2.0)
     assert near.step_s < first.step_s
     odd = {"far": {**far, "accelerator": "abacus"}}
-    message = r"pools\.more_rollout\.far: accelerator: value 'abacus'; .*; or forecast\.more_rollout\.far\.accelerator"
+    message = r"pools\.more_rollout\.far: accelerator: value 'abacus'; .*; for a forecast name the most similar of them"
     with pytest.raises(LookupError, match=message):
         gather(config(pools={"more_rollout": odd}), UNPROBED)
     with pytest.raises(ConfigError, match=r"forecast\.more_rollout: 'away' given; allowed: far, near"):
@@ -383,9 +380,10 @@ CHECKPOINT_GB, WEIGHTS_GB = 12 * 1.2, 2 * 1.2
     ],
 )
 def test_restoring_reads_every_checkpoint_and_the_first_weights_where_they_are_needed(sections, read_gb):
-    inputs = gather(config(forecast={"train_link_gbps": 40.0, "accelerator_train": "h100"}, **sections), UNPROBED)
-    assert inputs.trainer.load_s == pytest.approx(read_gb * 8 / 40)
-    assert sources(inputs)["train: load"].endswith("at 40 Gbit/s (train_link_gbps)")
+    pools = {**document()["pools"], "train": {"machine": "p5.48xlarge", "gpus": 1}}
+    inputs = gather(config(pools=pools, **sections), UNPROBED)
+    assert inputs.trainer.load_s == pytest.approx(read_gb * 8 / 100)
+    assert sources(inputs)["train: load"].endswith("at 100 Gbit/s")
 
 
 def test_restoring_takes_what_was_measured():

@@ -197,16 +197,12 @@ def tools_of(probed: Probe | NoProbe, **sections: Any) -> tuple[ToolsScenario | 
     return inputs.work.tools, [each for each in inputs.shown if each.name == "tools"]
 
 
-def test_what_was_measured_of_tools_wins_and_without_anything_they_answer_at_once():
+def test_tools_answer_as_was_measured_and_without_that_at_once():
     turns = {"tools": ["examples.any:tool"], "turns_max": 7}
-    declared = {"tool_answers": 3.0, "tool_s": 2.5, "observation_tokens": 40}
     measured = a_probe(tools=ToolProbe(answers=1.5, answer_s=0.25))
     assert tools_of(UNPROBED) == (None, [])
-    found, shown = tools_of(UNPROBED, turns=turns, forecast=declared)
-    assert found == ToolsScenario(answers=3.0, answers_max=7, answer_s=2.5, observation_tokens=40)
-    assert shown[0].source.startswith("configured (forecast.tool_answers, tool_s)")
-    found, shown = tools_of(measured, turns=turns, forecast=declared)
-    assert found == ToolsScenario(answers=1.5, answers_max=7, answer_s=0.25, observation_tokens=40)
+    found, shown = tools_of(measured, turns=turns)
+    assert found == ToolsScenario(answers=1.5, answers_max=7, answer_s=0.25, observation_tokens=256)
     assert shown[0].source.startswith("measured in runs/a")
     for probed in (UNPROBED, a_probe()):
         found, shown = tools_of(probed, turns=turns)

@@ -306,20 +306,16 @@ def test_one_slow_outlier_does_not_lift_what_is_behind_it():
     assert curve.points == tuple((batch, pytest.approx(0.08 / 3)) for batch in (1, 2, 4))
 
 
-def test_the_waiting_for_tools_is_that_of_the_last_reports_and_at_first_that_of_the_forecast():
+def test_the_waiting_for_tools_is_that_of_the_last_reports_and_none_at_first():
     def waited(iteration, tool_s, lengths):
         return replace(
             a_report(iteration, **({} if tool_s is None else {"turns/tool_seconds": tool_s})), lengths=lengths
         )
 
     turns = {"turns": {"tools": ["tests.tool_functions:add"]}}
-    forecast = {"forecast": {"tool_answers": 2.0, "tool_s": 3.0}}
-    new = MemoryStore()
-    # 6 s for each response, of which 100 tokens are expected.
-    assert planning_request(new, a_config(**turns, **forecast), 0, LENGTHS).tool_s_per_token == pytest.approx(0.06)
-    assert planning_request(new, a_config(**turns), 0, LENGTHS).tool_s_per_token == 0.0
+    assert planning_request(MemoryStore(), a_config(**turns), 0, LENGTHS).tool_s_per_token == 0.0
     # The second had no turn: its tokens say nothing.
     store = a_run([waited(0, 30.0, (60, 40)), waited(1, None, (500,)), waited(2, 10.0, (100,))])
-    assert planning_request(store, a_config(**turns, **forecast), 3, LENGTHS).tool_s_per_token == pytest.approx(0.2)
+    assert planning_request(store, a_config(**turns), 3, LENGTHS).tool_s_per_token == pytest.approx(0.2)
     silent = a_run([waited(0, None, (500,))])
-    assert planning_request(silent, a_config(**turns, **forecast), 1, LENGTHS).tool_s_per_token == 0.0
+    assert planning_request(silent, a_config(**turns), 1, LENGTHS).tool_s_per_token == 0.0
