@@ -1,4 +1,7 @@
-"""What admitting a run would do to the cycles of the runs on each host: pure, by simulation."""
+"""What admitting a run would do to the cycles of the runs on each host: pure, by a closed form or by simulation.
+
+The closed form answers where it leaves no doubt that a host keeps up, or that it does not; else a simulation answers.
+"""
 
 import math
 import statistics
@@ -9,9 +12,15 @@ from storage.fleet_records import AdmittedRun
 from tasks.sharing.seat_placement import Room
 from tasks.sharing.shared_cycles import Conditions, share_trainer
 
+# The closed form answers on a host that is busy for at most this part of the time, if its slowdown is at most this part
+# of what the fleet allows; and on any host, if it is so many times as much. No answer for 250 drawn hosts at six bounds
+# is then another than that of simulations (python -m benchmarks.sharing_admission has such hosts).
+BUSY_SURE, WITHIN_SURE, BEYOND_SURE = 0.8, 0.6, 2.0
+# Of a wait at a random moment, by the median of these hosts: phases come in turns, and short ones pass long ones.
+WAIT_IN_TURNS = 0.78
+ROUNDS = 100
 # A few simulations are sure enough where the trainer keeps up. On an overloaded host with unlike runs, the order of
-# phases falls into patterns that last, so that simulations differ by up to 0.1, and many are needed
-# (python -m benchmarks.sharing_admission).
+# phases falls into patterns that last, so that simulations differ by up to 0.1, and many are needed.
 SIMULATIONS, SIMULATIONS_MAX = 6, 240
 UNSURE_MAX = 0.006
 ITERATIONS = 500
@@ -43,15 +52,72 @@ class Choice:
 
 
 def predict_slowdowns(runs: Sequence[AdmittedRun], given: Conditions) -> dict[str, float]:
-    """The mean slowdown of each run over simulations, by id, if these runs share one host.
+    """The slowdown of each run, by id, if these runs share one host: `sure_slowdowns`, or else the mean of simulations.
 
-    There are so many simulations that the standard error of the greatest mean is 0.006, and at most 240. That takes
-    less than a second for most hosts, and up to half a minute for overloaded ones.
+    There are so many simulations that the standard error of the greatest mean is 0.006, and at most 240.
     """
+    sure = sure_slowdowns(runs, given)
+    if sure is not None:
+        return sure
     simulated = simulate_until_sure(
         runs, given, iterations=ITERATIONS, seeds=range(SIMULATIONS_MAX), step=SIMULATIONS, unsure_max=UNSURE_MAX
     )
     return {run.id: statistics.fmean(slowdowns) for run, slowdowns in zip(runs, simulated, strict=True)}
+
+
+def sure_slowdowns(runs: Sequence[AdmittedRun], given: Conditions) -> dict[str, float] | None:
+    """The slowdowns by the closed form, if no doubt is left whether all are within `given.slowdown_max`; else None."""
+    switch_s = _switch_s(runs, given)
+    found = estimated_slowdowns(runs, given)
+    over, allowed = max(found.values()) - 1.0, given.slowdown_max - 1.0
+    busy = math.fsum((run.phase_s + switch_s) / run.cycle_s for run in runs)
+    keeps_up = busy <= BUSY_SURE and over <= WITHIN_SURE * allowed and _hides_waits(runs, switch_s)
+    return found if keeps_up or over >= BEYOND_SURE * allowed else None
+
+
+def estimated_slowdowns(runs: Sequence[AdmittedRun], given: Conditions) -> dict[str, float]:
+    """The slowdown of each run, by id, if these runs share one host, by a closed form.
+
+    A phase that is due finds each other run on the trainer, or waiting for it, as often as that run is there: the mean
+    value analysis of a closed network of queues (Schweitzer, Int. Conf. Stochastic Control and Optimization 1979).
+    """
+    switch_s = _switch_s(runs, given)
+    taken = [run.phase_s + switch_s for run in runs]
+    # What is left of a phase at a random moment in it.
+    cvs = [given.phase_cv if run.phase_cv is None else run.phase_cv for run in runs]
+    left = [seconds * (1 + cv * cv) / 2 for seconds, cv in zip(taken, cvs, strict=True)]
+    waits = [0.0] * len(runs)
+    for _ in range(ROUNDS):
+        caused = [
+            (rest_s + wait_s) * taken_s / _cycle_s(run, wait_s + switch_s)
+            for run, rest_s, wait_s, taken_s in zip(runs, left, waits, taken, strict=True)
+        ]
+        whole_s = math.fsum(caused)
+        waits = [(wait_s + whole_s - own_s) / 2 for wait_s, own_s in zip(waits, caused, strict=True)]
+    return {
+        run.id: _cycle_s(run, WAIT_IN_TURNS * wait_s + switch_s) / _cycle_s(run, 0.0)
+        for run, wait_s in zip(runs, waits, strict=True)
+    }
+
+
+def _switch_s(runs: Sequence[AdmittedRun], given: Conditions) -> float:
+    return given.switch_s if len(runs) > 1 else 0.0
+
+
+def _cycle_s(run: AdmittedRun, waited_s: float) -> float:
+    """The cycle of a run whose phase waits for so long; one that runs ahead generates meanwhile."""
+    if run.rollouts_ahead:
+        return max(run.cycle_s, waited_s + run.phase_s)
+    return run.cycle_s + waited_s
+
+
+def _hides_waits(runs: Sequence[AdmittedRun], switch_s: float) -> bool:
+    """Whether each run ahead has time for a whole phase of any other; a mean wait says nothing of a rare long one."""
+    for run in runs:
+        longest_s = max((other.phase_s for other in runs if other is not run), default=0.0)
+        if run.rollouts_ahead and run.phase_s + longest_s + 2 * switch_s > run.cycle_s:
+            return False
+    return True
 
 
 def simulate_until_sure(
@@ -82,7 +148,7 @@ def simulate_until_sure(
 
 
 def choices(newcomer: AdmittedRun, rooms: Sequence[Room], slowdown_max: float, switch_s: float | None) -> list[Choice]:
-    """Simulate the newcomer on each host; the choice with the least worst slowdown is first, ties by name.
+    """Predict what the newcomer does on each host; the choice with the least worst slowdown is first, ties by name.
 
     switch_s: as measured; None: as long as the largest state takes to leave and to come back. A host that cannot train
     the newcomer is no choice. One that does not hold all states (`Room.holds`) is none either, because a state that is

@@ -40,9 +40,7 @@ class Helping:
 class Conditions:
     """What all runs of a host have in common.
 
-    switch_s: seconds of the trainer when another run becomes the resident. between_s: from the end of a phase until the
-    run's next phase may be due: publication, conclusion and plan. It counts for runs that generate ahead; the cycle of
-    others contains it. slowdown_max: the fleet's, for the order.
+    switch_s: seconds of the trainer when another run becomes the resident. slowdown_max: the fleet's, for the order.
     rollout_cv, phase_cv: coefficients of variation of the log-normal times, of runs that do not tell theirs.
     correlation: the part, from 0 to 1, of the variance of the n-th rollout that all runs have in common. together: all
     runs begin at once, and not at random moments of a cycle. helping: None: the trainer only trains; else runs need
@@ -50,7 +48,6 @@ class Conditions:
     """
 
     switch_s: float
-    between_s: float = 0.0
     slowdown_max: float = 1.1
     rollout_cv: float = 0.2
     phase_cv: float = 0.1
@@ -103,29 +100,27 @@ class SharedTrainer:
 
 @dataclass(slots=True)
 class _Cycle:
-    """A run between two phases: phase n is due when rollout n has ended, and phase n - 1 was concluded.
+    """A run between two phases: phase n is due when rollout n and phase n - 1 have ended.
 
-    Rollout n begins when rollout n - 1 has ended, and phase n - 1 - ahead was concluded. A phase is concluded
-    `between_s` after its end.
+    Rollout n begins when rollout n - 1 and phase n - 1 - ahead have ended.
     """
 
     ahead: int
-    between_s: float
     rolled_s: float
     ended_s: list[float] = field(default_factory=list)
 
     @property
-    def concluded_s(self) -> float:
-        """When the last phase was concluded."""
-        return self._concluded_s(len(self.ended_s) - 1)
+    def free_s(self) -> float:
+        """When the last phase ended."""
+        return self._ended_s(len(self.ended_s) - 1)
 
-    def _concluded_s(self, phase: int) -> float:
-        return self.ended_s[phase] + self.between_s if phase >= 0 else -math.inf
+    def _ended_s(self, phase: int) -> float:
+        return self.ended_s[phase] if phase >= 0 else -math.inf
 
     def due_s(self, rollout_s: float) -> float:
         """When the next phase is due, whose rollout takes so long. To be called once for each phase."""
-        self.rolled_s = max(self.rolled_s, self._concluded_s(len(self.ended_s) - 1 - self.ahead)) + rollout_s
-        return max(self.rolled_s, self.concluded_s)
+        self.rolled_s = max(self.rolled_s, self._ended_s(len(self.ended_s) - 1 - self.ahead)) + rollout_s
+        return max(self.rolled_s, self.free_s)
 
 
 class _Simulated:
@@ -137,9 +132,8 @@ class _Simulated:
         self._own = random.Random(f"{seed} {run.id}")
         self._common = random.Random(f"{seed} of all runs")
         self.began_s = 0.0 if given.together else self._own.uniform(0.0, run.cycle_s)
-        between_s = given.between_s if run.rollouts_ahead else 0.0
-        self._cycle = _Cycle(run.rollouts_ahead, between_s, self.began_s)
-        self._alone = _Cycle(run.rollouts_ahead, between_s, self.began_s)
+        self._cycle = _Cycle(run.rollouts_ahead, self.began_s)
+        self._alone = _Cycle(run.rollouts_ahead, self.began_s)
         self.waited_s: list[float] = []
         self.ordered_s = self.began_s
         self._draw()
@@ -179,7 +173,7 @@ class _Simulated:
     def help(self, saved_s: float) -> None:
         """Its rollout ends so much sooner."""
         self._cycle.rolled_s -= saved_s
-        self.due_s = max(self._cycle.rolled_s, self._cycle.concluded_s)
+        self.due_s = max(self._cycle.rolled_s, self._cycle.free_s)
 
     def need(self, now_s: float) -> Need:
         """When the host expects its next phase."""

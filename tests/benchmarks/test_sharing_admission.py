@@ -8,8 +8,8 @@ import pytest
 from benchmarks.sharing_admission import LOAD_MAX, Compared, compare_all, draw, report
 
 
-def compared(predicted, long):
-    return Compared(number=0, predicted=predicted, long=long, load=0.5, repeated=4, unsure=0.001)
+def compared(predicted, long, simulated=True):
+    return Compared(number=0, predicted=predicted, long=long, load=0.5, simulated=simulated, repeated=4, unsure=0.001)
 
 
 @pytest.mark.parametrize(
@@ -41,19 +41,23 @@ def test_draws_are_the_same_each_time_and_differ_from_each_other():
 
 
 def test_a_prediction_that_is_off_or_an_answer_that_is_wrong_is_missed(capsys):
-    report([compared(1.02, 1.03), compared(1.12, 1.06)], as_json=True)
+    report([compared(1.02, 1.03), compared(1.12, 1.06), compared(1.4, 1.6, simulated=False)], as_json=True)
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {name: target["met"] for name, target in summary["targets"].items()} == {
-        "worst_slowdown_off_by_at_most": False,
+        "right_answers": False,
+        "simulated_slowdown_off_by_at_most": False,
         "refused_although_they_fit": False,
         "admitted_although_too_slow": True,
     }
-    assert [row["fleets"] for row in summary["rows"]] == [1, 1, 0, 0]
+    assert [(row["fleets"], row["simulated"]) for row in summary["rows"]] == [(1, 1), (1, 1), (0, 0), (1, 0)]
+    report([compared(1.02, 1.03), compared(1.4, 1.6, simulated=False)], as_json=True)
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert all(target["met"] for target in summary["targets"].values())
 
 
 def test_a_draw_that_a_file_holds_is_not_compared_again(tmp_path):
     file = tmp_path / "kept.jsonl"
-    kept = '{"number": 0, "predicted": 7.0, "long": 7.5, "load": 1.0, "repeated": 6, "unsure": 0.0}'
+    kept = '{"number": 0, "predicted": 7.0, "long": 7.5, "load": 1.0, "simulated": true, "repeated": 6, "unsure": 0.0}'
     file.write_text(f'{kept}\n{{"number": 1, "predi')
     calm = next(number for number in range(1, 50) if sum(run.load for run in draw(number).runs) < 0.2)
     found = compare_all([0, calm], Namespace(kept=file, workers=0))

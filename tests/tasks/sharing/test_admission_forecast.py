@@ -9,8 +9,10 @@ from tasks.sharing.admission_forecast import (
     COPIED_BYTES_PER_S,
     Choice,
     choices,
+    estimated_slowdowns,
     predict_slowdowns,
     simulate_until_sure,
+    sure_slowdowns,
 )
 from tasks.sharing.seat_placement import Room
 from tasks.sharing.shared_cycles import Conditions
@@ -72,6 +74,44 @@ def test_more_runs_are_slower_in_the_mean(ahead):
     assert all(later > sooner - 1e-3 for sooner, later in itertools.pairwise(means))
     assert means[0] == pytest.approx(1.0)
     assert means[-1] > 1.05
+
+
+def simulated(runs, conditions):
+    how = {"iterations": 200, "seeds": range(6), "step": 6, "unsure_max": 0.0}
+    return {run.id: fmean(found) for run, found in zip(runs, simulate_until_sure(runs, conditions, **how), strict=True)}
+
+
+def test_a_run_alone_waits_for_nothing_whatever_its_cycle():
+    for run in (a_run("a"), a_run("a", phase_s=40.0, cycle_s=30.0, rollouts_ahead=1)):
+        assert estimated_slowdowns([run], Conditions(switch_s=9.0)) == {run.id: 1.0}
+
+
+def test_the_closed_form_is_near_simulations_where_runs_begin_at_random():
+    runs = [a_run(name, phase_s=phase_s, cycle_s=300.0) for name, phase_s in (("a", 30.0), ("b", 60.0), ("c", 40.0))]
+    conditions = Conditions(switch_s=2.0)
+    found, long = estimated_slowdowns(runs, conditions), simulated(runs, conditions)
+    assert [found[run.id] - 1 for run in runs] == pytest.approx([long[run.id] - 1 for run in runs], rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("load", "slowdown_max", "is_sure"),
+    [(0.1, 1.1, True), (0.35, 1.1, False), (0.6, 1.1, True), (0.35, 2.0, True), (0.45, 2.0, False)],
+)
+def test_the_closed_form_answers_where_a_host_keeps_up_or_does_not_for_sure(load, slowdown_max, is_sure):
+    runs = [a_run(str(each), phase_s=load * 300.0, cycle_s=300.0) for each in range(2)]
+    conditions = Conditions(switch_s=2.0, slowdown_max=slowdown_max)
+    found = sure_slowdowns(runs, conditions)
+    assert (found is not None) == is_sure
+    fits = max(simulated(runs, conditions).values()) <= slowdown_max
+    assert (max(predict_slowdowns(runs, conditions).values()) <= slowdown_max) == fits
+
+
+def test_a_rare_long_phase_before_a_run_ahead_is_simulated_although_it_hides_the_mean_wait():
+    long, short = a_run("long", phase_s=350.0, cycle_s=900.0), a_run("short", cycle_s=120.0, rollouts_ahead=1)
+    conditions = Conditions(switch_s=2.0)
+    assert max(estimated_slowdowns([long, short], conditions).values()) < 1.06
+    assert sure_slowdowns([long, short], conditions) is None
+    assert predict_slowdowns([long, short], conditions)[short.id] > 1.1
 
 
 def test_hosts_whose_simulations_differ_are_simulated_until_the_mean_is_sure():

@@ -4,7 +4,6 @@ import importlib.util
 import itertools
 import math
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,11 +61,10 @@ def complaints(runs, conditions, got):
         if entry.kind != "train":
             continue
         run, done = by_id[entry.run], ended[entry.run]
-        concluded = [end_s + (conditions.between_s if run.rollouts_ahead else 0.0) for end_s in done]
         before = len(done) - 1 - run.rollouts_ahead
         rollout_s = run.cycle_s if run.rollouts_ahead else run.cycle_s - run.phase_s
-        rolled[run.id] = max(rolled[run.id], concluded[before] if before >= 0 else 0.0) + rollout_s
-        due_s = max(rolled[run.id], concluded[-1] if done else 0.0)
+        rolled[run.id] = max(rolled[run.id], done[before] if before >= 0 else 0.0) + rollout_s
+        due_s = max(rolled[run.id], done[-1] if done else 0.0)
         ordered_s = entry.began_s if switched is None else switched.began_s
         if entry.iteration != len(done) or ordered_s < due_s - 1e-6:
             yield f"{entry} begins at {ordered_s} and is due at {due_s}"
@@ -89,14 +87,10 @@ def wrong_slowdowns(by_id, ended, got):
             yield f"slowdown {found.slowdown} of {run.id}"
 
 
-@given(
-    profiles=PROFILES, switch_s=st.floats(0.1, 60.0), between=st.sampled_from([0.0, 0.3, 1.0]), seed=st.integers(0, 99)
-)
-def test_a_simulation_without_variation_keeps_every_rule(profiles, switch_s, between, seed):
+@given(profiles=PROFILES, switch_s=st.floats(0.1, 60.0), seed=st.integers(0, 99))
+def test_a_simulation_without_variation_keeps_every_rule(profiles, switch_s, seed):
     runs = drawn(profiles)
-    # Alone no run waits for its own conclusion.
-    between_s = between * min(run.cycle_s - run.phase_s for run in runs)
-    conditions = Conditions(switch_s=switch_s, between_s=between_s, rollout_cv=0.0, phase_cv=0.0)
+    conditions = Conditions(switch_s=switch_s, rollout_cv=0.0, phase_cv=0.0)
     got = share_trainer(runs, conditions, iterations=3, seed=seed)
     assert list(complaints(runs, conditions, got)) == []
 
@@ -107,7 +101,6 @@ PLANTED = {
     "switches without a change": ("if resident not in (None, chosen.id):", "if True:"),
     "begins before a phase is due": ("(due_s := min(", "(due_s := 0.5 * min("),
     "rolls out too far ahead": ("- 1 - self.ahead", "- 2 - self.ahead"),
-    "trains before the last phase is concluded": ("self.ended_s[phase] + self.between_s", "self.ended_s[phase]"),
     "takes the phase for a part of the rollout": ("run.cycle_s - run.phase_s)", "run.cycle_s)"),
 }
 
@@ -121,13 +114,12 @@ def test_the_judge_finds_errors_that_are_put_in_on_purpose(planted, tmp_path):
     file.write_text(source.replace(right, wrong))
     broken = _loaded(file)
     runs = [*like_runs(1), a_run("ahead", phase_s=340.0, cycle_s=400.0, rollouts_ahead=1)]
-    conditions = replace(STEADY, between_s=50.0)
     try:
-        got = broken.share_trainer(runs, conditions, iterations=10, seed=1)
+        got = broken.share_trainer(runs, STEADY, iterations=10, seed=1)
     except AssertionError:
         # The simulator's own check has found it.
         return
-    assert list(complaints(runs, conditions, got))
+    assert list(complaints(runs, STEADY, got))
 
 
 def _loaded(file):
@@ -190,18 +182,6 @@ def test_a_run_alone_is_not_slowed_down():
     alone = share_trainer(like_runs(1), Conditions(switch_s=100.0), iterations=20, seed=1)
     assert alone.slowdown_mean == pytest.approx(1.0)
     assert alone.part("switch") == 0.0
-
-
-def test_a_run_ahead_trains_again_only_when_its_last_phase_is_concluded():
-    """With nothing else to wait for, its cycle is its phase and what is between; a run that waits does both at once."""
-    ahead = a_run("ahead", phase_s=100.0, cycle_s=110.0, rollouts_ahead=1)
-    given = replace(STEADY, between_s=30.0)
-    alone = share_trainer([ahead], given, iterations=50, seed=0, settled=10)
-    assert alone.runs[0].slowdown == 1.0
-    assert alone.part("idle") == pytest.approx(30 / 130, rel=0.05)
-    beside = share_trainer([ahead, replace(ahead, id="beside")], given, iterations=50, seed=0, settled=10)
-    assert [run.slowdown for run in beside.runs] == pytest.approx([204 / 130] * 2, rel=0.02)
-    assert max(run.waited_s[-1] for run in beside.runs) == pytest.approx(204 - 102 - 30)
 
 
 def test_an_overloaded_trainer_slows_runs_down_to_what_it_can_do():
