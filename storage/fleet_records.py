@@ -20,6 +20,7 @@ GIB = 1 << 30
 # Of a record; the largest are those of what a host spent in a minute.
 RECORD_BYTES_MAX = 1 << 22
 SpentKind = Literal["switch", "wait", "train", "park", "backfill", "idle"]
+# "local disk" is of hosts that keep copies of states there, as no host of this version does.
 Tier = Literal["host memory", "local disk", "object store"]
 # What a record of another team may hold, so that all can calculate with it, and no name leads to another key.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\z")]

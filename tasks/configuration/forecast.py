@@ -51,7 +51,7 @@ class ForecastConfig:
         response_median, response_sigma: a log-normal distribution of response lengths in tokens; sigma is that of the
             natural logarithm.
         prompt_tokens: mean tokens of a prompt.
-        trace_path: a trace of interruptible machines; None: they are lost as in tasks.forecasting.crew_inputs.
+        trace_path: a trace of interruptible machines; None: the process AWS_P3 of resources.spot_trace.
         loss_rate_factor: factor on the rate of losses.
         start_s: seconds until a process can start on a new machine: provisioning and image.
         process_s: seconds in each iteration until a member's pod and engine have started; it pulls weights meanwhile.

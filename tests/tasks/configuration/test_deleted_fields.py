@@ -64,7 +64,7 @@ def test_a_run_that_holds_deleted_fields_goes_on_as_the_same_run():
     plan = replace(a_plan(), config=planned)
     # Without settings of its own, as in a run from before these had a place, and with them.
     assert config_in_force(store, plan) == config
-    records.put(store, layout.settings(plan.iteration), SettingsRecord(config=settings_of(config)))
+    records.put(store, layout.settings(plan.iteration), SettingsRecord(config=with_all(settings_of(config))))
     found = config_in_force(store, plan)
     assert identity(found) == identity(config)
     assert digest(found) == run.digest
