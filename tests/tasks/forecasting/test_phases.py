@@ -19,7 +19,7 @@ from tasks.forecasting.simulate import simulate
 from tests.forecast_documents import document
 from tests.simulated_scenarios import a_pool, a_scenario, a_trainer, all_alike
 
-PULL_S, TRAIN_S_PER_TOKEN, FIXED_S = 1.0, 0.001, 2.0
+PULL_S, TRAIN_S_PER_TOKEN, FIXED_S, CONTROL_S = 1.0, 0.001, 2.0, 3.0
 GROUPS, GENERATIONS, TOKENS = 20, 4, 500
 UNPROBED = NoProbe(reason="not asked")
 SHARED = {"placement": "shared", "fleet": "s3://bucket/fleet"}
@@ -42,7 +42,8 @@ def one_group_after_another(phase: PhaseScenario | None, **trainer) -> Scenario:
 @pytest.mark.parametrize("load_s", [0.0, 5.0])
 def test_a_phase_holds_the_machines_as_long_as_the_closed_form_says(share, start_s, load_s):
     found = simulate(
-        one_group_after_another(PhaseScenario(start_share=share, start_s=start_s), load_s=load_s), seed=1
+        one_group_after_another(PhaseScenario(start_share=share, start_s=start_s), load_s=load_s, control_s=CONTROL_S),
+        seed=1,
     ).iterations[0]
     rollout_s = found.rollout_s
     ends_s = PULL_S + (rollout_s - PULL_S) / GROUPS * np.arange(1, GROUPS + 1)
@@ -51,7 +52,8 @@ def test_a_phase_holds_the_machines_as_long_as_the_closed_form_says(share, start
     at_s = due_s + start_s + load_s
     for end_s in ends_s:
         at_s = max(at_s, end_s) + train_s / GROUPS
-    assert found.duration_s == pytest.approx(at_s + FIXED_S)
+    assert found.duration_s == pytest.approx(at_s + FIXED_S + CONTROL_S)
+    # What concludes and plans holds no machine of the trainer.
     parts = found.seconds[TRAIN_POOL]
     assert sum(parts.values()) == pytest.approx(at_s - due_s + FIXED_S)
     assert parts["process"] == pytest.approx(start_s + load_s)
