@@ -27,8 +27,7 @@ import numpy as np
 from benchmarks.reporting import Target, finish, interleave, medians
 from tasks.configuration.planning import PlanningConfig
 from tasks.history.planning_inputs import REPORTS_READ
-from tasks.planning.dealing import Work, even_ranges, longest_first
-from tasks.planning.dispatch import Dispatch, dispatch
+from tasks.planning.dispatch import Dispatch, Work, dispatch, even_ranges, longest_first
 from tasks.planning.division import assign_groups
 from tasks.planning.iteration_plan import plan_iteration
 from tasks.planning.makespan import Lengths, Member, ends_s, lower_bound_s, member_time_s

@@ -10,10 +10,8 @@ import numpy.typing as npt
 
 from storage.planning_records import SeedingRecord
 from storage.records import TRAIN_POOL
-from tasks.planning.dealing import MANY_RESPONSES
-from tasks.planning.dispatch import Assignment, Member, dispatch
+from tasks.planning.dispatch import MANY_RESPONSES, Assignment, Member, dispatch
 from tasks.planning.division import assign_groups
-from tasks.planning.locality import longest_nearest
 from tasks.planning.makespan import ends_s, group_ends_s, long_then_short, streamed_s
 from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer
 from tasks.planning.request import PlanningRequest
@@ -53,13 +51,8 @@ def planned_crew(request: PlanningRequest, counts: tuple[int, ...], seeding: See
     crew = [_members(request, offer, count) for offer, count in zip(request.offers, counts, strict=True)]
     members = tuple(chain.from_iterable(crew))
     if seeding is not None and seeding.seeding_s != 0 and request.reserved is not None:
-        stop_s = engines_stop_s(seeding, [member.start_s for member in members], request.trainer_busy_s)
-        members += (_engine(request, request.reserved, stop_s),) * request.reserved.engines
+        members += (_engine(request, request.reserved),) * request.reserved.engines
     assignments = _dealt(request, members)
-    if request.knows_lengths and request.settings.dispatch == "auto":
-        losses = [offer.losses_per_h for offer in offers] + [0.0] * (len(members) - size)
-        same_price = request.settings.objective == "gpu_seconds"
-        assignments = longest_nearest(members, assignments, losses, same_price=same_price)
     dealt_s = max(assignment.ends_s for assignment in assignments)
     assignments = _all_begin(assignments, size)
     if request.tool_s_per_token:
@@ -181,7 +174,7 @@ def engines_stop_s(seeding: SeedingRecord, starts_s: Sequence[float], busy_s: fl
     return max(busy_s + seeding.seeding_s, min(starts_s))
 
 
-def _engine(request: PlanningRequest, reserved: ReservedOffer, window_s: float | None) -> Member:
+def _engine(request: PlanningRequest, reserved: ReservedOffer) -> Member:
     """One of the trainer's engines; it adds no price, because its machine is paid for in any case."""
     curve, most = holding(request, reserved)
     return Member(
@@ -189,7 +182,6 @@ def _engine(request: PlanningRequest, reserved: ReservedOffer, window_s: float |
         step_time=curve,
         responses_max=most,
         start_s=request.trainer_busy_s + reserved.start_s,
-        window_s=window_s,
     )
 
 
@@ -250,7 +242,7 @@ def _short_early(
 
 def _dealt_alike(request: PlanningRequest, members: tuple[Member, ...]) -> tuple[Assignment, ...]:
     """Groups dealt in turn if all members are alike, or if that is asked for; else by speed."""
-    kinds = {(member.step_time, member.responses_max, member.start_s, member.window_s) for member in members}
+    kinds = {(member.step_time, member.responses_max, member.start_s) for member in members}
     if len(kinds) == 1 or request.settings.dispatch == "in_turn":
         dealt = assign_groups(len(request.lengths), len(members))
         ends = ends_s(request.responses, dealt, members)

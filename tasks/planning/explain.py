@@ -5,10 +5,9 @@ predicted until a step time was measured.
 """
 
 from storage.planning_records import DecisionRecord, SeedingRecord
-from tasks.planning.crew import Crew, engines_in_members, measured_work_s
+from tasks.planning.crew import engines_in_members, measured_work_s
 from tasks.planning.crew_wait import crew_wait
 from tasks.planning.division import assign_groups
-from tasks.planning.locality import decode_s
 from tasks.planning.makespan import lower_bound_s
 from tasks.planning.outline import Outline
 from tasks.planning.prediction_error import CORRECTION, ITERATION
@@ -29,7 +28,6 @@ def explain(request: PlanningRequest, choice: WidthChoice) -> tuple[DecisionReco
         _balance(request, choice),
         _seeding(request, choice),
         _dispatch(request, choice),
-        _locality(choice.crew),
         crew_wait(request, choice.outline),
     )
     return tuple(decision for decision in found if decision is not None)
@@ -190,28 +188,4 @@ def _dispatch(request: PlanningRequest, choice: WidthChoice) -> DecisionRecord:
         },
         alternatives=alternatives,
         predicted={ROLLOUT: choice.outline.rollout_s} if request.measured else {},
-    )
-
-
-def _locality(crew: Crew) -> DecisionRecord | None:
-    """Only if members have different reaches: the place of the longest work."""
-    working = [
-        (member, assignment)
-        for member, assignment in zip(crew.members, crew.assignments, strict=True)
-        if assignment.groups and member.window_s is None
-    ]
-    if len({member.start_s for member, _ in working}) < 2:
-        return None
-    nearest, held = min(working, key=lambda pair: (pair[0].start_s, -decode_s(*pair)))
-    latest_s = max(assignment.ends_s for _, assignment in working)
-    return DecisionRecord(
-        name="locality",
-        chosen=f"the longest work to {nearest.pool}",
-        reason="it begins soonest",
-        inputs={
-            "nearest_reach_s": nearest.start_s,
-            "farthest_reach_s": max(member.start_s for member, _ in working),
-            "nearest_ends_s": held.ends_s,
-            "latest_ends_s": latest_s,
-        },
     )

@@ -27,9 +27,8 @@ Lengths = npt.NDArray[np.float64]
 class Member:
     """A machine to which groups are dealt.
 
-    responses_max: the most responses it decodes together. start_s: seconds until it begins to decode. window_s: it
-    generates only until then, counted as start_s is; None: as long as there is work. Raises ValueError for impossible
-    values.
+    responses_max: the most responses it decodes together. start_s: seconds until it begins to decode. Raises ValueError
+    for impossible values.
     """
 
     pool: str
@@ -37,14 +36,13 @@ class Member:
     responses_max: int
     start_s: float = 0.0
     usd_per_h: float = 0.0
-    window_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.responses_max < 1:
             raise ValueError(f"responses_max: value {self.responses_max} of {self.pool}; allowed: at least 1")
-        for name in ("start_s", "usd_per_h", "window_s"):
+        for name in ("start_s", "usd_per_h"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
+            if not 0 <= value < math.inf:
                 raise ValueError(f"{name}: value {value} of {self.pool}; allowed: at least 0, finite")
 
 

@@ -20,7 +20,6 @@ _SUBJECTS = {
     "balance": "Members more or fewer than before",
     "seeding": "The trainer's machines generate first",
     "dispatch": "Groups are dealt",
-    "locality": "The nearest members get",
     "crew": "Kind of crew",
 }
 _RATES = {

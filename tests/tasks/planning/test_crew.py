@@ -7,7 +7,7 @@ import pytest
 
 from storage.planning_records import SeedingRecord
 from storage.records import TRAIN_POOL
-from tasks.planning.crew import engines_in_members, planned_crew, seedings
+from tasks.planning.crew import engines_in_members, engines_stop_s, planned_crew, seedings
 from tasks.planning.division import assign_groups
 from tasks.planning.makespan import member_time_s, response_lengths
 from tasks.planning.offer import GroupLengths, ReservedOffer
@@ -41,7 +41,8 @@ def test_a_member_on_a_new_machine_begins_when_it_has_started_and_has_a_group_al
 def test_engines_go_on_until_there_is_a_member_to_hand_over_to():
     late = an_offer(count_max=2, machine_start_s=500.0, there=0)
     request = a_request(late, reserved=RESERVED, settings={"seeding": "auto", "seeding_s_initial": 9.0})
-    assert {member.window_s for member in crew_of(request, (2,)).members[2:]} == {530.0}
+    crew = crew_of(request, (2,))
+    assert engines_stop_s(crew.seeding, [member.start_s for member in crew.members[:2]], 0.0) == 530.0
 
 
 def test_the_trainers_engines_are_members_while_they_generate():
@@ -50,14 +51,14 @@ def test_the_trainers_engines_are_members_while_they_generate():
     )
     crew = crew_of(request, (2,))
     assert [member.pool for member in crew.members] == ["rollout", "rollout", TRAIN_POOL, TRAIN_POOL]
-    assert [member.window_s for member in crew.members] == [None, None, 30.0, 30.0]
+    # What the engines have not ended when they stop is free for the crew, so they are dealt groups like the others.
+    assert all(assignment.groups for assignment in crew.assignments)
     assert crew.seeding == SeedingRecord(seeding_s=9.0, members=2)
     off = crew_of(a_request(an_offer(count_max=2), reserved=RESERVED), (2,))
     assert off.seeding is None
     assert len(off.members) == 2
     colocated = crew_of(a_request(an_offer(count_max=2), reserved=RESERVED), (0,))
     assert colocated.seeding == SeedingRecord(seeding_s=None, members=0)
-    assert [member.window_s for member in colocated.members] == [None, None]
 
 
 def test_with_enough_members_the_trainer_generates_nothing():

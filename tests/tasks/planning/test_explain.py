@@ -155,15 +155,6 @@ def test_members_of_other_speeds_are_no_reason_to_speak_of_lengths():
     assert found.reason == "by what each member can do, so that the last response ends early"
 
 
-def test_locality_is_said_where_members_differ_in_reach():
-    near, far = an_offer(count_max=2), an_offer("far", count_max=2, start_s=35.0)
-    found = decisions(a_request(near, far, lengths=some_lengths(64, sigma=0.2)))["locality"]
-    assert found.chosen == "the longest work to rollout"
-    assert (found.inputs["nearest_reach_s"], found.inputs["farthest_reach_s"]) == (30.0, 35.0)
-    assert found.inputs["latest_ends_s"] >= found.inputs["nearest_ends_s"] > 30.0
-    assert "locality" not in decisions(a_request(near, an_offer("spot", count_max=2)))
-
-
 @pytest.mark.slow
 @given(requests())
 def test_every_decision_can_be_stored_and_read_by_people(request):

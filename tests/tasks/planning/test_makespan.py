@@ -152,9 +152,7 @@ def test_impossible_lengths_are_refused(expected, high, found):
         response_lengths(group_lengths(expected, high), 4)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"responses_max": 0}, {"start_s": -1.0}, {"usd_per_h": np.nan}, {"window_s": np.inf}]
-)
+@pytest.mark.parametrize("changes", [{"responses_max": 0}, {"start_s": -1.0}, {"usd_per_h": np.nan}])
 def test_impossible_members_are_refused(changes):
     with pytest.raises(ValueError, match=f"{next(iter(changes))}: value .* allowed: at least"):
         a_member(CURVES[0], **changes)
