@@ -29,9 +29,7 @@ from storage.store import ObjectStore
 from tasks.configuration.data import ArithmeticConfig
 from tasks.configuration.planning import PlanningConfig
 from tasks.planning.lengths import LengthScore, learn, predict, score
-from tasks.planning.offer import GroupLengths
 from tasks.planning.prompt_features import PromptFeatures, prompt_features
-from tasks.planning.sibling_lengths import with_siblings
 
 Floats = npt.NDArray[np.float64]
 WARM_START = WarmStart(steps=150, batch=48, learning_rate=2e-3)
@@ -91,15 +89,6 @@ def recorded(store: ObjectStore) -> list[Recorded]:
     return found
 
 
-def siblings(expected: GroupLengths, lengths: Floats, ended: int) -> LengthScore:
-    """Score the prediction for the responses that still run when the `ended` shortest of each group have ended."""
-    ordered = np.sort(lengths, axis=1)
-    finished, running = ordered.copy(), np.full(lengths.shape, np.nan)
-    finished[:, ended:] = np.nan
-    running[:, ended:] = ordered[:, ended - 1 : ended]
-    return score(with_siblings(expected, finished, running).expected, ordered[:, ended:].mean(axis=1))
-
-
 @dataclass
 class Walk:
     """The results of walking through a run, by iteration.
@@ -120,13 +109,13 @@ class Walk:
         return statistics.fmean(getattr(one, field) for one in kept) if kept else float("nan")
 
 
-def walk(history: list[Recorded], ended: tuple[int, ...]) -> Walk:
+def walk(history: list[Recorded]) -> Walk:
     """Let every predictor predict each iteration, score it, and let it learn, as conclude does."""
     table = empty_table()
     walked = Walk({}, [], [])
     newest: dict[int, float] = {}
     for iteration, one in enumerate(history):
-        means, half, size = one.lengths.mean(axis=1), one.lengths.shape[1] // 2, one.lengths.shape[1]
+        means, half = one.lengths.mean(axis=1), one.lengths.shape[1] // 2
         digests = one.prompts.digests.tolist()
         walked.seen.append(sum(digest in newest for digest in digests) / len(digests))
         expected = predict("history", table, one.prompts, one.length_max)
@@ -136,8 +125,6 @@ def walk(history: list[Recorded], ended: tuple[int, ...]) -> Walk:
         if iteration:
             last = [newest.get(digest, other) for digest, other in zip(digests, expected.expected, strict=True)]
             scored[NEWEST] = score(last, means)
-        for count in ended:
-            scored[f"history, {count} of {size} siblings ended"] = siblings(expected, one.lengths, count)
         scored[OTHER_HALF] = score(one.lengths[:, :half].mean(axis=1), one.lengths[:, half:].mean(axis=1))
         scored[ORACLE] = score(means, means)
         newest.update(zip(digests, means.tolist(), strict=True))
@@ -149,7 +136,7 @@ def walk(history: list[Recorded], ended: tuple[int, ...]) -> Walk:
 def report(history: list[Recorded], notes: dict[str, Any], *, as_json: bool) -> None:
     """Print table, targets and JSON."""
     size = history[0].lengths.shape[1]
-    walked = walk(history, tuple(sorted({max(1, size // 4), size // 2} - {size})))
+    walked = walk(history)
     if not any(seen > 0.5 for seen in walked.seen):
         raise SystemExit("no iteration had prompts that were seen before; allowed: a run of more than one epoch")
     order = [*PREDICTORS, *(name for name in walked.scores if name not in PREDICTORS)]
@@ -163,7 +150,7 @@ def report(history: list[Recorded], notes: dict[str, Any], *, as_json: bool) -> 
         }
         for name in order
     ]
-    learned = ("history", "ranker", "features")
+    learned = PREDICTORS[:-1]
     later = [walked.mean(name, "recall", again=True) for name in learned]
     half = walked.mean(OTHER_HALF, "recall", again=True)
     targets = [

@@ -1,9 +1,9 @@
 """What a run has learned about the lengths of its responses, as one safetensors object per concluded iteration.
 
-Format 1: a header with one metadata key, DOCUMENT (JSON: format, iteration, learned, predictors, digest), and the
+Format 2: a header with one metadata key, DOCUMENT (JSON: format, iteration, learned, predictors, digest), and the
 tensors of LengthTable by field name, little-endian. The digest is of the tensors' bytes, because safetensors has none.
-Equal tables have equal bytes, so that several attempts at a conclusion write the same object. This module does not know
-what the predictors do.
+Equal tables have equal bytes, so that several attempts at a conclusion write the same object. Tables of format 1, with
+one predictor and two tensors more, are read, too. This module does not know what the predictors do.
 """
 
 import json
@@ -23,10 +23,12 @@ from storage.shortage import raise_shortage
 from storage.store import CorruptObject, ObjectMissing, ObjectStore, commit
 
 log = logging.getLogger(__name__)
-FORMAT = 1
+FORMAT = 2
 DOCUMENT = "gleaner.lengths"
-PREDICTORS = ("history", "ranker", "features", "none")
-# Fixed in format 1, so that any reader of a table can continue from it.
+PREDICTORS = ("history", "ranker", "none")
+# What a table of format 1 holds besides: a regression's sums, and the third row of every tensor by predictor.
+_PREDICTORS_1, _TENSORS_1 = ("history", "ranker", "features", "none"), ("gram", "moment")
+# Fixed in format 2, so that any reader of a table can continue from it.
 QUANTILES = 33
 FEATURES = 4
 HASHED = 4096
@@ -41,11 +43,10 @@ class LengthTable:
 
     Per prompt, ascending by `prompts` (64-bit digests; at most PROMPTS_MAX, those seen last): `mean` and `deviation` of
     its responses' lengths in tokens, averaged over epochs (deviation is NaN for a single response), `count` of epochs,
-    and `last_seen`, an iteration. quantiles: of the groups' mean lengths, at (k + 0.5) / QUANTILES. gram, moment: sums
-    of a regression on FEATURES features. weights, squares: the ranker's weights and its summed squared gradients;
-    HASHED n-grams first, then the features. high_ratio: by predictor, the ratio of length to expectation that one
-    response in ten exceeds. recall, rank_correlation: by predictor, over the last RECENT iterations, the newest last;
-    NaN: not measured.
+    and `last_seen`, an iteration. quantiles: of the groups' mean lengths, at (k + 0.5) / QUANTILES. weights, squares:
+    the ranker's weights and its summed squared gradients; HASHED n-grams first, then FEATURES features. high_ratio: by
+    predictor, the ratio of length to expectation that one response in ten exceeds. recall, rank_correlation: by
+    predictor, over the last RECENT iterations, the newest last; NaN: not measured.
     """
 
     iteration: int
@@ -56,8 +57,6 @@ class LengthTable:
     count: npt.NDArray[np.uint32]
     last_seen: npt.NDArray[np.uint32]
     quantiles: Floats
-    gram: Floats
-    moment: Floats
     weights: Floats
     squares: Floats
     high_ratio: Floats
@@ -71,8 +70,6 @@ _PER_PROMPT = {"prompts": np.uint64, "mean": np.float32, "deviation": np.float32
 }
 _FIXED: dict[str, tuple[int, ...]] = {
     "quantiles": (QUANTILES,),
-    "gram": (FEATURES, FEATURES),
-    "moment": (FEATURES,),
     "weights": (HASHED + FEATURES,),
     "squares": (HASHED + FEATURES,),
     "high_ratio": (len(PREDICTORS),),
@@ -115,20 +112,33 @@ def decode_lengths(key: str, body: bytes) -> LengthTable:
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise_shortage(error)
         raise CorruptObject(key, f"not a table of lengths: {type(error).__name__}: {error}") from None
-    wanted = {"format": FORMAT, "predictors": list(PREDICTORS)}
-    for name, value in wanted.items():
-        found = document.get(name) if isinstance(document, dict) else None
-        if found != value:
-            raise CorruptObject(key, f"{name}: value {found!r}; this Gleaner reads {value!r}")
+    document = document if isinstance(document, dict) else {}
+    version, predictors = document.get("format"), document.get("predictors")
+    if version not in (1, FORMAT):
+        raise CorruptObject(key, f"format: value {version!r}; this Gleaner reads 1 and {FORMAT}")
+    wanted = list(PREDICTORS if version == FORMAT else _PREDICTORS_1)
+    if predictors != wanted:
+        raise CorruptObject(key, f"predictors: value {predictors!r}; allowed in format {version}: {wanted!r}")
     scalars: dict[str, Any] = {name: document.get(name) for name in _SCALARS}
     for name, value in scalars.items():
         if type(value) is not int or value < 0:
             raise CorruptObject(key, f"{name}: value {value!r}; allowed: a whole number from 0 on")
-    _check(key, arrays)
-    if document.get("digest") != _digest(arrays):
+    digest = _digest(arrays)
+    _check(key, arrays := arrays if version == FORMAT else _of_format_1(arrays))
+    if document.get("digest") != digest:
         raise CorruptObject(key, "its tensors do not match their digest")
     named: dict[str, Any] = scalars | arrays
     return LengthTable(**named)
+
+
+def _of_format_1(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """The tensors of a table of format 1 that format 2 has, with the rows of its predictors."""
+    kept = {name: array for name, array in arrays.items() if name not in _TENSORS_1}
+    rows = [_PREDICTORS_1.index(name) for name in PREDICTORS]
+    for name in ("high_ratio", "recall", "rank_correlation"):
+        if name in kept and len(kept[name].shape) and len(kept[name]) == len(_PREDICTORS_1):
+            kept[name] = kept[name][rows]
+    return kept
 
 
 def newest_lengths(store: ObjectStore, before: int) -> LengthTable | None:

@@ -1,11 +1,26 @@
 """The section `planning`: how groups are dealt, how many machines, at what cost."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def _predictor(value: object) -> object:
+    if value == "features":
+        raise ValueError("allowed: 'auto', 'history', 'ranker' or 'none'; the ranker learns from the same features")
+    return value
+
+
+def without_deleted_predictor(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A configuration that a run holds, with "auto" in place of the deleted length predictor "features"."""
+    planning = document.get("planning")
+    if isinstance(planning, Mapping) and planning.get("length_predictor") == "features":
+        return {**document, "planning": {**planning, "length_predictor": "auto"}}
+    return document
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +52,7 @@ class PlanningConfig:
     __pydantic_config__ = STRICT
     dispatch: Literal["auto", "in_turn"] = "auto"
     objective: Literal["makespan", "gpu_seconds"] = "makespan"
-    length_predictor: Literal["auto", "history", "features", "ranker", "none"] = "auto"
+    length_predictor: Annotated[Literal["auto", "history", "ranker", "none"], BeforeValidator(_predictor)] = "auto"
     recall_min: Annotated[float, Field(ge=0, le=1)] = 0.3
     width: Literal["fixed", "cost", "balance"] = "fixed"
     cost_weight: Annotated[float, Field(ge=0, le=1)] = 0.3

@@ -29,7 +29,7 @@ from tasks.configuration.numbers import float_in, integers_restored, rounded_int
 from tasks.configuration.operational import DEFAULTS_SINCE, OPERATIONAL, YOUNG
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.placement_clashes import needs_all_groups, placements_that_clash
-from tasks.configuration.planning import PlanningConfig
+from tasks.configuration.planning import PlanningConfig, without_deleted_predictor
 from tasks.configuration.pool_clashes import pools_that_clash
 from tasks.configuration.problems import UNFILLED, names, not_json, problems, unfilled
 from tasks.configuration.rewards import RewardConfig, reward_names
@@ -255,6 +255,7 @@ def parse(document: object, source: str = "the configuration", *, held: bool = F
             raise ConfigError(source, unfit)
         waiting, whole = list(unfilled(document)), integers_restored(document)
         # Through JSON, so that lists become tuples.
+        whole = without_deleted_predictor(whole) if held else whole
         parsed, wrong = _validate(json.dumps(with_inherited_sampling(whole))), list[str]()
     except ValidationError as error:
         errors = [each for each in error.errors(include_url=False) if not is_inherited(each["loc"], whole)]

@@ -30,7 +30,7 @@ def expected_lengths(
     """
     table = _table_before(store, iteration)
     predictor = choose_predictor(recent_recalls(table), settings)
-    return predict(predictor, table, prompt_features(rows, ngrams=predictor == "ranker"), length_max)
+    return predict(predictor, table, prompt_features(rows), length_max)
 
 
 def learn_lengths(

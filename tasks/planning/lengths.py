@@ -1,8 +1,8 @@
 """Length prediction: all predictors of each group's response lengths, and the choice among them.
 
 "history" knows each prompt's lengths from earlier epochs (RLHFless, arXiv 2602.22718, section 4.3), "ranker" learns the
-order of prompts (StreamRL; tasks/planning/ranker.py), "features" fits lengths to those of the prompt and of the known
-answer, "none" expects all alike. All are measured in every iteration, used or not. Pure: the state is a LengthTable.
+order of prompts (StreamRL; tasks/planning/ranker.py), "none" expects all alike. All are measured in every iteration,
+used or not. Pure: the state is a LengthTable.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,11 +23,6 @@ Floats = npt.NDArray[np.float64]
 # Weight of the newest epoch in a prompt's history, a window of three (alpha = 2 / (window + 1)). RLHFless finds windows
 # of one to four equally good; a group's mean is of few responses, so a longer window is less noisy.
 ALPHA = 0.5
-# Factor per iteration on earlier iterations in the regression's sums, because their policy is gone.
-MEMORY = 0.8
-# Before anything is fitted, lengths grow with the square roots of the answer's and of the prompt's length.
-_SLOPES = np.array([0.0, 0.5, 0.0, 0.5])
-_RIDGE = np.array([1e-6, 1.0, 1.0, 1.0])
 _POINTS = (np.arange(QUANTILES) + 0.5) / QUANTILES
 
 
@@ -70,21 +65,18 @@ def recent_recalls(table: LengthTable) -> dict[str, list[float]]:
 def predict(predictor: str, table: LengthTable, prompts: PromptFeatures, length_max: int) -> GroupLengths:
     """The lengths that `predictor` expects of these prompts' groups, in tokens from 1 to length_max.
 
-    Before anything is learned, all but "features" act as "none", which then expects half of length_max. Raises
-    ValueError for an unknown predictor.
+    Before anything is learned, all act as "none", which then expects half of length_max. Raises ValueError for an
+    unknown predictor.
     """
     if predictor not in PREDICTORS:
         raise ValueError(f"predictor: value {predictor!r}; allowed: {', '.join(PREDICTORS)}")
     high = None
-    if not table.learned and predictor != "features":
+    if not table.learned:
         predictor, expected = "none", np.full(len(prompts), length_max / 2)
     elif predictor == "none":
         expected = np.full(len(prompts), table.quantiles.mean())
-    elif predictor == "features":
-        expected = _fitted(table, prompts)
     elif predictor == "ranker":
-        order = (ranks(scores(table.weights, prompts)) - 0.5) / len(prompts)
-        expected = np.interp(order, _POINTS, table.quantiles)
+        expected = _ranked(table, prompts)
     else:
         expected, high = _remembered(table, prompts)
     ratio = table.high_ratio[PREDICTORS.index(predictor)] if table.learned else 2.0
@@ -120,14 +112,11 @@ def learn(
     ratios = [np.quantile(lengths / scale, 0.9) for scale in scales]
     keep = 1 - ALPHA if table.learned else 0.0
     weights, squares = trained(table.weights, table.squares, prompts, means)
-    logs = np.log(np.maximum(means, 1.0))
     return replace(
         _with_history(table, prompts, lengths, iteration),
         iteration=iteration,
         learned=table.learned + 1,
         quantiles=keep * table.quantiles + (1 - keep) * np.quantile(means, _POINTS),
-        gram=MEMORY * table.gram + (prompts.dense[:, :, None] * prompts.dense[:, None, :]).sum(axis=0),
-        moment=MEMORY * table.moment + (prompts.dense * logs[:, None]).sum(axis=0),
         weights=weights,
         squares=squares,
         high_ratio=keep * table.high_ratio + (1 - keep) * np.array(ratios),
@@ -143,18 +132,17 @@ def score(expected: npt.ArrayLike, means: npt.ArrayLike) -> LengthScore:
     return LengthScore(recall=recall_of_longest(expected, means), rank_correlation=rank_correlation(expected, means))
 
 
-def _fitted(table: LengthTable, prompts: PromptFeatures) -> Floats:
-    """Lengths from a ridge regression of ln(mean length); before anything is learned, from its prior slopes."""
-    slopes = np.linalg.solve(table.gram + np.diag(_RIDGE), table.moment + _RIDGE * _SLOPES)
-    logs: Floats = (prompts.dense * slopes).sum(axis=1)
-    expected: Floats = np.exp(np.minimum(logs, 50.0))
+def _ranked(table: LengthTable, prompts: PromptFeatures) -> Floats:
+    """The lengths of earlier groups, given to the prompts in the ranker's order."""
+    order = (ranks(scores(table.weights, prompts)) - 0.5) / len(prompts)
+    expected: Floats = np.interp(order, _POINTS, table.quantiles)
     return expected
 
 
 def _remembered(table: LengthTable, prompts: PromptFeatures) -> tuple[Floats, Floats]:
-    """Expected and high of prompts seen before; for other prompts those of "features", and NaN."""
+    """Expected and high of prompts seen before; for other prompts those of "ranker", and NaN."""
     places, known = _places(table.prompts, prompts.digests)
-    expected = _fitted(table, prompts)
+    expected = _ranked(table, prompts)
     high = np.full(len(prompts), np.nan)
     expected[known] = table.mean[places[known]]
     high[known] = high_of(expected[known], table.deviation[places[known]].astype(np.float64))

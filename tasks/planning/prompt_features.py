@@ -58,16 +58,13 @@ class PromptFeatures:
         )
 
 
-def prompt_features(prompts: Sequence[Prompt], *, ngrams: bool = True) -> PromptFeatures:
-    """The features of prompts; a prompt is recognised by its id.
-
-    ngrams: False leaves the sparse matrix empty; only the ranker uses it, and it takes most of the time.
-    """
+def prompt_features(prompts: Sequence[Prompt]) -> PromptFeatures:
+    """The features of prompts; a prompt is recognised by its id."""
     dense = np.ones((len(prompts), FEATURES))
     for row, prompt in enumerate(prompts):
         answer = answer_characters(prompt.columns)
         dense[row, 1:] = np.log1p(len(prompt.token_ids)), answer > 0, np.log1p(answer)
-    cells, counts = np.unique(_cells(prompts if ngrams else ()), return_counts=True)
+    cells, counts = np.unique(_cells(prompts), return_counts=True)
     rows, buckets = np.divmod(cells.astype(np.int64), HASHED)
     values = np.log1p(counts)
     norms = np.sqrt(np.bincount(rows, values**2, minlength=len(prompts)))

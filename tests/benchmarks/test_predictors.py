@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks.predictors import NEWEST, ORACLE, Recorded, siblings, walk
+from benchmarks.predictors import NEWEST, ORACLE, Recorded, walk
 from storage.prompt_table import PromptRow
-from tasks.planning.offer import GroupLengths
 from tasks.planning.prompt_features import prompt_features
 
 SIZE = 20
@@ -21,19 +20,11 @@ def recorded(seed: int, noise: float) -> Recorded:
 
 
 def test_history_finds_what_recurs_and_what_was_seen_first_is_not_counted_as_seen():
-    walked = walk([recorded(seed, 0.1) for seed in range(4)], (2,))
+    walked = walk([recorded(seed, 0.1) for seed in range(4)])
     assert walked.seen == [0, 1, 1, 1]
-    for name in ("history", NEWEST, ORACLE, "history, 2 of 4 siblings ended"):
+    for name in ("history", NEWEST, ORACLE):
         assert walked.mean(name, "recall", again=True) == 1
     assert walked.mean("none", "recall", again=True) == pytest.approx(0.2)
     assert walked.mean("ranker", "recall", again=True) < 0.5
     assert walked.mean("none", "recall", again=False) == pytest.approx(0.2)
     assert np.isnan(walked.mean("history", "recall", again=False))
-
-
-def test_siblings_are_scored_on_the_members_that_still_run():
-    alike = GroupLengths("none", np.full(2, 50.0), np.full(2, 90.0))
-    # The first group's shortest is the shorter, what is left of it the longer.
-    found = siblings(alike, np.array([[10.0, 500.0], [20.0, 30.0]]), 1)
-    assert found.recall == 0
-    assert found.rank_correlation == pytest.approx(-1)

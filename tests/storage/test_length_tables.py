@@ -73,7 +73,7 @@ def test_every_flipped_byte_of_a_tensor_and_every_cut_is_found():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 2}, "format: value 2; this Gleaner reads 1"),
+        ({"format": 3}, "format: value 3; this Gleaner reads 1 and 2"),
         ({"predictors": ["history"]}, "predictors: value"),
         ({"iteration": -1}, "iteration: value -1"),
         ({"learned": True}, "learned: value True"),
@@ -96,7 +96,8 @@ def test_another_document_is_refused_by_name(changes, message):
         ("count", np.zeros(3), r"count: float64\(3,\); allowed: uint32"),
         ("prompts", np.array([3, 3, 4], np.uint64), "prompts: 3 digests; allowed"),
         ("surprise", np.zeros(1), "surprise: it is unknown"),
-        ("gram", None, "gram: it is missing"),
+        ("squares", None, "squares: it is missing"),
+        ("gram", np.zeros((4, 4)), "gram: it is unknown"),
     ],
 )
 def test_other_tensors_are_refused_by_name(name, value, message):

@@ -21,7 +21,7 @@ from storage.run import exists
 from storage.store import ObjectStore
 from tasks.planning.rebalance import Candidate, Cause, Holder, Transfer, choose, looked_at
 from tasks.sampling.session.actions import Seen, Taken, Work
-from tasks.sampling.session.candidates import candidates_of, compared_with, with_what_is_left
+from tasks.sampling.session.candidates import candidates_of
 
 log = logging.getLogger(__name__)
 
@@ -281,7 +281,7 @@ class Claimant:
         holder = transfer.incarnation
         if holder is None:
             return self._claim_all(self._free(transfer.count), None, transfer.cause)
-        if not (self._has_read([holder]) and self._has_reached(compared_with(self._plan, self._reader.book, holder))):
+        if not (self._has_read([holder]) and self._has_reached(self._reader.book.holdings().get(holder, ()))):
             return None
         acting = not transfer.cause.from_the_living
         candidates = candidates_of(self._reader, holder, self._incarnation, acting=acting)
@@ -300,7 +300,7 @@ class Claimant:
 
     def _ask(self, transfer: Transfer, candidates: Sequence[Candidate]) -> Taken:
         """Ask the holder for those of its responses that suit best."""
-        responses = choose(transfer.cause, transfer.count, with_what_is_left(self._plan, self._reader, candidates))
+        responses = choose(transfer.cause, transfer.count, candidates)
         if responses and transfer.incarnation is not None:
             self._asks.write(transfer.incarnation, AskRecord(asker=self._incarnation, responses=responses))
             self._asked[transfer.incarnation] = _Asked(responses)

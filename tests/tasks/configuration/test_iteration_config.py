@@ -182,3 +182,19 @@ def test_a_run_that_holds_a_secret_already_goes_on():
     run = RunRecord(config=dump(config), digest=digest(config), vocab_size=9, model_files={}, created_at_s=0)
     records.put(store, layout.RUN, run)
     assert config_in_force(store, replace(a_plan(), config=dump(config))) == config
+
+
+def test_a_deleted_length_predictor_is_refused_with_its_cure_and_a_run_that_holds_it_goes_on():
+    old = changed(DOCUMENT, planning__length_predictor="features")
+    with pytest.raises(ConfigError) as refused:
+        parse(old)
+    assert refused.value.args[0].splitlines()[-1].strip() == (
+        "planning.length_predictor: \"features\" given; allowed: 'auto', 'history', 'ranker' or 'none'; "
+        "the ranker learns from the same features"
+    )
+    store = MemoryStore("held")
+    resolved = changed(dump(parse(DOCUMENT)), planning__length_predictor="features")
+    run = RunRecord(config=resolved, digest=digest(parse(DOCUMENT)), vocab_size=9, model_files={}, created_at_s=0)
+    records.put(store, layout.RUN, run)
+    found = config_in_force(store, replace(a_plan(), config=resolved))
+    assert found.planning.length_predictor == "auto"

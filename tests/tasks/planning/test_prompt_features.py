@@ -56,11 +56,3 @@ def test_take_is_as_if_only_these_had_been_given():
 
 def test_no_prompt_has_no_features():
     assert len(prompt_features([])) == 0
-
-
-def test_ngrams_may_be_left_out():
-    rows = [a_row("a"), a_row("b", answer="x")]
-    without, features = prompt_features(rows, ngrams=False), prompt_features(rows)
-    assert (without.dense.tolist(), without.digests.tolist()) == (features.dense.tolist(), features.digests.tolist())
-    assert len(without) == 2
-    assert not without.rows.size

@@ -1,7 +1,5 @@
 """Taking over, stealing and sharing, claim by claim, from journals written by hand."""
 
-from dataclasses import replace
-
 import pytest
 
 from storage import layout, records
@@ -9,7 +7,6 @@ from storage.asks import AskRecord, Asks
 from storage.assembly import JournalReader
 from storage.clock import ManualClock
 from storage.memory import MemoryStore
-from storage.planning_records import LengthsRecord
 from storage.records import ClosedRecord
 from storage.shard import Finish
 from storage.store import StoreUnavailable
@@ -211,24 +208,20 @@ def test_unstarted_work_of_the_living_is_halved_and_never_taken_back():
     assert set(numbers(seek(back, IDLE, dict.fromkeys((0, 1), 1)))) <= {2, 3, 6, 7}
 
 
-@pytest.mark.parametrize(("expected", "taken"), [(None, [0, 1]), ((4.0, 4.0, 60.0, 4.0), [4, 5])])
-def test_of_what_runs_that_is_asked_for_of_which_most_is_expected_to_follow(expected, taken):
-    """Where nothing is expected, that with the shortest prefixes."""
-    told = None if expected is None else LengthsRecord(predictor="history", expected=expected, high=(80.0,) * 4)
-    plan = replace(PLAN, lengths=told)
+def test_of_what_runs_that_with_the_shortest_prefixes_is_asked_for():
     store = MemoryStore()
-    full = Incarnation(store, plan, 0, "00000-full")
+    full = Incarnation(store, PLAN, 0, "00000-full")
     for response, tokens in ((0, [1, 2]), (1, [1, 2]), (4, [1] * 14), (5, [1] * 15)):
         full.write(response, tokens, Finish.RUNNING)
     say(store, "00000-full", unfinished=4, running=4, plateau=2)
-    me = a_claimant(store, plan=plan)
+    me = a_claimant(store)
     me.take_own_slot()
     for _ in range(LOOKS_TO_ANSWER):
         assert seek(me, Seeker(room=8, running=0), me.owned()) == []
-    assert sorted(Asks(store, 0).read("00000-full")) == taken
+    assert sorted(Asks(store, 0).read("00000-full")) == [0, 1]
     # It has not answered.
     work = seek(me, Seeker(room=8, running=0), me.owned())
-    assert sorted(numbers(work)) == taken
+    assert sorted(numbers(work)) == [0, 1]
 
 
 def test_what_a_holder_releases_when_it_is_asked_is_taken_with_its_last_token():
