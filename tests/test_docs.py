@@ -273,7 +273,7 @@ def test_whole_configurations_in_the_documents_are_valid() -> None:
 
 # Between them they have every metric that there is only with some setting.
 ALGORITHMS: dict[str, dict[str, typing.Any]] = {
-    "plain": {},
+    "plain": {"policy_loss": "tests.own_losses:clipped"},
     "ppo": {"preset": "ppo", "importance_sampling": "token", "overlong_buffer_length": 4},
     "filtered": {"filter_groups": True},
 }
@@ -314,7 +314,7 @@ def test_every_metric_of_a_report_is_documented_and_no_other(model: Path) -> Non
     documented = re.findall(r"^\| `([\w/<>]+)` \|", (GUIDE / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
     found = {name for algorithm in ALGORITHMS for name in report(model, algorithm).metrics} | turns_metrics().keys()
     emitted = {re.sub(r"^rewards/\w+/", "rewards/<function>/", name) for name in found}
-    emitted = {re.sub(r"^lengths/\w+/", "lengths/<predictor>/", name) for name in emitted}
+    emitted = {re.sub(r"^lengths/\w+/", "lengths/<predictor>/", re.sub("^loss/.+", "loss/<name>", n)) for n in emitted}
     assert len(emitted) > 45
     assert sorted(documented) == sorted(emitted)
 
@@ -362,7 +362,7 @@ def test_reward_functions_in_the_guide_run(tmp_path: Path, monkeypatch: pytest.M
 def test_advantage_estimators_in_the_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     rewards, lengths = torch.tensor([0.0, 1.0, 1.0, 1.0], dtype=torch.float64), torch.tensor([3, 5, 2, 2])
-    [body] = blocks(GUIDE / "algorithms.md", "python")
+    [body, _] = blocks(GUIDE / "algorithms.md", "python")
     (tmp_path / "guide_estimators.py").write_text(body, encoding="utf-8")
     functions = [node.name for node in ast.parse(body).body if isinstance(node, ast.FunctionDef)]
     assert functions

@@ -12,23 +12,20 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from tasks.configuration.estimators import DEFAULT, OPTIONS, Estimator, Scope, estimator_of
+from tasks.configuration.losses import DEFAULT_LOSS, LOSS_OPTIONS, Loss, loss_of
 from tasks.configuration.presets import with_preset
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 
 RewardScale = Literal["group", "batch", "none"]
-PolicyObjective = Literal["clip", "gspo", "cispo", "reinforce"]
 ImportanceSampling = Literal["none", "token", "sequence-mask", "auto"]
 LossAggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 KlEstimator = Literal["k1", "k2", "k3"]
 
 
 # Fields that take effect with some choices only: field -> (the field of the choice, the choices that use it).
-# Those of advantage estimators are in their table.
+# Those of advantage estimators and of losses are in their tables.
 READ_WITH: dict[str, tuple[str, set[str]]] = {
-    "clip_ratio_low": ("policy_loss", {"clip", "gspo", "cispo"}),
-    "clip_ratio_high": ("policy_loss", {"clip", "gspo", "cispo"}),
-    "clip_ratio_c": ("policy_loss", {"clip"}),
     "importance_sampling_cap": ("importance_sampling", {"token", "sequence-mask", "auto"}),
 }
 
@@ -47,7 +44,7 @@ class AlgorithmConfig:
         advantage_eps: Added to the standard deviation.
         gamma: The discount per token.
         gae_lambda: 0 trusts the critic, 1 the rewards.
-        policy_loss: "clip", "gspo", "cispo" or "reinforce"; see `tasks.learning.loss`.
+        policy_loss: A name in `tasks.configuration.losses.LOSSES`, or "package.module:function".
         clip_ratio_low: The probability ratio is clipped below at 1 - clip_ratio_low.
         clip_ratio_high: The probability ratio is clipped above at 1 + clip_ratio_high.
         clip_ratio_c: For "clip", the dual clip: bounds the ratio of negative advantages; None sets no bound.
@@ -88,7 +85,7 @@ class AlgorithmConfig:
     advantage_eps: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-6
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
     gae_lambda: Annotated[float, Field(ge=0, le=1)] = 0.95
-    policy_loss: PolicyObjective = "clip"
+    policy_loss: str = DEFAULT_LOSS
     clip_ratio_low: Annotated[float, Field(ge=0, le=1)] = 0.2
     clip_ratio_high: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.28
     clip_ratio_c: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
@@ -120,6 +117,11 @@ class AlgorithmConfig:
     def estimator(self) -> Estimator:
         """What `advantage_estimator` names."""
         return estimator_of(self.advantage_estimator, self.advantage_scope)
+
+    @property
+    def loss(self) -> Loss:
+        """What `policy_loss` names."""
+        return loss_of(self.policy_loss)
 
     @property
     def needs_whole_batch(self) -> bool:
@@ -157,10 +159,11 @@ class AlgorithmConfig:
 
 
 def _impossible(config: AlgorithmConfig) -> Iterator[str]:
-    if config.policy_loss == "gspo" and config.loss_agg_mode != "seq-mean-token-mean":
+    modes = config.loss.modes
+    if modes is not None and config.loss_agg_mode not in modes:
         yield (
-            f"loss_agg_mode: value {config.loss_agg_mode!r}; allowed with policy_loss 'gspo': 'seq-mean-token-mean', "
-            "because its objective is a mean over responses"
+            f"loss_agg_mode: value {config.loss_agg_mode!r}; allowed with policy_loss {config.policy_loss!r}: "
+            f"{', '.join(map(repr, sorted(modes)))}, because its objective is a mean over responses"
         )
     if config.kl_in == "reward" and config.kl_coef == 0:
         yield "kl_in: value 'reward'; allowed with kl_coef 0: 'loss'"
@@ -192,6 +195,7 @@ def _without_effect(config: AlgorithmConfig) -> Iterator[str]:
         name: chooser for name, (chooser, choices) in READ_WITH.items() if getattr(config, chooser) not in choices
     }
     choosers |= dict.fromkeys(sorted(OPTIONS - config.estimator.reads), "advantage_estimator")
+    choosers |= dict.fromkeys(sorted(LOSS_OPTIONS - config.loss.reads), "policy_loss")
     for name, chooser in choosers.items():
         chosen, value = getattr(config, chooser), getattr(config, name)
         if value != defaults[name]:

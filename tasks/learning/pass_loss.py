@@ -70,7 +70,8 @@ class PassLoss:
         Before the iteration's first optimizer step a response's ratio to its own policy is 1, whatever its tokens are.
         """
         ratio_is_known = self.first_logprobs is None and self.algorithm.old_logprobs == "trainer"
-        return (self.algorithm.policy_loss != "gspo" or ratio_is_known) and self.mode != "sequence-mask"
+        alone = {"token", "ratio"} if ratio_is_known else {"token"}
+        return self.algorithm.loss.depends_on in alone and self.mode != "sequence-mask"
 
     def terms(self, logprobs: Tensor) -> LossTerms:
         """The terms of the loss at log-probs [B, T]; ValueError for a KL in the loss without a reference."""

@@ -54,7 +54,7 @@ def accumulate(
 
     Raises:
         NonFiniteGradient: The loss is not finite; names the responses that make it so. All gradients are dropped.
-        ValueError: Advantages have another shape, or there is a KL in the loss without a reference.
+        ValueError: Advantages have another shape, a KL in the loss has no reference, or a user's loss does not fit.
     """
     if advantages.shape not in (batch.response_mask.shape[:1], batch.response_mask.shape):
         number, longest = batch.response_mask.shape
@@ -72,10 +72,9 @@ def accumulate(
     )
     logprobs, entropy = _backward(policy, batch, temperature, loss)
     terms = loss.terms(logprobs)
-    losses = terms.losses
     totals = _tokens_read(batch, packed=is_packed(policy.module)) + measure(
         responses=batch.responses,
-        losses=losses,
+        losses=terms.losses,
         weights=loss.weights.to(logprobs.dtype),
         logprobs=logprobs,
         first_logprobs=terms.first_logprobs,
@@ -86,7 +85,8 @@ def accumulate(
     )
     if not math.isfinite(totals.loss):
         policy.drop_gradient()
-        raise NonFiniteGradient("loss", _non_finite_responses(batch, losses))
+        raise NonFiniteGradient("loss", _non_finite_responses(batch, terms.losses))
+    _check_metrics(policy, totals, algorithm)
     if loss.mode is not None and terms.corrections is not None:
         clipped = over_cap(loss.mode, terms.ratios, algorithm.importance_sampling_cap)
         totals += measure_importance(terms.corrections, clipped, batch.response_mask)
@@ -96,6 +96,15 @@ def accumulate(
 def _tokens_read(batch: TokenBatch, *, packed: bool) -> StepTotals:
     read, shared = sum(batch.total_lengths), batch.repeated_tokens if packed else 0
     return StepTotals(read=read, shared=shared, computed=read - shared if packed else batch.input_ids.numel())
+
+
+def _check_metrics(policy: Policy, totals: StepTotals, algorithm: AlgorithmConfig) -> None:
+    """Drop the gradient and raise ValueError if a metric of a user's own loss is not finite."""
+    for name, value in totals.of_loss.items():
+        if not math.isfinite(value):
+            policy.drop_gradient()
+            what = f"algorithm.policy_loss: {algorithm.policy_loss!r} returned metrics[{name!r}] with {value}"
+            raise ValueError(f"{what}; allowed: finite numbers")
 
 
 def _backward(policy: Policy, batch: TokenBatch, temperature: float, loss: PassLoss) -> tuple[Tensor, Tensor]:

@@ -30,9 +30,18 @@ def _added(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(map(operator.add, left, right)) if left and right else left or right
 
 
+def _added_by_name(left: dict[str, float], right: dict[str, float]) -> dict[str, float]:
+    return left | {name: left.get(name, 0.0) + value for name, value in right.items()}
+
+
 # How two totals become one; fields without a word about it are added.
 _REDUCER = "reducer"
-_LARGEST, _SMALLEST, _BY_BIN = {_REDUCER: max}, {_REDUCER: min}, {_REDUCER: _added}
+_LARGEST, _SMALLEST, _BY_BIN, _BY_NAME = (
+    {_REDUCER: max},
+    {_REDUCER: min},
+    {_REDUCER: _added},
+    {_REDUCER: _added_by_name},
+)
 
 
 def _reducer(of: "Field[Any]") -> Callable[[Any, Any], Any]:
@@ -72,6 +81,7 @@ class StepTotals:
         sampler_ratio_max: The largest of these ratios (a maximum).
         staleness: The trainer's weight version less the one that sampled the token.
         staleness_max: The largest staleness (a maximum).
+        of_loss: The metrics that a loss of the user's own returned, by name.
     """
 
     responses: tuple[int, ...] = ()
@@ -99,6 +109,7 @@ class StepTotals:
     sampler_ratio_max: float = field(default=0.0, metadata=_LARGEST)
     staleness: int = 0
     staleness_max: int = field(default=0, metadata=_LARGEST)
+    of_loss: dict[str, float] = field(default_factory=dict, metadata=_BY_NAME)
 
     def __add__(self, other: "StepTotals") -> "StepTotals":
         return StepTotals(
@@ -145,6 +156,7 @@ class StepTotals:
             "staleness_max": float(self.staleness_max),
             **self._ratio_metrics(),
             **self._importance_metrics(),
+            **{f"loss/{name}": value / tokens for name, value in self.of_loss.items()},
         }
 
     def _ratio_metrics(self) -> dict[str, float]:
@@ -205,12 +217,15 @@ def measure(
         "sampler_ratio_min": sampler_ratios.masked_fill(~response_mask, math.inf).min().exp(),
         "sampler_ratio_max": sampler_ratios.masked_fill(~response_mask, -math.inf).max().exp(),
     }
-    summed = [value.sum(dtype=torch.float64) for value in sums.values()]
+    of_loss = losses.policy.metrics
+    summed = [value.sum(dtype=torch.float64) for value in (*sums.values(), *of_loss.values())]
     stacked = torch.stack([*summed, *(value.double() for value in extremes.values())])
     numbers = torch.cat([stacked, log_ratio_counts(sampler_ratios, response_mask).double()]).tolist()
     counts = tuple(map(int, numbers[len(stacked) :]))
-    values = dict(zip([*sums, *extremes], numbers[: len(stacked)], strict=True))
-    return StepTotals(responses=responses, tokens=int(values.pop("tokens")), log_ratio_counts=counts, **values)
+    their = dict(zip(of_loss, numbers[len(sums) : len(summed)], strict=True))
+    values = dict(zip([*sums, *extremes], numbers[: len(sums)] + numbers[len(summed) : len(stacked)], strict=True))
+    tokens = int(values.pop("tokens"))
+    return StepTotals(responses=responses, tokens=tokens, log_ratio_counts=counts, of_loss=their, **values)
 
 
 @torch.no_grad()

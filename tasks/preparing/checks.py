@@ -74,6 +74,8 @@ def _look_at(config: RunConfig, inputs: InputsAtHand, tell: Tell, findings: Find
     directory = _look_at_model(config, inputs, findings)
     findings.look(config.algorithm.estimator.check, with_turns=config.turns is not None)
     findings.seen.append(f"advantage estimator: {config.algorithm.advantage_estimator}")
+    findings.look(config.algorithm.loss.check)
+    findings.seen.append(f"policy loss: {config.algorithm.policy_loss}")
     tell("reading prompts, and trying the rewards", 0, 0)
     data = findings.look(inputs.data, config.data)
     prompts = None if data is None else findings.look(load_prompts, data)

@@ -75,6 +75,7 @@ class WeightsTooOld(LookupError):  # noqa: N818 - reads as what happened
 def _check_before_anything(config: RunConfig) -> None:
     check_settings(config)
     config.algorithm.estimator.check(with_turns=config.turns is not None)
+    config.algorithm.loss.check()
     check_admitted(config)
 
 

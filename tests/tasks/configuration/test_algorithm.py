@@ -30,7 +30,6 @@ def test_defaults_pass_their_own_checks_and_are_frozen(config):
     [
         (AlgorithmConfig, "advantage_scope", "response"),
         (AlgorithmConfig, "scale_rewards", "all"),
-        (AlgorithmConfig, "policy_loss", "ppo"),
         (AlgorithmConfig, "clip_ratio_c", 1.0),
         (AlgorithmConfig, "gamma", 0.0),
         (AlgorithmConfig, "gae_lambda", 1.1),

@@ -5,6 +5,7 @@ import torch
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.learning.batching import collate, dealt_passes, idle_batch
+from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.sharded import add_nothing
 from tasks.learning.step import accumulate
 from tests.tasks.learning.tiny_model import VOCABULARY
@@ -38,7 +39,7 @@ def passes_of(ranks):
     return dealt_passes([sum(pair) for pair in LENGTHS], TOKENS_MAX, ranks.world_size)[ranks.rank]
 
 
-def train(policy, optimizer, ranks, steps):
+def train(policy, optimizer, ranks, steps, algorithm=ALGORITHM):
     """Optimizer steps over all responses, each on one of the ranks; the loss and the gradient's norm of each."""
     measured = []
     for step in steps:
@@ -49,8 +50,14 @@ def train(policy, optimizer, ranks, steps):
                 continue
             advantages = torch.tensor([0.5 - (position % 3) for position in positions])
             batch = micro_batch(step, positions)
-            loss += accumulate(policy, batch, advantages, ALGORITHM, temperature=1.0, max_completion_length=12).loss
+            loss += accumulate(policy, batch, advantages, algorithm, temperature=1.0, max_completion_length=12).loss
         tokens = float(sum(completion for _, completion in LENGTHS))
         outcome = optimizer.step(tokens)
         measured.append([ranks.all_sum([loss])[0] / tokens, outcome.grad_norm])
     return measured
+
+
+def train_by_loss(policy_loss, policy, ranks):
+    """Two steps of `train` by this policy loss, in which some ratios are clipped."""
+    algorithm = AlgorithmConfig(policy_loss=policy_loss, old_logprobs="sampler")
+    return train(policy, PolicyOptimizer(policy.parameters(), OPTIMIZER), ranks, range(2), algorithm)

@@ -58,6 +58,7 @@ from tests.tasks.learning.rank_batches import (
     micro_batch,
     passes_of,
     train,
+    train_by_loss,
 )
 from tests.tasks.learning.refusing_kernels import attention_without_backward
 from tests.tasks.learning.tiny_model import write_model
@@ -134,6 +135,8 @@ def everything(directory, ranks):
     found["adapted dtypes"] = {str(value.dtype): ".lora_" in name for name, value in adapted.state().items()}
     found["adapted published"] = [tensor.sum(dtype=torch.float64).item() for tensor in adapted.tensors().values()]
     reference = new_policy(directory, ranks, trainable=False)
+    for name in ("clip", "tests.own_losses:clipped"):
+        found[f"loss {name}"] = train_by_loss(name, new_policy(directory, ranks), ranks)
     found["reference"] = reference.logprobs(micro_batch(0, [0, 1]), 1.0)[0].tolist()
     found["values"] = values(directory, ranks)
     found["values bfloat16"] = values(directory, ranks, dtype="bfloat16")

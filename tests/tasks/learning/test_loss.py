@@ -7,17 +7,13 @@ from hypothesis import strategies as st
 
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.learning.batching import collate
-from tasks.learning.loss import (
+from tasks.learning.loss import clipped_value_loss, denominator, kl_penalty, token_losses, token_weights
+from tasks.learning.policy_losses import (
     cispo_policy_loss,
     clipped_policy_loss,
-    clipped_value_loss,
-    denominator,
     gspo_policy_loss,
-    kl_penalty,
     policy_loss,
     reinforce_policy_loss,
-    token_losses,
-    token_weights,
 )
 from tasks.learning.step import accumulate
 

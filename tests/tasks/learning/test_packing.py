@@ -115,6 +115,8 @@ LOSSES = [
     ("gspo", "seq-mean-token-mean"),
     ("cispo", "token-mean"),
     ("reinforce", "seq-mean-token-sum"),
+    ("tests.own_losses:clipped", "token-mean"),
+    ("tests.own_losses:of_whole_responses", "seq-mean-token-mean"),
 ]
 
 

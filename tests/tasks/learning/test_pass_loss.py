@@ -20,6 +20,8 @@ ALGORITHMS = {
     "sampler": {"old_logprobs": "sampler", "importance_sampling": "none"},
     "importance": {"importance_sampling": "token", "importance_sampling_cap": 1.2},
     "gspo": {"policy_loss": "gspo", "loss_agg_mode": "seq-mean-token-mean"},
+    "own": {"policy_loss": "tests.own_losses:clipped"},
+    "own of responses": {"policy_loss": "tests.own_losses:of_whole_responses"},
     "sequence mask": {"importance_sampling": "sequence-mask"},
 }
 
@@ -58,7 +60,8 @@ def test_gradients_and_loss_are_those_of_plain_logprobs(build, ragged, name, per
         algorithm, mode, weights, advantages, batch.response_mask, batch.sampler_logprobs, first,
         reference.logprobs(batch, 0.9)[0],
     )  # fmt: skip
-    assert loss.is_by_token is (name not in ("gspo", "sequence mask") or (name == "gspo" and not later_step))
+    whole = name.startswith(("own", "sequence mask"))
+    assert loss.is_by_token is (not whole and (name != "gspo" or not later_step))
     expected = loss.weighted(plain.logprobs(batch, 0.9)[0]).sum()
     expected.backward()
     assert totals.loss == pytest.approx(float(expected.detach()), rel=1e-12 if double else 1e-5, abs=1e-12)

@@ -34,6 +34,13 @@ def test_two_ranks_find_what_one_finds(results, what):
         torch.testing.assert_close(torch.tensor(each[what]), torch.tensor(alone[what]), rtol=1e-5, atol=1e-5)
 
 
+def test_a_users_own_loss_trains_as_the_built_in_one_on_one_rank_and_on_two(results):
+    _, alone, found = results
+    for each in (alone, *found):
+        assert each["loss tests.own_losses:clipped"] == each["loss clip"]
+        torch.testing.assert_close(torch.tensor(each["loss clip"]), torch.tensor(alone["loss clip"]), **TOLERANCE)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_same_weights_are_the_same_checkpoint_whoever_writes_it(results, tied):
     directory, alone, found = results
