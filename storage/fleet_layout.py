@@ -5,6 +5,7 @@ A run's own keys are those of storage/layout.py. Each function returns a key, or
 
 import re
 
+from storage import layout
 from storage.digests import digest_of
 
 FLEET = "fleet.json"
@@ -15,6 +16,11 @@ WAITING = "waiting/"
 RUN_ID_DIGITS = 16
 RUN_PATTERN = re.compile(rf"{RUNS}([0-9a-f]{{{RUN_ID_DIGITS}}})/(run\.json$|left\.json$|seats/)")
 SEAT_PATTERN = re.compile(rf"{RUNS}([0-9a-f]{{{RUN_ID_DIGITS}}})/seats/(\d{{6,}})\.json")
+
+
+def standing(run_url: str) -> str:
+    """The url of the fleet in a run's directory whose only host is the trainer that stands for that run."""
+    return f"{run_url.rstrip('/')}/{layout.STANDING.rstrip('/')}"
 
 
 def run_id(run_url: str) -> str:

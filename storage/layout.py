@@ -19,6 +19,8 @@ EVALUATIONS = "evaluations/"
 LENGTHS = "lengths/"
 FORECASTS = "forecasts/"
 FAILURES = "failures/"
+# The fleet of a run whose own trainer stands, with the keys of storage/fleet_layout.py.
+STANDING = "standing/"
 LEASE = "lease/"
 LEASE_BEAT = "lease/beat.json"
 PROBE = "probe/"

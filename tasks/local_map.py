@@ -58,6 +58,7 @@ class CrewMapTask(ArrayNodeMapTask):  # type: ignore[misc]
     title: the node's name in the console, because flytekit gives a map's name override to its elements only.
     stands: on one machine the elements run beside the nodes that follow, and end with this process at the latest.
     stopped_limit_s: for how long one that a signal has stopped is waited for there, before it counts as lost.
+    end_limit_s: how long elements that are told to end have for it there, before they are killed.
     """
 
     stands: bool
@@ -65,6 +66,7 @@ class CrewMapTask(ArrayNodeMapTask):  # type: ignore[misc]
     imports: Sequence[str]
     title: str
     stopped_limit_s: float = STOPPED_LIMIT_S
+    end_limit_s: float = STOP_TIME_LIMIT_S
 
     def build_on(self, pod_template: str) -> None:
         """Build the pods on the cluster's PodTemplate of this name, and be another task than a map that does not."""
@@ -81,7 +83,9 @@ class CrewMapTask(ArrayNodeMapTask):  # type: ignore[misc]
         if not sizes[0]:
             return []
         if self.stands:
-            _standing.append(_StandingElements(self, kwargs, sizes[0]))
+            elements = _StandingElements(self, kwargs, sizes[0])
+            if "slot" in kwargs:
+                _standing.append(elements)
             return [None] * sizes[0]
         from tasks.reporting.run_progress import crew_told  # noqa: PLC0415 - on one machine alone
 
@@ -297,7 +301,7 @@ class _LocalElements:
         for child in children:
             child.end()
         what = f"the processes of {self._task.name} to write what they have"
-        waiting = Wait(what, SystemClock(), STOP_TIME_LIMIT_S, "then they are killed")
+        waiting = Wait(what, SystemClock(), self._task.end_limit_s, "then they are killed")
         for child in children:
             while not waiting.is_over:
                 waiting.speak()
@@ -343,11 +347,12 @@ class _StandingElements:
         self._folder.cleanup()
 
 
+# Of crews: they have slots.
 _standing: list[_StandingElements] = []
 
 
 def after_standing_map(then: Callable[[], object]) -> None:
-    """Call `then` when the standing map that this process began last has ended.
+    """Call `then` when the standing crew's map that this process began last has ended.
 
     If there is none, as on a cluster, where a node behind a map begins when that has ended, it is called at once.
     """

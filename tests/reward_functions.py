@@ -1,5 +1,6 @@
 """Reward functions of tests; graders import this module by name in processes of their own."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,20 @@ def noting(file: str) -> Callable[..., list[float]]:
     def grade(completion_ids: list[list[int]], **columns: Any) -> list[float]:
         with Path(file).open("a") as lines:
             lines.write("graded\n" * len(completion_ids))
+        return even_length(completion_ids, **columns)
+
+    return grade
+
+
+def behind_a_gate(file: str) -> Callable[..., list[float]]:
+    """`even_length`, which waits until the file exists; the call that finds "once" in it deletes it."""
+
+    def grade(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        gate = Path(file)
+        while not gate.exists():
+            time.sleep(0.02)
+        if gate.read_text() == "once":
+            gate.unlink()
         return even_length(completion_ids, **columns)
 
     return grade

@@ -20,11 +20,15 @@ from tasks.plan import plan
 from tasks.rollout import IMPORTS, rollout
 from tasks.rollout_ended import rollout_ended
 from tasks.stand import stand
+from tasks.stand_trainer import stand_trainer
 from tasks.train import train
 from tasks.train_shared import train_shared
 from workflows.leaves import leaf
 from workflows.local_attempts import built_on
 from workflows.node_names import NodeNames
+
+# On one machine the last checkpoint may take longer to write than members take to leave.
+TRAINER_END_LIMIT_S = 600.0
 
 
 def settings_on(pools: PoolsConfig, pool: str, names: NodeNames, what: str) -> dict[str, Any]:
@@ -101,13 +105,35 @@ def standing_nodes(reference: Any, pools: PoolsConfig, count: int, names: NodeNa
         crew >> ended_node(reference, slots, pools, name, names, what, count)
 
 
+def standing_trainer_node(
+    reference: Any, pools: PoolsConfig, trainer: TrainerConfig, count: int, names: NodeNames
+) -> None:
+    """Wire the trainer that stands for `count` iterations, of which `reference` is the first, if it is to stand.
+
+    It is a leaf: nothing waits for its pod, and without one each train node says what it waits for.
+    """
+    if trainer.placement != "standing":
+        return
+    settings = settings_on(pools, "train", names, "trainer")
+    standing = crew_map(
+        functools.partial(stand_trainer, iterations=int(count)),
+        local_retries=pools.train.retries,
+        imports=("tasks.sharing.standing_trainer",),
+        title=settings["name"],
+        stands=True,
+        pod_template=pools.train.pod_template,
+    )
+    standing.end_limit_s = TRAINER_END_LIMIT_S
+    standing(plan=[reference]).with_overrides(**settings)
+
+
 def train_node(reference: Any, pools: PoolsConfig, trainer: TrainerConfig, names: NodeNames) -> Any:
     """Wire the trainer of a plan: a sibling of rollout, never downstream of it, because it follows the journal.
 
-    With placement "pod" a collector on the control pool follows first, and the trainer is downstream of that. With
-    placement "shared" the train node itself is on the control pool, because a host of the fleet trains.
+    With placement "pod" a collector on the control pool follows first, and the trainer is downstream of that. Where a
+    host trains, that of `standing_trainer_node` or one of a fleet, the train node itself is on the control pool.
     """
-    if trainer.placement == "shared":
+    if trainer.trained_by_host:
         waiting = built_on(train_shared, pools, "control")(plan=reference)
         return waiting.with_overrides(**settings_on(pools, "control", names, "train"))
     if trainer.placement == "pod":

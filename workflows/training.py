@@ -19,7 +19,14 @@ from tasks.rollout import IMPORTS
 from workflows.compiled_size import check_size
 from workflows.count import Count
 from workflows.evaluation import end_node, evaluates, evaluation_beside
-from workflows.iteration import conclude_node, plan_node, rollout_nodes, standing_nodes, train_node
+from workflows.iteration import (
+    conclude_node,
+    plan_node,
+    rollout_nodes,
+    standing_nodes,
+    standing_trainer_node,
+    train_node,
+)
 from workflows.node_names import NodeNames
 
 
@@ -78,8 +85,10 @@ def chained(config: dict[str, Any], settings: RunConfig, count: int) -> list[Any
     to_train = plan_next(-1)
     first, _, evaluation = planned[0]
     evaluated = evaluation_beside(settings, evaluation, NodeNames.of_iteration(0, count, settings.run.url))
+    of_execution = NodeNames.of_execution(count, settings.run.url)
+    standing_trainer_node(first, pools, settings.trainer, count, of_execution)
     if stands:
-        standing_nodes(first, pools, count, NodeNames.of_execution(count, settings.run.url))
+        standing_nodes(first, pools, count, of_execution)
     for index in range(count):
         if not stands:
             rollout_nodes(*planned[index][:2], pools, names[index])
@@ -96,7 +105,7 @@ def chained(config: dict[str, Any], settings: RunConfig, count: int) -> list[Any
         evaluated += evaluation_beside(settings, evaluation, names[index])
         if len(planned) < count:
             to_train = plan_next(outcomes[-1].iteration)
-    end_node(outcomes[-1], evaluated, pools, NodeNames.of_execution(count, settings.run.url))
+    end_node(outcomes[-1], evaluated, pools, of_execution)
     return outcomes
 
 

@@ -26,11 +26,12 @@ LEFT_OUT: tuple[type[Exception], ...] = (*EXPECTED, LookupError)
 
 
 def host_tab(config: RunConfig) -> dict[str, str]:
-    """The tab by its name; none if the run has a trainer of its own, or if its host's records cannot be read."""
-    if config.trainer.fleet is None:
+    """The tab by its name; none if no host trains the run, or if its host's records cannot be read."""
+    url = config.trainer.fleet_of(config.run.url)
+    if url is None:
         return {}
     try:
-        store, fleet = open_fleet(config.trainer.fleet)
+        store, fleet = open_fleet(url)
         own = fleet_layout.run_id(config.run.url)
         seat = newest_seat(store, own)
         entries = [] if seat is None else last_phases(store, seat.host, own)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from resources.pools import PoolConfig
-from storage.connect import LOCAL, check_url, overlap, place
+from storage.connect import LOCAL, check_url, is_below, overlap, place
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rewards import RewardConfig
@@ -31,32 +31,39 @@ def placements_that_clash(
         yield f"trainer.fleet: value {trainer.fleet!r}; allowed with {placement}: {allowed}"
     elif trainer.fleet is not None and (problem := _fleet_problem(trainer.fleet, run_url)) is not None:
         yield f"trainer.fleet: {problem}"
-    if trainer.placement == "own":
-        if share is not None:
-            yield f"trainer.phase_start_share: value {share}; allowed with {placement}: null"
-        return
-    if share is not None and share < 1 and needs_all_groups(algorithm):
+    if trainer.placement in ("own", "standing") and share is not None:
+        yield f"trainer.phase_start_share: value {share}; allowed with {placement}: null"
+    elif share is not None and share < 1 and needs_all_groups(algorithm):
         yield (
             f"trainer.phase_start_share: value {share}; allowed: null or 1, because the algorithm needs the whole "
             "batch before its first gradient, or filters groups and so must see when enough are recorded"
         )
+    if trainer.placement != "own":
+        yield from _trained_apart(trainer, run_url, planning, rewards)
+    if trainer.trained_by_host:
+        yield from _hosts_that_clash(trainer, machines)
+
+
+def _trained_apart(
+    trainer: TrainerConfig, run_url: str, planning: PlanningConfig, rewards: Sequence[RewardConfig]
+) -> Iterator[str]:
+    """What cannot be where other machines than the trainer's record groups."""
+    placement = f"trainer.placement {trainer.placement!r}"
+    if trainer.placement == "standing" and not is_below(run_url, run_url):
+        yield f"run.url: value {run_url!r}; allowed with {placement}: no part '.' or '..', nor one that stands for it"
     if planning.seeding == "auto":
-        yield (
-            f"planning.seeding: value 'auto'; allowed with {placement}: off, because the trainer's machines are there "
-            "for the train phase only"
-        )
+        why = "are there for the train phase only" if trainer.placement != "standing" else "keep the trainer's state"
+        yield (f"planning.seeding: value 'auto'; allowed with {placement}: off, because the trainer's machines {why}")
     for index, reward in enumerate(rewards):
         if reward.model is not None:
             yield (
                 f"rewards.{index}.model: given; allowed with {placement}: no reward model, because responses are "
                 "graded on pools.control, which has no GPU"
             )
-    if trainer.placement == "shared":
-        yield from _hosts_that_clash(trainer, machines)
 
 
 def _hosts_that_clash(trainer: TrainerConfig, machines: PoolConfig) -> Iterator[str]:
-    """What the hosts of a fleet cannot train; `pools.train` is what they are."""
+    """What a host cannot train; `pools.train` is what it is."""
     gpus = machines.gpus
     placement = f"trainer.placement {trainer.placement!r}"
     if trainer.nnodes > 1:

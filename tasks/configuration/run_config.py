@@ -139,7 +139,12 @@ class RunConfig:
 
     @property
     def phase_start_share(self) -> float:
-        """The share of the groups that is recorded before the train phase begins, unless trainer.placement is "own"."""
+        """The share of the groups that is recorded before the train phase begins, unless trainer.placement is "own".
+
+        A trainer that stands has nothing else to do, so it begins with the first group.
+        """
+        if self.trainer.placement == "standing":
+            return 0.0
         given = self.trainer.phase_start_share
         return (1.0 if needs_all_groups(self.algorithm) else PHASE_START_SHARE) if given is None else given
 

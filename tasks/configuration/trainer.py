@@ -5,8 +5,10 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
+from storage import fleet_layout
+
 STRICT = ConfigDict(extra="forbid", strict=True)
-Placement = Literal["own", "pod", "shared"]
+Placement = Literal["own", "pod", "standing", "shared"]
 Offload = Literal["none", "optimizer"]
 
 
@@ -27,8 +29,10 @@ class TrainerConfig:
     Attributes:
         placement: Which machines record an iteration's groups. "own": pools.train, which follows the rollout from its
             beginning. "pod": pools.control, until the train phase is due; pools.train is held for little more than the
-            phase, so that other runs can have it meanwhile. "shared": pools.control to the end; a host of `fleet`
-            trains the phases of several runs in turns, and the run itself holds no GPU for training.
+            phase, so that other runs can have it meanwhile. "standing": pools.control to the end; a machine of
+            pools.train stands for the whole execution and keeps the trainer's state in memory. "shared": pools.control
+            to the end; a host of `fleet` trains the phases of several runs in turns, and the run itself holds no GPU
+            for training.
         fleet: With placement "shared", the url of the fleet that has admitted the run (`gleaner fleet admit`).
         phase_start_share: With placement "pod" or "shared", the train phase is due when this share of the groups is
             recorded. null: 0.9, or 1 if the algorithm needs the whole batch before its first gradient or filters
@@ -72,3 +76,12 @@ class TrainerConfig:
     checkpoint_interval: CheckpointInterval = 1
     nnodes: Annotated[int, Field(ge=1, le=10_000)] = 1
     nproc_per_node: Annotated[int, Field(ge=1, le=1024)] = 1
+
+    @property
+    def trained_by_host(self) -> bool:
+        """Whether a host trains, which keeps the state from phase to phase, instead of a task for each iteration."""
+        return self.placement in ("standing", "shared")
+
+    def fleet_of(self, run_url: str) -> str | None:
+        """The fleet whose hosts train the run at this url: `fleet`, or one of the run's own. None: no host trains."""
+        return fleet_layout.standing(run_url) if self.placement == "standing" else self.fleet

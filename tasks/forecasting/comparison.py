@@ -28,6 +28,7 @@ from tasks.forecasting.setups import Setup, setups
 from tasks.forecasting.simulate import simulate
 from tasks.forecasting.virtual_ledger import NO_MACHINE
 from tasks.planning.flush_interval import best_flush_interval_s, flush_usd
+from tasks.planning.standing_advice import advice_to_stand
 from tasks.preparing.checks import check_settings
 
 LOW, HIGH = 0.1, 0.9
@@ -79,7 +80,9 @@ def forecast(config: RunConfig, probe: Probe | NoProbe, created_at_s: float, tel
     results = [result(setup) for setup in compared]
     chosen, reason = recommend(results, config.planning.cost_weight, config.planning.usd_per_run_max)
     setup = next(setup for setup in compared if setup.name == chosen.name)
-    reason += against_other_crew(chosen, results) + in_parts(setup, chosen, settings.iterations)
+    reason += against_other_crew(chosen, results)
+    reason += _in_favour_of_standing(config, chosen, inputs.state_s, _iteration_s(chosen, settings.iterations))
+    reason += in_parts(setup, chosen, settings.iterations)
     snippet = setup.settings | _flush_setting(setup.scenario, _iteration_s(chosen, settings.iterations))
     refused = refusal(config, snippet)
     if refused is not None:
@@ -185,6 +188,14 @@ def in_parts(setup: Setup, chosen: SetupForecast, iterations: int) -> str:
         return ""
     count = max(1, int(iterations * part_h / chosen.hours.median))
     return f". Run it in parts of about {part_h:.1f} h (--count {count}), because a slot that is lost often stays away"
+
+
+def _in_favour_of_standing(config: RunConfig, chosen: SetupForecast, state_s: float, iteration_s: float) -> str:
+    """That a trainer which stands would keep its state, as an ending, where restoring and writing takes long enough."""
+    placed = chosen.settings.get("trainer.placement", config.trainer.placement)
+    advice = advice_to_stand(str(placed), state_s, iteration_s)
+    settings = {**chosen.settings, "trainer.placement": "standing", "planning.seeding": "off"}
+    return f"; {advice}" if advice and refusal(config, settings) is None else ""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from tasks.forecasting.known_facts import KnownFacts
 from tasks.forecasting.probe import NoProbe, Probe
 from tasks.forecasting.response_lengths import ResponseLengths
 from tasks.forecasting.scenario import LengthsScenario, Policy, ToolsScenario, TrainerScenario, WorkScenario
-from tasks.forecasting.trainer_inputs import trainer_scenario
+from tasks.forecasting.trainer_inputs import state_s, trainer_scenario
 from tasks.hub.policy_size import config_folder
 from tasks.hub.repositories import HubError, names_repository
 from tasks.planning.division import groups_in_budget
@@ -40,10 +40,14 @@ VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastInputs:
-    """pools: the crew's, in the configuration's order. shown: every figure in words, with its source."""
+    """pools: the crew's, in the configuration's order. shown: every figure in words, with its source.
+
+    state_s: as `trainer_inputs.state_s`.
+    """
 
     pools: tuple[CrewPool, ...]
     trainer: TrainerScenario
+    state_s: float
     work: WorkScenario
     policy: Policy
     shown: tuple[ForecastInput, ...]
@@ -76,7 +80,9 @@ def gather(config: RunConfig, probe: Probe | NoProbe) -> ForecastInputs:
     pools, trainer = crew_pools(facts), trainer_scenario(facts)
     shown.extend(_vllm_costs(config))
     policy = _policy(facts)
-    return ForecastInputs(pools=pools, trainer=trainer, work=work, policy=policy, shown=tuple(facts.shown))
+    return ForecastInputs(
+        pools=pools, trainer=trainer, state_s=state_s(facts), work=work, policy=policy, shown=tuple(facts.shown)
+    )
 
 
 def _vllm_costs(config: RunConfig) -> Iterator[ForecastInput]:

@@ -1,6 +1,7 @@
 """The trainer's machines: whether the model fits on them, how fast they train, and whether they can generate."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from storage.records import TRAIN_POOL
 from tasks.configuration.run_config import RunConfig
@@ -38,7 +39,7 @@ def trainer_scenario(facts: KnownFacts) -> TrainerScenario:
         step_s=figures.step_s,
         prefill_tokens_per_s=figures.prefill_tokens_per_s,
         process_s=_process_s(facts),
-        load_s=_switch_s(facts) if config.trainer.placement == "shared" else _load_s(facts),
+        load_s=_of_placement_s(facts),
         train_s_per_token=per_token,
         train_fixed_s=publish_s,
         control_s=control_s,
@@ -66,8 +67,10 @@ def _engines(facts: KnownFacts) -> tuple[int, EngineFigures]:
 def _reasons_against_engines(config: RunConfig, per_engine: int) -> Iterator[str]:
     """What keeps the configuration from planning.seeding 'auto', as tasks.configuration.run_config refuses it."""
     processes, gpus = config.trainer.nnodes * config.trainer.nproc_per_node, config.pools.train.gpus
-    if config.trainer.placement != "own":
-        yield f"trainer.placement {config.trainer.placement!r}: its machines are there for the train phase only"
+    placement = config.trainer.placement
+    if placement != "own":
+        why = "keep the trainer's state" if placement == "standing" else "are there for the train phase only"
+        yield f"trainer.placement {placement!r}: its machines {why}"
     if per_engine > 1 and processes > 1:
         yield f"rollout.vllm.tensor_parallel_size {per_engine}: each of the trainer's {processes} processes has one GPU"
     if 0 < gpus < per_engine:
@@ -133,7 +136,7 @@ def _between_s(facts: KnownFacts) -> tuple[float, float]:
     interval = _checkpoint_interval(facts)
     written = facts.weights[1 if facts.publishes_adapters else 0]
     what = "weights"
-    if facts.config.trainer.placement != "shared":
+    if not facts.config.trainer.trained_by_host:
         # A host writes it beside the next rollout.
         written += _checkpoint_bytes(facts) / interval
         what += " and checkpoint" if interval == 1 else f" and a checkpoint every {interval} iterations"
@@ -157,7 +160,8 @@ def _load_s(facts: KnownFacts) -> float:
     if facts.in_turn:
         return 0.0
     probe = facts.probe
-    if probe is not None and probe.restore_s is not None:
+    # A host has hardly anything to restore.
+    if probe is not None and probe.restore_s is not None and not facts.config.trainer.trained_by_host:
         load_s, source = probe.restore_s, probe.source
     elif facts.config.pools.train.gpus:
         read, what = _restored_bytes(facts)
@@ -168,10 +172,28 @@ def _load_s(facts: KnownFacts) -> float:
     return load_s
 
 
+def _of_placement_s(facts: KnownFacts) -> float:
+    """Seconds in each iteration until a train task of the configured placement can train."""
+    placement = facts.config.trainer.placement
+    if placement == "standing":
+        return 0.0
+    return _switch_s(facts) if placement == "shared" else _load_s(facts)
+
+
+def state_s(facts: KnownFacts) -> float:
+    """Seconds of an iteration in which a trainer that ends with it restores its state and writes it; shows nothing."""
+    unshown, written_s = replace(facts, shown=[]), 0.0
+    if facts.in_turn:
+        return 0.0
+    if facts.config.pools.train.gpus:
+        written_s = _checkpoint_bytes(facts) / _checkpoint_interval(facts) * 8 / 1e9 / LINK_GBPS
+    return _load_s(unshown) + written_s
+
+
 def _phase(facts: KnownFacts) -> PhaseScenario | None:
     """When the phase is due, and what the machines need before they can load the model; on a host, nothing."""
     placement = facts.config.trainer.placement
-    if placement == "own":
+    if placement in ("own", "standing"):
         return None
     share = facts.config.phase_start_share
     due, source = f"phase due when {share:.0%} of the groups are recorded; ", "trainer.phase_start_share"
@@ -197,7 +219,7 @@ def _switch_s(facts: KnownFacts) -> float:
 def _replay_interval(facts: KnownFacts) -> int:
     """After how many iterations a trainer's process has nothing to replay; a host keeps the state between phases."""
     interval = _checkpoint_interval(facts)
-    if interval == 1 or facts.config.trainer.placement == "shared":
+    if interval == 1 or facts.config.trainer.placement in ("standing", "shared"):
         return 1
     told = f"up to {interval - 1} iterations are trained again before training"
     facts.show(f"{TRAIN_POOL}: replay", told, f"trainer.checkpoint_interval {interval}")

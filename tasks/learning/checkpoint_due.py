@@ -36,7 +36,7 @@ def is_checkpoint_due(store: ObjectStore, plan: PlanRecord, trainer: TrainerConf
     write_s = read_manifest(store, layout.checkpoint(newest)).metadata.get(WRITE_S)
     trained = [records.read(store, TrainingRecord, layout.training(each)) for each in range(newest, version)]
     phases_s = [record.metrics["timing_s/compute"] for record in trained]
-    lost_share = LOST_SHARE if trainer.placement == "shared" else 1.0
+    lost_share = LOST_SHARE if trainer.trained_by_host else 1.0
     return write_s is None or is_worth_writing(phases_s, write_s, lost_share)
 
 

@@ -2,7 +2,7 @@
 
 Another process replays what is recorded, and trains. What is learned is the same: a micro-batch is used as it is
 recorded, by whichever task. With placement "pod" a collector stops when the train phase is due, and the train task
-records the rest, so reserved machines are held for little more than the phase. With placement "shared" it records
+records the rest, so reserved machines are held for little more than the phase. With "shared" and "standing" it records
 everything, because a host never grades, and waits until a host has trained.
 """
 
@@ -43,7 +43,7 @@ class PhaseFailed(RuntimeError):  # noqa: N818 - reads as what happened
 
 
 class NoHost(TimeoutError):  # noqa: N818 - reads as what happened
-    """No host of the fleet lives that could train the iteration; a later attempt may find one."""
+    """No host lives that could train the iteration; a later attempt may find one."""
 
 
 def collect(run_url: str, iteration: int, execution: str, clock: Clock) -> None:
@@ -61,7 +61,7 @@ def collect(run_url: str, iteration: int, execution: str, clock: Clock) -> None:
 
 
 def collect_and_wait(run_url: str, iteration: int, execution: str, clock: Clock) -> TrainingRecord:
-    """Record all groups, say when the train phase is due, and wait until a host of the fleet has trained it.
+    """Record all groups, say when the train phase is due, and wait until a host has trained it.
 
     Raises what `collect` raises, PhaseFailed, and NoHost if no host lives for `trainer.group_timeout_s`.
     """
@@ -140,7 +140,8 @@ def _record(
 def _await_host(store: ObjectStore, config: RunConfig, iteration: int, clock: Clock) -> None:
     """Return when the iteration is trained."""
     sign, limit_s = b"", config.trainer.group_timeout_s
-    what = f"a host of the fleet {config.trainer.fleet} to train iteration {iteration}"
+    host, missing = _host_in_words(config)
+    what = f"{host} to train iteration {iteration}"
     then = "this task ends then if no host shows a sign of life before (trainer.group_timeout_s)"
     waiting = Wait(what, clock, limit_s, then)
     at_work("all groups are recorded", waiting.described)
@@ -157,18 +158,28 @@ def _await_host(store: ObjectStore, config: RunConfig, iteration: int, clock: Cl
                 sign = seen
                 waiting.saw_life()
         if waiting.is_over:
-            raise NoHost(
-                f"iteration {iteration} waits for a host: none of the fleet {config.trainer.fleet} that could train "
-                f"this run has shown a sign of life for {limit_s:.0f} s; start one by: gleaner "
-                f"fleet host {config.trainer.fleet}"
-            )
+            raise NoHost(f"iteration {iteration} waits for {missing.format(f'for {limit_s:.0f} s')}")
         waiting.pause(config.trainer.poll_interval_s)
+
+
+def _host_in_words(config: RunConfig) -> tuple[str, str]:
+    """What trains the run, and that it is missing, with room for since when, and what to do."""
+    if config.trainer.placement == "standing":
+        return "the standing trainer", (
+            "the standing trainer, which has shown no sign of life {}; it is the node 'trainer' of the execution, on "
+            "pools.train: look why it has no machine, or why it ended"
+        )
+    fleet = config.trainer.fleet
+    return f"a host of the fleet {fleet}", (
+        f"a host: none of the fleet {fleet} that could train this run has shown a sign of life {{}}; start one by: "
+        f"gleaner fleet host {fleet}"
+    )
 
 
 def _sign_of_host(config: RunConfig) -> bytes:
     """The heartbeat of the host that has the run's seat; b"" if there is none, or if the fleet cannot be read now."""
     try:
-        fleet = connect(config.trainer.fleet or "")
+        fleet = connect(config.trainer.fleet_of(config.run.url) or "")
         seat = newest_seat(fleet, fleet_layout.run_id(config.run.url))
         return b"" if seat is None else fleet.get(fleet_layout.alive(seat.host))
     except (ObjectMissing, StorageError):

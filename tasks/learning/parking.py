@@ -23,7 +23,9 @@ HOST_MEMORY = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Parked:
-    """A learner in host memory. rng_state: of the first rank's CPU generator, as in checkpoints, [bytes] uint8.
+    """A learner in host memory, or one that stays on its device.
+
+    rng_state: of the first rank's CPU generator, as in checkpoints, [bytes] uint8.
 
     It may be read, as for publication, but not trained.
     """
@@ -37,10 +39,11 @@ class Parked:
         return sum(own_part(tensor).nbytes for tensor in _tensors(self.learner))
 
 
-def park(learner: Learner) -> Parked:
-    """Move the learner to host memory, and free its device; every rank must call it."""
-    _move(learner, HOST_MEMORY)
-    free_device(learner.ranks.device)
+def park(learner: Learner, *, moves: bool = True) -> Parked:
+    """Move the learner to host memory, and free its device, unless it stays there; every rank must call it."""
+    if moves:
+        _move(learner, HOST_MEMORY)
+        free_device(learner.ranks.device)
     drawn = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
     # A rank that restores a checkpoint goes on from the first rank's state, so one that does not has to, too.
     rng_state = bytearray(base64.b64decode(learner.ranks.broadcast(drawn)))

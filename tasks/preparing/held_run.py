@@ -1,12 +1,13 @@
 """What stores already hold against a configuration: a run with other learned settings, a fleet without the run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from storage.connect import LOCAL, connect, place
-from storage.run import AnotherRun, read_run
-from storage.store import ObjectMissing, StoreDenied, StoreUnavailable, StoreUnfit
+from storage.run import AnotherRun, next_iteration, read_report, read_run
+from storage.store import ObjectMissing, ObjectStore, StoreDenied, StoreUnavailable, StoreUnfit
 from tasks.configuration.run_config import RunConfig, changes, parse
+from tasks.planning.standing_advice import advice_to_stand
 from tasks.sharing.membership import check_admitted
 
 
@@ -18,10 +19,11 @@ def check_same_run(config: RunConfig, stored: Mapping[str, Any], url: str) -> No
 
 
 def check_held_run(config: RunConfig) -> list[str]:
-    """Compare with the run at run.url, if it holds one, as a plan does; returns doubts.
+    """Compare with the run at run.url, if it holds one, as a plan does; returns doubts, also of what was measured.
 
     Raises AnotherRun, CorruptObject, and StoreDenied for a path that cannot be read.
     """
+    measured: list[str] = []
 
     def compare() -> None:
         store = connect(config.run.url)
@@ -30,13 +32,26 @@ def check_held_run(config: RunConfig) -> list[str]:
         except ObjectMissing:
             return
         check_same_run(config, stored.config, store.url)
+        measured.extend(_slow_states(config, store))
 
-    return _if_in_reach("run.url", config.run.url, compare)
+    return [*_if_in_reach("run.url", config.run.url, compare), *measured]
+
+
+def _slow_states(config: RunConfig, store: ObjectStore) -> Iterator[str]:
+    """Whether the last iteration's trainer has spent so long on its state that one which stands would pay."""
+    last = next_iteration(store) - 1
+    if last < 0 or config.trainer.nnodes > 1 or any(reward.model is not None for reward in config.rewards):
+        return
+    metrics = read_report(store, last).metrics
+    state_s = sum(metrics.get(f"timing_s/{what}", 0.0) for what in ("restore", "replay", "checkpoint"))
+    advice = advice_to_stand(config.trainer.placement, state_s, metrics["timing_s/iteration"])
+    if advice:
+        yield f"trainer.placement: value {config.trainer.placement!r}; in iteration {last} {advice}"
 
 
 def check_fleet(config: RunConfig) -> list[str]:
-    """Look whether trainer.fleet, if it is given, has admitted the run; returns doubts, raises as `check_admitted`."""
-    fleet = config.trainer.fleet
+    """Look whether a fleet that trains the run has admitted it; returns doubts, raises as `check_admitted`."""
+    fleet = config.trainer.fleet_of(config.run.url)
     return [] if fleet is None else _if_in_reach("trainer.fleet", fleet, lambda: check_admitted(config))
 
 

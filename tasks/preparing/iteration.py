@@ -62,7 +62,7 @@ from tasks.prompts.draw import prompts_at
 from tasks.prompts.loading import doubts_of, load_prompts
 from tasks.prompts.prompt import PromptSet
 from tasks.prompts.tokenise import Tokenizer
-from tasks.sharing.membership import check_admitted
+from tasks.sharing.membership import admit_alone, check_admitted
 from tasks.turns.tool_schemas import Schema
 
 log = logging.getLogger(__name__)
@@ -211,7 +211,10 @@ def _at_hand(store: ObjectStore, config: RunConfig, inputs: InputsAtHand, held: 
 def _open(
     store: ObjectStore, config: RunConfig, model_dir: Path, execution: str, clock: Clock, inputs: InputsAtHand | None
 ) -> None:
-    """Create the run, or compare it with the configuration, and take its lease; inputs: of a run that is new."""
+    """Create the run, or compare it with the configuration, and take its lease; inputs: of a run that is new.
+
+    A trainer that stands for the run then finds it.
+    """
     at_work("opening the run, and taking its lease")
     # Before run.json, which names them: a run that exists has its model files.
     files = model_files.upload(store, model_dir) if inputs else model_files.describe(model_dir)
@@ -226,6 +229,7 @@ def _open(
         sources=inputs.store_found(store) if inputs else None,
     )
     acquire_lease(store, execution, config.run.lease_ttl_s, clock, known_dead=partial(_is_dead_holder, store.url))
+    admit_alone(config, clock)
 
 
 def _is_dead_holder(url: str, holder: str) -> bool:

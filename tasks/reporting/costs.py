@@ -79,18 +79,21 @@ def _divided(decode_s: float, kept: int, others: int) -> MachineTime:
 def trainer_time(lives: Sequence[SlotLife], training: TrainingRecord) -> MachineTime:
     """Seconds of the trainer's machines, which are paid for together: generating, waiting, training, training again.
 
+    Those of a trainer that stands are paid for between two iterations, too.
+
     Lives of TRAIN_POOL run side by side on them. If they began before training did, the machines are paid for from then
     on.
     """
     seeding = [life for life in lives if life.pool == TRAIN_POOL]
     spans = [(life.started_at_s, min(life.ended_at_s, training.ended_at_s)) for life in seeding]
     before = [(start, min(end, training.started_at_s)) for start, end in spans]
-    total_s = max(0.0, training.ended_at_s - training.started_at_s) + _covered_s(before)
+    stood_s = training.metrics.get("timing_s/stood", 0.0)
+    total_s = max(0.0, training.ended_at_s - training.started_at_s) + _covered_s(before) + stood_s
     seeding_s = min(total_s, _covered_s(spans))
     generated = sum((life_time(life) for life in seeding), MachineTime())
     share = seeding_s / generated.total if generated.total else 0.0
     left_s = total_s - (seeding_s if share else 0.0)
-    idle_s = min(left_s, training.metrics.get("timing_s/wait", 0.0))
+    idle_s = min(left_s, training.metrics.get("timing_s/wait", 0.0) + stood_s)
     again_s = min(left_s - idle_s, training.metrics.get("timing_s/replay", 0.0))
     return generated.scaled(share) + MachineTime(useful=left_s - idle_s - again_s, wasted=again_s, idle=idle_s)
 

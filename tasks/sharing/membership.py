@@ -7,7 +7,7 @@ from storage import fleet_layout, records
 from storage.clock import Clock
 from storage.connect import check_url, connect, is_below
 from storage.fleet_reading import FleetReader, has_left, read_run
-from storage.fleet_records import FleetRecord, LeftRecord
+from storage.fleet_records import AdmittedRun, FleetRecord, LeftRecord
 from storage.nesting import check_own_place
 from storage.package_version import VERSION
 from storage.run import exists, holds_run, next_iteration, plans_in_flight, read_plan
@@ -15,6 +15,11 @@ from storage.store import ConflictingRecord, ObjectMissing, ObjectStore
 from tasks.configuration.iteration_config import resolved_in_force
 from tasks.configuration.run_config import RunConfig
 from tasks.sharing.due_phase import other_version
+
+# Of the fleet that has one run and one host. It only delays the successor of a host that was killed.
+STANDING_TTL_S = 20.0
+# Of its run; no order of phases and no limit depends on it there.
+UNKNOWN_S = 1.0
 
 
 def create_fleet(
@@ -83,8 +88,11 @@ def check_admitted(config: RunConfig) -> None:
     """Check the run's place in the fleet that its configuration names, if it names one.
 
     Raises LookupError unless the fleet has admitted the run, and ValueError if another fleet has it, too, if it was
-    admitted with another number of ranks, or if the host that has its seat is of another version of this package.
+    admitted with another number of ranks, or if the host that has its seat is of another version of this package. Of a
+    run whose own trainer stands, only that no other fleet has it.
     """
+    if config.trainer.placement == "standing":
+        check_no_other_fleet(config, fleet_layout.standing(config.run.url))
     if config.trainer.fleet is None:
         return
     try:
@@ -113,6 +121,33 @@ def check_admitted(config: RunConfig) -> None:
             f"trainer.fleet: value {config.trainer.fleet!r}, whose host {host.machine} ({host.incarnation[:12]}) "
             f"{other_version(host.version, VERSION)}"
         )
+
+
+def admit_alone(config: RunConfig, clock: Clock) -> None:
+    """Create the fleet of a run whose own trainer stands, and admit the run with its ranks, unless that is done.
+
+    The run may have moved, or have another number of ranks, since an earlier execution; its hosts have ended with that.
+    """
+    if config.trainer.placement != "standing":
+        return
+    run_url, ranks, now_s = config.run.url, config.trainer.nproc_per_node, clock.wall()
+    store = connect(fleet_layout.standing(run_url))
+    fleet = FleetRecord(run_prefixes=(run_url,), host_ttl_s=STANDING_TTL_S, created_at_s=now_s)
+    run = AdmittedRun(
+        id=fleet_layout.run_id(run_url),
+        run_url=run_url,
+        phase_s=UNKNOWN_S,
+        cycle_s=UNKNOWN_S,
+        state_bytes=0,
+        admitted_at_s=now_s,
+        ranks=ranks,
+    )
+    if not exists(store, fleet_layout.FLEET) or not records.read(store, FleetRecord, fleet_layout.FLEET).allows(
+        run_url
+    ):
+        records.put(store, fleet_layout.FLEET, fleet)
+    if not exists(store, run.key) or read_run(store, run.id).ranks != ranks:
+        records.put(store, run.key, run)
 
 
 def check_no_other_fleet(config: RunConfig, fleet: str) -> None:

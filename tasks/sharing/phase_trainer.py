@@ -21,6 +21,7 @@ from storage.metered import MeteredStore
 from storage.records import PlanRecord
 from storage.run import connect_to_run, exists, is_trained, read_plan
 from storage.store import ObjectMissing, ObjectStore, StorageError, StoreUnavailable
+from storage.weights.tensor_sets import PUBLISHED_AT_S, read_manifest
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.run_config import RunConfig, dump
 from tasks.device.gpu_check import check_gpus
@@ -100,6 +101,7 @@ class PhaseTrainer:
         self._ranks = ranks or Ranks(device=training_device("auto"))
         self._store = MeteredStore(connect_to_run(run_url))
         self._clock = clock
+        self._began_at_s = clock.wall()
         self._tell = tell
         self._iteration: int | None = None
         self._phase: WorkerPhase = "parked"
@@ -172,6 +174,8 @@ class PhaseTrainer:
         check_gpus("pools.train", config.pools.train.gpus, config.trainer.device)
         if training_device(config.trainer.device).type != ranks.device.type:
             raise OtherDevice(f"trainer.device: value {config.trainer.device!r}; this process has {ranks.device.type}")
+        stands, ordered_s = config.trainer.placement == "standing", clock.wall()
+        stood_s = self._stood_s(iteration, kept, ordered_s) if stands and ranks.is_first else 0.0
         with model_files.downloaded(store) as model:
             learner, version, is_warm = self._state(config, iteration, model, kept)
             began_s = clock.wall()
@@ -182,9 +186,11 @@ class PhaseTrainer:
             batches = FollowedBatches(store, plan, clock, config.trainer.poll_interval_s, self._waits)
         prompts = prompt_table.read_prompts(store, plan)
         self._says("training")
-        record = take_step(store, plan, config, prompts, learner, batches, clock, began_s)
+        record = take_step(store, plan, config, prompts, learner, batches, clock, ordered_s if stands else began_s)
         measured = request_metrics(store.requests, ranks) | {"sharing/warm": float(is_warm)}
         measured |= replayed.metrics() | changed
+        if stands:
+            measured |= {"timing_s/restore": began_s - ordered_s, "timing_s/stood": stood_s}
         if ranks.is_first:
             records.commit(store, layout.training(iteration), replace(record, metrics=record.metrics | measured))
         return self._park_and_publish(plan, config, learner, base)
@@ -202,6 +208,13 @@ class PhaseTrainer:
         took_s = self._clock.monotonic() - began_s
         self._restored = Restored(tier="host memory", seconds=took_s, num_bytes=num_bytes, ahead=False)
         return learner, version if isinstance(state, Parked) else state.version, True
+
+    def _stood_s(self, iteration: int, kept: _Kept | None, now_s: float) -> float:
+        """Seconds since the iteration before was trained here, or else since this process began."""
+        since_s = self._began_at_s
+        if kept is not None and isinstance(kept.state, Parked):
+            since_s = read_manifest(self._store, layout.weights(iteration)).metadata.get(PUBLISHED_AT_S) or now_s
+        return max(0.0, now_s - float(since_s))
 
     def _replay_begins(self, iterations: int) -> None:
         self._replays = iterations
@@ -242,7 +255,8 @@ class PhaseTrainer:
         Returns None if another trainer has stored other bits first.
         """
         self._says("parking")
-        parked = park(learner)
+        # A run that has its devices for itself leaves its state there.
+        parked = park(learner, moves=config.trainer.placement != "standing")
         self._says("publishing")
         version = plan.iteration + 1
         saves = self._first_finds(lambda: is_checkpoint_due(self._store, plan, config.trainer))

@@ -86,3 +86,8 @@ class ProcessWorkers:
 
     def kill(self, run_id: str) -> None:
         self.evict(run_id)
+
+    def kill_on_device(self) -> None:
+        """Kill the worker that has the devices, if there is one."""
+        for run_id in [run_id for run_id in self._workers if self.state(run_id).has_device]:
+            self.kill(run_id)

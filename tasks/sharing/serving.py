@@ -1,6 +1,7 @@
 """Serving a fleet: a host with worker processes of this machine, from its beginning to its end."""
 
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from resources.notice import PreemptionNotice
@@ -23,8 +24,12 @@ def serve(
     devices: int | None = None,
     usd_per_hour: float | None,
     settings: HostSettings,
+    is_over: Callable[[], bool] | None = None,
 ) -> str:
     """Serve a fleet until SIGTERM comes or the hours of the settings are over; ends at a phase boundary.
+
+    is_over: whether the fleet needs no host any more, if it has one alone. Such a host ends without waiting for a phase
+    that has its devices, as a train task does; one that is published is waited for.
 
     memory_gib: room for resident states in host memory. devices: as in `HostRecord`; None: the GPUs that torch sees, or
     1. Raises LookupError if there is no fleet, ValueError for a negative room.
@@ -44,5 +49,14 @@ def serve(
         workers = stack.enter_context(ProcessWorkers())
         member = ProcessMember()
         stack.callback(member.kill)
-        Host(store, rules, me, settings, workers, clock, member=member, is_told_to_end=lambda: notice.given).run()
+
+        def is_told_to_end() -> bool:
+            if is_over is None:
+                return notice.given
+            told = notice.given or is_over()
+            if told:
+                workers.kill_on_device()
+            return told
+
+        Host(store, rules, me, settings, workers, clock, member=member, is_told_to_end=is_told_to_end).run()
     return me.incarnation

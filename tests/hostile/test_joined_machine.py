@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from storage import layout, records
+from storage import fleet_layout, layout, records
 from storage.claims import ClaimBook
 from storage.clock import SystemClock
 from storage.connect import connect
@@ -61,6 +61,9 @@ OTHERS = (
     layout.prompts(0, "0" * 32),
     layout.ended(0, "0" * 32) + "rollout.json",
     layout.failure("train"),
+    f"{layout.STANDING}{fleet_layout.FLEET}",
+    f"{layout.STANDING}{fleet_layout.seat('0' * 16, 1)}",
+    f"{layout.STANDING}{fleet_layout.alive('host')}",
     layout.slot_failure("0" * 32, 0, 0),
     layout.batch(0, 0),
     f"{layout.batches(0)}claims/000000.json",

@@ -8,10 +8,12 @@ from storage.clock import SystemClock
 from storage.connect import connect
 from storage.fleet_reading import read_run
 from storage.phase_failure import fail_phase
+from storage.run import read_plan
 from storage.seats import take_seat
 from tasks.admitting.fleet_admission import Profile, admit
+from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.references import PlanReference
-from tasks.learning.collecting import PhaseFailed
+from tasks.learning.collecting import PhaseFailed, _sign_of_host
 from tasks.sharing.membership import create_fleet
 from tasks.train_shared import train_shared
 from tests.fleet_records import a_beat, a_host
@@ -49,6 +51,22 @@ def test_without_a_living_host_the_task_ends_by_name_and_another_attempt_may_fin
     assert take_seat(fleet, read_run(fleet, run).id, 0, "dead")
     with pytest.raises(FlyteRecoverableException, match=said):
         train_shared(plan=PLAN)
+
+
+def test_without_a_standing_trainer_the_task_names_the_node_that_is_missing(model):
+    memory_store("hostless")
+    trainer = {"placement": "standing", "group_timeout_s": PATIENCE_S}
+    plan_iteration(config(URL, model, trainer=trainer))
+    roll_out(URL, 0)
+    said = r"iteration 0 waits for the standing trainer, which has shown no sign of life for 0 s; .* node 'trainer'"
+    with pytest.raises(FlyteRecoverableException, match=said):
+        train_shared(plan=PLAN)
+    # Its sign of life is read where it stands.
+    fleet, run = connect(fleet_layout.standing(URL)), fleet_layout.run_id(URL)
+    assert take_seat(fleet, run, 0, "alive")
+    records.put(fleet, fleet_layout.alive("alive"), a_beat("alive", 1))
+    settings = config_in_force(connect(URL), read_plan(connect(URL), 0))
+    assert _sign_of_host(settings) == fleet.get(fleet_layout.alive("alive"))
 
 
 @pytest.mark.usefixtures("fleet")

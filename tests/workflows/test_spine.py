@@ -24,6 +24,7 @@ STANDING = {"rollout": {"crew": "standing"}}
 RANKS = CONFIG | {"trainer": {"nnodes": 2, "nproc_per_node": 4}}
 POD = CONFIG | {"trainer": {"placement": "pod"}}
 SHARED = CONFIG | {"trainer": {"placement": "shared", "fleet": "s3://bucket/fleet", "nproc_per_node": 8}}
+STANDS = CONFIG | {"trainer": {"placement": "standing", "nproc_per_node": 8}}
 SHAPES = {
     "plain": PLAIN,
     "one step off": STALE,
@@ -35,6 +36,8 @@ SHAPES = {
     "trained in pods": POD,
     "trained in pods one step off": POD | {"algorithm": {"max_staleness": 1}},
     "trained by a host": SHARED,
+    "trained by a trainer that stands": STANDS,
+    "trainer and crew stand, one step off": STANDS | STANDING | {"algorithm": {"max_staleness": 1}},
     "three iterations ahead": STALER,
     "a standing crew": CONFIG | STANDING,
     "a standing crew in two pools, two iterations ahead": TWO_POOLS | STANDING | {"algorithm": {"max_staleness": 2}},
@@ -177,12 +180,28 @@ def test_in_pods_groups_are_collected_on_the_control_pool_before_reserved_machin
     assert [(each.name, each.value) for each in of_collector] == [(each.name, each.value) for each in of_conclusion]
 
 
-def test_where_a_host_trains_the_run_asks_for_no_reserved_machine():
-    nodes = {node.id: node for node in idl(unrolled(2, SHARED))}
+@pytest.mark.parametrize("config", [SHARED, STANDS])
+def test_where_a_host_trains_no_iteration_asks_for_a_reserved_machine(config):
+    nodes = {node.id: node for node in idl(unrolled(2, config))}
     of_train, of_conclusion = (
         nodes[name].task_node.overrides.resources.requests for name in ("i1-train", "i1-conclude")
     )
     assert [(each.name, each.value) for each in of_train] == [(each.name, each.value) for each in of_conclusion]
+
+
+def test_a_trainer_that_stands_is_one_leaf_on_reserved_machines_beside_the_whole_chain():
+    nodes = {node.id: node for node in idl(unrolled(5, STANDS))}
+    trainer = nodes["zall-trainer"]
+    assert set(trainer.upstream_node_ids) == {"i1-plan"}
+    assert not [node for node in nodes.values() if "zall-trainer" in node.upstream_node_ids]
+    given = {binding.var: binding.binding for binding in trainer.inputs}
+    assert given["iterations"].scalar.primitive.integer == 5
+    assert [each.promise.node_id for each in given["plan"].collection.bindings] == ["i1-plan"]
+    assert trainer.metadata.name == "iterations 1 to 5: trainer"
+    of_it = trainer.array_node.node.task_node.overrides.resources.requests
+    of_own = {node.id: node for node in idl(unrolled(2, PLAIN))}["i1-train"].task_node.overrides.resources.requests
+    assert [(each.name, each.value) for each in of_it] == [(each.name, each.value) for each in of_own]
+    assert "zall-trainer" not in {node.id for node in idl(unrolled(2, SHARED))}
 
 
 def test_one_step_off_the_next_plan_comes_before_this_iteration_is_trained():

@@ -90,6 +90,14 @@ def test_a_member_on_the_trainers_machine_is_paid_for_once():
     assert metrics([member, twin])["cost/usd_train"] == pytest.approx(1.4)
 
 
+def test_a_trainer_that_stands_is_paid_for_between_two_phases():
+    stood = replace(TRAINING, metrics=TRAINING.metrics | {"timing_s/stood": 50.0})
+    before, after = (metrics([LIFE], training) for training in (TRAINING, stood))
+    assert after["cost/usd_idle"] - before["cost/usd_idle"] == pytest.approx(0.5)
+    assert after["cost/usd_train"] - before["cost/usd_train"] == pytest.approx(0.5)
+    assert after["timing_s/train"] == before["timing_s/train"]
+
+
 def test_a_life_that_told_no_times_decoded_if_it_decoded_at_all():
     silent = replace(LIFE, working_at_s=None, decode_s=0.0)
     assert (life_time(silent).useful, life_time(silent).wasted) == pytest.approx((60.0, 40.0))

@@ -1,0 +1,74 @@
+"""The trainer that stands for one run: a host whose fleet has that run alone, while an execution lasts.
+
+It differs from other hosts in two ways: nothing limits how long a phase may take, as nothing limits a train task, and
+it knows when it is no longer needed.
+"""
+
+import logging
+import math
+
+from storage import fleet_layout, layout
+from storage.clock import Clock, SystemClock
+from storage.run import connect_to_run, exists, lease_holder, read_plan
+from storage.store import CorruptObject, ObjectMissing, ObjectStore, StorageError
+from tasks.configuration.iteration_config import config_in_force
+from tasks.configuration.references import PlanReference
+from tasks.sharing.host_settings import HostSettings
+from tasks.sharing.serving import serve
+
+log = logging.getLogger(__name__)
+LOOK_INTERVAL_S = 2.0
+LEASE_LOOKS = 5
+
+
+def stand(plan: PlanReference, iterations: int) -> bool:
+    """Train the phases of an execution's iterations; returns whether the execution needs no trainer any more.
+
+    plan: its first iteration. False: SIGTERM came before, and another machine is to go on. Raises what reading the
+    configuration raises, and LookupError if the run has no fleet of its own.
+    """
+    store, clock = connect_to_run(plan.run_url), SystemClock()
+    config = config_in_force(store, read_plan(store, plan.iteration))
+    end = ExecutionEnd(store, plan.execution, plan.iteration + iterations - 1, clock)
+    serve(
+        fleet_layout.standing(config.run.url),
+        memory_gib=0.0,
+        devices=config.trainer.nproc_per_node,
+        usd_per_hour=config.pools.train.price_usd_per_h,
+        settings=HostSettings(poll_interval_s=config.trainer.poll_interval_s, overtime_s_min=math.inf),
+        is_over=end.has_come,
+    )
+    return end.has_come()
+
+
+class ExecutionEnd:
+    """Whether an execution needs its trainer: its last weights are not published, and it advances the run."""
+
+    def __init__(self, store: ObjectStore, execution: str, last: int, clock: Clock) -> None:
+        """last: the execution's last iteration."""
+        self._store = store
+        self._execution = execution
+        self._last = last
+        self._clock = clock
+        self._looks = 0
+        self._next_look_s = clock.monotonic()
+        self._has_come = False
+
+    def has_come(self) -> bool:
+        """Whether nothing is left to train; asked as often as one likes, it looks every LOOK_INTERVAL_S."""
+        now_s = self._clock.monotonic()
+        if not self._has_come and now_s >= self._next_look_s:
+            self._next_look_s = now_s + LOOK_INTERVAL_S
+            try:
+                self._has_come = self._look()
+            except (StorageError, ObjectMissing, CorruptObject) as error:
+                log.warning("whether the execution has ended cannot be seen: %s", error)
+        return self._has_come
+
+    def _look(self) -> bool:
+        """One GET; at every LEASE_LOOKS-th look one LIST and another GET, which a lost execution has to wait for."""
+        is_published = exists(self._store, layout.manifest(layout.weights(self._last + 1)))
+        self._looks += 1
+        if is_published or self._looks % LEASE_LOOKS:
+            return is_published
+        return lease_holder(self._store) != self._execution
