@@ -39,7 +39,7 @@ def trainer_scenario(facts: KnownFacts) -> TrainerScenario:
         step_s=figures.step_s,
         prefill_tokens_per_s=figures.prefill_tokens_per_s,
         process_s=_process_s(facts),
-        load_s=_of_placement_s(facts),
+        load_s=_ready_s(facts),
         train_s_per_token=per_token,
         train_fixed_s=publish_s,
         control_s=control_s,
@@ -155,6 +155,14 @@ def _process_s(facts: KnownFacts) -> float:
     return probed.start_s
 
 
+def _ready_s(facts: KnownFacts) -> float:
+    """Seconds until the configured trainer has its state on its devices, in each iteration."""
+    placement = facts.config.trainer.placement
+    if placement == "standing":
+        return 0.0
+    return _switch_s(facts) if placement == "shared" else _load_s(facts)
+
+
 def _load_s(facts: KnownFacts) -> float:
     """Seconds until a trainer's process that has generated, or that is new, has its stored state and can train."""
     if facts.in_turn:
@@ -170,14 +178,6 @@ def _load_s(facts: KnownFacts) -> float:
         return 0.0
     facts.show(f"{TRAIN_POOL}: load", f"{load_s:.1f} s in each iteration, before training", source)
     return load_s
-
-
-def _of_placement_s(facts: KnownFacts) -> float:
-    """Seconds in each iteration until a train task of the configured placement can train."""
-    placement = facts.config.trainer.placement
-    if placement == "standing":
-        return 0.0
-    return _switch_s(facts) if placement == "shared" else _load_s(facts)
 
 
 def state_s(facts: KnownFacts) -> float:
