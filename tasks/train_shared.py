@@ -1,4 +1,4 @@
-"""The train task of a run whose phases a fleet's host trains: it records the groups, and waits for the weights."""
+"""The train task of a run whose phases a host trains: it records the groups, and waits for the weights."""
 
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
@@ -24,7 +24,7 @@ def trained_by_host(plan: PlanReference) -> TrainOutcome:
     """The body of the task; raises FlyteRecoverableException if another attempt may help, and ends at SIGTERM."""
     from tasks.learning.collecting import NoHost, collect_and_wait  # noqa: PLC0415 - when the task runs
 
-    with tells(place_of(plan), work_on(plan, "train"), "train on a host of the fleet"):
+    with tells(place_of(plan), work_on(plan, "train"), "train on a host"):
         try:
             record = collect_and_wait(plan.run_url, plan.iteration, plan.execution, SystemClock())
         except (StoreUnavailable, NoHost) as error:

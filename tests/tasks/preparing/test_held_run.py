@@ -6,11 +6,13 @@ import pytest
 
 from storage import layout, records
 from storage.clock import ManualClock
+from storage.records import ReportRecord
 from storage.run import read_run
 from storage.store import ConflictingRecord, StoreDenied
 from tasks.configuration.run_config import digest, parse
 from tasks.preparing.checks import check_files
 from tasks.preparing.findings import Refusals
+from tasks.preparing.held_run import check_held_run
 from tasks.preparing.iteration import prepare
 from tests.small_run import Unreachable, config, document, everything, memory_store
 
@@ -55,6 +57,29 @@ def test_a_run_that_was_begun_with_floats_of_the_console_goes_on(store, model):
     assert read_run(store).digest != digest(settings)
     check_files(settings)
     assert prepare(settings, "test", ManualClock())[0].iteration == 0
+
+
+@pytest.mark.parametrize(
+    ("restore_s", "placement", "is_told"), [(21.0, "own", True), (1.0, "own", False), (21.0, "standing", False)]
+)
+def test_a_trainer_that_has_spent_long_on_its_state_is_advised_to_stand(store, model, restore_s, placement, is_told):
+    measured = {"timing_s/iteration": 47.0, "timing_s/restore": restore_s}
+    report = ReportRecord(
+        iteration=0,
+        weight_version=1,
+        next_prompt=0,
+        metrics=measured,
+        rewards=(),
+        lengths=(),
+        lives=(),
+        train_started_at_s=0.0,
+        train_ended_at_s=1.0,
+        created_at_s=2.0,
+    )
+    records.put(store, layout.report(0), report)
+    settings = config(URL, model, rewards=OWN, trainer={"placement": placement})
+    said = "trainer.placement: value 'own'; in iteration 0 restoring and writing the trainer's state takes 21 s"
+    assert [line.startswith(said) for line in check_held_run(settings)] == [True] * is_told
 
 
 def test_a_store_out_of_reach_is_a_doubt_and_a_path_that_cannot_be_one_is_refused(model, tmp_path):
