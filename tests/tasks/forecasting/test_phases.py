@@ -10,6 +10,7 @@ import pytest
 from storage.forecast_records import ForecastRecord, SetupForecast
 from storage.records import TRAIN_POOL
 from tasks.configuration.run_config import parse
+from tasks.forecasting import trainer_inputs
 from tasks.forecasting.comparison import forecast, refusal
 from tasks.forecasting.inputs import gather
 from tasks.forecasting.probe import NoProbe
@@ -129,3 +130,22 @@ def test_machines_for_phases_only_are_paid_for_the_phases_and_make_the_run_longe
         hours, usd = configured(made(**trainer))
         assert own_h < hours
         assert usd < own_usd
+
+
+@pytest.mark.parametrize(("gbps", "is_told"), [(0.5, True), (4000.0, False)])
+def test_a_trainer_is_advised_to_stand_where_its_state_takes_a_large_part_of_an_iteration(gbps, is_told, monkeypatch):
+    monkeypatch.setattr(trainer_inputs, "LINK_GBPS", gbps)
+    # The fastest setup has a crew; without one the trainer's machines generate.
+    config = parse(document(planning={"seeding": "off", "cost_weight": 0.0}))
+    reason = forecast(config, UNPROBED, created_at_s=1.0).reason
+    assert ("trainer.placement 'standing' keeps it in memory" in reason) == is_told
+
+
+def test_a_standing_trainer_restores_nothing_and_writes_beside_the_rollout():
+    own, standing = (
+        gather(parse(document(trainer={"placement": placement}, planning={"seeding": "off"})), UNPROBED).trainer
+        for placement in ("own", "standing")
+    )
+    assert own.load_s > standing.load_s == 0.0
+    assert own.train_fixed_s > standing.train_fixed_s
+    assert standing.phase is None
