@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.reporting import Target, finish
+from tasks.crew_model.step_time import StepTime
 from tasks.planning.dispatch import Dealing, Work, dispatch, exactly_longest_first, in_turn, longest_first
 from tasks.planning.makespan import Member, ends_s, response_lengths
 from tasks.planning.offer import GroupLengths
-from tasks.planning.step_time import StepTime
 
 CURVES = (
     StepTime(((1, 0.020), (8, 0.021), (16, 0.030))),

@@ -30,7 +30,7 @@ from storage.records import PlanRecord, SamplingParams, SlotPlan
 from storage.responses import Response, decode_responses, encode_responses, split_planes
 from storage.shard import Finish, Logprobs, Row, TokenIds, encode_shard
 from storage.store import ObjectStore
-from tasks.planning.flush_interval import GETS_PER_FLUSH, best_flush_interval_s, expected_usd_per_h, flush_usd
+from tasks.crew_model.flush_interval import GETS_PER_FLUSH, best_flush_interval_s, expected_usd_per_h, flush_usd
 from tasks.sampling.engines.engine import GenerationRequest
 
 VOCABULARY = 4096

@@ -26,6 +26,7 @@ import numpy as np
 
 from benchmarks.reporting import Target, finish, interleave, medians
 from tasks.configuration.planning import PlanningConfig
+from tasks.crew_model.step_time import StepTime
 from tasks.history.planning_inputs import REPORTS_READ
 from tasks.planning.dispatch import Dispatch, Work, dispatch, even_ranges, longest_first
 from tasks.planning.division import assign_groups
@@ -33,7 +34,6 @@ from tasks.planning.iteration_plan import plan_iteration
 from tasks.planning.makespan import Lengths, Member, ends_s, lower_bound_s, member_time_s
 from tasks.planning.offer import Concluded, CrewOffer, GroupLengths, ReservedOffer, StepWaits
 from tasks.planning.request import PlanningRequest
-from tasks.planning.step_time import StepTime
 
 Quantile = Callable[[Lengths], Lengths]
 

@@ -30,8 +30,8 @@ from benchmarks.reporting import Target, finish
 from resources.accelerators import accelerator
 from resources.model_size import ModelSize
 from tasks.configuration.planning import PlanningConfig
+from tasks.crew_model.events import Stalled
 from tasks.forecasting.engine_estimate import Device, prefill_tokens_per_s, step_points
-from tasks.forecasting.events import Stalled
 from tasks.forecasting.results import SimulatedRun
 from tasks.forecasting.scenario import (
     AvailabilityScenario,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from storage import layout, records
 from storage.assembly import JournalReader
 from storage.clock import ManualClock
-from tasks.planning.rebalance import Seeker, Turns
+from tasks.crew_model.rebalance import Seeker, Turns
 from tasks.sampling.session.claimant import Claimant
 from tests.journals import a_plan, beat
 

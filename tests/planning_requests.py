@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from storage.planning_records import SeedingRecord
 from tasks.configuration.planning import PlanningConfig
+from tasks.crew_model.step_time import NOMINAL, StepTime
 from tasks.planning.decoding import Part
 from tasks.planning.offer import Concluded, CrewOffer, GroupLengths, ReservedOffer, StepWaits
 from tasks.planning.request import PlanningRequest
-from tasks.planning.step_time import NOMINAL, StepTime
 
 CURVE = StepTime(((1, 0.02), (32, 0.021), (64, 0.025), (128, 0.04), (256, 0.08)))
 POOLS = ("rollout", "spot", "far")

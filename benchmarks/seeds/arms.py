@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.reporting import Measured, measured
 from benchmarks.seeds.work_bound import WorkBound, work_bound
 from storage.records import TRAIN_POOL
-from tasks.forecasting.events import Stalled
+from tasks.crew_model.events import Stalled
 from tasks.forecasting.results import SimulatedRun
 from tasks.forecasting.scenario import AvailabilityScenario, Scenario, load
 from tasks.forecasting.simulate import simulate

@@ -9,11 +9,11 @@ Training has the trainer's GPUs only, so that iterations take at least as long a
 
 from dataclasses import dataclass
 
+from tasks.crew_model.step_time import StepTime
 from tasks.forecasting.availability import changes
 from tasks.forecasting.results import SimulatedRun
 from tasks.forecasting.scenario import PoolScenario, Scenario
 from tasks.forecasting.simulate import POOL_SEEDS
-from tasks.planning.step_time import StepTime
 
 
 @dataclass(frozen=True, kw_only=True)

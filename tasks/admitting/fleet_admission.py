@@ -14,7 +14,7 @@ from storage.fleet_records import GIB, AdmittedRun, FleetRecord, Prediction
 from storage.run import exists, holds_run, reports
 from storage.store import ConflictingRecord, ObjectStore
 from tasks.configuration.run_config import RunConfig
-from tasks.forecasting.events import Stalled
+from tasks.crew_model.events import Stalled
 from tasks.forecasting.expected_profile import expected_profile
 from tasks.hub.policy_size import policy_parameters
 from tasks.hub.repositories import names_repository

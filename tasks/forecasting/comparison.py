@@ -18,16 +18,16 @@ from storage.forecast_records import ForecastRecord, Setting, SetupForecast, Spr
 from storage.telling import Tell, untold
 from tasks.configuration.forecast import ForecastConfig
 from tasks.configuration.run_config import ConfigError, RunConfig, dump, parse
+from tasks.crew_model.accounts import NO_MACHINE
+from tasks.crew_model.events import Stalled
+from tasks.crew_model.flush_interval import best_flush_interval_s, flush_usd
 from tasks.forecasting.availability import losses_per_h
-from tasks.forecasting.events import Stalled
 from tasks.forecasting.inputs import gather
 from tasks.forecasting.probe import NoProbe, Probe
 from tasks.forecasting.results import SimulatedIteration, SimulatedRun
 from tasks.forecasting.scenario import AvailabilityScenario, Scenario
 from tasks.forecasting.setups import Setup, setups
 from tasks.forecasting.simulate import simulate
-from tasks.forecasting.virtual_ledger import NO_MACHINE
-from tasks.planning.flush_interval import best_flush_interval_s, flush_usd
 from tasks.planning.standing_advice import advice_to_stand
 from tasks.preparing.checks import check_settings
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from resources.accelerators import accelerator
 from resources.pools import PoolConfig, pool_path
 from resources.prices import UnknownMachine, machine_price
+from tasks.crew_model.step_time import StepTime
 from tasks.forecasting.engine_estimate import (
     MFU,
     Device,
@@ -17,7 +18,6 @@ from tasks.forecasting.engine_estimate import (
     step_points,
 )
 from tasks.forecasting.known_facts import KnownFacts
-from tasks.planning.step_time import StepTime
 
 
 @dataclass(frozen=True, kw_only=True)

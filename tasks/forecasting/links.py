@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
-from tasks.forecasting.events import Events
+from tasks.crew_model.events import Events
 
 BYTES_PER_GBIT = 1e9 / 8
 _DONE_BYTES = 1.0

@@ -6,11 +6,11 @@ They do not know what a member does on them, only what their time is spent on.
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+from tasks.crew_model.accounts import Account
+from tasks.crew_model.crew_member import Member
+from tasks.crew_model.events import Events
 from tasks.forecasting.availability import Change
-from tasks.forecasting.events import Events
 from tasks.forecasting.scenario import PoolScenario
-from tasks.forecasting.virtual_ledger import Account
-from tasks.forecasting.virtual_member import Member
 
 
 class Machine:

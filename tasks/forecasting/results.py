@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from storage.planning_records import DecisionRecord
 from storage.records import TRAIN_POOL
-from tasks.forecasting.virtual_ledger import NO_MACHINE, WITHOUT_PROCESS
+from tasks.crew_model.accounts import NO_MACHINE, WITHOUT_PROCESS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class SimulatedIteration:
     tool_s: seconds for which responses waited for tools, all together.
     tokens: of responses, as trained; tokens_regenerated: tokens decoded for nothing, besides. moved: responses that
     changed hands. losses: by pool, lost machines that were in use. seconds, usd: by pool and by what they were spent
-    on, as in tasks.forecasting.virtual_ledger.PARTS (dollars also of "requests" and "egress"); the trainer's pool is
+    on, as in tasks.crew_model.accounts.PARTS (dollars also of "requests" and "egress"); the trainer's pool is
     TRAIN_POOL of storage.records. gpu_s: of all machines.
     """
 

@@ -18,7 +18,8 @@ from resources.prices import GET_USD, PUT_USD
 from resources.spot_trace import PROCESSES
 from storage.records import TRAIN_POOL
 from tasks.configuration.planning import PlanningConfig
-from tasks.planning.step_time import StepTime
+from tasks.crew_model.ownership import CrewRules
+from tasks.crew_model.step_time import StepTime
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Points = tuple[tuple[int, float], ...]
@@ -298,6 +299,19 @@ class Policy:
     weights_bytes: _AtLeast0
     weights_delta_bytes: _AtLeast0 | None = None
     transfer: Literal["pull", "barrier"] = "pull"
+
+    @property
+    def crew_rules(self) -> CrewRules:
+        """The part by which the members of a crew work."""
+        return CrewRules(
+            flush_interval_s=self.flush_interval_s,
+            heartbeat_interval_s=self.heartbeat_interval_s,
+            claim_ttl_s=self.claim_ttl_s,
+            objective=self.planning.objective,
+            cut_share=self.planning.cut_share,
+            balance=self.balance,
+            resume=self.resume,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

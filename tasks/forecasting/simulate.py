@@ -8,8 +8,12 @@ import random
 from functools import partial
 
 from storage.records import TRAIN_POOL
+from tasks.crew_model.accounts import Account
+from tasks.crew_model.crew import Crew
+from tasks.crew_model.crew_member import EngineModel
+from tasks.crew_model.events import Events, Stalled
+from tasks.crew_model.response_progress import Responses
 from tasks.forecasting.availability import changes
-from tasks.forecasting.events import Events, Stalled
 from tasks.forecasting.expectations import Expectations
 from tasks.forecasting.knowledge import Knowledge
 from tasks.forecasting.links import Links
@@ -18,12 +22,8 @@ from tasks.forecasting.response_lengths import ResponseLengths
 from tasks.forecasting.results import SimulatedIteration, SimulatedRun
 from tasks.forecasting.scenario import Scenario
 from tasks.forecasting.tool_answers import tool_answers
-from tasks.forecasting.virtual_crew import Crew
 from tasks.forecasting.virtual_iteration import Iteration
-from tasks.forecasting.virtual_ledger import Account
-from tasks.forecasting.virtual_member import EngineModel
 from tasks.forecasting.virtual_processes import MappedProcesses, Processes
-from tasks.forecasting.virtual_responses import Responses
 from tasks.forecasting.virtual_standing import StandingProcesses
 from tasks.forecasting.virtual_trainer import Training
 from tasks.planning.iteration_plan import BudgetExceeded, plan_iteration
@@ -151,7 +151,7 @@ class _Simulation:
             self._events,
             responses,
             plan.slots,
-            self._policy,
+            self._policy.crew_rules,
             self._scenario.work.prompt_tokens,
             random.Random(f"{self._seed} {number}"),
             observation_tokens=0 if tools is None else tools.observation_tokens,

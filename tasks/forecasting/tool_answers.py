@@ -3,22 +3,14 @@
 As the lengths of responses, they are part of the work: no policy's decision changes them.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
+from tasks.crew_model.response_progress import ToolAnswer
 from tasks.forecasting.response_lengths import Ints
 from tasks.forecasting.scenario import ToolsScenario
 
 # A key of its own among those of tasks.forecasting.response_lengths.
 _TOOLS = 4
-
-
-class ToolAnswer(NamedTuple):
-    """An answer for which a response waits wait_s seconds, after its first at_tokens tokens."""
-
-    at_tokens: int
-    wait_s: float
 
 
 def tool_answers(tools: ToolsScenario, lengths: Ints, seed: int, iteration: int) -> list[tuple[ToolAnswer, ...]]:

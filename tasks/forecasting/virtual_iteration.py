@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from storage.records import TRAIN_POOL
+from tasks.crew_model.accounts import Account, mean_members
+from tasks.crew_model.crew import Crew
+from tasks.crew_model.response_progress import Responses
 from tasks.forecasting.response_lengths import Ints
 from tasks.forecasting.results import SimulatedIteration
 from tasks.forecasting.scenario import Policy
-from tasks.forecasting.virtual_crew import Crew
-from tasks.forecasting.virtual_ledger import Account, mean_members
-from tasks.forecasting.virtual_responses import Responses
 from tasks.forecasting.virtual_trainer import Training
 from tasks.planning.iteration_plan import IterationPlan
 from tasks.planning.offer import Concluded, StepWaits

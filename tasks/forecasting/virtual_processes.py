@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from tasks.forecasting.events import Events
+from tasks.crew_model.crew_member import EngineModel, Member
+from tasks.crew_model.events import Events
 from tasks.forecasting.links import Links
 from tasks.forecasting.machines import Machine, Stock
 from tasks.forecasting.scenario import Policy
 from tasks.forecasting.virtual_iteration import Iteration
-from tasks.forecasting.virtual_member import EngineModel, Member
 
 
 @dataclass(kw_only=True, eq=False)

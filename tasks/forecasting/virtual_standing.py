@@ -9,9 +9,9 @@ concluded, where a report counts it for the one that follows.
 from dataclasses import dataclass, field
 from functools import partial
 
+from tasks.crew_model.crew_member import Member
 from tasks.forecasting.machines import Machine, Stock
 from tasks.forecasting.virtual_iteration import Iteration
-from tasks.forecasting.virtual_member import Member
 from tasks.forecasting.virtual_processes import Processes
 
 

@@ -11,12 +11,12 @@ from functools import partial
 from itertools import count, takewhile
 
 from tasks.configuration.planning import PlanningConfig
-from tasks.forecasting.events import Events
+from tasks.crew_model.accounts import Account
+from tasks.crew_model.crew import Crew
+from tasks.crew_model.crew_member import EngineModel, Member
+from tasks.crew_model.events import Events
+from tasks.crew_model.response_progress import Responses
 from tasks.forecasting.scenario import PhaseScenario, TrainerScenario
-from tasks.forecasting.virtual_crew import Crew
-from tasks.forecasting.virtual_ledger import Account
-from tasks.forecasting.virtual_member import EngineModel, Member
-from tasks.forecasting.virtual_responses import Responses
 from tasks.planning.seeding import generates_again
 
 # Sums of seconds are rounded, so a condition is checked this much later than it becomes true.

@@ -18,12 +18,12 @@ from storage.records import TRAIN_POOL, PlanRecord, ReportRecord
 from storage.run import read_plan
 from storage.store import ObjectStore
 from tasks.configuration.run_config import RunConfig
+from tasks.crew_model.step_time import NOMINAL, StepTime
 from tasks.history.spent import spent_usd
 from tasks.planning.crew_wait import DECISION
 from tasks.planning.offer import Concluded, CrewOffer, GroupLengths, ReservedOffer, StepWaits
 from tasks.planning.prediction_error import ITERATION
 from tasks.planning.request import PlanningRequest
-from tasks.planning.step_time import NOMINAL, StepTime
 
 REPORTS_READ = 8
 # An observation counts half as much as the next newer one.

@@ -4,10 +4,10 @@ Every running response of a part gets one token per step, so each part needs one
 per token. While `a` responses run on the `m` members of a part, a step takes as long as that of one member with a / m
 responses, as if all members were evenly full (the identity of tasks/planning/makespan.py).
 
-The rules are those of members (tasks/planning/rebalance.py). When a part comes or goes, what waits, and what that part
-leaves behind, is shared by all that have room. When a response ends, its part takes the next one that waits. A part
-that has run empty takes running responses of the fullest part, if that one decodes as fast without them or the helpers
-decode them much faster.
+The rules are those of members (tasks/crew_model/rebalance.py). When a part comes or goes, what waits, and what that
+part leaves behind, is shared by all that have room. When a response ends, its part takes the next one that waits. A
+part that has run empty takes running responses of the fullest part, if that one decodes as fast without them or the
+helpers decode them much faster.
 """
 
 import heapq
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tasks.planning.rebalance import LATE_RATIO
-from tasks.planning.step_time import StepTime
+from tasks.crew_model.rebalance import LATE_RATIO
+from tasks.crew_model.step_time import StepTime
 
 _DONE_TOKENS = 1e-9
 

@@ -6,10 +6,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from tasks.crew_model.step_time import StepTime
 from tasks.planning.decoding import Part
 from tasks.planning.makespan import drawn_lengths
 from tasks.planning.request import PlanningRequest
-from tasks.planning.step_time import StepTime
 
 Floats = npt.NDArray[np.float64]
 

@@ -5,11 +5,11 @@ predicted until a step time was measured.
 """
 
 from storage.planning_records import DecisionRecord, SeedingRecord
-from tasks.planning.crew import engines_in_members, measured_work_s
 from tasks.planning.crew_wait import crew_wait
 from tasks.planning.division import assign_groups
 from tasks.planning.makespan import lower_bound_s
 from tasks.planning.outline import Outline
+from tasks.planning.planned_crew import engines_in_members, measured_work_s
 from tasks.planning.prediction_error import CORRECTION, ITERATION
 from tasks.planning.request import PlanningRequest
 from tasks.planning.seeding import closed_form_s, is_initial, members_needed

@@ -16,9 +16,9 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from tasks.crew_model.step_time import StepTime
 from tasks.planning.log_normal import spread_of
 from tasks.planning.offer import GroupLengths
-from tasks.planning.step_time import StepTime
 
 Lengths = npt.NDArray[np.float64]
 

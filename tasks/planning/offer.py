@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.planning_records import SeedingRecord
-from tasks.planning.step_time import NOMINAL, StepTime
+from tasks.crew_model.step_time import NOMINAL, StepTime
 
 
 @dataclass(frozen=True, kw_only=True)

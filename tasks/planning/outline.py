@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from resources.prices import dollars
 from storage.planning_records import SeedingRecord
-from tasks.planning.crew import engines_stop_s, holding, ready, step_time
 from tasks.planning.decoding import Decoded, Part, decoded
 from tasks.planning.expected_responses import ExpectedResponses
 from tasks.planning.makespan import streamed_s
 from tasks.planning.offer import CrewOffer, ReservedOffer
+from tasks.planning.planned_crew import engines_stop_s, holding, ready, step_time
 from tasks.planning.request import PlanningRequest
 
 Floats = npt.NDArray[np.float64]

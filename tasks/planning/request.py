@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from storage.planning_records import SeedingRecord
 from tasks.configuration.planning import PlanningConfig
+from tasks.crew_model.step_time import NOMINAL
 from tasks.planning.makespan import response_lengths
 from tasks.planning.offer import Concluded, CrewOffer, GroupLengths, ReservedOffer, StepWaits
-from tasks.planning.step_time import NOMINAL
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,8 @@ from typing import NoReturn
 import numpy as np
 
 from storage.planning_records import SeedingRecord
-from tasks.planning.crew import Crew, planned_crew, seedings, step_time
 from tasks.planning.outline import Outline, Outliner
+from tasks.planning.planned_crew import Crew, planned_crew, seedings, step_time
 from tasks.planning.prediction_error import correction, errors, is_seeded
 from tasks.planning.request import BudgetExceeded, PlanningRequest
 from tasks.planning.stage_balance import BalanceStep, balance_step

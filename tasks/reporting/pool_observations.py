@@ -12,7 +12,7 @@ import numpy as np
 
 from storage.planning_records import PoolObservation
 from storage.records import TRAIN_POOL, AliveRecord, SlotLife
-from tasks.planning.decode_rate import POINTS_MAX
+from tasks.crew_model.decode_rate import POINTS_MAX
 
 Points = tuple[tuple[int, float], ...]
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from benchmarks.dispatch_optimum import WAYS, Instance, drawn, optimum_s, ratios, targets
+from tasks.crew_model.step_time import StepTime
 from tasks.planning.makespan import Member
 from tasks.planning.offer import GroupLengths
-from tasks.planning.step_time import StepTime
 
 
 def test_the_optimum_of_a_sum_that_is_split_evenly():

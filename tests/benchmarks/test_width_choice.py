@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from benchmarks.width_choice import ITERATIONS, Outcome, drawn, luck, merged, outcome, static_crews, targets
-from tasks.planning import crew, outline
+from tasks.planning import outline, planned_crew
 
 # Settings in which members would be worth their price, but not the half hour until a machine has started.
 SLOW_STARTS = (0,)
@@ -63,7 +63,7 @@ def test_it_says_that_a_planner_without_machine_starts_is_worse(monkeypatch):
     """With the bug put in, every machine counts as if it were there."""
     right = [outcome(setting) for setting in SLOW_STARTS]
     assert all(len(one.widths) == ITERATIONS for one in right)
-    for module in (crew, outline):
+    for module in (planned_crew, outline):
         monkeypatch.setattr(module, "ready", lambda offer, count: offer.expected(count))
     wrong = [outcome(setting) for setting in SLOW_STARTS]
     assert max(one.ratio for one in wrong) > max(one.ratio for one in right)

@@ -13,7 +13,7 @@ from storage.memory import MemoryStore
 from storage.shard import Finish
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rollout import RolloutConfig
-from tasks.planning.rebalance import Seeker, Turns
+from tasks.crew_model.rebalance import Seeker, Turns
 from tasks.reporting.crew_presence import await_goodbyes
 from tasks.reporting.watch import Watcher
 from tasks.sampling.session.claimant import Claimant

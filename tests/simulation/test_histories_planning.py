@@ -9,7 +9,7 @@ import pytest
 from simulation.judge import live_and_judge
 from simulation.simulated_history import History, Speed, draw_history
 from storage.records import TRAIN_POOL
-from tasks.planning import rebalance
+from tasks.crew_model import rebalance
 from tasks.sampling.session.claimant import Claimant
 from tasks.sampling.session.holdings import Holdings
 from tasks.sampling.session.state import State

@@ -11,7 +11,7 @@ from typing import Any
 
 from storage.journal import PendingRows
 from storage.records import AliveRecord
-from tasks.planning.rebalance import Holder, Transfer
+from tasks.crew_model.rebalance import Holder, Transfer
 from tasks.sampling.engines.engine import TokenDelta
 from tasks.sampling.session.heartbeat import Vitals
 

@@ -2,7 +2,7 @@
 
 from storage.assembly import JournalReader
 from storage.shard import Finish
-from tasks.planning.rebalance import Candidate
+from tasks.crew_model.rebalance import Candidate
 
 
 def candidates_of(reader: JournalReader, holder: str, taker: str, *, acting: bool) -> list[Candidate]:

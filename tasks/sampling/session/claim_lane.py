@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
-from tasks.planning.rebalance import Turns
+from tasks.crew_model.rebalance import Turns
 from tasks.sampling.session.actions import (
     Action,
     AskEnough,

@@ -1,7 +1,7 @@
 """Claimant: claims responses for one incarnation, and knows which it still holds (docs/format.md section 5).
 
-tasks/planning/rebalance.py decides what to take; the claimant reads what that needs and writes the claims. It knows no
-engine, and one thread uses it at a time.
+tasks/crew_model/rebalance.py decides what to take; the claimant reads what that needs and writes the claims. It knows
+no engine, and one thread uses it at a time.
 """
 
 import logging
@@ -19,7 +19,7 @@ from storage.liveness import Liveness, MemberSign
 from storage.records import TRAIN_POOL, PlanRecord
 from storage.run import exists
 from storage.store import ObjectStore
-from tasks.planning.rebalance import Candidate, Cause, Holder, Transfer, choose, looked_at
+from tasks.crew_model.rebalance import Candidate, Cause, Holder, Transfer, choose, looked_at
 from tasks.sampling.session.actions import Seen, Taken, Work
 from tasks.sampling.session.candidates import candidates_of
 

@@ -18,7 +18,7 @@ from storage.store import ObjectStore, StoreDenied, StoreUnavailable, StoreUnfit
 from storage.waiting import SILENT_S, moment
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rollout import RolloutConfig
-from tasks.planning.rebalance import LOOKS_MAX
+from tasks.crew_model.rebalance import LOOKS_MAX
 from tasks.planning.seeding import generates_again
 
 log = logging.getLogger(__name__)

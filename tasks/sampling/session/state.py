@@ -8,8 +8,8 @@ import math
 from collections.abc import Collection, Sequence
 
 from storage.records import PlanRecord
-from tasks.planning.decode_rate import DecodeRate
-from tasks.planning.rebalance import Seeker, should_cut
+from tasks.crew_model.decode_rate import DecodeRate
+from tasks.crew_model.rebalance import Seeker, should_cut
 from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.session.actions import Action, Claims, HeldTurn, Lane, Seen, Taken, Work
 from tasks.sampling.session.heartbeat import Vitals

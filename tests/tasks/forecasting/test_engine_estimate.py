@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from resources.accelerators import Accelerator, accelerator
 from resources.model_size import ModelSize, size_from_config
+from tasks.crew_model.step_time import StepTime
 from tasks.forecasting.engine_estimate import (
     LAYER_S,
     STEP_S,
@@ -20,7 +21,6 @@ from tasks.forecasting.engine_estimate import (
     step_points,
     train_s_per_token,
 )
-from tasks.planning.step_time import StepTime
 
 # A billion parameters in two bytes: 2 GB; 1 TB/s and 100 TFLOPS of which half are reached.
 ROUND = Accelerator(

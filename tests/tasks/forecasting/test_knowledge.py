@@ -7,10 +7,10 @@ import pytest
 
 from storage.planning_records import SeedingRecord
 from storage.records import TRAIN_POOL
+from tasks.crew_model.accounts import PARTS
 from tasks.forecasting.knowledge import Knowledge
 from tasks.forecasting.results import SimulatedIteration
 from tasks.forecasting.scenario import ToolsScenario
-from tasks.forecasting.virtual_ledger import PARTS
 from tasks.history.planning_inputs import REPORTS_READ
 from tasks.planning.offer import Concluded, GroupLengths, StepWaits
 from tasks.planning.request import PlanningRequest

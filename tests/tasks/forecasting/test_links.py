@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.forecasting.events import Events, Stalled
+from tasks.crew_model.events import Events, Stalled
 from tasks.forecasting.links import Links
 
 GB = 1e9

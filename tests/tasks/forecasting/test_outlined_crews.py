@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from tasks.configuration.planning import PlanningConfig
+from tasks.crew_model.step_time import StepTime
 from tasks.forecasting.results import SimulatedRun
 from tasks.forecasting.scenario import PoolScenario, Scenario
 from tasks.forecasting.simulate import simulate
-from tasks.planning.step_time import StepTime
 from tests.simulated_scenarios import a_pool, a_scenario, a_trainer, some_lengths
 
 # The first ones know neither training nor lengths.

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from storage.records import TRAIN_POOL
 from tasks.configuration.planning import PlanningConfig
-from tasks.forecasting.events import Stalled
+from tasks.crew_model.accounts import PARTS
+from tasks.crew_model.events import Stalled
 from tasks.forecasting.response_lengths import ResponseLengths
 from tasks.forecasting.results import SimulatedRun
 from tasks.forecasting.scenario import AvailabilityScenario, Scenario
 from tasks.forecasting.simulate import simulate
-from tasks.forecasting.virtual_ledger import PARTS
 from tasks.planning.makespan import member_time_s
 from tests.simulated_scenarios import a_pool, a_scenario, a_trainer, all_alike, some_lengths
 

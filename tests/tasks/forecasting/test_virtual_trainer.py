@@ -6,7 +6,7 @@ import pytest
 
 from storage.records import TRAIN_POOL
 from tasks.configuration.planning import PlanningConfig
-from tasks.forecasting.events import Stalled
+from tasks.crew_model.events import Stalled
 from tasks.forecasting.results import SimulatedIteration
 from tasks.forecasting.scenario import AvailabilityScenario, Scenario
 from tasks.forecasting.simulate import simulate

@@ -11,13 +11,13 @@ from storage.forecast_records import ForecastInput
 from storage.records import TRAIN_POOL
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.run_config import parse
-from tasks.forecasting.events import Stalled
+from tasks.crew_model.crew_member import Member
+from tasks.crew_model.events import Stalled
 from tasks.forecasting.inputs import gather
 from tasks.forecasting.probe import NoProbe, Probe, ToolProbe
 from tasks.forecasting.results import SimulatedRun
 from tasks.forecasting.scenario import AvailabilityScenario, Scenario, ToolsScenario
 from tasks.forecasting.simulate import simulate
-from tasks.forecasting.virtual_member import Member
 from tests.forecast_documents import document
 from tests.simulated_scenarios import STEP_S, a_pool, a_scenario, a_trainer, all_alike
 from tests.tasks.forecasting.test_inputs import UNPROBED

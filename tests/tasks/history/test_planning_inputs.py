@@ -15,9 +15,9 @@ from storage.planning_records import DecisionRecord, PoolObservation, SeedingRec
 from storage.records import TRAIN_POOL, ReportRecord, SlotLife, SlotPlan
 from storage.run import read_plan
 from tasks.configuration.run_config import parse
+from tasks.crew_model.step_time import NOMINAL
 from tasks.history.planning_inputs import REPORTS_READ, observed_step_time, planning_request, recent_reports
 from tasks.planning.offer import GroupLengths, ReservedOffer
-from tasks.planning.step_time import NOMINAL
 from tests.journals import a_plan
 
 LENGTHS = GroupLengths("none", np.full(4, 100.0), np.full(4, 100.0))

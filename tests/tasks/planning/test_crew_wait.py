@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from tasks.crew_model.step_time import NOMINAL
 from tasks.planning.crew_wait import crew_wait
 from tasks.planning.iteration_plan import plan_iteration
 from tasks.planning.offer import ReservedOffer
-from tasks.planning.step_time import NOMINAL
 from tasks.planning.width import choose_width
 from tests.planning_requests import CURVE, a_request, an_offer, waits
 

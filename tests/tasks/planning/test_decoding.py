@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.crew_model.step_time import StepTime
 from tasks.planning.decoding import Decoded, Part, decoded
 from tasks.planning.makespan import member_time_s
-from tasks.planning.step_time import StepTime
 from tests.planning_requests import a_part
 
 RISING = StepTime(((1, 0.01), (64, 0.02)))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasks.crew_model.step_time import StepTime
 from tasks.planning.dispatch import (
     Dispatch,
     Member,
@@ -30,7 +31,6 @@ from tasks.planning.makespan import (
     response_lengths,
 )
 from tasks.planning.offer import GroupLengths
-from tasks.planning.step_time import StepTime
 from tests.property_examples import part_of_examples
 
 LINEAR = StepTime(((1, 0.02), (64, 0.04)))

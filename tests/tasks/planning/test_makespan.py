@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasks.crew_model.step_time import StepTime
 from tasks.planning.makespan import (
     Member,
     drawn_lengths,
@@ -20,7 +21,6 @@ from tasks.planning.makespan import (
     streamed_s,
 )
 from tasks.planning.offer import GroupLengths
-from tasks.planning.step_time import StepTime
 from tests.property_examples import part_of_examples
 
 CURVES = [

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from storage.planning_records import SeedingRecord
+from tasks.crew_model.step_time import StepTime
 from tasks.planning.makespan import member_time_s
 from tasks.planning.offer import GroupLengths, ReservedOffer
 from tasks.planning.outline import HORIZON, Outline, Outliner
 from tasks.planning.request import PlanningRequest
-from tasks.planning.step_time import StepTime
 from tests.planning_requests import CURVE, a_request, alike_lengths, an_offer, concluded, some_lengths, waits
 
 RESERVED = ReservedOffer(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)

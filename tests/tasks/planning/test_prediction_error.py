@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from storage.planning_records import SeedingRecord
+from tasks.crew_model.step_time import NOMINAL
 from tasks.planning.makespan import member_time_s
 from tasks.planning.offer import ReservedOffer
 from tasks.planning.prediction_error import FACTOR_MAX, TRUST, Realised, correction, errors
-from tasks.planning.step_time import NOMINAL
 from tests.planning_requests import CURVE, a_request, an_offer, concluded
 
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasks.crew_model.step_time import NOMINAL
 from tasks.planning.offer import ReservedOffer
 from tasks.planning.outline import Outliner
 from tasks.planning.prediction_error import errors
 from tasks.planning.request import BudgetExceeded
-from tasks.planning.step_time import NOMINAL
 from tasks.planning.width import CLEARLY, choose_width
 from tests.planning_requests import CURVE, a_request, an_offer, concluded, some_lengths, waits
 from tests.property_examples import part_of_examples

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from storage.records import TRAIN_POOL, SlotLife
-from tasks.planning.decode_rate import POINTS_MAX
+from tasks.crew_model.decode_rate import POINTS_MAX
 from tasks.reporting.pool_observations import pool_observations, pooled
 from tests.journals import beat
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from storage.store import StoreUnavailable
-from tasks.planning.rebalance import LOOKS_MAX, Cause, Holder, Transfer
+from tasks.crew_model.rebalance import LOOKS_MAX, Cause, Holder, Transfer
 from tasks.sampling.session.actions import (
     Claims,
     Lane,

@@ -10,7 +10,7 @@ from storage.memory import MemoryStore
 from storage.records import ClosedRecord
 from storage.shard import Finish
 from storage.store import StoreUnavailable
-from tasks.planning.rebalance import Seeker, Turns
+from tasks.crew_model.rebalance import Seeker, Turns
 from tasks.sampling.session.claimant import LOOKS_TO_ANSWER, SHARDS_A_CALL
 from tests.claimants import IDLE, PLAN, TTL_S, a_claimant, nothing_left, numbers, owners, say, seek
 from tests.journals import Incarnation

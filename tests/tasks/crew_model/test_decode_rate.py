@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from tasks.planning.decode_rate import POINTS_MAX, STEPS_MIN, DecodeRate
+from tasks.crew_model.decode_rate import POINTS_MAX, STEPS_MIN, DecodeRate
 
 
 def measured(step_s, batches) -> DecodeRate:

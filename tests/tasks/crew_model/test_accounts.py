@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.forecasting.virtual_ledger import Account, Life, mean_members
-from tasks.planning.flush_interval import GETS_PER_FLUSH
+from tasks.crew_model.accounts import Account, Life, mean_members
+from tasks.crew_model.flush_interval import GETS_PER_FLUSH
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e4), st.integers(0, 10**6), st.floats(0, 1)), max_size=5))

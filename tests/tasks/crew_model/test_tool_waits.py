@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.planning.crew import planned_crew
+from tasks.crew_model.step_time import StepTime
+from tasks.crew_model.tool_waits import decoded_together, while_held
 from tasks.planning.iteration_plan import plan_iteration
 from tasks.planning.makespan import member_time_s
 from tasks.planning.outline import Outliner
-from tasks.planning.step_time import StepTime
-from tasks.planning.tool_waits import decoded_together, while_held
+from tasks.planning.planned_crew import planned_crew
 from tests.planning_requests import CURVE, a_request, alike_lengths, an_offer
 
 CURVES = (StepTime(((1, 0.01),)), StepTime.linear(0.02, 0.0001), CURVE)

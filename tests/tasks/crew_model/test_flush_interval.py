@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resources.prices import GET_USD, PUT_USD
-from tasks.planning.flush_interval import best_flush_interval_s, expected_usd_per_h, flush_usd
+from tasks.crew_model.flush_interval import best_flush_interval_s, expected_usd_per_h, flush_usd
 
 REQUESTS_USD = PUT_USD + GET_USD
 

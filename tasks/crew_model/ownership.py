@@ -1,23 +1,47 @@
 """The holders of an iteration's unfinished responses, and what becomes of tokens when a response changes hands."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from storage.records import SlotPlan
-from tasks.forecasting.scenario import Policy
-from tasks.forecasting.virtual_ledger import BYTES_PER_TOKEN
-from tasks.forecasting.virtual_member import Member
-from tasks.forecasting.virtual_responses import Responses
+from tasks.crew_model.accounts import BYTES_PER_TOKEN
+from tasks.crew_model.crew_member import Member
+from tasks.crew_model.response_progress import Responses
 
 
-class Holdings:
+@dataclass(frozen=True, kw_only=True)
+class CrewRules:
+    """The settings of a run by which its members work.
+
+    Attributes:
+        flush_interval_s: seconds between two flushes of a member.
+        heartbeat_interval_s: seconds between two heartbeats of a member, and between two looks for work.
+        claim_ttl_s: seconds of silence after which a member counts as lost.
+        objective: "makespan", or "gpu_seconds": a member leaves as soon as it has no work.
+        cut_share: the share of a member's responses after whose end it hands the others over and leaves; None: never.
+        balance: members without work also take from living ones; lost and unclaimed responses they always take.
+        resume: where a lost response begins again: at the last flush ("token"), or at its prompt ("response").
+    """
+
+    flush_interval_s: float
+    heartbeat_interval_s: float
+    claim_ttl_s: float
+    objective: Literal["makespan", "gpu_seconds"] = "makespan"
+    cut_share: float | None = None
+    balance: bool = True
+    resume: Literal["token", "response"] = "token"
+
+
+class Ownership:
     """members: the living, and the dead and gone ones that still hold something, in the order in which they began."""
 
-    def __init__(self, responses: Responses, slots: Sequence[SlotPlan], policy: Policy) -> None:
+    def __init__(self, responses: Responses, slots: Sequence[SlotPlan], rules: CrewRules) -> None:
         self.responses = responses
         self.members: dict[str, Member] = {}
         self.unclaimed = {slot.slot: list(responses.of_unit[slot.slot]) for slot in slots if slot.groups}
         self.moved = 0
-        self._policy = policy
+        self._rules = rules
         self._former: dict[int, set[str]] = {}
 
     def claim_own(self, member: Member) -> None:
@@ -57,7 +81,7 @@ class Holdings:
         """Take responses from another member: of a living one's tokens, those since its last flush are wasted."""
         for response in responses:
             if response in holder.running:
-                kept, lost = holder.flushed(response, self._policy.flush_interval_s)
+                kept, lost = holder.flushed(response, self._rules.flush_interval_s)
                 self.responses.keep(response, holder.life, kept)
                 self.responses.waste(holder.life, lost)
             self._former.setdefault(response, set()).add(holder.name)
@@ -74,10 +98,10 @@ class Holdings:
 
         It keeps what it holds until another member takes it.
         """
-        again = state == "dead" and self._policy.resume == "response"
+        again = state == "dead" and self._rules.resume == "response"
         running = sorted(member.running)
         for response in running:
-            kept, lost = member.flushed(response, self._policy.flush_interval_s)
+            kept, lost = member.flushed(response, self._rules.flush_interval_s)
             self.responses.keep(response, member.life, kept + (lost if state == "gone" else 0.0))
             self.responses.waste(member.life, 0.0 if state == "gone" else lost)
             if again:

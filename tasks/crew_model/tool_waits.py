@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from tasks.planning.step_time import StepTime
+from tasks.crew_model.step_time import StepTime
 
 # Points of the curve; between them it is linear.
 _POINTS = 48

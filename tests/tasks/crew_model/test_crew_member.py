@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.forecasting.virtual_ledger import Account
-from tasks.forecasting.virtual_member import EngineModel, Member
+from tasks.crew_model.accounts import Account
+from tasks.crew_model.crew_member import EngineModel, Member
+from tasks.crew_model.step_time import StepTime
 from tasks.planning.makespan import member_time_s
-from tasks.planning.step_time import StepTime
 
 STEP = StepTime(((1, 0.1), (2, 0.1), (8, 0.4)))
 

@@ -10,14 +10,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from storage.records import TRAIN_POOL, SlotPlan
-from tasks.forecasting.events import Events
-from tasks.forecasting.looking import Sight
-from tasks.forecasting.scenario import Policy
-from tasks.forecasting.virtual_holdings import Holdings
-from tasks.forecasting.virtual_ledger import Account
-from tasks.forecasting.virtual_member import EngineModel, Member
-from tasks.forecasting.virtual_responses import Responses
-from tasks.planning.rebalance import should_cut
+from tasks.crew_model.accounts import Account
+from tasks.crew_model.crew_member import EngineModel, Member
+from tasks.crew_model.events import Events
+from tasks.crew_model.ownership import CrewRules, Ownership
+from tasks.crew_model.rebalance import should_cut
+from tasks.crew_model.response_progress import Responses
+from tasks.crew_model.work_search import WorkSearch
 
 
 class Crew:
@@ -34,7 +33,7 @@ class Crew:
         events: Events,
         responses: Responses,
         slots: Sequence[SlotPlan],
-        policy: Policy,
+        rules: CrewRules,
         prompt_tokens: int,
         rng: random.Random,
         *,
@@ -49,14 +48,14 @@ class Crew:
         self._events = events
         self._responses = responses
         self._slots = {slot.slot: slot for slot in slots}
-        self._policy = policy
+        self._rules = rules
         self._prompt_tokens, self._observation_tokens = prompt_tokens, observation_tokens
         self._rng = rng
         self._on_group, self._on_end, self._on_leave = on_group, on_end, on_leave
         self._on_members = on_members
         self._on_held, self._enough = on_held, enough
-        self._holdings = Holdings(responses, slots, policy)
-        self._leaves_early = policy.planning.objective == "gpu_seconds"
+        self._ownership = Ownership(responses, slots, rules)
+        self._leaves_early = rules.objective == "gpu_seconds"
         self._incarnations = 0
         self._ticking = False
         self._alive = 0
@@ -68,12 +67,12 @@ class Crew:
     @property
     def moved(self) -> int:
         """How many times a response went from one slot to another."""
-        return self._holdings.moved
+        return self._ownership.moved
 
     @property
     def working(self) -> int:
         """Members outside the trainer's machines that have the weights and are alive."""
-        return sum(m.state == "working" and m.account.pool != TRAIN_POOL for m in self._holdings.members.values())
+        return sum(m.state == "working" and m.account.pool != TRAIN_POOL for m in self._ownership.members.values())
 
     @property
     def alone_from_s(self) -> float | None:
@@ -103,9 +102,9 @@ class Crew:
             now_s=self._events.now_s,
             batch_max=None if planned is None else planned.batch_max,
             weight=weight,
-            phase_s=self._rng.uniform(0, self._policy.flush_interval_s),
+            phase_s=self._rng.uniform(0, self._rules.flush_interval_s),
         )
-        self._holdings.claim_own(member)
+        self._ownership.claim_own(member)
         self._tick()
         if account.pool != TRAIN_POOL:
             self._alive += 1
@@ -121,23 +120,23 @@ class Crew:
     def stop(self, member: Member, *, notice: bool) -> None:
         """The member's process ends. With notice it flushes and says so, and others may claim at once."""
         member.advance(self._events.now_s)
-        self._holdings.stop(member, "gone" if notice else "dead", self._events.now_s)
+        self._ownership.stop(member, "gone" if notice else "dead", self._events.now_s)
         if member.account.pool != TRAIN_POOL:
             self._alive -= 1
-            silent_s = self._events.now_s + (0.0 if notice else self._policy.claim_ttl_s)
+            silent_s = self._events.now_s + (0.0 if notice else self._rules.claim_ttl_s)
             self._alone_from_s = max(self._alone_from_s, silent_s)
             self._on_members()
 
     def settle(self) -> None:
         """Advance every member to the present time."""
-        for member in self._holdings.members.values():
+        for member in self._ownership.members.values():
             member.advance(self._events.now_s)
 
     def _go_on(self, member: Member) -> None:
         """Begin waiting responses as far as there is room, look for work if there are none, and note the next end."""
         self._fill(member)
         if not member.unfinished:
-            self._look(member, self._sight())
+            self._look(member, self._search())
         self._note_next_end(member)
 
     def _fill(self, member: Member) -> None:
@@ -204,22 +203,22 @@ class Crew:
             self.ended_s = self._events.now_s
             self._on_end()
 
-    def _sight(self) -> Sight:
-        return Sight(
-            self._holdings,
+    def _search(self) -> WorkSearch:
+        return WorkSearch(
+            self._ownership,
             self._rng,
             now_s=self._events.now_s,
-            claim_ttl_s=self._policy.claim_ttl_s,
-            free_only=not self._policy.balance or self._leaves_early,
+            claim_ttl_s=self._rules.claim_ttl_s,
+            free_only=not self._rules.balance or self._leaves_early,
         )
 
-    def _look(self, member: Member, sight: Sight) -> None:
+    def _look(self, member: Member, search: WorkSearch) -> None:
         """Look for work once; a member that finds none and may leave early leaves."""
-        givers = sight.seek(member)
+        givers = search.seek(member)
         if givers or member.waiting:
             self._fill(member)
-        for name in givers & self._holdings.members.keys():
-            giver = self._holdings.members[name]
+        for name in givers & self._ownership.members.keys():
+            giver = self._ownership.members[name]
             if giver.state == "working":
                 self._fill(giver)
                 self._note_next_end(giver)
@@ -232,35 +231,35 @@ class Crew:
     def _may_leave(self, member: Member) -> bool:
         """Whether it holds nothing, its own unit has ended, nothing is free, and the trainer has nothing to hand on."""
         held = member.unfinished or member.account.pool == TRAIN_POOL or member.state != "working"
-        others = self._holdings.members.values()
-        free = self._holdings.unclaimed or not all(other.alive for other in others)
+        others = self._ownership.members.values()
+        free = self._ownership.unclaimed or not all(other.alive for other in others)
         handed_on = any(other.account.pool == TRAIN_POOL and other.unfinished for other in others)
         return not (held or free or handed_on or self._responses.unit_left[member.slot])
 
     def _tick(self) -> None:
         if not self._ticking:
             self._ticking = True
-            self._events.after(self._policy.heartbeat_interval_s, self._round)
+            self._events.after(self._rules.heartbeat_interval_s, self._round)
 
     def _round(self) -> None:
         """With every heartbeat, each member with room looks for work; all at once, in a random order."""
         self._ticking = False
-        alive = [member for member in self._holdings.members.values() if member.alive]
+        alive = [member for member in self._ownership.members.values() if member.alive]
         if self.ended_s is not None or not alive:
             return
         self._rng.shuffle(alive)
         self._cut(alive)
-        sight = self._sight()
+        search = self._search()
         for member in alive:
             if member.alive and member.room:
-                self._look(member, sight)
+                self._look(member, search)
                 if member.alive:
                     self._note_next_end(member)
         self._tick()
 
     def _cut(self, alive: Sequence[Member]) -> None:
         """A member that has ended most of its responses leaves the rest to the others, if they have room for them."""
-        share = self._policy.planning.cut_share
+        share = self._rules.cut_share
         crew = [member for member in alive if member.state == "working" and member.account.pool != TRAIN_POOL]
         for member in crew if share is not None else ():
             member.advance(self._events.now_s)

@@ -1,11 +1,20 @@
 """The responses of one iteration: their lengths, what is journalled of each and by which life, and what has ended."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from storage.records import SlotPlan
-from tasks.forecasting.response_lengths import Ints
-from tasks.forecasting.tool_answers import ToolAnswer
-from tasks.forecasting.virtual_ledger import Life
+from tasks.crew_model.accounts import Life
+
+
+class ToolAnswer(NamedTuple):
+    """An answer for which a response waits wait_s seconds, after its first at_tokens tokens."""
+
+    at_tokens: int
+    wait_s: float
 
 
 class Responses:
@@ -16,7 +25,7 @@ class Responses:
     """
 
     def __init__(
-        self, lengths: Ints, slots: Sequence[SlotPlan], answers: Sequence[tuple[ToolAnswer, ...]] = ()
+        self, lengths: npt.NDArray[np.int64], slots: Sequence[SlotPlan], answers: Sequence[tuple[ToolAnswer, ...]] = ()
     ) -> None:
         groups, generations = int(lengths.shape[0]), int(lengths.shape[1])
         self.length: list[int] = lengths.ravel().tolist()

@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 from storage.planning_records import SeedingRecord
 from storage.records import TRAIN_POOL
+from tasks.crew_model.step_time import NOMINAL, StepTime
+from tasks.crew_model.tool_waits import decoded_together, while_held
 from tasks.planning.dispatch import MANY_RESPONSES, Assignment, Member, dispatch
 from tasks.planning.division import assign_groups
 from tasks.planning.makespan import ends_s, group_ends_s, long_then_short, streamed_s
 from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer
 from tasks.planning.request import PlanningRequest
 from tasks.planning.seeding import next_seeding, work_engine_s
-from tasks.planning.step_time import NOMINAL, StepTime
-from tasks.planning.tool_waits import decoded_together, while_held
 
 # These shares of a member's groups begin first, as its longest, when its short ones should end early.
 LONG_SHARES = (0.1, 0.3)

@@ -1,13 +1,13 @@
 """A look for work, as the session's claimant does it: what a member sees of the others, and what it takes.
 
-The rules are production's, tasks.planning.rebalance.
+The rules are production's (tasks/crew_model/rebalance.py).
 """
 
 import random
 
-from tasks.forecasting.virtual_holdings import Holdings
-from tasks.forecasting.virtual_member import Member
-from tasks.planning.rebalance import (
+from tasks.crew_model.crew_member import Member
+from tasks.crew_model.ownership import Ownership
+from tasks.crew_model.rebalance import (
     LOOKS_MAX,
     Candidate,
     Holder,
@@ -23,16 +23,16 @@ from tasks.planning.rebalance import (
 FRUITLESS = 4
 
 
-class Sight:
+class WorkSearch:
     """What a member sees at one moment, for one look or for those of all members.
 
     free_only: no member takes what its holder would continue itself.
     """
 
     def __init__(
-        self, holdings: Holdings, rng: random.Random, *, now_s: float, claim_ttl_s: float, free_only: bool
+        self, ownership: Ownership, rng: random.Random, *, now_s: float, claim_ttl_s: float, free_only: bool
     ) -> None:
-        self._holdings = holdings
+        self._ownership = ownership
         self._rng = rng
         self._now_s = now_s
         self._claim_ttl_s = claim_ttl_s
@@ -46,7 +46,7 @@ class Sight:
 
         At most LOOKS_MAX others are looked at, and each gives once.
         """
-        members = self._holdings.members
+        members = self._ownership.members
         member.life.looks += min(LOOKS_MAX, len(members) - 1)
         seeker = self._seeker(member)
         if not self._may_find(member, seeker):
@@ -75,7 +75,7 @@ class Sight:
         if alike not in self._hopeful:
             unclaimed = self._unclaimed()
             self._hopeful[alike] = unclaimed > 0 or any(
-                next_transfer(seeker, [self._holder(other)], 0) for other in self._holdings.members.values()
+                next_transfer(seeker, [self._holder(other)], 0) for other in self._ownership.members.values()
             )
         return self._hopeful[alike]
 
@@ -96,7 +96,7 @@ class Sight:
         return self._seen[member.name]
 
     def _unclaimed(self) -> int:
-        return sum(len(responses) for responses in self._holdings.unclaimed.values())
+        return sum(len(responses) for responses in self._ownership.unclaimed.values())
 
     def _take(self, member: Member, transfer: Transfer) -> int:
         self._hopeful.clear()
@@ -104,13 +104,13 @@ class Sight:
         self._seen.pop(member.name, None)
         if transfer.incarnation is None:
             # Starting at a random unit, as a claimant does, so that not all take from the same end.
-            found = self._holdings.unclaimed_from(self._rng.randrange(len(self._holdings.unclaimed)), transfer.count)
-            self._holdings.take_unclaimed(member, found)
+            found = self._ownership.unclaimed_from(self._rng.randrange(len(self._ownership.unclaimed)), transfer.count)
+            self._ownership.take_unclaimed(member, found)
             return len(found)
-        holder = self._holdings.members[transfer.incarnation]
+        holder = self._ownership.members[transfer.incarnation]
         del self._seen[holder.name]
-        chosen = choose(transfer.cause, transfer.count, _candidates(self._holdings, member, holder))
-        self._holdings.take(member, holder, chosen)
+        chosen = choose(transfer.cause, transfer.count, _candidates(self._ownership, member, holder))
+        self._ownership.take(member, holder, chosen)
         return len(chosen)
 
 
@@ -132,16 +132,16 @@ def _seen(member: Member, now_s: float, claim_ttl_s: float) -> Holder:
     )
 
 
-def _candidates(holdings: Holdings, seeker: Member, holder: Member) -> list[Candidate]:
+def _candidates(ownership: Ownership, seeker: Member, holder: Member) -> list[Candidate]:
     """What the holder decodes and what waits for a place; who lives keeps a response whose answer a tool owes."""
-    kept, begun = holdings.responses.kept, holder.begun
+    kept, begun = ownership.responses.kept, holder.begun
     return [
         Candidate(
             response=response,
             length=int(kept[response] + (holder.decoded(response) if response in holder.running else 0)),
             begun=response in begun,
             released=False,
-            held_before=holdings.held_before(seeker, response),
+            held_before=ownership.held_before(seeker, response),
         )
         for response in [*holder.running, *holder.waiting]
     ]

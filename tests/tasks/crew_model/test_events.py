@@ -1,6 +1,6 @@
 import pytest
 
-from tasks.forecasting.events import Events, Stalled
+from tasks.crew_model.events import Events, Stalled
 
 
 def test_actions_happen_in_order_of_time_and_then_of_asking():

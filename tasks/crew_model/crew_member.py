@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tasks.forecasting.virtual_ledger import Account, Life
-from tasks.planning.step_time import StepTime
+from tasks.crew_model.accounts import Account, Life
+from tasks.crew_model.step_time import StepTime
 
 _DONE_TOKENS = 1e-6
 

@@ -7,11 +7,11 @@ import pytest
 
 from storage.planning_records import SeedingRecord
 from storage.records import TRAIN_POOL
-from tasks.planning.crew import engines_in_members, engines_stop_s, planned_crew, seedings
+from tasks.crew_model.step_time import NOMINAL
 from tasks.planning.division import assign_groups
 from tasks.planning.makespan import member_time_s, response_lengths
 from tasks.planning.offer import GroupLengths, ReservedOffer
-from tasks.planning.step_time import NOMINAL
+from tasks.planning.planned_crew import engines_in_members, engines_stop_s, planned_crew, seedings
 from tests.planning_requests import CURVE, a_request, alike_lengths, an_offer, some_lengths, waits
 
 RESERVED = ReservedOffer(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.planning.rebalance import (
+from tasks.crew_model.rebalance import (
     LOOKS_MAX,
     Candidate,
     Cause,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from resources.prices import dollars
-from tasks.planning.flush_interval import GETS_PER_FLUSH
+from tasks.crew_model.flush_interval import GETS_PER_FLUSH
 
 # What a second of a machine is spent on. "useful" and "wasted" are decoding, divided by what became of the tokens;
 # "idle" is waiting with a process, "standing" without one.

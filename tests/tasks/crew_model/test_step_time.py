@@ -4,8 +4,8 @@ import pytest
 
 from resources.accelerators import accelerator
 from resources.model_size import ModelSize
+from tasks.crew_model.step_time import StepTime
 from tasks.forecasting.engine_estimate import Device, prefill_tokens_per_s, step_points
-from tasks.planning.step_time import StepTime
 
 
 @pytest.mark.parametrize("name", ["H100-80GB", "A100-80GB", "L4"])
