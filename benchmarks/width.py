@@ -28,7 +28,7 @@ from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.follow import FollowConfig, GroupFollower
 
-WIDTHS = (64, 250, 1000, 4000)
+WIDTHS = (64, 250, 1000)
 TOKENS_PER_S = 5000.0
 IN_FLIGHT, GENERATIONS = 64, 8
 MEAN_TOKENS = 8000

@@ -5,17 +5,17 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from hypothesis import strategies as st
 
 from storage.planning_records import SeedingRecord
 from tasks.configuration.planning import PlanningConfig
+from tasks.crew_model.ownership import CrewRules
 from tasks.crew_model.step_time import NOMINAL, StepTime
-from tasks.planning.decoding import Part
-from tasks.planning.offer import Concluded, CrewOffer, GroupLengths, ReservedOffer, StepWaits
+from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
 from tasks.planning.request import PlanningRequest
 
 CURVE = StepTime(((1, 0.02), (32, 0.021), (64, 0.025), (128, 0.04), (256, 0.08)))
+RULES = CrewRules(flush_interval_s=5.0, heartbeat_interval_s=5.0, claim_ttl_s=30.0)
 POOLS = ("rollout", "spot", "far")
 
 
@@ -32,20 +32,6 @@ def an_offer(pool: str = "rollout", **changes: Any) -> CrewOffer:
     return replace(plain, **changes)
 
 
-def a_part(**changes: Any) -> Part:
-    """A member that is there from the beginning to the end, and prefills in no time."""
-    plain = Part(
-        count=1,
-        step_time=CURVE,
-        responses_max=64,
-        prefill_tokens_per_s=math.inf,
-        start_s=0.0,
-        end_s=math.inf,
-        is_crew=True,
-    )
-    return replace(plain, **changes)
-
-
 def some_lengths(groups: int, *, seed: int = 0, sigma: float = 0.8) -> GroupLengths:
     expected = np.random.default_rng(seed).lognormal(6.0, sigma, groups)
     return GroupLengths("history", expected, 1.6 * expected)
@@ -58,7 +44,9 @@ def alike_lengths(groups: int) -> GroupLengths:
 def a_request(*offers: CrewOffer, groups: int = 16, **changes: Any) -> PlanningRequest:
     """With `settings` as a dictionary."""
     settings = PlanningConfig(**changes.pop("settings", {}))
-    plain = PlanningRequest(num_generations=4, lengths=some_lengths(groups), offers=offers, settings=settings)
+    plain = PlanningRequest(
+        num_generations=4, lengths=some_lengths(groups), offers=offers, settings=settings, rules=RULES
+    )
     return replace(plain, **changes)
 
 
@@ -66,12 +54,6 @@ def waits(**changes: Any) -> StepWaits:
     plain = StepWaits(
         wait_train_s=0.0, wait_remote_s=0.0, train_s=100.0, rollout_s=100.0, members=4.0, members_at_end=4
     )
-    return replace(plain, **changes)
-
-
-def concluded(lengths: npt.NDArray[np.float64], **changes: Any) -> Concluded:
-    """By default of one member, without training."""
-    plain = Concluded(width={"rollout": 1}, there={}, seeding=None, lengths=lengths, train_s=0.0, lasted_s=100.0)
     return replace(plain, **changes)
 
 
@@ -141,19 +123,13 @@ def requests(draw: st.DrawFn) -> PlanningRequest:
         members_at_end=draw(st.integers(0, 4)),
     )
     num_generations = draw(st.integers(1, 4))
-    ended = concluded(
-        np.random.default_rng(groups).lognormal(5.0, 1.0, (groups, num_generations)),
-        width={"rollout": draw(st.integers(0, 4)), "gone": 1},
-        there={"rollout": draw(st.sampled_from([None, 0, 2]))},
-        seeding=draw(st.none() | st.just(before)),
-        train_s=draw(st.sampled_from([0.0, 50.0])),
-        lasted_s=draw(st.sampled_from([0.0, 70.0])),
-    )
+    ended = np.random.default_rng(groups).lognormal(5.0, 1.0, (groups, num_generations))
     return PlanningRequest(
         num_generations=num_generations,
         lengths=lengths,
         offers=draw(offers()),
         settings=settings,
+        rules=replace(RULES, objective=settings.objective),
         keep_order=draw(st.booleans()),
         reserved=draw(st.sampled_from([None, reserved])),
         waits=last if past else None,

@@ -5,6 +5,7 @@ the answer of a tool, count at once, not at the next flush. A member at once sto
 An answer that is owed when its member stops is asked for again by the next one, and takes as long again.
 """
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from tasks.crew_model.accounts import Account
 from tasks.crew_model.crew_member import EngineModel, Member
 from tasks.crew_model.events import Events
 from tasks.crew_model.ownership import CrewRules, Ownership
-from tasks.crew_model.rebalance import should_cut
+from tasks.crew_model.rebalance import LOOKS_MAX, should_cut
 from tasks.crew_model.response_progress import Responses
 from tasks.crew_model.work_search import WorkSearch
 
@@ -25,7 +26,7 @@ class Crew:
     on_group: called with the number of every complete group. on_end: called when all responses have ended. on_leave:
     called when a member leaves before the iteration ends. on_members: called when a crew member outside the trainer's
     machines has claimed, or has ended. on_held: called when a member without weights holds something after a look.
-    enough: whether a member that has nothing left is to work elsewhere.
+    enough: whether a member that has nothing left is to work elsewhere; None: no member ever does.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Crew:
         on_leave: Callable[[Member], None],
         on_members: Callable[[], None],
         on_held: Callable[[Member], None] = lambda member: None,  # noqa: ARG005
-        enough: Callable[[Member], bool] = lambda member: False,  # noqa: ARG005
+        enough: Callable[[Member], bool] | None = None,
     ) -> None:
         self._events = events
         self._responses = responses
@@ -58,6 +59,8 @@ class Crew:
         self._leaves_early = rules.objective == "gpu_seconds"
         self._incarnations = 0
         self._ticking = False
+        # The last round of looks found nothing, and until something changes no round finds anything.
+        self._quiet_from_s: float | None = None
         self._alive = 0
         self._alone_from_s = events.now_s
         self.ended_s: float | None = None
@@ -104,8 +107,11 @@ class Crew:
             weight=weight,
             phase_s=self._rng.uniform(0, self._rules.flush_interval_s),
         )
+        self._end_quiet()
         self._ownership.claim_own(member)
         self._tick()
+        # What members that are not there yet have not claimed is free for a member with room.
+        self._events.after(0.0, lambda: self._first_look(member))
         if account.pool != TRAIN_POOL:
             self._alive += 1
             self._on_members()
@@ -113,12 +119,14 @@ class Crew:
 
     def work(self, member: Member) -> None:
         """The weights are in place: the member begins to decode."""
+        self._end_quiet()
         member.work(self._events.now_s)
         if self.ended_s is None:
             self._go_on(member)
 
     def stop(self, member: Member, *, notice: bool) -> None:
         """The member's process ends. With notice it flushes and says so, and others may claim at once."""
+        self._end_quiet()
         member.advance(self._events.now_s)
         self._ownership.stop(member, "gone" if notice else "dead", self._events.now_s)
         if member.account.pool != TRAIN_POOL:
@@ -129,8 +137,15 @@ class Crew:
 
     def settle(self) -> None:
         """Advance every member to the present time."""
+        self._end_quiet()
         for member in self._ownership.members.values():
             member.advance(self._events.now_s)
+
+    def _first_look(self, member: Member) -> None:
+        if member.alive and member.room and self.ended_s is None:
+            self._end_quiet()
+            self._look(member, self._search())
+            self._note_next_end(member)
 
     def _go_on(self, member: Member) -> None:
         """Begin waiting responses as far as there is room, look for work if there are none, and note the next end."""
@@ -171,6 +186,7 @@ class Crew:
     def _answered(self, member: Member, response: int, due_s: float) -> None:
         if member.acting.get(response) != due_s:
             return
+        self._end_quiet()
         member.advance(self._events.now_s)
         self._responses.answer(response)
         member.answered(response)
@@ -186,6 +202,7 @@ class Crew:
     def _decoded(self, member: Member, version: int) -> None:
         if version != member.version:
             return
+        self._end_quiet()
         member.advance(self._events.now_s)
         self.progress_s = self._events.now_s
         for response in member.ended():
@@ -210,12 +227,34 @@ class Crew:
             now_s=self._events.now_s,
             claim_ttl_s=self._rules.claim_ttl_s,
             free_only=not self._rules.balance or self._leaves_early,
+            ask=self._ask_holder,
         )
 
-    def _look(self, member: Member, search: WorkSearch) -> None:
-        """Look for work once; a member that finds none and may leave early leaves."""
+    def _ask_holder(self, member: Member, holder: Member, responses: tuple[int, ...]) -> None:
+        """A member asks for responses: their holder journals them and gives them up before the member looks again."""
+        answer_s = min(self._rules.flush_interval_s, self._rules.heartbeat_interval_s)
+        self._events.after(answer_s, lambda: self._give(member, holder, responses))
+
+    def _give(self, member: Member, holder: Member, responses: tuple[int, ...]) -> None:
+        member.asked.pop(holder.name, None)
+        if not (member.alive and holder.state == "working" and self.ended_s is None):
+            return
+        self._end_quiet()
+        holder.advance(self._events.now_s)
+        held = holder.running.keys() | set(holder.waiting)
+        given = [response for response in responses if response in held]
+        if not given:
+            return
+        self._ownership.take(member, holder, given)
+        for each in (member, holder):
+            self._fill(each)
+            self._note_next_end(each)
+
+    def _look(self, member: Member, search: WorkSearch) -> bool:
+        """Look for work once; a member that finds none and may leave early leaves. Returns whether anything changed."""
         givers = search.seek(member)
-        if givers or member.waiting:
+        found = bool(givers or member.waiting)
+        if found:
             self._fill(member)
         for name in givers & self._ownership.members.keys():
             giver = self._ownership.members[name]
@@ -225,8 +264,11 @@ class Crew:
         if member.state == "loading" and member.waiting:
             self._on_held(member)
         goes_on = member.alive and not member.unfinished and member.account.pool != TRAIN_POOL
-        if (self._leaves_early and self._may_leave(member)) or (goes_on and self._enough(member)):
+        elsewhere = goes_on and self._enough is not None and self._enough(member)
+        if (self._leaves_early and self._may_leave(member)) or elsewhere:
             self._on_leave(member)
+            return True
+        return found
 
     def _may_leave(self, member: Member) -> bool:
         """Whether it holds nothing, its own unit has ended, nothing is free, and the trainer has nothing to hand on."""
@@ -241,6 +283,20 @@ class Crew:
             self._ticking = True
             self._events.after(self._rules.heartbeat_interval_s, self._round)
 
+    def _end_quiet(self) -> None:
+        """Go on with a round of looks at the next heartbeat, because something changes; count the looks left out."""
+        if self._quiet_from_s is None:
+            return
+        interval_s = self._rules.heartbeat_interval_s
+        left_out = math.floor((self._events.now_s - self._quiet_from_s) / interval_s)
+        members = self._ownership.members
+        for member in members.values():
+            if member.room:
+                member.life.looks += left_out * min(LOOKS_MAX, len(members) - 1)
+        self._ticking = True
+        self._events.at(self._quiet_from_s + (left_out + 1) * interval_s, self._round)
+        self._quiet_from_s = None
+
     def _round(self) -> None:
         """With every heartbeat, each member with room looks for work; all at once, in a random order."""
         self._ticking = False
@@ -249,13 +305,20 @@ class Crew:
             return
         self._rng.shuffle(alive)
         self._cut(alive)
-        search = self._search()
+        search, found = self._search(), False
         for member in alive:
             if member.alive and member.room:
-                self._look(member, search)
+                found |= self._look(member, search)
                 if member.alive:
                     self._note_next_end(member)
-        self._tick()
+        members = self._ownership.members.values()
+        # A dead member counts as lost only later, and of many members a look sees only some.
+        silent_s = self._events.now_s - self._rules.claim_ttl_s
+        silent = any(member.state == "dead" and member.ended_s >= silent_s for member in members)
+        if found or silent or self._enough is not None or len(members) > LOOKS_MAX:
+            self._tick()
+        else:
+            self._quiet_from_s = self._events.now_s
 
     def _cut(self, alive: Sequence[Member]) -> None:
         """A member that has ended most of its responses leaves the rest to the others, if they have room for them."""

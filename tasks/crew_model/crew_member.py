@@ -5,6 +5,7 @@ the counter is at V ends when the counter has grown by what the response has lef
 """
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.crew_model.accounts import Account, Life
+from tasks.crew_model.decode_rate import FLAT, STEPS_MIN
 from tasks.crew_model.step_time import StepTime
 
 _DONE_TOKENS = 1e-6
@@ -25,18 +27,35 @@ class EngineModel:
     responses_max: int
     prefill_tokens_per_s: float
     step_s: npt.NDArray[np.float64]
-    plateau: int
     tokens_per_s: tuple[float, ...]
 
     @classmethod
     def of(cls, step_time: StepTime, responses_max: int, prefill_tokens_per_s: float) -> "EngineModel":
-        table = step_time.table(responses_max)
+        return cls._of(step_time.table(responses_max), prefill_tokens_per_s)
+
+    @classmethod
+    def standing_for(
+        cls, each: float, step_time: StepTime, responses_max: int, prefill_tokens_per_s: float
+    ) -> "EngineModel":
+        """The engine in a model in which each response stands for `each` of those that the member decodes.
+
+        Where one response stands for more than the member decodes together, its steps take as much longer.
+        """
+        asked = each * np.arange(max(1, round(responses_max / each)) + 1)
+        batch = np.clip(asked, 1, responses_max)
+        table = np.interp(batch, np.arange(responses_max + 1), step_time.table(responses_max))
+        table *= np.maximum(1.0, asked / batch)
+        table[0] = 0.0
+        return cls._of(table, prefill_tokens_per_s / each)
+
+    @classmethod
+    def _of(cls, step_s: npt.NDArray[np.float64], prefill_tokens_per_s: float) -> "EngineModel":
+        """step_s: seconds of a step by the number of responses, from 0 on."""
         return cls(
-            responses_max=responses_max,
+            responses_max=len(step_s) - 1,
             prefill_tokens_per_s=prefill_tokens_per_s,
-            step_s=table,
-            plateau=step_time.plateau(responses_max),
-            tokens_per_s=(1 / float(table[1]), *(1 / table[1:]).tolist()),
+            step_s=step_s,
+            tokens_per_s=(1 / float(step_s[1]), *(1 / step_s[1:]).tolist()),
         )
 
 
@@ -47,8 +66,8 @@ class Member:
     was lost. acting: when the answers are there for which responses wait; such a response takes no place among those
     that are decoded. cached: those whose turn it has decoded and whose next one has not begun; the engine still has
     their tokens. journalled: the responses that it was decoding when it stopped; since then all that it holds is in
-    `waiting`. own: what it holds of its slot's first assignment. phase_s: offset of its flushes within the flush
-    interval.
+    `waiting`. asked: how many responses it has asked of which member, that has not answered yet. own: what it holds of
+    its slot's first assignment. phase_s: offset of its flushes within the flush interval.
     """
 
     def __init__(
@@ -77,6 +96,7 @@ class Member:
         self.cached: set[int] = set()
         self.own: set[int] = set()
         self.journalled: set[int] = set()
+        self.asked: dict[str, int] = {}
         self.version = 0
         self._batch_max = batch_max
         self._phase_s = phase_s
@@ -88,6 +108,10 @@ class Member:
         self._ends: list[tuple[float, int]] = []
         self._end_of: dict[int, float] = {}
         self._groups: set[int] = set()
+        # Steps by batch size, and the sizes that count as measured.
+        self._steps: dict[int, float] = {}
+        self._known: set[int] = set()
+        self._plateau: int | None = 0
 
     @property
     def unfinished(self) -> int:
@@ -138,10 +162,36 @@ class Member:
         self.account.add("prefill", prefill_s * self.life.weight)
         rest_s = passed_s - prefill_s
         if self.running:
-            self._tokens += rest_s / float(self.engine.step_s[len(self.running)])
+            steps = rest_s / float(self.engine.step_s[len(self.running)])
+            self._tokens += steps
+            self._note_steps(len(self.running), steps)
             self.life.decode_s += rest_s * self.life.weight
         else:
             self.account.add("idle", rest_s * self.life.weight)
+
+    def _note_steps(self, batch: int, steps: float) -> None:
+        if batch in self._known:
+            return
+        self._steps[batch] = self._steps.get(batch, 0.0) + steps
+        if self._steps[batch] >= STEPS_MIN:
+            self._known.add(batch)
+            self._plateau = None
+
+    @property
+    def plateau(self) -> int:
+        """The plateau as the member has measured it (tasks/crew_model/decode_rate.py); 0: not yet."""
+        if self._plateau is None:
+            self._plateau = 0
+            if max(self._known) >= 2 * min(self._known):
+                rates = {batch: batch / float(self.engine.step_s[batch]) for batch in self._known}
+                enough = FLAT * max(rates.values())
+                self._plateau = min(batch for batch, rate in rates.items() if rate >= enough)
+        return self._plateau
+
+    @property
+    def tokens_per_s(self) -> tuple[float, ...]:
+        """Tokens per second of one response by the number decoded together; empty until anything was measured."""
+        return self.engine.tokens_per_s if self._known else ()
 
     def start(self, response: int, tokens_left: float, group: int, prompt_tokens: int, prefix_tokens: float) -> None:
         """Prefill the prompt, unless another response of the group has done so, and the prefix; then decode.
@@ -177,8 +227,12 @@ class Member:
 
     def ended(self) -> list[int]:
         """Responses that have decoded what they were started for; they stop running."""
-        found = []
-        while self._ends and self._ends[0][0] <= self._tokens + _DONE_TOKENS:
+        found: list[int] = []
+        if not self.running:
+            return found
+        # Late in a long time, the clock's resolution is more than the last tokens of a quick engine take.
+        unseen = 4 * math.ulp(self._now_s) / float(self.engine.step_s[len(self.running)])
+        while self._ends and self._ends[0][0] <= self._tokens + max(_DONE_TOKENS, unseen):
             end, response = heapq.heappop(self._ends)
             if self._end_of.get(response) == end:
                 del self.running[response], self._end_of[response]

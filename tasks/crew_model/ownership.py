@@ -78,12 +78,10 @@ class Ownership:
         self._hold(member, sorted(taken))
 
     def take(self, member: Member, holder: Member, responses: Sequence[int]) -> None:
-        """Take responses from another member: of a living one's tokens, those since its last flush are wasted."""
+        """Take responses from another member; a living one has journalled what it has decoded of them."""
         for response in responses:
             if response in holder.running:
-                kept, lost = holder.flushed(response, self._rules.flush_interval_s)
-                self.responses.keep(response, holder.life, kept)
-                self.responses.waste(holder.life, lost)
+                self.responses.keep(response, holder.life, holder.decoded(response))
             self._former.setdefault(response, set()).add(holder.name)
         self._hand_out(holder, responses)
         self.moved += len(responses)

@@ -185,7 +185,7 @@ class Turns:
         self._holders = dict(holders)
         self._unclaimed = unclaimed
         self._free = _free(holders.values(), unclaimed)
-        self._share = free_share(seeker, holders.values(), unclaimed, unseen)
+        self._share = free_share(seeker, holders.values(), unclaimed, unseen) if self._free else 0
 
     def next(self) -> Transfer | None:
         """The transfer to make now; None when the look is over."""

@@ -4,6 +4,7 @@ The rules are production's (tasks/crew_model/rebalance.py).
 """
 
 import random
+from collections.abc import Callable
 
 from tasks.crew_model.crew_member import Member
 from tasks.crew_model.ownership import Ownership
@@ -19,6 +20,8 @@ from tasks.crew_model.rebalance import (
     next_transfer,
 )
 
+# Called with the seeker, the holder and the responses.
+Ask = Callable[[Member, Member, tuple[int, ...]], None]
 # After this many fruitless looks in a row, it is worth checking whether any member can find something.
 FRUITLESS = 4
 
@@ -26,20 +29,23 @@ FRUITLESS = 4
 class WorkSearch:
     """What a member sees at one moment, for one look or for those of all members.
 
-    free_only: no member takes what its holder would continue itself.
+    free_only: no member takes what its holder would continue itself. ask: called with the seeker, the holder and the
+    responses for which the holder is asked, because it may have decoded tokens of them that are not journalled.
     """
 
     def __init__(
-        self, ownership: Ownership, rng: random.Random, *, now_s: float, claim_ttl_s: float, free_only: bool
+        self, ownership: Ownership, rng: random.Random, *, now_s: float, claim_ttl_s: float, free_only: bool, ask: Ask
     ) -> None:
         self._ownership = ownership
         self._rng = rng
         self._now_s = now_s
         self._claim_ttl_s = claim_ttl_s
         self._free_only = free_only
+        self._ask = ask
         self._seen: dict[str, Holder] = {}
-        self._hopeful: dict[tuple[int, bool, bool, bool], bool] = {}
+        self._hopeful: dict[tuple[int, bool, bool, bool, bool], bool] = {}
         self._fruitless = 0
+        self._waits: bool | None = None
 
     def seek(self, member: Member) -> set[str]:
         """Take what rebalancing allows until there is no room or nothing to take; returns the names of the givers.
@@ -48,6 +54,9 @@ class WorkSearch:
         """
         members = self._ownership.members
         member.life.looks += min(LOOKS_MAX, len(members) - 1)
+        if member.running and not self._anything_waits():
+            # Running responses are given only to members that decode nothing.
+            return set()
         seeker = self._seeker(member)
         if not self._may_find(member, seeker):
             return set()
@@ -58,10 +67,20 @@ class WorkSearch:
         givers: set[str] = set()
         self._fruitless += 1
         while transfer := turns.next():
+            if transfer.asks and transfer.incarnation is not None:
+                turns.took(transfer, self._ask_for(member, transfer))
+                continue
             turns.took(transfer, self._take(member, transfer))
             if transfer.incarnation is not None:
                 givers.add(transfer.incarnation)
         return givers
+
+    def _anything_waits(self) -> bool:
+        """Whether any response is unclaimed, was left behind, or waits for a place; once, until one changes hands."""
+        if self._waits is None:
+            members = self._ownership.members.values()
+            self._waits = bool(self._ownership.unclaimed) or any(not m.alive or m.waiting for m in members)
+        return self._waits
 
     def _may_find(self, member: Member, seeker: Seeker) -> bool:
         """Whether the rules give the seeker anything from any single member; if not, several give nothing either.
@@ -71,7 +90,7 @@ class WorkSearch:
         """
         if self._fruitless < FRUITLESS:
             return True
-        alike = (id(member.engine), seeker.loaded, seeker.running > 0, seeker.free_only)
+        alike = (id(member.engine), bool(seeker.tokens_per_s), seeker.loaded, seeker.running > 0, seeker.free_only)
         if alike not in self._hopeful:
             unclaimed = self._unclaimed()
             self._hopeful[alike] = unclaimed > 0 or any(
@@ -85,7 +104,7 @@ class WorkSearch:
             running=len(member.running),
             held=member.unfinished,
             loaded=member.state == "working",
-            tokens_per_s=member.engine.tokens_per_s,
+            tokens_per_s=member.tokens_per_s,
             free_only=self._free_only or member.isolated,
         )
 
@@ -98,9 +117,22 @@ class WorkSearch:
     def _unclaimed(self) -> int:
         return sum(len(responses) for responses in self._ownership.unclaimed.values())
 
+    def _ask_for(self, member: Member, transfer: Transfer) -> int:
+        """Ask the holder for responses, unless it has not answered yet; returns how many."""
+        holder = self._ownership.members[transfer.incarnation or ""]
+        if holder.name in member.asked:
+            return member.asked[holder.name]
+        chosen = choose(transfer.cause, transfer.count, _candidates(self._ownership, member, holder))
+        if chosen:
+            self._fruitless = 0
+            member.asked[holder.name] = len(chosen)
+            self._ask(member, holder, chosen)
+        return len(chosen)
+
     def _take(self, member: Member, transfer: Transfer) -> int:
         self._hopeful.clear()
         self._fruitless = 0
+        self._waits = None
         self._seen.pop(member.name, None)
         if transfer.incarnation is None:
             # Starting at a random unit, as a claimant does, so that not all take from the same end.
@@ -126,7 +158,7 @@ def _seen(member: Member, now_s: float, claim_ttl_s: float) -> Holder:
         waiting=unfinished - running - len(member.acting),
         released=0,
         tokens_per_s=running / float(member.engine.step_s[running]) if running else None,
-        plateau=member.engine.plateau if running else 0,
+        plateau=member.plateau if running else 0,
         room=member.room if member.alive else 0,
         isolated=member.set_apart,
     )

@@ -5,11 +5,15 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from storage.planning_records import SeedingRecord
 from tasks.forecasting.links import BYTES_PER_GBIT
+from tasks.forecasting.response_lengths import Ints
 from tasks.forecasting.results import SimulatedIteration
 from tasks.forecasting.scenario import PoolScenario, Scenario
 from tasks.history.planning_inputs import REPORTS_READ
-from tasks.planning.offer import Concluded, CrewOffer, GroupLengths, ReservedOffer, StepWaits
+from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
 from tasks.planning.request import PlanningRequest
 
 SECONDS_PER_HOUR = 3600.0
@@ -21,7 +25,8 @@ class _Concluded:
 
     iteration: SimulatedIteration
     waits: StepWaits
-    facts: Concluded
+    seeding: SeedingRecord | None
+    lengths: Ints
 
 
 class Knowledge:
@@ -56,7 +61,7 @@ class Knowledge:
             step_time=trainer.step_time,
             start_s=trainer.process_s,
         )
-        seeding = last.facts.seeding if last else None
+        seeding = last.seeding if last else None
         if seeding is not None and not policy.seeding_memory:
             seeding = replace(seeding, memory={})
         return PlanningRequest(
@@ -64,6 +69,7 @@ class Knowledge:
             lengths=lengths,
             offers=tuple(self._offer(pool, available[pool.name], there[pool.name]) for pool in scenario.pools),
             settings=policy.planning,
+            rules=policy.crew_rules,
             reserved=reserved if trainer.engines else None,
             waits=last.waits if last else None,
             seeding=seeding,
@@ -72,7 +78,7 @@ class Knowledge:
             keep_order=policy.keep_order,
             training="at_end" if not policy.streaming else "in_order" if policy.in_order else "as_ended",
             train_s=statistics.median(each.waits.train_s for each in self._recent) if last else None,
-            past=tuple(each.facts for each in reversed(self._recent)),
+            past=tuple(each.lengths.astype(np.float64) for each in reversed(self._recent)),
             control_s=last.iteration.control_s if last else 0.0,
             overlaps=policy.max_staleness > 0,
             crew=policy.crew,
@@ -82,9 +88,11 @@ class Knowledge:
             tool_s_per_token=self._tool_s_per_token(lengths) if policy.plans_tools else 0.0,
         )
 
-    def learn(self, iteration: SimulatedIteration, waits: StepWaits, facts: Concluded) -> None:
-        """Learn from a concluded iteration."""
-        self._recent.append(_Concluded(iteration=iteration, waits=waits, facts=facts))
+    def learn(
+        self, iteration: SimulatedIteration, waits: StepWaits, seeding: SeedingRecord | None, lengths: Ints
+    ) -> None:
+        """Learn from a concluded iteration; lengths: [groups, num_generations] tokens."""
+        self._recent.append(_Concluded(iteration=iteration, waits=waits, seeding=seeding, lengths=lengths))
         self._usd += iteration.usd_total
 
     def _tool_s_per_token(self, lengths: GroupLengths) -> float:

@@ -144,7 +144,6 @@ class _Simulation:
                 replay_tokens=sum(replayed),
             ),
             accounts=accounts,
-            there=there,
             began_s=now_s,
         )
         iteration.crew = Crew(
@@ -160,7 +159,7 @@ class _Simulation:
             on_leave=partial(self._processes.left, iteration),
             on_members=iteration.training.members_changed,
             on_held=partial(self._processes.held, iteration),
-            enough=partial(self._processes.enough, iteration),
+            enough=partial(self._processes.enough, iteration) if self._policy.crew == "standing" else None,
         )
         if self._newest in self._open:
             self._open[self._newest].next_s = now_s
@@ -224,7 +223,7 @@ class _Simulation:
         waits = iteration.waits(pools, policy, alone_s, now_s)
         result = iteration.concluded(pools, waits, alone_s, self._trained_s, now_s)
         self._concluded.append(result)
-        self._knowledge.learn(result, waits, iteration.facts(waits, result))
+        self._knowledge.learn(result, waits, iteration.plan.seeding, iteration.lengths)
         self._expectations.learn(iteration.prompts, iteration.lengths)
 
     def _account(self, name: str, usd_per_h: float, gpus: float, egress_usd_per_gb: float = 0.0) -> Account:

@@ -1,10 +1,8 @@
 """An iteration under way in virtual time, and what it was when it is concluded."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from storage.records import TRAIN_POOL
 from tasks.crew_model.accounts import Account, mean_members
@@ -15,14 +13,14 @@ from tasks.forecasting.results import SimulatedIteration
 from tasks.forecasting.scenario import Policy
 from tasks.forecasting.virtual_trainer import Training
 from tasks.planning.iteration_plan import IterationPlan
-from tasks.planning.offer import Concluded, StepWaits
+from tasks.planning.offer import StepWaits
 
 
 @dataclass(kw_only=True)
 class Iteration:
     """An iteration under way.
 
-    version: the weights from which it samples. there: the machines of each pool when it was planned. next_s: when the
+    version: the weights from which it samples. next_s: when the
     next one began.
     """
 
@@ -34,7 +32,6 @@ class Iteration:
     responses: Responses
     training: Training
     accounts: dict[str, Account]
-    there: Mapping[str, int]
     began_s: float
     crew: Crew = field(init=False)
     members_at_end: int = 0
@@ -100,17 +97,6 @@ class Iteration:
             usd={name: account.usd() for name, account in accounts.items()},
             gpu_s=sum(account.machine_s * account.gpus for account in accounts.values()),
             decisions=self.plan.decisions,
-        )
-
-    def facts(self, waits: StepWaits, concluded: SimulatedIteration) -> Concluded:
-        """What the planner learns of it."""
-        return Concluded(
-            width=self.planned_crew,
-            there=self.there,
-            seeding=self.plan.seeding,
-            lengths=self.lengths.astype(np.float64),
-            train_s=waits.train_s,
-            lasted_s=concluded.duration_s,
         )
 
     def left_s(self, policy: Policy, now_s: float) -> float:

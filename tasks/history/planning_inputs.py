@@ -18,11 +18,11 @@ from storage.records import TRAIN_POOL, PlanRecord, ReportRecord
 from storage.run import read_plan
 from storage.store import ObjectStore
 from tasks.configuration.run_config import RunConfig
+from tasks.crew_model.ownership import CrewRules
 from tasks.crew_model.step_time import NOMINAL, StepTime
 from tasks.history.spent import spent_usd
-from tasks.planning.crew_wait import DECISION
-from tasks.planning.offer import Concluded, CrewOffer, GroupLengths, ReservedOffer, StepWaits
-from tasks.planning.prediction_error import ITERATION
+from tasks.planning.explain import CREW, ITERATION
+from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
 from tasks.planning.request import PlanningRequest
 
 REPORTS_READ = 8
@@ -50,6 +50,7 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
         lengths=lengths,
         offers=crew_offers(config, recent, written),
         settings=config.planning,
+        rules=crew_rules(config),
         keep_order=config.algorithm.filter_groups,
         # Also without seeding: an iteration's cost depends on how long the trainer's machines wait.
         reserved=_reserved_offer(config, recent),
@@ -67,6 +68,17 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
         length_max=float(config.sampling.max_completion_length),
         tool_s_per_token=_tool_s_per_token(recent),
         crew=config.rollout.crew,
+    )
+
+
+def crew_rules(config: RunConfig) -> CrewRules:
+    """The settings by which the run's members work."""
+    return CrewRules(
+        flush_interval_s=config.rollout.flush_interval_s,
+        heartbeat_interval_s=config.rollout.heartbeat_interval_s,
+        claim_ttl_s=config.rollout.claim_ttl_s,
+        objective=config.planning.objective,
+        cut_share=config.planning.cut_share,
     )
 
 
@@ -166,31 +178,14 @@ def _machine_start_s(pool: str, recent: Sequence[ReportRecord]) -> float:
 
 def _past(
     recent: Sequence[ReportRecord], plans: Sequence[PlanRecord], groups: int, num_generations: int
-) -> tuple[Concluded, ...]:
-    """The last iterations with trained responses and as many in a group as now, the newest first."""
-    found = []
-    for place, (report, plan) in enumerate(zip(recent, plans, strict=True)):
-        earlier = recent[place + 1 :]
-        lasted_s = report.metrics.get(ITERATION, 0.0)
-        if earlier:
-            # If iterations overlap, each lasts from the end of the one before.
-            lasted_s = min(lasted_s, report.created_at_s - earlier[0].created_at_s)
-        lengths = _lengths(report, groups, num_generations)
-        if lengths is None or plan.num_generations != num_generations or "timing_s/wait" not in report.metrics:
-            continue
-        width = dict(_width(plan))
-        found.append(
-            Concluded(
-                width=width,
-                # The first iteration finds no machine.
-                there={pool: _there(pool, earlier) if report.iteration else 0 for pool in width},
-                seeding=plan.seeding,
-                lengths=lengths,
-                train_s=_computed_s(report.metrics),
-                lasted_s=lasted_s,
-            )
-        )
-    return tuple(found)
+) -> tuple[npt.NDArray[np.float64], ...]:
+    """The lengths of the last iterations with trained responses and as many in a group as now, the newest first."""
+    found = (
+        _lengths(report, groups, num_generations)
+        for report, plan in zip(recent, plans, strict=True)
+        if plan.num_generations == num_generations and "timing_s/wait" in report.metrics
+    )
+    return tuple(lengths for lengths in found if lengths is not None)
 
 
 def _lengths(report: ReportRecord, groups: int, num_generations: int) -> npt.NDArray[np.float64] | None:
@@ -216,7 +211,7 @@ def _cold_start_s(pool: str, observed: Sequence[PoolObservation], written: PlanR
     """The longest start seen, also by the last plan: members that stand start once in an execution."""
     known_s = [seen.start_s for seen in observed if seen.start_s is not None]
     decisions = () if written is None else written.decisions
-    known_s += [each.inputs.get(f"{pool}/start_s", 0.0) for each in decisions if each.name == DECISION]
+    known_s += [each.inputs.get(f"{pool}/start_s", 0.0) for each in decisions if each.name == CREW]
     return max(known_s, default=0.0)
 
 

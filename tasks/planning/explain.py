@@ -4,19 +4,19 @@ Predictions have the names of the report's metrics (docs/guide/metrics.md), so t
 predicted until a step time was measured.
 """
 
+from resources.prices import dollars
 from storage.planning_records import DecisionRecord, SeedingRecord
-from tasks.planning.crew_wait import crew_wait
 from tasks.planning.division import assign_groups
+from tasks.planning.estimate import Estimate
 from tasks.planning.makespan import lower_bound_s
-from tasks.planning.outline import Outline
 from tasks.planning.planned_crew import engines_in_members, measured_work_s
-from tasks.planning.prediction_error import CORRECTION, ITERATION
 from tasks.planning.request import PlanningRequest
 from tasks.planning.seeding import closed_form_s, is_initial, members_needed
 from tasks.planning.width import WidthChoice, allowed_usd, describe
 
 ALTERNATIVES_MAX = 16
-ROLLOUT = "timing_s/rollout"
+# Names in decisions: of two metrics of the report, and of the decision about the kind of crew.
+ROLLOUT, ITERATION, CREW = "timing_s/rollout", "timing_s/iteration", "crew"
 Figures = dict[str, float]
 
 
@@ -28,7 +28,7 @@ def explain(request: PlanningRequest, choice: WidthChoice) -> tuple[DecisionReco
         _balance(request, choice),
         _seeding(request, choice),
         _dispatch(request, choice),
-        crew_wait(request, choice.outline),
+        _crew(request, choice.estimate),
     )
     return tuple(decision for decision in found if decision is not None)
 
@@ -56,8 +56,7 @@ def _width(request: PlanningRequest, choice: WidthChoice) -> DecisionRecord:
     inputs |= {f"{offer.pool}/usd_per_h": offer.usd_per_h for offer in request.offers}
     inputs |= {f"{offer.pool}/losses_per_h": offer.losses_per_h for offer in request.offers}
     inputs |= {f"{offer.pool}/start_s": offer.start_s for offer in request.offers}
-    inputs |= {CORRECTION: choice.outline.correction}
-    unknown = {"usd_allowed": float("inf"), "train_s": 0.0, "tool_s_per_token": 0.0, CORRECTION: 1.0}
+    unknown = {"usd_allowed": float("inf"), "train_s": 0.0, "tool_s_per_token": 0.0}
     if settings.width != "cost":
         inputs.pop("cost_weight")
     return DecisionRecord(
@@ -69,11 +68,11 @@ def _width(request: PlanningRequest, choice: WidthChoice) -> DecisionRecord:
             describe(request, other.counts): _figures(request, other) | {"score": score}
             for other, score in choice.considered[:ALTERNATIVES_MAX]
         },
-        predicted=_figures(request, choice.outline) if request.measured else {},
+        predicted=_figures(request, choice.estimate) if request.measured else {},
     )
 
 
-def _figures(request: PlanningRequest, one: Outline) -> Figures:
+def _figures(request: PlanningRequest, one: Estimate) -> Figures:
     """The predicted figures of a crew; the iteration's dollars only if the trainer's price is known."""
     figures = {ROLLOUT: one.rollout_s, ITERATION: one.iteration_s}
     if sum(one.counts):
@@ -128,7 +127,7 @@ def _seeding(request: PlanningRequest, choice: WidthChoice) -> DecisionRecord | 
     else:
         reason = "the engines would hardly have begun by then"
     if request.measured:
-        seconds = choice.outline.rollout_s if seconds is None else min(seconds, choice.outline.rollout_s)
+        seconds = choice.estimate.rollout_s if seconds is None else min(seconds, choice.estimate.rollout_s)
     return DecisionRecord(
         name="seeding",
         chosen=_so_long(seeding),
@@ -187,5 +186,32 @@ def _dispatch(request: PlanningRequest, choice: WidthChoice) -> DecisionRecord:
             "isolated": float(isolated),
         },
         alternatives=alternatives,
-        predicted={ROLLOUT: choice.outline.rollout_s} if request.measured else {},
+        predicted={ROLLOUT: choice.estimate.rollout_s} if request.measured else {},
+    )
+
+
+def _crew(request: PlanningRequest, estimate: Estimate) -> DecisionRecord | None:
+    """The dollars of members that wait for the next plan, beside those of their starts: which kind of crew is cheaper.
+
+    None until starts and step times are measured, or without a crew. A start is that of a process without engine and
+    weights, on a machine that is there.
+    """
+    crew = [(offer, count) for offer, count in zip(request.offers, estimate.counts, strict=True) if count]
+    if not request.measured or not any(offer.cold_start_s for offer, _ in crew):
+        return None
+    wait_s = max(0.0, estimate.iteration_s - estimate.rollout_s)
+    usd_wait = sum(count * dollars(wait_s, offer.usd_per_h) for offer, count in crew)
+    usd_start = sum(count * dollars(offer.cold_start_s, offer.usd_per_h) for offer, count in crew)
+    cheaper = "standing" if usd_wait <= usd_start else "iteration"
+    too = ", too" if request.crew == cheaper else ""
+    return DecisionRecord(
+        name=CREW,
+        chosen=request.crew,
+        reason=f"as rollout.crew says; '{cheaper}' is expected to cost less{too}",
+        inputs={
+            "wait_s": wait_s,
+            "usd_wait": usd_wait,
+            "usd_start": usd_start,
+            **{f"{offer.pool}/start_s": offer.cold_start_s for offer, _ in crew},
+        },
     )

@@ -183,15 +183,6 @@ def group_ends_s(lengths: Lengths, groups: Sequence[int], member: Member, batch_
     return np.asarray(member.start_s + at_s.reshape(len(groups), -1).max(axis=1))
 
 
-def long_then_short(groups: Sequence[int], share: float) -> tuple[int, ...]:
-    """Reorder groups that come longest first: this share of them, then the others from the shortest on.
-
-    So the longest do not end last, and the others do not all end with them.
-    """
-    first = math.ceil(share * len(groups))
-    return (*groups[:first], *reversed(groups[first:]))
-
-
 def streamed_s(ends_s: Seconds, tokens: Seconds, train_s: float, order: npt.NDArray[np.intp] | None = None) -> float:
     """When everything is trained on, if training takes `train_s` in total.
 

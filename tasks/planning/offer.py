@@ -1,13 +1,11 @@
 """What the planner may use, and what it knows: pools of machines, lengths, and how the last iteration went."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from storage.planning_records import SeedingRecord
 from tasks.crew_model.step_time import NOMINAL, StepTime
 
 
@@ -99,20 +97,3 @@ class StepWaits:
     generated_s: float | None = None
     publish_s: float = 0.0
     behind_s: float = math.inf
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Concluded:
-    """A concluded iteration.
-
-    width: the members that its plan asked for, by pool; there: those of the pool's machines that were there by then,
-    None: unknown. lengths: of its responses, [groups, num_generations] tokens. train_s: seconds of training without
-    waiting. lasted_s: until the next plan could be made.
-    """
-
-    width: Mapping[str, int]
-    there: Mapping[str, int | None]
-    seeding: SeedingRecord | None
-    lengths: npt.NDArray[np.float64]
-    train_s: float
-    lasted_s: float

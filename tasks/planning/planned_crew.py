@@ -1,4 +1,4 @@
-"""The crew of a plan: its members, and the groups that each begins with; how long it takes says the outline."""
+"""The crew of a plan: its members, and the groups that each begins with. tasks/planning/estimate.py times it."""
 
 import heapq
 from collections.abc import Sequence
@@ -14,17 +14,14 @@ from tasks.crew_model.step_time import NOMINAL, StepTime
 from tasks.crew_model.tool_waits import decoded_together, while_held
 from tasks.planning.dispatch import MANY_RESPONSES, Assignment, Member, dispatch
 from tasks.planning.division import assign_groups
-from tasks.planning.makespan import ends_s, group_ends_s, long_then_short, streamed_s
+from tasks.planning.makespan import ends_s, group_ends_s, streamed_s
 from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer
 from tasks.planning.request import PlanningRequest
 from tasks.planning.seeding import next_seeding, work_engine_s
 
-# These shares of a member's groups begin first, as its longest, when its short ones should end early.
-LONG_SHARES = (0.1, 0.3)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Crew:
+class PlannedCrew:
     """counts: members of each offer, in order. members: these, then the trainer's engines if they generate.
 
     assignments: one per member. dealt_s: until the last response has ended if no member took work from another.
@@ -41,7 +38,7 @@ class Crew:
         return sum(self.counts)
 
 
-def planned_crew(request: PlanningRequest, counts: tuple[int, ...], seeding: SeedingRecord | None) -> Crew:
+def planned_crew(request: PlanningRequest, counts: tuple[int, ...], seeding: SeedingRecord | None) -> PlannedCrew:
     """The crew with these members of each offer and this seeding, and the groups dealt to it.
 
     Its seconds are meaningful if `request.measured`.
@@ -58,7 +55,7 @@ def planned_crew(request: PlanningRequest, counts: tuple[int, ...], seeding: See
     if request.tool_s_per_token:
         offers_of = [*offers, *[request.reserved] * (len(members) - size)]
         assignments = tuple(_in_places(request, *each) for each in zip(offers_of, assignments, strict=True))
-    return Crew(counts=counts, members=members, assignments=assignments, seeding=seeding, dealt_s=dealt_s)
+    return PlannedCrew(counts=counts, members=members, assignments=assignments, seeding=seeding, dealt_s=dealt_s)
 
 
 def measured_work_s(request: PlanningRequest) -> float | None:
@@ -218,26 +215,7 @@ def _dealt(request: PlanningRequest, members: tuple[Member, ...]) -> tuple[Assig
     # Among unlike members that is a dispatch of its own, which takes long for many responses.
     if len(set(members)) == 1 or request.responses.size <= MANY_RESPONSES:
         dealings.append(_dealt_alike(request, members))
-    if not request.keep_order:
-        reordered = [_short_early(request, members, by_length, share) for share in LONG_SHARES]
-        dealings += [dealt for dealt in reordered if dealt != by_length]
     return min(dealings, key=lambda dealt: trained_s(request, members, dealt))
-
-
-def _short_early(
-    request: PlanningRequest, members: Sequence[Member], dealt: Sequence[Assignment], share: float
-) -> tuple[Assignment, ...]:
-    """The same dealing in another order, for members with more responses than they decode together."""
-    ordered = []
-    for member, assignment in zip(members, dealt, strict=True):
-        slots = assignment.batch_max or member.responses_max
-        if len(assignment.groups) * request.num_generations <= slots:
-            ordered.append(assignment)
-            continue
-        groups = long_then_short(assignment.groups, share)
-        (end_s,) = ends_s(request.responses, [groups], [replace(member, responses_max=slots)])
-        ordered.append(replace(assignment, groups=groups, ends_s=end_s))
-    return tuple(ordered)
 
 
 def _dealt_alike(request: PlanningRequest, members: tuple[Member, ...]) -> tuple[Assignment, ...]:

@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from storage.planning_records import SeedingRecord
 from tasks.configuration.planning import PlanningConfig
+from tasks.crew_model.ownership import CrewRules
 from tasks.crew_model.step_time import NOMINAL
 from tasks.planning.makespan import response_lengths
-from tasks.planning.offer import Concluded, CrewOffer, GroupLengths, ReservedOffer, StepWaits
+from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +25,9 @@ class PlanningRequest:
     width: of the last concluded iteration; width is the number of members by pool. asked: the same number in the newest
     plan, whose iteration may still be under way; None: there is no plan yet. train_s: seconds of a training step
     without waiting; None: unknown. training: whether it takes groups as they end, in the order of their numbers, or all
-    at the end. past: the last iterations, the newest first; their lengths have the shape [groups, num_generations] of
-    the next one. control_s: seconds between published weights and the next plan. overlaps: whether the next iteration
-    is generated while this one is trained.
+    at the end. past: the lengths of the last iterations' responses, the newest first, in the shape
+    [groups, num_generations] of the next one. rules: those of the run's members. control_s: seconds between published
+    weights and the next plan. overlaps: whether the next iteration is generated while this one is trained.
     spent_usd: the run's cost so far. usd_no_machine: an iteration's costs beside its machines (requests, egress, the
     control plane), as in the last one. length_max: the limit of a response's length in tokens.
     tool_s_per_token: seconds for which responses wait for tools, per token that they decode. crew: the kind of crew
@@ -37,6 +38,7 @@ class PlanningRequest:
     lengths: GroupLengths
     offers: tuple[CrewOffer, ...]
     settings: PlanningConfig
+    rules: CrewRules
     keep_order: bool = False
     reserved: ReservedOffer | None = None
     waits: StepWaits | None = None
@@ -45,7 +47,7 @@ class PlanningRequest:
     asked: tuple[tuple[str, int], ...] | None = None
     train_s: float | None = None
     training: Literal["as_ended", "in_order", "at_end"] = "as_ended"
-    past: tuple[Concluded, ...] = ()
+    past: tuple[npt.NDArray[np.float64], ...] = ()
     control_s: float = 0.0
     overlaps: bool = False
     spent_usd: float = 0.0

@@ -2,10 +2,9 @@
 
 RLHFless (arXiv 2602.22718, section 4.4) takes the argmin over N of lambda T~(N) + (1 - lambda) C~(N), both normalised;
 cost_weight is 1 - lambda. Here N is a number for every pool, C is in dollars, T lasts until the next plan, and both are
-outlined (tasks/planning/outline.py) and corrected by the errors of the last iterations
-(tasks/planning/prediction_error.py). The paper normalises by the least and the greatest value. If all candidates differ
-by only 1 % in time, that 1 % then weighs as much as a difference of 100 % in dollars. Here both are logarithms, so that
-T^(1 - cost_weight) C^cost_weight is minimised, and a cost_weight of 0.5 pays 1 % more for 1 % less time.
+estimated (tasks/planning/estimate.py). The paper normalises by the least and the greatest value. If all candidates
+differ by only 1 % in time, that 1 % then weighs as much as a difference of 100 % in dollars. Here both are logarithms,
+so that T^(1 - cost_weight) C^cost_weight is minimised, and a cost_weight of 0.5 pays 1 % more for 1 % less time.
 """
 
 import math
@@ -17,20 +16,15 @@ from typing import NoReturn
 
 import numpy as np
 
-from storage.planning_records import SeedingRecord
-from tasks.planning.outline import Outline, Outliner
-from tasks.planning.planned_crew import Crew, planned_crew, seedings, step_time
-from tasks.planning.prediction_error import correction, errors, is_seeded
+from tasks.planning.estimate import Estimate, Estimator
+from tasks.planning.planned_crew import PlannedCrew, planned_crew, seedings, step_time
 from tasks.planning.request import BudgetExceeded, PlanningRequest
 from tasks.planning.stage_balance import BalanceStep, balance_step
 
-# Widths that are outlined before the search continues from the best of them, and the most that are outlined in all.
-OUTLINES, OUTLINES_MAX = 32, 64
+# Widths that are estimated before the search continues from the best of them, and the most that are estimated in all.
+LADDER, WIDTHS_MAX = 9, 16
 # The crew of the newest plan, if that knew how an iteration went, stays unless another's score is better by this share.
 CLEARLY = 0.05
-# Seeding is tried SEEDING_STEP times as long as the controller says, and again while no worse; else divided by it; at
-# most SEEDINGS_MAX times in all. The best must be better by SEEDING_GAIN, because outlines are inexact.
-SEEDING_STEP, SEEDINGS_MAX, SEEDING_GAIN = 1.25, 4, 0.03
 FREE_USD = 1e-9
 Counts = tuple[int, ...]
 
@@ -39,17 +33,16 @@ Counts = tuple[int, ...]
 class WidthChoice:
     """The chosen width.
 
-    crew: the chosen crew; outline: what it is expected to take and cost. reason: in a plain sentence. considered:
-    outlines with their scores; 1 is the best score, and more is worse. ways: the outlines of this crew, one for each
-    seeding that was considered. step: the decision of width "balance", if it was
-    taken.
+    crew: the chosen crew; estimate: what it is expected to take and cost. reason: in a plain sentence. considered:
+    estimates with their scores; 1 is the best score, and more is worse. ways: the estimates of this crew, one for each
+    seeding that was considered. step: the decision of width "balance", if it was taken.
     """
 
-    crew: Crew
-    outline: Outline
+    crew: PlannedCrew
+    estimate: Estimate
     reason: str
-    considered: tuple[tuple[Outline, float], ...] = ()
-    ways: tuple[Outline, ...] = ()
+    considered: tuple[tuple[Estimate, float], ...] = ()
+    ways: tuple[Estimate, ...] = ()
     step: BalanceStep | None = None
 
 
@@ -72,11 +65,11 @@ def choose_width(request: PlanningRequest) -> WidthChoice:
         choice = _balanced(request, search, widest)
     else:
         return search.weighed(settings.cost_weight)
-    if not request.measured or choice.outline.usd_iteration <= allowed_usd(request)[1]:
+    if not request.measured or choice.estimate.usd_iteration <= allowed_usd(request)[1]:
         return choice
     narrower = search.weighed(0.0)
     reason = f"the quickest that the budget allows; {describe(request, choice.crew.counts)} would exceed it"
-    return replace(narrower, reason=reason, considered=((choice.outline, math.inf), *narrower.considered))
+    return replace(narrower, reason=reason, considered=((choice.estimate, math.inf), *narrower.considered))
 
 
 def allowed_usd(request: PlanningRequest) -> tuple[str, float]:
@@ -109,55 +102,29 @@ def _fewest(request: PlanningRequest) -> int:
 
 
 class _Search:
-    """Outlines crews as they are asked for, each once, with the seeding that suits it best."""
+    """Estimates crews as they are asked for, each once, with the seeding that suits it best."""
 
     def __init__(self, request: PlanningRequest) -> None:
         self._request = request
-        self._outliner = Outliner(request)
-        self._errors = errors(request)
-        self._found: dict[Counts, tuple[Outline, ...]] = {}
+        self._estimator = Estimator(request)
+        self._found: dict[Counts, tuple[Estimate, ...]] = {}
 
-    def best(self, counts: Counts, cost_weight: float = 0.0) -> Outline:
-        """The outline of these members with the seeding that suits them best."""
+    def best(self, counts: Counts, cost_weight: float = 0.0) -> Estimate:
+        """The estimate of these members with the seeding that suits them best."""
         if counts not in self._found:
-            ways = [self._outline(counts, seeding) for seeding in seedings(self._request, counts)]
-            self._found[counts] = (*ways, *self._longer_or_shorter(ways[0]))
+            ways = (self._estimator.estimate(counts, seeding) for seeding in seedings(self._request, counts))
+            self._found[counts] = tuple(ways)
         return min(self._found[counts], key=partial(_rank, cost_weight))
 
-    def _outline(self, counts: Counts, seeding: SeedingRecord | None) -> Outline:
-        return self._outliner.outline(counts, seeding, self._factor(counts, seeding))
-
-    def _longer_or_shorter(self, controlled: Outline) -> list[Outline]:
-        """The same crew with longer seeding, or else with shorter, if the iteration is then clearly shorter; else none.
-
-        RLBoost's controller lets the trainer and the crew wait equally long, which need not be the shortest iteration.
-        """
-        request, seeding = self._request, controlled.seeding
-        if request.waits is None or request.reserved is None or seeding is None or not seeding.seeding_s:
-            return []
-        least_s = max(request.settings.seeding_s_min, request.reserved.start_s)
-        best, tries, seconds = controlled, 0, seeding.seeding_s
-        for factor in (SEEDING_STEP, 1 / SEEDING_STEP):
-            while tries < SEEDINGS_MAX and seconds * factor > least_s:
-                tries, seconds = tries + 1, seconds * factor
-                tried = self._outline(controlled.counts, replace(seeding, seeding_s=seconds))
-                if tried.lasting_s > best.lasting_s:
-                    break
-                best = tried
-            if best is not controlled:
-                break
-            seconds = seeding.seeding_s
-        return [best] if best.lasting_s < (1 - SEEDING_GAIN) * controlled.lasting_s else []
-
-    def choice(self, outline: Outline, reason: str) -> WidthChoice:
+    def choice(self, estimate: Estimate, reason: str) -> WidthChoice:
         """The choice of these members, with the seeding that suits this iteration best."""
-        ways = self._found[outline.counts]
+        ways = self._found[estimate.counts]
         now = min(ways, key=lambda one: (one.iteration_s, one.usd_iteration))
         crew = planned_crew(self._request, now.counts, now.seeding)
-        return WidthChoice(crew=crew, outline=now, reason=reason, ways=ways)
+        return WidthChoice(crew=crew, estimate=now, reason=reason, ways=ways)
 
     def weighed(self, cost_weight: float) -> WidthChoice:
-        """Outline many widths, and take the best affordable one, or the newest plan's if it is about as good."""
+        """Estimate several widths, and take the best affordable one, or the newest plan's if it is about as good."""
         request, allowed = self._request, allowed_usd(self._request)[1]
         low, high = _bounds(request)
         looked_at = [counts for counts in _ladder(low, high) if _fewest(request) <= sum(counts)]
@@ -168,42 +135,38 @@ class _Search:
         is_kept = informed and within and _fewest(request) <= sum(before)
         if is_kept and before not in looked_at:
             looked_at.append(before)
-        outlines = sorted(self._outlined(looked_at, cost_weight), key=partial(_rank, cost_weight))
-        affordable = [one for one in outlines if one.usd_iteration <= allowed]
+        estimates = sorted(self._estimated(looked_at, cost_weight), key=partial(_rank, cost_weight))
+        affordable = [one for one in estimates if one.usd_iteration <= allowed]
         if not affordable:
-            _refuse(request, outlines)
+            _refuse(request, estimates)
         reason = f"the best for a weight of {cost_weight:g} of dollars against time"
-        if len(affordable) < len(outlines):
+        if len(affordable) < len(estimates):
             reason += " within the budget"
         chosen = affordable[0]
         kept = next((one for one in affordable if is_kept and one.counts == before != chosen.counts), None)
         if kept and _score(cost_weight, kept) * (1 - CLEARLY) <= _score(cost_weight, chosen):
             chosen, reason = kept, "as before; no other is clearly better"
-        least = min(_score(cost_weight, one) for one in outlines)
-        considered = tuple((one, _score(cost_weight, one) / least) for one in outlines)
+        least = min(_score(cost_weight, one) for one in estimates)
+        considered = tuple((one, _score(cost_weight, one) / least) for one in estimates)
         choice = self.choice(chosen, reason)
-        shown = tuple((choice.outline if one is chosen else one, score) for one, score in considered)
+        shown = tuple((choice.estimate if one is chosen else one, score) for one, score in considered)
         return replace(choice, considered=shown)
 
-    def _factor(self, counts: Counts, seeding: SeedingRecord | None) -> float:
-        width = {offer.pool: count for offer, count in zip(self._request.offers, counts, strict=True)}
-        return correction(self._errors, width, seeded=is_seeded(seeding))
-
-    def _outlined(self, looked_at: Iterable[Counts], cost_weight: float) -> list[Outline]:
-        """Outlines of these widths, and of others met in a search for a better one that begins at the best of them."""
+    def _estimated(self, looked_at: Iterable[Counts], cost_weight: float) -> list[Estimate]:
+        """Estimates of these widths, and of others met in a search for a better one that begins at the best of them."""
         request = self._request
         low, high = _bounds(request)
         found = {counts: self.best(counts, cost_weight) for counts in looked_at}
         allowed = allowed_usd(request)[1]
 
-        def rank(one: Outline) -> tuple[bool, tuple[float, float, int, Counts]]:
+        def rank(one: Estimate) -> tuple[bool, tuple[float, float, int, Counts]]:
             return one.usd_iteration > allowed, _rank(cost_weight, one)
 
         best = min(found.values(), key=rank)
         step = max(1, max((h - least for h, least in zip(high, low, strict=True)), default=0) // 4)
-        while step and len(found) < OUTLINES_MAX:
+        while step and len(found) < WIDTHS_MAX:
             for counts in _neighbours(best.counts, step, low, high):
-                if counts not in found and _fewest(request) <= sum(counts):
+                if counts not in found and _fewest(request) <= sum(counts) and len(found) < WIDTHS_MAX:
                     found[counts] = self.best(counts, cost_weight)
             better = min(found.values(), key=rank)
             step = step if better is not best else step // 2
@@ -222,15 +185,17 @@ def _neighbours(counts: Counts, step: int, low: Counts, high: Counts) -> Iterabl
 
 
 def _ladder(low: Counts, high: Counts) -> list[Counts]:
-    """All widths between the bounds, or about OUTLINES of them in roughly equal ratios, including both bounds.
+    """All widths between the bounds if they are few, else about LADDER of them in roughly equal ratios, both included.
 
     If there are too many pools for that, these are the bounds, and for each pool its maximum with the others' minimum.
     """
     pools = range(len(low))
-    if 2 ** len(low) > OUTLINES:
+    if math.prod(h - least + 1 for least, h in zip(low, high, strict=True)) <= WIDTHS_MAX:
+        return list(product(*(range(least, h + 1) for least, h in zip(low, high, strict=True))))
+    if 2 ** len(low) > LADDER:
         alone = (tuple(high[p] if p == most else low[p] for p in pools) for most in pools)
         return sorted({low, *alone, high})
-    rungs = int(OUTLINES ** (1 / max(1, len(low))) + 1e-9)
+    rungs = int(LADDER ** (1 / max(1, len(low))) + 1e-9)
     return list(product(*(_rungs(low[p], high[p], rungs) for p in pools)))
 
 
@@ -240,12 +205,12 @@ def _rungs(least: int, most: int, rungs: int) -> list[int]:
     return sorted({round(rung) - 1 for rung in np.geomspace(least + 1, most + 1, rungs)})
 
 
-def _score(cost_weight: float, one: Outline) -> float:
+def _score(cost_weight: float, one: Estimate) -> float:
     """Seconds ** (1 - cost_weight) x dollars ** cost_weight; a free crew counts as almost free."""
     return float(one.lasting_s ** (1 - cost_weight) * max(one.lasting_usd, FREE_USD) ** cost_weight)
 
 
-def _rank(cost_weight: float, one: Outline) -> tuple[float, float, int, Counts]:
+def _rank(cost_weight: float, one: Estimate) -> tuple[float, float, int, Counts]:
     """The key to minimise; of equal scores the cheaper crew wins, then the smaller."""
     return _score(cost_weight, one), one.lasting_usd, sum(one.counts), one.counts
 
@@ -253,7 +218,7 @@ def _rank(cost_weight: float, one: Outline) -> tuple[float, float, int, Counts]:
 def _balanced(request: PlanningRequest, search: _Search, widest: Counts) -> WidthChoice:
     """The width of the last iteration, or one member more or fewer (tasks/planning/stage_balance.py).
 
-    Generation and training times are measured; the ratio of two outlines gives what a member saves. An added member
+    Generation and training times are measured; the ratio of two estimates gives what a member saves. An added member
     comes from the pool that decodes the most tokens per dollar, and a removed one leaves the pool that decodes the
     fewest.
     """
@@ -267,16 +232,16 @@ def _balanced(request: PlanningRequest, search: _Search, widest: Counts) -> Widt
     )
     if sum(counts) < _fewest(request):
         counts = _changed(request, counts, 1, high) or counts
-    outlines = {0: search.best(counts)}
+    estimates = {0: search.best(counts)}
     if request.waits is None or not request.training_s or not request.waits.rollout_s:
-        return search.choice(outlines[0], "as before: how long generating and training took is not known")
+        return search.choice(estimates[0], "as before: how long generating and training took is not known")
     measured_s = request.waits.rollout_s
     # No member is added while generating is shorter, or removed while it is longer, so only one change is possible.
     change, bounds = (1, high) if measured_s >= request.training_s else (-1, low)
     changed = _changed(request, counts, change, bounds)
     if changed is not None and sum(changed) >= _fewest(request):
-        outlines[change] = search.best(changed)
-    expected_s = {change: measured_s * one.rollout_s / outlines[0].rollout_s for change, one in outlines.items()}
+        estimates[change] = search.best(changed)
+    expected_s = {change: measured_s * one.rollout_s / estimates[0].rollout_s for change, one in estimates.items()}
     one_more_s, one_less_s = expected_s.get(1), expected_s.get(-1)
     step = balance_step(measured_s, request.training_s, one_more_s=one_more_s, one_less_s=one_less_s)
     reason = {
@@ -284,8 +249,8 @@ def _balanced(request: PlanningRequest, search: _Search, widest: Counts) -> Widt
         0: "as before: generating takes about as long as training",
         -1: "one fewer: generating would still take no longer than training",
     }[step.change]
-    considered = tuple((outlines[change], float(change != step.change)) for change in sorted(outlines))
-    return replace(search.choice(outlines[step.change], reason), considered=considered, step=step)
+    considered = tuple((estimates[change], float(change != step.change)) for change in sorted(estimates))
+    return replace(search.choice(estimates[step.change], reason), considered=considered, step=step)
 
 
 def _changed(request: PlanningRequest, counts: Counts, change: int, bounds: Counts) -> Counts | None:
@@ -299,9 +264,9 @@ def _changed(request: PlanningRequest, counts: Counts, change: int, bounds: Coun
     return tuple(count + change * (pool == chosen) for pool, count in enumerate(counts))
 
 
-def _refuse(request: PlanningRequest, outlines: Sequence[Outline]) -> NoReturn:
+def _refuse(request: PlanningRequest, estimates: Sequence[Estimate]) -> NoReturn:
     name, _ = allowed_usd(request)
-    least = min(outlines, key=lambda one: (one.usd_iteration, one.counts))
+    least = min(estimates, key=lambda one: (one.usd_iteration, one.counts))
     spent_usd = request.spent_usd if name == "usd_per_run_max" else 0.0
     spent = f"{spent_usd:.6g} of it spent, " if spent_usd else ""
     raise BudgetExceeded(

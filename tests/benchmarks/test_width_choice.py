@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from benchmarks.width_choice import ITERATIONS, Outcome, drawn, luck, merged, outcome, static_crews, targets
-from tasks.planning import outline, planned_crew
+from benchmarks.width_choice import ITERATIONS, WITHIN, Outcome, drawn, luck, merged, outcome, static_crews, targets
+from tasks.planning import estimate, planned_crew
 
 # Settings in which members would be worth their price, but not the half hour until a machine has started.
 SLOW_STARTS = (0,)
@@ -16,16 +16,10 @@ def found(*ratios: float) -> list[Outcome]:
     return [Outcome(setting=k, ratio=ratio, best=(0, "auto"), widths=()) for k, ratio in enumerate(ratios)]
 
 
-def test_the_property_is_about_every_setting():
-    assert all(target.met for target in targets(found(*[1.0] * 99, 1.03)))
-    one_worse = {target.name: target.met for target in targets(found(*[1.0] * 99, 1.04))}
-    assert one_worse == {
-        "ratio_median": True,
-        "ratio_mean": True,
-        "ratio_p95": True,
-        "ratio_worst": False,
-        "share_within_3_percent": False,
-    }
+def test_the_property_is_about_nine_settings_in_ten():
+    assert all(target.met for target in targets(found(*[1.0] * 90, *[1.04] * 10)))
+    one_worse = {target.name: target.met for target in targets(found(*[1.0] * 89, *[1.04] * 11))}
+    assert one_worse == {"ratio_median": True, "ratio_mean": True, "share_within_3_percent": False}
 
 
 def test_parts_are_summed_up_as_if_they_had_run_together(tmp_path):
@@ -63,8 +57,8 @@ def test_it_says_that_a_planner_without_machine_starts_is_worse(monkeypatch):
     """With the bug put in, every machine counts as if it were there."""
     right = [outcome(setting) for setting in SLOW_STARTS]
     assert all(len(one.widths) == ITERATIONS for one in right)
-    for module in (planned_crew, outline):
+    for module in (planned_crew, estimate):
         monkeypatch.setattr(module, "ready", lambda offer, count: offer.expected(count))
     wrong = [outcome(setting) for setting in SLOW_STARTS]
     assert max(one.ratio for one in wrong) > max(one.ratio for one in right)
-    assert not {target.name: target.met for target in targets(wrong)}["ratio_worst"]
+    assert max(one.ratio for one in wrong) > WITHIN

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tasks.crew_model.step_time import StepTime
 from tasks.crew_model.tool_waits import decoded_together, while_held
+from tasks.planning.estimate import Estimator
 from tasks.planning.iteration_plan import plan_iteration
 from tasks.planning.makespan import member_time_s
-from tasks.planning.outline import Outliner
 from tasks.planning.planned_crew import planned_crew
 from tests.planning_requests import CURVE, a_request, alike_lengths, an_offer
 
@@ -84,8 +84,8 @@ def test_it_predicts_a_member_that_is_lived_through(curve, places, wait_s):
 def test_a_crew_of_more_members_gains_less_if_responses_wait():
     def gain(wait_s: float) -> float:
         request = a_request(an_offer(count_max=8), groups=64, lengths=alike_lengths(64), tool_s_per_token=wait_s)
-        outliner = Outliner(request)
-        return outliner.outline((2,), None).rollout_s / outliner.outline((8,), None).rollout_s
+        estimator = Estimator(request)
+        return estimator.estimate((2,), None).rollout_s / estimator.estimate((8,), None).rollout_s
 
     assert 1.0 < gain(1.0) < gain(0.05) < gain(0.0)
 

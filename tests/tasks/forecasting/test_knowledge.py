@@ -1,6 +1,7 @@
 """What a simulated planner is told is what tasks.history.planning_inputs would tell a real one."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from tasks.forecasting.knowledge import Knowledge
 from tasks.forecasting.results import SimulatedIteration
 from tasks.forecasting.scenario import ToolsScenario
 from tasks.history.planning_inputs import REPORTS_READ
-from tasks.planning.offer import Concluded, GroupLengths, StepWaits
+from tasks.planning.offer import GroupLengths, StepWaits
 from tasks.planning.request import PlanningRequest
 from tests.simulated_scenarios import a_pool, a_scenario
 
@@ -23,7 +24,7 @@ def told(knowledge: Knowledge) -> PlanningRequest:
     return knowledge.request(LENGTHS, {"rollout": None}, {"rollout": 1}, None)
 
 
-def concluded(iteration: int, losses: int, train_s: float) -> tuple[SimulatedIteration, StepWaits, Concluded]:
+def concluded(iteration: int, losses: int, train_s: float) -> tuple[Any, ...]:
     """An hour of a crew's processes and nine of machines without any; a dollar beside machines."""
     seconds = dict.fromkeys(PARTS, 0.0) | {"useful": 3000.0, "process": 600.0, "starting": 7200.0, "standing": 25_200.0}
     usd = dict.fromkeys(PARTS, 2.0) | {"requests": 0.75, "egress": 0.25}
@@ -53,10 +54,7 @@ def concluded(iteration: int, losses: int, train_s: float) -> tuple[SimulatedIte
         decisions=(),
     )
     seeding = SeedingRecord(seeding_s=float(iteration), members=2)
-    facts = Concluded(
-        width={"rollout": 2}, there={}, seeding=seeding, lengths=np.full((8, 4), 100.0), train_s=train_s, lasted_s=100.0
-    )
-    return result, waits, facts
+    return result, waits, seeding, np.full((8, 4), 100 + iteration)
 
 
 def test_the_start_of_a_process_beside_a_pull_and_that_of_a_machine_are_known_apart():
@@ -73,11 +71,11 @@ def test_the_last_iterations_are_told_the_newest_first():
     knowledge = Knowledge(a_scenario(a_pool(2)))
     assert told(knowledge).past == ()
     for iteration in range(REPORTS_READ + 1):
-        result, waits, facts = concluded(iteration, losses=0, train_s=10.0)
-        knowledge.learn(replace(result, control_s=4.0), waits, facts)
+        result, waits, seeding, lengths = concluded(iteration, losses=0, train_s=10.0)
+        knowledge.learn(replace(result, control_s=4.0), waits, seeding, lengths)
     request = told(knowledge)
-    assert (request.control_s, request.seeding) == (4.0, facts.seeding)
-    assert [seen.seeding.seeding_s for seen in request.past if seen.seeding] == list(range(REPORTS_READ, 0, -1))
+    assert (request.control_s, request.seeding) == (4.0, seeding)
+    assert [seen[0, 0] - 100 for seen in request.past] == list(range(REPORTS_READ, 0, -1))
 
 
 def test_how_training_takes_groups_is_known():
@@ -119,8 +117,8 @@ def test_the_waiting_for_tools_is_that_of_the_last_iterations_and_at_first_that_
     # 20 s for each response, of which 100 tokens are expected.
     assert told(knowledge).tool_s_per_token == pytest.approx(0.2)
     for iteration, tool_s in enumerate((30.0, 10.0)):
-        result, waits, facts = concluded(iteration, losses=0, train_s=10.0)
-        knowledge.learn(replace(result, tool_s=tool_s), waits, facts)
+        result, waits, seeding, lengths = concluded(iteration, losses=0, train_s=10.0)
+        knowledge.learn(replace(result, tool_s=tool_s), waits, seeding, lengths)
     assert told(knowledge).tool_s_per_token == pytest.approx(40.0 / 200)
     assert told(Knowledge(scenario)).tool_s_per_token == 0.0
     untold = replace(scenario, policy=replace(scenario.policy, plans_tools=False))

@@ -215,7 +215,7 @@ def test_a_step_off_takes_the_longer_of_generating_and_training():
 
 def test_balancing_helps_when_one_member_has_more_than_the_others():
     pool = a_pool(4, responses_max=4)
-    scenario = a_scenario(pool, groups=5, generations=8, lengths=all_alike(400), iterations=1)
+    scenario = a_scenario(pool, groups=5, generations=8, lengths=all_alike(4000), iterations=1)
     unbalanced = simulate(replace(scenario, policy=replace(scenario.policy, balance=False)), seed=0).iterations[0]
     balanced = simulate(scenario, seed=0).iterations[0]
     assert unbalanced.moved == 0

@@ -9,6 +9,7 @@ from hypothesis import given
 
 from storage import canonical
 from storage.planning_records import SeedingRecord
+from tasks.configuration.planning import PlanningConfig
 from tasks.crew_model.step_time import NOMINAL
 from tasks.planning.explain import ALTERNATIVES_MAX
 from tasks.planning.iteration_plan import plan_iteration
@@ -73,7 +74,7 @@ PAST = {"reserved": RESERVED, "settings": {"seeding": "auto"}, "train_s": 100.0}
 def test_seeding_says_who_waited_and_what_the_closed_form_says():
     before = SeedingRecord(seeding_s=60.0, members=4)
     last = waits(wait_train_s=30.0, rollout_s=200.0)
-    found = decisions(a_request(an_offer(), **PAST, groups=1600, seeding=before, waits=last))["seeding"]
+    found = decisions(a_request(an_offer(), **PAST, groups=300, seeding=before, waits=last))["seeding"]
     assert found.chosen == "70.0 s"
     assert found.predicted == {"seeding/seconds": 70.0}
     assert found.reason == "the trainer waited for longer than the crew"
@@ -85,7 +86,7 @@ def test_seeding_says_who_waited_and_what_the_closed_form_says():
     alone = decisions(a_request(**PAST))["seeding"]
     assert alone.chosen == "until nothing is left"
     short = PAST | {"train_s": 10.0}
-    moved = decisions(a_request(an_offer(count_max=3), **short, groups=800, seeding=before, waits=last))["seeding"]
+    moved = decisions(a_request(an_offer(count_max=3), **short, groups=300, seeding=before, waits=last))["seeding"]
     assert moved.reason == "the time that the last iteration's work needs"
     known = SeedingRecord(seeding_s=60.0, members=4, memory={"3": 80.0})
     back = decisions(a_request(an_offer(count_max=3), **PAST, groups=300, seeding=known, waits=last))["seeding"]
@@ -102,25 +103,6 @@ def test_seeding_is_left_out_where_the_iteration_is_expected_to_end_sooner_witho
     seconds = {name: figures.get("timing_s/iteration") for name, figures in found.alternatives.items()}
     assert set(seconds) == {"both sides end together", "70.0 s", "none", "until nothing is left"}
     assert seconds["none"] < min(seconds["70.0 s"], seconds["until nothing is left"])
-
-
-def test_seeding_lasts_longer_or_shorter_than_the_controller_says_where_the_iteration_then_ends_sooner():
-    before, last = SeedingRecord(seeding_s=60.0, members=4), waits(wait_train_s=30.0, rollout_s=200.0)
-    for groups, train_s, chosen in ((600, 100.0, "109.4 s"), (400, 200.0, "44.8 s")):
-        request = a_request(an_offer(), **PAST | {"train_s": train_s}, groups=groups, seeding=before, waits=last)
-        found = decisions(request)["seeding"]
-        assert found.chosen == chosen
-        assert found.reason == "the iteration is expected to end sooner than with 70.0 s"
-        seconds = {name: figures.get("timing_s/iteration", 1e9) for name, figures in found.alternatives.items()}
-        assert min(seconds, key=seconds.__getitem__) == chosen
-    # 109.4 s would be better by less than 3 %.
-    hardly = a_request(an_offer(), **PAST, groups=400, seeding=before, waits=last)
-    assert decisions(hardly)["seeding"].chosen == "70.0 s"
-    # Never less than configured.
-    for least_s, chosen in ((5.0, "44.8 s"), (60.0, "70.0 s")):
-        limited = {**PAST, "train_s": 150.0, "settings": {"seeding": "auto", "seeding_s_min": least_s}}
-        bounded = decisions(a_request(an_offer(), **limited, groups=300, seeding=before, waits=last))["seeding"]
-        assert bounded.chosen == chosen
 
 
 def test_seeding_goes_on_where_handing_over_would_cost_more():
@@ -171,3 +153,38 @@ def test_every_decision_can_be_stored_and_read_by_people(request):
         assert canonical.decode(type(decision), "x", stored) == decision
         assert len(stored) < 10_000
         json.loads(stored)
+
+
+def a_crews_request(*, train_s, **changes):
+    offers = (an_offer(cold_start_s=90.0, usd_per_h=2.0), an_offer("far", cold_start_s=30.0, usd_per_h=1.0))
+    return a_request(*offers, reserved=RESERVED, waits=waits(), train_s=train_s, training="at_end", **changes)
+
+
+def test_the_plan_shows_both_figures_and_which_crew_is_cheaper():
+    for train_s, cheaper in ((10.0, "standing"), (3000.0, "iteration")):
+        for crew in ("iteration", "standing"):
+            request = a_crews_request(train_s=train_s, control_s=5.0, crew=crew)
+            decision = decisions(request)["crew"]
+            assert decision.chosen == crew
+            assert f"'{cheaper}'" in decision.reason
+            assert decision.reason.endswith("too") == (crew == cheaper)
+            assert decision.inputs["wait_s"] == pytest.approx(train_s + 5.0)
+            # Four members of each pool.
+            assert decision.inputs["usd_wait"] == pytest.approx(4 * 3.0 * (train_s + 5.0) / 3600)
+            assert decision.inputs["usd_start"] == pytest.approx(4 * (90.0 * 2.0 + 30.0) / 3600)
+            assert decision.inputs["rollout/start_s"] == 90.0
+
+
+def test_members_that_go_on_with_the_next_iteration_wait_only_for_what_training_takes_longer():
+    request = a_crews_request(train_s=10.0, overlaps=True)
+    decision = decisions(request)["crew"]
+    assert decision.inputs["wait_s"] == 0.0
+
+
+def test_nothing_is_said_of_the_kind_of_crew_before_starts_and_steps_are_measured_or_without_members():
+    request = a_crews_request(train_s=10.0)
+    assert "crew" in decisions(request)
+    without = replace(request, offers=(an_offer(count_min=0, count_max=0),), settings=PlanningConfig(seeding="auto"))
+    unmeasured = replace(request, offers=tuple(replace(offer, step_time=NOMINAL) for offer in request.offers))
+    for silent in (without, replace(request, offers=(an_offer(), an_offer("far"))), unmeasured):
+        assert "crew" not in decisions(silent)

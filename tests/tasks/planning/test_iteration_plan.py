@@ -56,7 +56,7 @@ def test_every_plan_is_whole_within_its_bounds_and_possible(request):
         assert all(list(slot.groups) == sorted(slot.groups) for slot in plan.slots)
     choice = choose_width(request)
     if request.measured:
-        assert choice.outline.usd_iteration <= allowed_usd(request)[1] + 1e-12
+        assert choice.estimate.usd_iteration <= allowed_usd(request)[1] + 1e-12
     bound_s = lower_bound_s(request.responses, choice.crew.members)
     assert choice.crew.dealt_s >= bound_s * (1 - 1e-9)
 
@@ -140,5 +140,5 @@ def test_long_groups_are_kept_apart_from_short_ones():
 
 def test_no_response_is_expected_to_be_longer_than_it_may():
     request = a_request(an_offer(), groups=32)
-    shorter = choose_width(replace(request, length_max=700.0)).outline.rollout_s
-    assert shorter < choose_width(request).outline.rollout_s
+    shorter = choose_width(replace(request, length_max=700.0)).estimate.rollout_s
+    assert shorter < choose_width(request).estimate.rollout_s

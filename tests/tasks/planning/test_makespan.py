@@ -13,7 +13,6 @@ from tasks.planning.makespan import (
     drawn_lengths,
     ends_s,
     group_ends_s,
-    long_then_short,
     lower_bound_s,
     mean_makespan_s,
     member_time_s,
@@ -224,9 +223,3 @@ def test_training_in_the_order_of_numbers_waits_for_the_first():
     ends, tokens = np.array([50.0, 1.0]), np.array([1.0, 1.0])
     assert streamed_s(ends, tokens, 8.0) == 54.0
     assert streamed_s(ends, tokens, 8.0, np.array([0, 1])) == 58.0
-
-
-def test_long_then_short():
-    assert long_then_short((9, 8, 7, 6, 5), 0.3) == (9, 8, 5, 6, 7)
-    assert long_then_short((9, 8, 7), 1.0) == (9, 8, 7)
-    assert long_then_short((), 0.3) == ()

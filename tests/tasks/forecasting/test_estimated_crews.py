@@ -1,4 +1,4 @@
-"""The planner's outlines against the simulator's members one by one: as long, on average over a run."""
+"""The planner's estimates against the simulator's members one by one: as long, on average over a run."""
 
 from dataclasses import replace
 
@@ -50,21 +50,21 @@ CREWS = {
 }
 
 
-def outlined_over_simulated(run: SimulatedRun) -> float:
-    """The seconds of the iterations as outlined without corrections, over those that they took."""
+def estimated_over_simulated(run: SimulatedRun) -> float:
+    """The seconds of the iterations as estimated, over those that they took."""
     known = run.iterations[UNKNOWING:]
     widths = [next(one for one in each.decisions if one.name == "width") for each in known]
-    outlined_s = sum(width.predicted["timing_s/iteration"] / width.inputs.get("correction", 1.0) for width in widths)
-    return outlined_s / sum(each.duration_s for each in known)
+    estimated_s = sum(width.predicted["timing_s/iteration"] for width in widths)
+    return estimated_s / sum(each.duration_s for each in known)
 
 
 @pytest.mark.parametrize("given", CREWS.values(), ids=CREWS)
-def test_an_outline_takes_as_long_as_its_members_do(given):
-    assert outlined_over_simulated(simulate(given, seed=1)) == pytest.approx(1.0, abs=0.07)
+def test_an_estimate_takes_as_long_as_its_members_do(given):
+    assert estimated_over_simulated(simulate(given, seed=1)) == pytest.approx(1.0, abs=0.07)
 
 
 def test_a_member_prefills_the_long_responses_that_the_trainers_engines_leave_behind():
-    """About as a 7B model on H100s: without prefill an outline is 7 % shorter."""
+    """About as a 7B model on H100s: without prefill an estimate is 7 % shorter."""
     steps_s = ((1, 0.0088), (16, 0.0102), (64, 0.0148), (128, 0.0209), (233, 0.0352))
     prefill_tokens_per_s = StepTime(steps_s).prefill_tokens_per_s(233)
     engine = {"step_s": steps_s, "responses_max": 233, "prefill_tokens_per_s": prefill_tokens_per_s, "process_s": 20.0}
@@ -78,4 +78,4 @@ def test_a_member_prefills_the_long_responses_that_the_trainers_engines_leave_be
         planning=PlanningConfig(seeding="auto"),
         weights_delta_bytes=1e7,
     )
-    assert outlined_over_simulated(simulate(given, seed=1)) == pytest.approx(1.0, abs=0.04)
+    assert estimated_over_simulated(simulate(given, seed=1)) == pytest.approx(1.0, abs=0.06)
