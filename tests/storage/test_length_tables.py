@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import load, save
 
 from storage import layout
+from storage.digests import Hasher
 from storage.length_tables import (
     DOCUMENT,
     LengthTable,
@@ -142,3 +143,18 @@ def test_keys_and_iterations():
     assert layout.lengths_iteration(layout.lengths(12)) == 12
     assert layout.lengths_iteration(layout.lengths(1_234_567)) == 1_234_567
     assert layout.lengths_iteration("lengths/000001.json") is None
+
+
+def test_of_a_table_of_format_1_the_rows_of_the_predictors_that_there_are_remain():
+    table = replace(a_table(), high_ratio=np.array([1.5, 2.5, 4.5]))
+    body = encode_lengths(table)
+    arrays = load(body) | {"gram": np.eye(4), "moment": np.ones(4), "high_ratio": np.array([1.5, 2.5, 3.5, 4.5])}
+    arrays |= {name: np.full((4, 3), np.nan) for name in ("recall", "rank_correlation")}
+    hashed = Hasher()
+    for name in sorted(arrays):
+        hashed.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
+        hashed.update(arrays[name].tobytes())
+    old = {"format": 1, "predictors": ["history", "ranker", "features", "none"], "digest": hashed.hexdigest()}
+    assert same(decode_lengths("k", save(arrays, {DOCUMENT: json.dumps(document_of(body) | old)})), table)
+    with pytest.raises(CorruptObject, match="predictors: value .*; allowed in format 1:"):
+        decode_lengths("k", save(arrays, {DOCUMENT: json.dumps(document_of(body) | old | {"predictors": []})}))
