@@ -156,5 +156,5 @@ def test_of_a_table_of_format_1_the_rows_of_the_predictors_that_there_are_remain
         hashed.update(arrays[name].tobytes())
     old = {"format": 1, "predictors": ["history", "ranker", "features", "none"], "digest": hashed.hexdigest()}
     assert same(decode_lengths("k", save(arrays, {DOCUMENT: json.dumps(document_of(body) | old)})), table)
-    with pytest.raises(CorruptObject, match="predictors: value .*; allowed in format 1:"):
+    with pytest.raises(CorruptObject, match=r"predictors: value .*; allowed in format 1:"):
         decode_lengths("k", save(arrays, {DOCUMENT: json.dumps(document_of(body) | old | {"predictors": []})}))
