@@ -1,9 +1,11 @@
-"""Following a wide crew: what one reader of the journals of 64 to 4,000 members asks for, computes, and lags behind.
+"""Following a wide crew: what one reader of the journals of 64 to 1,000 members asks for, computes, and lags behind.
 
 Run: python -m benchmarks.width --json. The reader is production's (GroupFollower over JournalReader), the store is in
 memory, and the members are a schedule: each decodes 5,000 tokens per second in 64 responses and writes a shard every
 flush interval, at a moment of its own. Time is virtual, but for the reader's own processor time, which the clock adds
 to every look, and for requests, each of which is given LATENCY_S.
+
+Needs memory for all journals: 0.7 GiB for 250 members, less than 6 GiB for 1,000, and 24 GiB for 4,000.
 """
 
 import argparse

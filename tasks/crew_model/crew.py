@@ -1,8 +1,8 @@
 """The crew of one iteration: members claim, decode, look for work, are lost and hand over, by production's rules.
 
 Four things are simpler than in a session. What a member sees of others is never old. The end of a response or turn, and
-the answer of a tool, count at once, not at the next flush. A member at once stops decoding what another takes from it.
-An answer that is owed when its member stops is asked for again by the next one, and takes as long again.
+the answer of a tool, count at once, not at the next flush. A holder answers every ask within one interval. An answer
+that is owed when its member stops is asked for again by the next one, and takes as long again.
 """
 
 import math

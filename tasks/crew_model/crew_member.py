@@ -39,12 +39,12 @@ class EngineModel:
     ) -> "EngineModel":
         """The engine in a model in which each response stands for `each` of those that the member decodes.
 
-        Where one response stands for more than the member decodes together, its steps take as much longer.
+        A full engine decodes as many tokens per second as the member, although its places are a whole number.
         """
-        asked = each * np.arange(max(1, round(responses_max / each)) + 1)
-        batch = np.clip(asked, 1, responses_max)
+        places = max(1, round(responses_max / each))
+        batch = np.clip(np.arange(places + 1) * responses_max / places, 1, responses_max)
         table = np.interp(batch, np.arange(responses_max + 1), step_time.table(responses_max))
-        table *= np.maximum(1.0, asked / batch)
+        table *= places * each / responses_max
         table[0] = 0.0
         return cls._of(table, prefill_tokens_per_s / each)
 

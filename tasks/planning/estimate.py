@@ -28,9 +28,8 @@ Counts = tuple[int, ...]
 
 # The start of a new machine is shared by this many iterations: the chosen crew usually stays for some time.
 HORIZON = 16
-# About so many responses of one iteration are played: if it has more, each stands for several. If it has few, several
-# iterations are played, with so many responses together, and at most so many.
-PLAYED_MAX, SEVERAL_MAX, ITERATIONS_MAX = 1024, 512, 8
+# About so many responses are played: of several iterations if each has few, else each stands for several.
+PLAYED_MAX, ITERATIONS_MAX = 400, 8
 # Of a pool with more members than this, each stands for several, too.
 MEMBERS_MAX = 16
 # How often groups are dealt: each time by the speeds with which the members decode what they got before.
@@ -229,7 +228,7 @@ class Estimator:
         """
         request = self._request
         groups, size = len(request.lengths), request.num_generations
-        draws = min(ITERATIONS_MAX, max(1, SEVERAL_MAX // (groups * size)))
+        draws = min(ITERATIONS_MAX, max(1, PLAYED_MAX // (groups * size)))
         known = request.past[:draws] or tuple(drawn_lengths(request.lengths, size, request.length_max, draws))
         every = min(-(-groups * size // PLAYED_MAX), groups)
         return [_every(np.maximum(1.0, np.rint(lengths)), every).astype(np.int64) for lengths in known]

@@ -116,10 +116,10 @@ def test_seeding_says_what_it_went_by():
     last = waits(wait_train_s=30.0, rollout_s=200.0)
     initial = SeedingRecord(seeding_s=150.0, members=4)
     quick = PAST | {"train_s": 20.0}
-    second = decisions(a_request(an_offer(), **quick, groups=1000, seeding=initial, waits=last))["seeding"]
+    second = decisions(a_request(an_offer(), **quick, groups=300, seeding=initial, waits=last))["seeding"]
     assert second.reason == "the time that the last iteration's work needs"
     colocated = SeedingRecord(seeding_s=None, members=0)
-    after = decisions(a_request(an_offer(), **quick, groups=600, seeding=colocated, waits=last))["seeding"]
+    after = decisions(a_request(an_offer(), **quick, groups=300, seeding=colocated, waits=last))["seeding"]
     assert (after.chosen, after.reason[:13]) == ("150.0 s", "as configured")
     untold = decisions(a_request(an_offer(), **PAST, seeding=replace(initial, seeding_s=9.0)))["seeding"]
     assert (untold.chosen, untold.reason) == ("9.0 s", "as before, because the waits are unknown")
