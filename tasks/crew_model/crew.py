@@ -142,7 +142,8 @@ class Crew:
             member.advance(self._events.now_s)
 
     def _first_look(self, member: Member) -> None:
-        if member.alive and member.room and self.ended_s is None:
+        # A member of a standing crew looks with its first heartbeat, when its process knows of it.
+        if self._enough is None and member.alive and member.room and self.ended_s is None:
             self._end_quiet()
             self._look(member, self._search())
             self._note_next_end(member)
