@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 # The fixed cost of a forward and backward pass, in tokens: its calls, and one more addition to every gradient.
 PASS_COST_TOKENS = 512
+# Keys and values of a shared prompt are repeated for each response. Of the memory that a layer takes for a token, a
+# repeated one takes at most one part in so many: 1/11 with as many key heads as heads, less with fewer.
+REPEATED_PER_TOKEN = 8
 
 
 def padded_tokens(lengths: Sequence[int]) -> int:
@@ -39,7 +42,8 @@ def passes(
     Args:
         lengths: The tokens of each response, prompt included.
         tokens_max: The most tokens of a pass.
-        packed: Passes have no padding, so that only their own tokens count, and responses to one prompt lie together.
+        packed: Passes have no padding, so that only their own tokens count, and responses to one prompt lie together;
+            a repeated token of a prompt counts 1 / REPEATED_PER_TOKEN.
         prompts: The prompt of each response, for packed passes; None: no two responses share one.
 
     Returns:
@@ -87,7 +91,7 @@ def _filled(lengths: Sequence[int], tokens_max: int, prompts: Sequence[SharedPro
     room, held = 0, None
     for index in sorted(range(len(lengths)), key=place):
         number, shared = prompts[index]
-        tokens = lengths[index] - (shared if number == held else 0)
+        tokens = lengths[index] - (shared - shared // REPEATED_PER_TOKEN if number == held else 0)
         if not found or tokens > room:
             found.append([])
             room, tokens = tokens_max, lengths[index]

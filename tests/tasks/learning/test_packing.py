@@ -25,8 +25,9 @@ from tasks.learning.critic import Critic
 from tasks.learning.faster_passes import pack_models
 from tasks.learning.learner import CriticLearner, Learner
 from tasks.learning.optimizer import PolicyOptimizer
+from tasks.learning.packed_row import packed_row
 from tasks.learning.packing import NotPackedError, is_packed, pack, pack_if_equal
-from tasks.learning.padding import SharedPrompt, padded_tokens, passes
+from tasks.learning.padding import REPEATED_PER_TOKEN, SharedPrompt, padded_tokens, passes
 from tasks.learning.policy import Policy, probe
 from tasks.learning.step import accumulate
 from tests.tasks.learning.refusing_kernels import REFUSAL, attention_without_backward
@@ -287,6 +288,20 @@ def test_responses_to_one_prompt_lie_together_in_packed_passes():
     assert passes(lengths, 22, packed=True, prompts=prompts) == [[1, 2, 4, 5], [0, 3]]
     assert passes(lengths, 22, packed=True) == [[1, 4], [0, 2, 3, 5]]
     assert dealt_passes(lengths, 22, 1, packed=True, prompts=prompts) == [[[1, 2, 4, 5], [0, 3]]]
+
+
+def test_the_keys_that_a_pass_repeats_are_bounded_too():
+    """A group of short answers to a long prompt has few tokens of its own, and its prompt's keys 64 times."""
+    prompt, answer, number, limit = 4096, 100, 64, 16_384
+    lengths, prompts = [prompt + answer] * number, [SharedPrompt(0, prompt - 1)] * number
+    parts = passes(lengths, limit, packed=True, prompts=prompts)
+    assert sorted(index for part in parts for index in part) == list(range(number))
+    for part in parts:
+        row = packed_row([lengths[index] for index in part], [prompt] * len(part), [0] * len(part))
+        assert row.repeats is not None
+        own, keys = len(row.places), int(row.key_bounds[-1])
+        # The shared prompt's own keys are the second time of each.
+        assert own + (keys - own - prompt) // REPEATED_PER_TOKEN <= limit
 
 
 def test_a_packed_pass_counts_its_own_tokens_only():

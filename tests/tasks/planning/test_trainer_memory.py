@@ -16,6 +16,8 @@ from tasks.configuration.run_config import parse
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.adapted_policy import AdaptedPolicy
 from tasks.learning.batching import collate
+from tasks.learning.packing import pack
+from tasks.learning.padding import SharedPrompt, passes
 from tasks.learning.policy import Policy
 from tasks.learning.restoring import optimizer_of
 from tasks.learning.token_logprobs import LOGIT_BYTES, chunk_rows, gpu_logits
@@ -89,14 +91,17 @@ def models(tmp_path_factory):
     return found
 
 
-def peak(policy, tokens):
-    """The most that lives at a time in a pass of one response and its backward pass, beside the model."""
+def one_response(policy, tokens):
     vocabulary = policy.module.config.vocab_size
+    return collate([0], [[1]], [[token % vocabulary for token in range(tokens - 1)]], [[0.0] * (tokens - 1)])
+
+
+def peak(policy, batch):
+    """The most that lives at a time in a pass and its backward pass, beside the model."""
     for parameter in policy.parameters().values():
         parameter.grad = torch.zeros_like(parameter)
     with torch.no_grad():
         policy.logprobs(collate([0], [[1]], [[2]], [[0.0]]), 1.0)
-    batch = collate([0], [[1]], [[token % vocabulary for token in range(tokens - 1)]], [[0.0] * (tokens - 1)])
     outside = [*policy.memory(), *(parameter.grad for parameter in policy.parameters().values())]
     with LiveTensors(outside) as live:
         policy.objective(batch, 1.0, lambda logprobs, _rows: -logprobs)[2].backward()
@@ -116,8 +121,29 @@ def test_a_pass_takes_three_quarters_to_six_fifths_of_what_the_formula_says(
     head = policy.module.get_output_embeddings().weight
     chunk = chunk_rows(head, None) * head.shape[0] * LOGIT_BYTES
     said = activation_bytes(config(trainer), size, tokens, chunk)
-    found = peak(policy, tokens)
+    found = peak(policy, one_response(policy, tokens))
     assert 0.75 <= found / said <= 1.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_pass_of_many_short_answers_to_a_long_prompt_takes_no_more_than_the_formula_says(tmp_path, checkpointing):
+    """Its tokens are few, and the prompt's keys are repeated for each answer, here with as many key heads as heads."""
+    settings = Qwen2Config(**NARROW, num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=True)
+    settings.save_pretrained(tmp_path)
+    tensors = {name: value.bfloat16() for name, value in Qwen2ForCausalLM(settings).state_dict().items()}
+    trainer = {"dtype": "bfloat16", "gradient_checkpointing": checkpointing}
+    policy = Policy(tmp_path, tensors, TrainerConfig(device="cpu", **trainer))
+    pack(policy.module)
+    prompt, answer, group, limit = list(range(800)), list(range(24)), 48, 2048
+    shared = [SharedPrompt(0, len(prompt) - 1)] * group
+    count = len(passes([len(prompt) + len(answer)] * group, limit, packed=True, prompts=shared)[0])
+    batch = collate(range(count), [prompt] * count, [answer] * count, [[0.0] * len(answer)] * count)
+    head = policy.module.get_output_embeddings().weight
+    chunk = chunk_rows(head, None) * head.shape[0] * LOGIT_BYTES
+    said = activation_bytes(config(trainer), size_from_config(settings.to_dict(), 2), limit, chunk)
+    assert count > 2
+    assert peak(policy, batch) <= 1.2 * said
 
 
 @pytest.mark.slow
@@ -127,7 +153,7 @@ def test_a_pass_with_adapters_takes_at_most_what_the_formula_says(models):
         trainer = {"dtype": "bfloat16", "gradient_checkpointing": checkpointing}
         policy = AdaptedPolicy(folder, tensors, TrainerConfig(device="cpu", **trainer), LoraConfig(rank=4), seed=0)
         said = activation_bytes(config(trainer, lora={"rank": 4}), size, 1200, 1 << 22)
-        assert 0.6 <= peak(policy, 1200) / said <= 1.2
+        assert 0.6 <= peak(policy, one_response(policy, 1200)) / said <= 1.2
 
 
 @pytest.mark.slow
