@@ -27,6 +27,7 @@ from tasks.configuration.run_config import RunConfig, dump
 from tasks.device.gpu_check import check_gpus
 from tasks.learning.advance import request_metrics, take_step
 from tasks.learning.checkpoint_due import is_checkpoint_due
+from tasks.learning.generation import free_device
 from tasks.learning.learner import Learner
 from tasks.learning.parking import Parked, park, unpark
 from tasks.learning.publication import AnotherWasFirstError, Blocks, publish_and_save
@@ -101,11 +102,14 @@ class PhaseTrainer:
         self._ranks = ranks or Ranks(device=training_device("auto"))
         self._store = MeteredStore(connect_to_run(run_url))
         self._clock = clock
-        self._began_at_s = clock.wall()
+        # When the process began, or its last phase ended.
+        self._free_since_s = clock.wall()
         self._tell = tell
         self._iteration: int | None = None
         self._phase: WorkerPhase = "parked"
         self._kept: _Kept | None = None
+        # What was kept when the phase began, until its learner is chosen.
+        self._taken: _Kept | None = None
         self._restored: Restored | None = None
         self._replays = 0
 
@@ -118,12 +122,12 @@ class PhaseTrainer:
         """
         self._iteration, self._restored, self._replays = iteration, None, 0
         self._says("restoring")
-        kept, self._kept = self._kept, None
+        self._taken, self._kept = self._kept, None
         try:
             if not self._first_finds(lambda: is_trained(self._store, iteration)):
-                self._kept = self._train(iteration, kept)
-            elif self._is_next(kept, iteration + 1):
-                self._kept = kept
+                self._kept = self._train(iteration)
+            elif self._is_next(self._taken, iteration + 1):
+                self._kept = self._taken
         except (NoLongerDue, StorageError, RankError) as error:
             # What is missing then was deleted because no process needs it any more, be it for another rank.
             if not isinstance(error, NoLongerDue) and not exists(self._store, layout.report(iteration)):
@@ -132,7 +136,8 @@ class PhaseTrainer:
             if self._ranks.world_size > 1:
                 raise NoLongerDue(f"iteration {iteration} is concluded") from error
         finally:
-            del kept
+            self._taken = None
+            self._free_since_s = self._clock.wall()
             give_back()
         self._says("parked")
 
@@ -166,7 +171,7 @@ class PhaseTrainer:
             found = ranks.is_first and look()
         return bool(ranks.broadcast(found))
 
-    def _train(self, iteration: int, kept: _Kept | None) -> _Kept | None:
+    def _train(self, iteration: int) -> _Kept | None:
         store, clock, ranks = self._store, self._clock, self._ranks
         plan = read_plan(store, iteration)
         config = config_in_force(store, plan)
@@ -175,9 +180,9 @@ class PhaseTrainer:
         if training_device(config.trainer.device).type != ranks.device.type:
             raise OtherDevice(f"trainer.device: value {config.trainer.device!r}; this process has {ranks.device.type}")
         stands, ordered_s = config.trainer.placement == "standing", clock.wall()
-        stood_s = self._stood_s(iteration, kept, ordered_s) if stands and ranks.is_first else 0.0
+        stood_s = self._stood_s(iteration, ordered_s) if stands and ranks.is_first else 0.0
         with model_files.downloaded(store) as model:
-            learner, version, is_warm = self._state(config, iteration, model, kept)
+            learner, version, is_warm = self._state(config, iteration, model)
             began_s = clock.wall()
             replayed = replay(store, learner, version, iteration, clock, self._replay_begins)
         base, changed = base_of(store, iteration, learner, replayed, clock)
@@ -195,11 +200,15 @@ class PhaseTrainer:
             records.commit(store, layout.training(iteration), replace(record, metrics=record.metrics | measured))
         return self._park_and_publish(plan, config, learner, base)
 
-    def _state(self, config: RunConfig, version: int, model: Path, kept: _Kept | None) -> tuple[Learner, int, bool]:
-        """A learner on the device, its version, which a replay leads to this one, and whether it was in host memory."""
+    def _state(self, config: RunConfig, version: int, model: Path) -> tuple[Learner, int, bool]:
+        """A learner on the device, its version, which a replay leads to this one, and whether it was in memory."""
+        kept, self._taken = self._taken, None
         same_settings = kept is not None and dump(kept.config) == dump(config)
         if not self._is_next(kept if same_settings else None, version) or kept is None:
             store, clock, ranks = self._store, self._clock, self._ranks
+            # A device need not have room for two learners.
+            kept = None
+            free_device(ranks.device)
             start = restorable(store, version, ranks)
             learner = self._note_restored(lambda: restore_learner(store, start, config, model, clock, ranks))
             return learner, start, False
@@ -209,9 +218,9 @@ class PhaseTrainer:
         self._restored = Restored(tier="host memory", seconds=took_s, num_bytes=num_bytes, ahead=False)
         return learner, version if isinstance(state, Parked) else state.version, True
 
-    def _stood_s(self, iteration: int, kept: _Kept | None, now_s: float) -> float:
-        """Seconds since the iteration before was trained here, or else since this process began."""
-        since_s = self._began_at_s
+    def _stood_s(self, iteration: int, now_s: float) -> float:
+        """Seconds since the iteration before was trained here, or else since this process was free."""
+        since_s, kept = self._free_since_s, self._taken
         if kept is not None and isinstance(kept.state, Parked):
             since_s = read_manifest(self._store, layout.weights(iteration)).metadata.get(PUBLISHED_AT_S) or now_s
         return max(0.0, now_s - float(since_s))

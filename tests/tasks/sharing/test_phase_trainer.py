@@ -1,6 +1,7 @@
 """Phases that one process trains for a run, with the state kept between them, end with the bits of the train task."""
 
 import threading
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,8 @@ from storage.store import CorruptObject
 from storage.weights import tensor_sets
 from tasks.admitting.fleet_admission import Profile, admit
 from tasks.learning.collecting import collect_and_wait
+from tasks.learning.restoring import restore_learner
+from tasks.sharing import phase_trainer
 from tasks.sharing.membership import create_fleet
 from tasks.sharing.phase_trainer import PhaseTrainer
 from tests.dying_store import DiesAtWrite, Killed
@@ -201,6 +204,41 @@ def test_a_state_from_the_store_or_read_ahead_ends_with_the_bits_of_the_train_ta
         for url in settings:
             commit_iteration(url, iteration)
     assert states(store) == states(memory_store_of("own"))
+
+
+@pytest.mark.slow
+def test_a_state_on_the_device_that_cannot_be_used_is_dropped_before_another_is_restored(model, monkeypatch):
+    """A device with room for one learner would refuse the second."""
+    memory_store("shared-run")
+    trainer_section = {"placement": "standing", "group_timeout_s": 600.0}
+    trainer = PhaseTrainer(begun(config(URL, model, trainer=trainer_section)), SystemClock(), lambda _: None)
+    train_on(trainer, 0)
+    commit_iteration(URL, 0)
+    held, on_device = weakref.ref(trainer._kept.state.learner), []
+
+    def restoring(*given):
+        on_device.append(held())
+        return restore_learner(*given)
+
+    monkeypatch.setattr(phase_trainer, "restore_learner", restoring)
+    plan_iteration(config(URL, model, trainer=trainer_section | {"group_timeout_s": 601.0}))
+    roll_out(URL, 1)
+    assert train_on(trainer, 1).metrics["sharing/warm"] == 0.0
+    assert on_device == [None]
+
+
+@pytest.mark.slow
+def test_a_trainer_that_lost_its_state_has_stood_since_its_last_phase_only(model):
+    memory_store("shared-run")
+    settings = config(URL, model, trainer={"placement": "standing", "group_timeout_s": 600.0})
+    trainer = PhaseTrainer(begun(settings), SystemClock(), lambda _: None)
+    trainer._free_since_s -= 1e6
+    assert train_on(trainer, 0).metrics["timing_s/stood"] > 1e6 - 1
+    commit_iteration(URL, 0)
+    plan_iteration(settings)
+    roll_out(URL, 1)
+    trainer._kept = None
+    assert train_on(trainer, 1).metrics["timing_s/stood"] < 600
 
 
 @pytest.mark.slow
