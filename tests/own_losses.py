@@ -31,6 +31,10 @@ def a_tensor(inputs: LossInputs) -> torch.Tensor:
     return inputs.logprobs
 
 
+def without_gradient(inputs: LossInputs) -> LossOutputs:
+    return LossOutputs(loss=-inputs.token_advantages * inputs.logprobs.detach())
+
+
 def of_responses(inputs: LossInputs) -> LossOutputs:
     return LossOutputs(loss=inputs.logprobs.sum(dim=1))
 

@@ -224,6 +224,8 @@ def _complete(outputs: object, inputs: LossInputs, name: str) -> PolicyLoss:
         if value.is_floating_point() is field_name.startswith("clipped"):
             wanted = "booleans" if field_name.startswith("clipped") else "floating numbers"
             raise ValueError(f"{what} {field_name} in {value.dtype}; allowed: {wanted}")
+    if inputs.logprobs.requires_grad and torch.is_grad_enabled() and not outputs.loss.requires_grad:
+        raise ValueError(f"{what} loss without gradient; allowed: a loss that is computed from inputs.logprobs")
     ratio = _ratio(inputs.logprobs.detach(), inputs.old_logprobs) if outputs.ratio is None else outputs.ratio.detach()
     never = torch.zeros(shape, dtype=torch.bool, device=ratio.device)
     low, high = (never if each is None else each.bool() for each in (outputs.clipped_low, outputs.clipped_high))

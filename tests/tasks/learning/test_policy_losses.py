@@ -91,6 +91,23 @@ def test_what_an_own_loss_returns_is_verified(name, message):
         losses_of(own(name), torch.ones(5), *case())
 
 
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+def test_an_own_loss_without_gradient_is_refused_also_where_a_kl_has_one(build, ragged, kl_coef):
+    algorithm = AlgorithmConfig(policy_loss="tests.own_losses:without_gradient", kl_coef=kl_coef)
+    with pytest.raises(
+        ValueError, match=r"^algorithm.policy_loss: '.*:without_gradient' returned loss without gradient"
+    ):
+        accumulate(
+            build(),
+            collate(*ragged(3)),
+            torch.ones(3),
+            algorithm,
+            temperature=1.0,
+            max_completion_length=12,
+            reference=build(trainable=False) if kl_coef else None,
+        )
+
+
 def test_a_metric_that_is_not_finite_ends_training_in_one_line(build, ragged):
     policy, batch = build(), collate(*ragged(3))
     message = (
