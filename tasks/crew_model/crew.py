@@ -257,9 +257,9 @@ class Crew:
         found = bool(givers or member.waiting)
         if found:
             self._fill(member)
-        for name in givers & self._ownership.members.keys():
-            giver = self._ownership.members[name]
-            if giver.state == "working":
+        for name in givers:
+            giver = self._ownership.members.get(name)
+            if giver is not None and giver.state == "working":
                 self._fill(giver)
                 self._note_next_end(giver)
         if member.state == "loading" and member.waiting:

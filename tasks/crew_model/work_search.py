@@ -47,8 +47,8 @@ class WorkSearch:
         self._fruitless = 0
         self._waits: bool | None = None
 
-    def seek(self, member: Member) -> set[str]:
-        """Take what rebalancing allows until there is no room or nothing to take; returns the names of the givers.
+    def seek(self, member: Member) -> list[str]:
+        """Take what rebalancing allows until there is no room or nothing to take; returns the givers, in their order.
 
         At most LOOKS_MAX others are looked at, and each gives once.
         """
@@ -56,15 +56,15 @@ class WorkSearch:
         member.life.looks += min(LOOKS_MAX, len(members) - 1)
         if member.running and not self._anything_waits():
             # Running responses are given only to members that decode nothing.
-            return set()
+            return []
         seeker = self._seeker(member)
         if not self._may_find(member, seeker):
-            return set()
+            return []
         others = [name for name in members if name != member.name]
         names = looked_at(others, self._rng)
         holders = {name: self._holder(members[name]) for name in names}
         turns = Turns(seeker, holders, self._unclaimed(), len(others) - len(names))
-        givers: set[str] = set()
+        givers: list[str] = []
         self._fruitless += 1
         while transfer := turns.next():
             if transfer.asks and transfer.incarnation is not None:
@@ -72,7 +72,7 @@ class WorkSearch:
                 continue
             turns.took(transfer, self._take(member, transfer))
             if transfer.incarnation is not None:
-                givers.add(transfer.incarnation)
+                givers.append(transfer.incarnation)
         return givers
 
     def _anything_waits(self) -> bool:
