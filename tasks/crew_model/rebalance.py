@@ -90,8 +90,7 @@ class Transfer:
 class Candidate:
     """An unfinished response of the chosen holder, as the journal shows it.
 
-    length: tokens journalled; begun: whether its holder has journalled some; held_before: by the seeker. left: tokens
-    that are expected to follow; None: unknown.
+    length: tokens journalled; begun: whether its holder has journalled some; held_before: by the seeker.
     """
 
     response: int
@@ -99,7 +98,6 @@ class Candidate:
     begun: bool
     released: bool
     held_before: bool
-    left: float | None = None
 
 
 def next_transfer(
@@ -216,8 +214,7 @@ def choose(cause: Cause, count: int, candidates: Collection[Candidate]) -> tuple
     """The responses of a holder to take for `cause`; `candidates` in the order in which the holder begins them.
 
     Unstarted ones come from the end of that order, because the holder begins at its front. Of running ones, those with
-    most left come first, because they gain most from a smaller batch; if that is unknown, those with the fewest tokens,
-    because their prefixes are cheapest to compute again.
+    the fewest tokens come first, because their prefixes are cheapest to compute again.
     """
     if cause is Cause.RELEASED:
         fit = [candidate for candidate in candidates if candidate.released]
@@ -225,7 +222,7 @@ def choose(cause: Cause, count: int, candidates: Collection[Candidate]) -> tuple
         fit = [candidate for candidate in candidates if not candidate.begun and not candidate.held_before][::-1]
     elif cause.from_the_living:
         fit = [candidate for candidate in candidates if candidate.begun and not candidate.held_before]
-        fit.sort(key=lambda candidate: candidate.length if candidate.left is None else -candidate.left)
+        fit.sort(key=lambda candidate: candidate.length)
     else:
         fit = list(candidates)
     return tuple(candidate.response for candidate in fit[:count])

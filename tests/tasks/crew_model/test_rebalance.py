@@ -257,8 +257,6 @@ def test_unstarted_ones_are_taken_from_the_end_and_running_ones_where_least_is_l
     running = [a_candidate(r, begun=True, length=length) for r, length in ((1, 30), (2, 10), (3, 20))]
     assert choose(Cause.OVERFULL, 2, running) == (2, 3)
     assert choose(Cause.LATE, 1, [*running, a_candidate(4)]) == (2,)
-    foretold = [replace(candidate, left=candidate.length + 1.0) for candidate in running]
-    assert choose(Cause.OVERFULL, 2, foretold) == (1, 3)
     assert choose(Cause.RELEASED, 3, [*running, a_candidate(5, released=True)]) == (5,)
     assert choose(Cause.LOST, 3, running) == (1, 2, 3)
 
