@@ -64,6 +64,6 @@ def test_iterations_that_overlap_last_as_long_as_is_planned(members, train_s_per
         planning=SEEDING,
     )
     last = simulate(given, seed=0).iterations[-2]
-    width, seeding = (next(one for one in last.decisions if one.name == name) for name in ("width", "seeding"))
+    seeding = next(one for one in last.decisions if one.name == "seeding")
     expected_s = seeding.alternatives[seeding.chosen]["timing_s/iteration"]
-    assert expected_s / width.inputs.get("correction", 1.0) == pytest.approx(last.duration_s, rel=0.1)
+    assert expected_s == pytest.approx(last.duration_s, rel=0.1)
