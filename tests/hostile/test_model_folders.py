@@ -129,6 +129,6 @@ def test_a_forecast_refuses_it_too(model, tmp_path, body):
 
 def test_the_tiny_model_itself_is_accepted(model):
     seen = check_files(config("memory://folders", model))
-    told = ["model", "model check", "advantage estimator", "rewards", "prompts", "stop tokens"]
+    told = ["model", "model check", "advantage estimator", "policy loss", "rewards", "prompts", "stop tokens"]
     assert [line.partition(":")[0] for line in seen] == told
     assert model_fields(model)["vocab_size"] == VOCAB_SIZE
