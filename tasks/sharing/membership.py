@@ -162,9 +162,10 @@ def check_no_other_fleet(config: RunConfig, fleet: str) -> None:
     other, run_id = connect(before), fleet_layout.run_id(config.run.url)
     if other.url == connect(fleet).url or has_left(other, run_id) or not exists(other, fleet_layout.admitted(run_id)):
         return
+    given = f"fleet: value {fleet!r}" if config.trainer.fleet else f"placement: value {config.trainer.placement!r}"
     raise ValueError(
-        f"trainer.fleet: value {fleet!r}; allowed: {before!r}, to which {config.run.url} belongs; take it out of there "
-        f"for good by: gleaner fleet leave {before} {config.run.url}"
+        f"trainer.{given}; allowed: {'' if config.trainer.fleet else 'shared with trainer.fleet '}{before!r}, to which "
+        f"{config.run.url} belongs; take it out of there for good by: gleaner fleet leave {before} {config.run.url}"
     )
 
 

@@ -70,7 +70,11 @@ def test_a_run_that_another_fleet_has_admitted_is_refused_until_it_has_left(stor
     admit(shared, model, Profile(phase_s=1.0, cycle_s=5.0), ManualClock())
     plan_iteration(shared)
     alone = config(URL, model, trainer=STANDING)
-    with pytest.raises(ValueError, match=r"allowed: 'memory://left-fleet', to which memory://standing-run belongs"):
+    said = (
+        r"^trainer.placement: value 'standing'; allowed: shared with trainer.fleet 'memory://left-fleet', to which "
+        "memory://standing-run belongs"
+    )
+    with pytest.raises(ValueError, match=said):
         check_admitted(alone)
     leave("memory://left-fleet", URL, "it stands", ManualClock())
     check_admitted(alone)
