@@ -22,8 +22,8 @@ class Repeats(NamedTuple):
         tokens: [M] int64, the row's token at each place.
         first: [N] int64, the first place of each token.
         again: [R] int64, the tokens that occur more than once.
-        further: [R, C] int64, their other places, filled up with 0.
-        is_further: [R, C] bool, False where `further` is filled up.
+        further: [C, R] int64, their other places, filled up with 0.
+        is_further: [C, R] bool, False where `further` is filled up.
     """
 
     tokens: Tensor
@@ -165,16 +165,16 @@ def _repeats(sequences: Sequence[_Sequence]) -> Repeats:
     further, is_further = [], []
     for those in users.values():
         starts = torch.tensor([each.keys for each in those])
-        grid = torch.arange(those[0].start)[:, None] + starts
-        further.append(F.pad(grid, (0, most - len(those))))
-        is_further.append(F.pad(torch.ones_like(grid, dtype=torch.bool), (0, most - len(those))))
+        grid = torch.arange(those[0].start) + starts[:, None]
+        further.append(F.pad(grid, (0, 0, 0, most - len(those))))
+        is_further.append(F.pad(torch.ones_like(grid, dtype=torch.bool), (0, 0, 0, most - len(those))))
     before = [(range(each.prompt, each.prompt + each.start), each.own) for each in sequences]
     return Repeats(
         tokens=_ranges(part for parts in before for part in parts),
         first=_ranges(range(each.keys + each.start, each.keys + each.end) for each in sequences),
         again=_ranges(range(prompt, prompt + those[0].start) for prompt, those in users.items()),
-        further=torch.cat(further),
-        is_further=torch.cat(is_further),
+        further=torch.cat(further, dim=1),
+        is_further=torch.cat(is_further, dim=1),
     )
 
 
@@ -199,9 +199,8 @@ class _Repeated(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         repeats: Repeats = ctx.repeats
         found = grad.index_select(2, repeats.first)
-        heads, size = grad.shape[1], grad.shape[3]
-        added = grad.index_select(2, repeats.further.flatten()).view(1, heads, *repeats.further.shape, size)
-        added = added.masked_fill(~repeats.is_further[..., None], 0)
-        wide = torch.promote_types(grad.dtype, torch.float32)
-        total = added.sum(dim=3, dtype=wide) + found.index_select(2, repeats.again)
+        # A place of each token at a time: together they may be far more than the gradient, where groups are unlike.
+        total = found.index_select(2, repeats.again).to(torch.promote_types(grad.dtype, torch.float32))
+        for places, is_one in zip(repeats.further, repeats.is_further, strict=True):
+            total += grad.index_select(2, places).masked_fill_(~is_one[:, None], 0)
         return found.index_copy_(2, repeats.again, total.to(grad.dtype)), None

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tasks.learning.batching import collate
 from tasks.learning.packed_row import packed_row, repeated, same_prompts
@@ -74,6 +75,27 @@ def test_a_key_gets_the_gradients_of_all_its_places(rows):
     (found * factors).sum().backward()
     (expected * factors).sum().backward()
     torch.testing.assert_close(left.grad, right.grad)
+
+
+class LargestTensor(TorchDispatchMode):
+    """The values of the largest tensor that an operation within the block returns."""
+
+    values = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        self.values = max(self.values, found.numel() if isinstance(found, torch.Tensor) else 0)
+        return found
+
+
+def test_gradients_of_a_long_prompt_of_few_beside_a_short_one_of_many_take_no_more_room_than_all_keys():
+    """At 42 places for each of the long prompt's tokens they would take 17 times that."""
+    row = row_of([([1] * 300, [3])] * 2 + [([1, 2], [3])] * 42)[1]
+    values = torch.zeros(1, 1, len(row.places), 4, requires_grad=True)
+    found = repeated(values, row.repeats)
+    with LargestTensor() as largest:
+        found.backward(torch.ones_like(found))
+    assert largest.values <= found.numel()
 
 
 def test_gradients_in_half_precision_are_added_in_float32():
