@@ -54,8 +54,10 @@ SETTINGS = {
     "cost": PlanningConfig(width="cost"),
     "balance": PlanningConfig(width="balance"),
     "seeding": PlanningConfig(seeding="auto"),
+    "cost and seeding": PlanningConfig(width="cost", seeding="auto"),
 }
-SIZES = ((128, 8), (512, 32), (2048, 128), (12_500, 1000))
+# Groups, and the members on offer: in the first one as many as widths are estimated.
+SIZES = ((128, 16), (512, 32), (2048, 128), (12_500, 1000))
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,10 @@ Counts = tuple[int, ...]
 HORIZON = 16
 # About so many responses are played: of several iterations if each has few, else each stands for several.
 PLAYED_MAX, ITERATIONS_MAX = 400, 8
-# Of a pool with more members than this, each stands for several, too.
-MEMBERS_MAX = 16
+# Of more members than this, each stands for several, too: with twice as many, looks for work take four times as long.
+MEMBERS_MAX = 24
+# Where more rollouts than this are played for a plan, each has fewer responses, and at most so many members.
+ROLLOUTS_MAX, MEMBERS_OF_MANY = 24, 12
 # How often groups are dealt: each time by the speeds with which the members decode what they got before.
 DEALT_TIMES = 3
 _SECONDS_PER_HOUR = 3600.0
@@ -73,11 +75,29 @@ class _Times:
     iteration_s: float
 
 
-class Estimator:
-    """Estimates crews for one request; what does not depend on the crew is computed once."""
+@dataclass(frozen=True)
+class _Alike:
+    """Members of one offer that begin and stop together."""
 
-    def __init__(self, request: PlanningRequest) -> None:
+    offer: CrewOffer | ReservedOffer
+    count: int
+    start_s: float
+    stop_s: float | None = None
+
+
+class Estimator:
+    """Estimates crews for one request; what does not depend on the crew is computed once.
+
+    estimates: about how many are asked for.
+    """
+
+    def __init__(self, request: PlanningRequest, estimates: int = 1) -> None:
         self._request = request
+        starts = any(offer.kept and offer.there is not None and offer.machine_start_s for offer in request.offers)
+        # Where new machines start, a crew is played with them and without.
+        rollouts = estimates * (1 + starts)
+        self._played_max = min(PLAYED_MAX, PLAYED_MAX * ROLLOUTS_MAX // rollouts)
+        self._members_max = MEMBERS_MAX if rollouts <= ROLLOUTS_MAX else MEMBERS_OF_MANY
         self._engines: dict[tuple[str | None, float], EngineModel] = {}
 
     def estimate(self, counts: Counts, seeding: SeedingRecord | None) -> Estimate:
@@ -173,32 +193,32 @@ class Estimator:
         if not any(now or later for _, now, later in coming) and not seeds:
             # No member is expected to come, although some are asked for: as if they came.
             coming = [(offer, 0, count) for offer, count in zip(request.offers, counts, strict=True)]
-        members = []
+        alike: list[_Alike] = []
         for offer, now, later in coming:
-            members += self._alike(offer, now, offer.start_s)
-            members += self._alike(offer, later, offer.start_s + offer.machine_start_s)
+            alike.append(_Alike(offer, now, offer.start_s))
+            alike.append(_Alike(offer, later, offer.start_s + offer.machine_start_s))
         stop_s: float | None = 0.0
         if reserved is not None and seeding is not None and seeds:
             busy_s = request.trainer_busy_s
-            stop_s = engines_stop_s(seeding, [member.start_s for member in members], busy_s)
-            members += self._alike(reserved, reserved.engines, busy_s + reserved.start_s, stop_s)
+            stop_s = engines_stop_s(seeding, [part.start_s for part in alike if part.count], busy_s)
+            alike.append(_Alike(reserved, reserved.engines, busy_s + reserved.start_s, stop_s))
+        alike = [part for part in alike if part.count and (part.stop_s is None or part.start_s < part.stop_s)]
+        share = min(1.0, self._members_max / max(1, sum(part.count for part in alike)))
+        members = [member for part in alike for member in self._played(part, max(1, round(part.count * share)))]
         return members, math.inf if stop_s is None else stop_s
 
-    def _alike(
-        self, offer: CrewOffer | ReservedOffer, count: int, start_s: float, stop_s: float | None = None
-    ) -> list[PlannedMember]:
-        """Members that stand for `count` of the offer; each response that is played stands for `self._each`.
+    def _played(self, alike: "_Alike", played: int) -> list[PlannedMember]:
+        """So many members that stand for these; each response that is played stands for `self._each`.
 
         A lost machine is replaced by one that starts anew; meanwhile the others do its work.
         """
-        if not count or (stop_s is not None and stop_s <= start_s):
-            return []
-        played = count if count <= MEMBERS_MAX else max(MEMBERS_MAX, round(count / self._each))
-        in_crew, absent = isinstance(offer, CrewOffer), 0.0
+        offer, absent = alike.offer, 0.0
         if isinstance(offer, CrewOffer):
             absent = offer.losses_per_h * (offer.start_s + offer.machine_start_s) / _SECONDS_PER_HOUR
-        engine = self._engine(offer, self._each * played * (1 + absent) / count)
-        return [PlannedMember(engine=engine, start_s=start_s, stop_s=stop_s, in_crew=in_crew)] * played
+        engine = self._engine(offer, self._each * played * (1 + absent) / alike.count)
+        in_crew = isinstance(offer, CrewOffer)
+        member = PlannedMember(engine=engine, start_s=alike.start_s, stop_s=alike.stop_s, in_crew=in_crew)
+        return [member] * played
 
     def _engine(self, offer: CrewOffer | ReservedOffer, each: float) -> EngineModel:
         """The engine of a member that decodes `each` responses for each one that is played."""
@@ -228,9 +248,9 @@ class Estimator:
         """
         request = self._request
         groups, size = len(request.lengths), request.num_generations
-        draws = min(ITERATIONS_MAX, max(1, PLAYED_MAX // (groups * size)))
+        draws = min(ITERATIONS_MAX, max(1, self._played_max // (groups * size)))
         known = request.past[:draws] or tuple(drawn_lengths(request.lengths, size, request.length_max, draws))
-        every = min(-(-groups * size // PLAYED_MAX), groups)
+        every = min(-(-groups * size // self._played_max), groups)
         return [_every(np.maximum(1.0, np.rint(lengths)), every).astype(np.int64) for lengths in known]
 
 

@@ -101,12 +101,21 @@ def _fewest(request: PlanningRequest) -> int:
     return 0 if alone or not sum(offer.count_max for offer in request.offers) else 1
 
 
+def _estimates(request: PlanningRequest) -> int:
+    """The most estimates that a choice asks for: of each width, with each way of seeding."""
+    low, high = _bounds(request)
+    widths = math.prod(h - least + 1 for least, h in zip(low, high, strict=True))
+    if request.settings.width != "cost" and math.isinf(allowed_usd(request)[1]):
+        widths = 1 if request.settings.width == "fixed" else 2
+    return min(WIDTHS_MAX, widths) * max(len(seedings(request, counts)) for counts in (low, high))
+
+
 class _Search:
     """Estimates crews as they are asked for, each once, with the seeding that suits it best."""
 
     def __init__(self, request: PlanningRequest) -> None:
         self._request = request
-        self._estimator = Estimator(request)
+        self._estimator = Estimator(request, _estimates(request))
         self._found: dict[Counts, tuple[Estimate, ...]] = {}
 
     def best(self, counts: Counts, cost_weight: float = 0.0) -> Estimate:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.crew_model.step_time import NOMINAL
-from tasks.planning.estimate import Estimator
+from tasks.planning import estimate
+from tasks.planning.estimate import MEMBERS_MAX, PLAYED_MAX, ROLLOUTS_MAX, Estimator
 from tasks.planning.offer import ReservedOffer
 from tasks.planning.request import BudgetExceeded
 from tasks.planning.width import CLEARLY, WIDTHS_MAX, choose_width
@@ -16,6 +17,7 @@ from tests.planning_requests import CURVE, a_request, an_offer, some_lengths, wa
 from tests.property_examples import part_of_examples
 
 COST = {"width": "cost"}
+SEEDED = {"seeding": "auto"}
 RESERVED = ReservedOffer(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)
 EVEN = some_lengths(64, sigma=0.05)
 # Two iterations of these lengths.
@@ -238,3 +240,22 @@ def test_of_very_many_pools_some_are_tried():
     chosen = weighed(0.8, *offers).crew
     assert chosen.counts[0] >= 1
     assert sum(chosen.counts[6:]) == 0
+
+
+@pytest.mark.parametrize("there", [None, 2])
+@pytest.mark.parametrize(("groups", "pools", "count"), [(256, 1, 16), (256, 3, 16), (8, 1, 400)])
+def test_what_is_played_for_a_plan_is_bounded_however_many_ways_there_are(monkeypatch, there, groups, pools, count):
+    played = []
+
+    def counted(lengths, members, rules):
+        played.append((lengths.size, len(members)))
+        return modelled_rollout(lengths, members, rules)
+
+    modelled_rollout = estimate.modelled_rollout
+    monkeypatch.setattr(estimate, "modelled_rollout", counted)
+    offers = [an_offer(f"pool {k}", count_max=count, machine_start_s=60.0, there=there) for k in range(pools)]
+    lengths = some_lengths(groups)
+    known = {"reserved": replace(RESERVED, engines=8), "waits": waits(), "train_s": 100.0, "settings": SEEDED}
+    weighed(0.3, *offers, lengths=lengths, past=(lengths.expected[:, None].repeat(4, axis=1),) * 8, **known)
+    assert sum(responses for responses, _ in played) <= PLAYED_MAX * ROLLOUTS_MAX
+    assert max(members for _, members in played) <= MEMBERS_MAX
