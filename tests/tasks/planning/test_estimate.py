@@ -178,7 +178,7 @@ def test_lengths_are_those_of_the_last_iterations_if_there_are_any():
     assert estimated(both, 2).rollout_s == pytest.approx(30.0 + member_time_s([600.0] * 64, CURVE, 64))
 
 
-def test_members_keep_what_they_were_dealt():
+def test_members_keep_what_they_were_dealt_unless_it_waits():
     """Every second group is long, so that one of two members is dealt all long ones."""
     seen = np.full((32, 4), 100.0)
     seen[::2] = 1000.0
@@ -189,6 +189,10 @@ def test_members_keep_what_they_were_dealt():
     assert estimated(known, 2).rollout_s == pytest.approx(evenly_s, rel=0.01)
     # As many long ones for both.
     assert estimated(replace(request, past=(np.sort(seen, axis=0),)), 2).rollout_s == pytest.approx(evenly_s, rel=0.01)
+    # What waits is taken by the member with short ones.
+    waiting = replace(request, offers=(an_offer(responses_max=16),))
+    longest_s = member_time_s([1000.0] * 64, CURVE, 16)
+    assert estimated(waiting, 2).rollout_s - 30.0 < 0.85 * longest_s
 
 
 def test_members_share_evenly_what_the_engines_leave_behind():
