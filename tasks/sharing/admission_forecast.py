@@ -71,7 +71,7 @@ def sure_slowdowns(runs: Sequence[AdmittedRun], given: Conditions) -> dict[str, 
     found = estimated_slowdowns(runs, given)
     over, allowed = max(found.values()) - 1.0, given.slowdown_max - 1.0
     busy = math.fsum((run.phase_s + switch_s) / run.cycle_s for run in runs)
-    keeps_up = busy <= BUSY_SURE and over <= WITHIN_SURE * allowed and _hides_waits(runs, switch_s)
+    keeps_up = busy <= BUSY_SURE and over <= WITHIN_SURE * allowed and _hides_waits(runs, given)
     return found if keeps_up or over >= BEYOND_SURE * allowed else None
 
 
@@ -84,8 +84,7 @@ def estimated_slowdowns(runs: Sequence[AdmittedRun], given: Conditions) -> dict[
     switch_s = _switch_s(runs, given)
     taken = [run.phase_s + switch_s for run in runs]
     # What is left of a phase at a random moment in it.
-    cvs = [given.phase_cv if run.phase_cv is None else run.phase_cv for run in runs]
-    left = [seconds * (1 + cv * cv) / 2 for seconds, cv in zip(taken, cvs, strict=True)]
+    left = [seconds * (1 + cv * cv) / 2 for seconds, cv in zip(taken, _phase_cvs(runs, given), strict=True)]
     waits = [0.0] * len(runs)
     for _ in range(ROUNDS):
         caused = [
@@ -111,13 +110,24 @@ def _cycle_s(run: AdmittedRun, waited_s: float) -> float:
     return run.cycle_s + waited_s
 
 
-def _hides_waits(runs: Sequence[AdmittedRun], switch_s: float) -> bool:
-    """Whether each run ahead has time for a whole phase of any other; a mean wait says nothing of a rare long one."""
-    for run in runs:
-        longest_s = max((other.phase_s for other in runs if other is not run), default=0.0)
-        if run.rollouts_ahead and run.phase_s + longest_s + 2 * switch_s > run.cycle_s:
+def _hides_waits(runs: Sequence[AdmittedRun], given: Conditions) -> bool:
+    """Whether each run ahead has time for a whole phase of any other; a mean wait says nothing of a rare long one.
+
+    Phases count as two standard deviations longer, and the cycle as one of a rollout shorter.
+    """
+    switch_s = _switch_s(runs, given)
+    long_s = [run.phase_s * (1 + 2 * cv) for run, cv in zip(runs, _phase_cvs(runs, given), strict=True)]
+    for place, run in enumerate(runs):
+        others_s = [other_s for other, other_s in enumerate(long_s) if other != place]
+        rollout_cv = given.rollout_cv if run.rollout_cv is None else run.rollout_cv
+        short_s = run.cycle_s * (1 - rollout_cv)
+        if run.rollouts_ahead and others_s and long_s[place] + max(others_s) + 2 * switch_s > short_s:
             return False
     return True
+
+
+def _phase_cvs(runs: Sequence[AdmittedRun], given: Conditions) -> list[float]:
+    return [given.phase_cv if run.phase_cv is None else run.phase_cv for run in runs]
 
 
 def simulate_until_sure(

@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 from statistics import fmean, stdev
 
 import pytest
@@ -112,6 +113,18 @@ def test_a_rare_long_phase_before_a_run_ahead_is_simulated_although_it_hides_the
     assert max(estimated_slowdowns([long, short], conditions).values()) < 1.06
     assert sure_slowdowns([long, short], conditions) is None
     assert predict_slowdowns([long, short], conditions)[short.id] > 1.1
+
+
+def test_a_run_ahead_whose_times_vary_is_simulated_although_mean_times_hide_the_wait():
+    ahead = a_run("ahead", phase_s=80.0, cycle_s=290.0, rollouts_ahead=1, rollout_cv=1.0)
+    other = a_run("other", phase_s=160.0, cycle_s=570.0, rollouts_ahead=1, rollout_cv=0.0, phase_cv=2.0)
+    conditions = Conditions(switch_s=10.0, slowdown_max=1.05)
+    assert estimated_slowdowns([ahead, other], conditions)[ahead.id] == 1.0
+    assert sure_slowdowns([ahead, other], conditions) is None
+    assert predict_slowdowns([ahead, other], conditions)[ahead.id] > 1.05
+    steady = replace(ahead, rollout_cv=0.1), replace(other, phase_cv=0.1)
+    assert sure_slowdowns(steady, conditions) is None
+    assert sure_slowdowns([replace(run, phase_s=run.phase_s / 2) for run in steady], conditions) is not None
 
 
 def test_hosts_whose_simulations_differ_are_simulated_until_the_mean_is_sure():
