@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tasks.configuration.user_function import PATTERN, NotAFunction, load_function
+from tasks.configuration.user_function import PATTERN, load_or_refuse
 
 Scope = Literal["group", "batch"]
 # What a function of the user's own may take.
@@ -56,12 +56,7 @@ class Estimator:
 
     def load(self) -> Callable[..., Any]:
         """Import the function; raises ValueError, in one line, if it cannot be used."""
-        try:
-            function: Callable[..., Any] = load_function(self.function)
-        except NotAFunction as error:
-            raise self._refused(str(error)) from None
-        except (Exception, SystemExit) as error:
-            raise self._refused(f"importing it raises {type(error).__name__}: {error}") from error
+        function = load_or_refuse(self.function, self._refused)
         if self.is_own:
             self._check_parameters(function)
         return function

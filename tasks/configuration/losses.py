@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tasks.configuration.user_function import PATTERN, NotAFunction, load_function
+from tasks.configuration.user_function import PATTERN, load_or_refuse
 
 _OWN_FORM = "a function of one LossInputs that can be imported"
 
@@ -44,12 +44,7 @@ class Loss:
 
     def load(self) -> Callable[..., Any]:
         """Import the function; raises ValueError, in one line, if it cannot be used."""
-        try:
-            function: Callable[..., Any] = load_function(self.function)
-        except NotAFunction as error:
-            raise self._refused(str(error)) from None
-        except (Exception, SystemExit) as error:
-            raise self._refused(f"importing it raises {type(error).__name__}: {error}") from error
+        function = load_or_refuse(self.function, self._refused)
         if self.is_own:
             try:
                 inspect.signature(function).bind(None)

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 PATTERN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -27,3 +28,14 @@ def load_function(spec: str) -> Any:
     if not callable(found):
         raise NotAFunction(f"it is of type {type(found).__name__}; allowed: a function")
     return found
+
+
+def load_or_refuse(spec: str, refused: Callable[[str], ValueError]) -> Callable[..., Any]:
+    """As `load_function`, but raises what `refused` makes of the reason, whatever importing the module raises."""
+    try:
+        function: Callable[..., Any] = load_function(spec)
+    except NotAFunction as error:
+        raise refused(str(error)) from None
+    except (Exception, SystemExit) as error:
+        raise refused(f"importing it raises {type(error).__name__}: {error}") from error
+    return function
