@@ -74,7 +74,7 @@ def test_totals_add_up_and_divide_by_hand():
 
 
 def test_every_field_of_two_totals_is_in_their_sum():
-    """Whatever fields there are: numbers are added, but the smallest and largest are kept, and bins stay apart."""
+    """Whatever fields there are: numbers are added, but the smallest and largest are kept; bins and names stay apart."""
     first, second, expected = {}, {}, {}
     for place, each in enumerate(fields(StepTotals), start=1):
         one, other = place, 100 * place
@@ -82,6 +82,10 @@ def test_every_field_of_two_totals_is_in_their_sum():
             first[each.name], second[each.name] = (one, one + 1), (other, other + 1)
             by_bin = (one + other, one + other + 2)
             expected[each.name] = by_bin if each.name == "log_ratio_counts" else (one, one + 1, other, other + 1)
+            continue
+        if each.default_factory is dict:
+            first[each.name], second[each.name] = {"a": one, "b": one}, {"b": other, "c": other}
+            expected[each.name] = {"a": one, "b": one + other, "c": other}
             continue
         first[each.name], second[each.name] = one, other
         expected[each.name] = one + other
