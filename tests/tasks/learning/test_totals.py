@@ -74,7 +74,7 @@ def test_totals_add_up_and_divide_by_hand():
 
 
 def test_every_field_of_two_totals_is_in_their_sum():
-    """Whatever fields there are: numbers are added, but the smallest and largest are kept; bins and names stay apart."""
+    """Whatever fields there are: numbers are added, the smallest and largest kept, bins and names kept apart."""
     first, second, expected = {}, {}, {}
     for place, each in enumerate(fields(StepTotals), start=1):
         one, other = place, 100 * place
