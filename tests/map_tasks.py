@@ -46,15 +46,15 @@ def stops(number: int, folder: str) -> int:
 
 
 @task
-def lasts(number: int, folder: str) -> int:
+def lasts(slot: int, folder: str) -> int:
     """Stay until a file `end` is there; 1 is killed in its first attempt."""
     attempt = int(os.environ["FLYTE_ATTEMPT_NUMBER"])
-    Path(folder, f"{number}-{attempt}-{os.getpid()}").touch()
-    if number == 1 and attempt == 0:
+    Path(folder, f"{slot}-{attempt}-{os.getpid()}").touch()
+    if slot == 1 and attempt == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     while not Path(folder, "end").exists():
         time.sleep(0.05)
-    return number
+    return slot
 
 
 @task

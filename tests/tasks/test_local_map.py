@@ -112,7 +112,7 @@ def test_elements_flush_and_end_with_the_process_that_maps_however_that_ends(tmp
 def test_a_standing_map_runs_beside_what_follows_with_attempts_and_says_when_it_has_ended(tmp_path):
     ended = []
     mapped = crew_map(functools.partial(lasts, folder=str(tmp_path)), stands=True)
-    assert mapped(number=[5, 1]) == [None, None]
+    assert mapped(slot=[5, 1]) == [None, None]
     after_standing_map(lambda: ended.append(1))
     wait_until(lambda: attempts(tmp_path, 5) == [0] and attempts(tmp_path, 1) == [0, 1])
     assert not ended
