@@ -5,6 +5,7 @@ they give are repeated for the attention of each response. The last token of a p
 the hidden state there predicts the response's first token.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -40,8 +41,8 @@ class PackedRow:
     Attributes:
         places: [N] int64, where each token is in the flattened input ids of a `TokenBatch`.
         positions: [N] int64, the position of each token in its response.
-        origins: [B] int64, where in the row the first token of each response would lie if its own tokens had all the
-            others before them; negative where the prompt is shared.
+        origins: [B] int64, where each response would begin in the row if its shared tokens lay directly before its own;
+            may be negative.
         query_bounds: [S + 1] int32, where each sequence begins in the row, and N.
         key_bounds: [S + 1] int32, where the keys of each sequence begin, and M.
         queries_max: The tokens of the longest sequence.
@@ -101,16 +102,9 @@ def same_prompts(prompts: Sequence[Sequence[int]]) -> tuple[int, ...]:
     return tuple(seen.setdefault(tuple(prompt), index) for index, prompt in enumerate(prompts))
 
 
-def shared_tokens(prompt_lengths: Sequence[int], same: Sequence[int]) -> list[int]:
-    """How many tokens of each response are computed for another one, too: its prompt's but the last, or 0."""
-    alone = [same.count(first) == 1 for first in same]
-    return [0 if is_alone else length - 1 for length, is_alone in zip(prompt_lengths, alone, strict=True)]
-
-
 def repeated_tokens(prompt_lengths: Sequence[int], same: Sequence[int]) -> int:
     """How many tokens of prompts a packed pass leaves out, because it has them for another response."""
-    shared = shared_tokens(prompt_lengths, same)
-    return sum(tokens for index, tokens in enumerate(shared) if same[index] != index)
+    return sum(prompt_lengths[row] - 1 for row, first in enumerate(same) if first != row)
 
 
 def packed_row(total_lengths: Sequence[int], prompt_lengths: Sequence[int], same: Sequence[int]) -> PackedRow:
@@ -121,7 +115,7 @@ def packed_row(total_lengths: Sequence[int], prompt_lengths: Sequence[int], same
         prompt_lengths: The tokens of their prompts.
         same: As `same_prompts` returns for their prompts.
     """
-    sequences = _sequences(total_lengths, shared_tokens(prompt_lengths, same), same)
+    sequences = _sequences(total_lengths, prompt_lengths, same)
     width, last = max(total_lengths), sequences[-1]
     own = {each.row: each.begin - each.start for each in sequences}
     return PackedRow(
@@ -136,12 +130,14 @@ def packed_row(total_lengths: Sequence[int], prompt_lengths: Sequence[int], same
     )
 
 
-def _sequences(total_lengths: Sequence[int], shared: Sequence[int], same: Sequence[int]) -> list[_Sequence]:
-    """Each shared prompt once, before the responses that share it."""
+def _sequences(total_lengths: Sequence[int], prompt_lengths: Sequence[int], same: Sequence[int]) -> list[_Sequence]:
+    """Each shared prompt once, without its last token, before the responses that share it."""
     found: list[_Sequence] = []
     prompts: dict[int, int] = {}
+    users = Counter(same)
     begin = keys = 0
-    for row, (length, tokens) in enumerate(zip(total_lengths, shared, strict=True)):
+    for row, (length, prompt_length) in enumerate(zip(total_lengths, prompt_lengths, strict=True)):
+        tokens = prompt_length - 1 if users[same[row]] > 1 else 0
         parts = [(tokens, length)]
         if tokens and same[row] == row:
             prompts[row] = begin

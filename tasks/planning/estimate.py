@@ -207,7 +207,7 @@ class Estimator:
         members = [member for part in alike for member in self._played(part, max(1, round(part.count * share)))]
         return members, math.inf if stop_s is None else stop_s
 
-    def _played(self, alike: "_Alike", played: int) -> list[PlannedMember]:
+    def _played(self, alike: _Alike, played: int) -> list[PlannedMember]:
         """So many members that stand for these; each response that is played stands for `self._each`.
 
         A lost machine is replaced by one that starts anew; meanwhile the others do its work.
