@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.storage.test_race import CheckThenAct
 
 from gleaner import main
 from storage.stores import connect
 from storage.stores.fitness import prove
 from storage.stores.memory import MemoryStore
+from tests.storage.stores.test_race import CheckThenAct
 
 ROOT = Path(__file__).parents[1]
 

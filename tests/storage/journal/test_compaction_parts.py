@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from tests.storage.test_compaction import KEY, SMALL, delete, part_keys, stored
 
 from storage.journal.compaction import compact, read_responses, unnamed_parts
 from storage.journal.response_parts import ResponsesRecord
@@ -11,6 +10,7 @@ from storage.records import layout, records
 from storage.stores.memory import MemoryStore
 from storage.stores.store import CorruptObject, ObjectMissing
 from tests.committed_runs import TOKENS, committed_iteration
+from tests.storage.journal.test_compaction import KEY, SMALL, delete, part_keys, stored
 
 # With SMALL tokens to a part: the responses have 5, 3, 4 and 1.
 SMALL_PARTS = [(0, 0), (1, 1), (2, 3)]

@@ -1,12 +1,11 @@
 """Retention of a run that stores a checkpoint only now and then."""
 
-from tests.storage.test_retention import a_run, plan_iteration, publish_version, versions
-
 from storage.journal.retention import sweep
 from storage.journal.retention_config import RetentionConfig
 from storage.records import layout
 from storage.weights.stored_versions import restored_from
 from storage.weights.tensor_sets import pull
+from tests.storage.journal.test_retention import a_run, plan_iteration, publish_version, versions
 
 
 def test_without_a_checkpoint_of_its_own_a_version_keeps_the_newest_before_it():

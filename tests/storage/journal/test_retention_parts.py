@@ -1,12 +1,11 @@
 """What a sweep does with parts of responses that processes left which divided them otherwise, or were killed."""
 
-from tests.storage.test_retention import DEFAULT, a_run
-
 from storage.journal.compaction import compact, read_responses
 from storage.journal.retention import sweep
 from storage.journal.retention_config import RetentionConfig
 from storage.records import layout
 from tests.committed_runs import TOKENS
+from tests.storage.journal.test_retention import DEFAULT, a_run
 
 
 def test_parts_that_no_record_names_go_once_there_is_a_record():

@@ -2,7 +2,13 @@ import time
 import uuid
 
 import pytest
-from tests.storage.test_probe import (
+
+from storage.stores.connect import connect
+from storage.stores.fitness import Finding, prove
+from storage.stores.local import LocalStore
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ObjectStore, StoreDenied
+from tests.storage.stores.test_probe import (
     IgnoringAfter,
     IgnoringRanges,
     KeepingWhatIsDeleted,
@@ -11,13 +17,7 @@ from tests.storage.test_probe import (
     Stale,
     Unconditional,
 )
-from tests.storage.test_race import CheckThenAct
-
-from storage.stores.connect import connect
-from storage.stores.fitness import Finding, prove
-from storage.stores.local import LocalStore
-from storage.stores.memory import MemoryStore
-from storage.stores.store import ObjectStore, StoreDenied
+from tests.storage.stores.test_race import CheckThenAct
 
 THREADS, PROCESSES = "one winner among threads", "one winner among processes"
 LISTING, ORDER = "a listing shows every write and delete", "keys are listed in order, after a key"

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
 import pytest
-from tests.storage.test_s3 import VERBS
 
 from storage.stores.local import LocalStore
 from storage.stores.refusals import DeniedForNow, Refusals
 from storage.stores.s3 import S3Store
 from storage.stores.store import ObjectMissing, StoreDenied, StoreUnfit, commit
 from tests.s3_server import KEY, S3_BUCKET, Gate, make_bucket, moto_server, point_to, write_keys
+from tests.storage.stores.test_s3 import VERBS
 
 OLD, NEW = "AKIAOLD", "AKIANEW"
 

@@ -8,11 +8,11 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import pytest
-from tests.storage.test_s3 import VERBS
 
 from storage.stores.s3 import S3Store
 from storage.stores.store import ObjectMissing, StoreDenied, StoreUnavailable, StoreUnfit, commit
 from tests.s3_server import S3_BUCKET, SerialisedMoto, make_bucket, moto_server, point_to, scripted_server
+from tests.storage.stores.test_s3 import VERBS
 
 pytestmark = pytest.mark.slow
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
-from tests.storage.test_s3 import VERBS
 
 from storage.stores import budget, s3
 from storage.stores.s3 import S3Store
 from storage.stores.store import StoreUnavailable
 from tests.s3_server import point_to, scripted_server
+from tests.storage.stores.test_s3 import VERBS
 
 pytestmark = pytest.mark.slow
 
