@@ -30,10 +30,10 @@ from storage.journal.shard import Finish, Row, encode_shard
 from storage.records import layout, records
 from storage.records.prompt_table import PromptRow, encode_prompts
 from storage.records.records import (
-    AliveRecord,
     BatchRecord,
     ClaimRecord,
     GradedResponse,
+    HeartbeatRecord,
     PlanRecord,
     SamplingParams,
     SlotPlan,
@@ -143,7 +143,7 @@ def _write_journal(
                 ended[response] = Span(epoch=1, incarnation=name, last_sequence=sequence)
         store.create(layout.shard(0, name, sequence), encode_shard(rows))
         sequence += 1
-    last = AliveRecord(
+    last = HeartbeatRecord(
         incarnation=name,
         slot=slot,
         state="gone",

@@ -95,7 +95,7 @@ def steps(model: Path, learning_rate: float, count: int) -> Iterator[Step]:
 
 
 def published(policy: Policy) -> dict[str, TensorBlock]:
-    """The policy's tensors as `tasks.learning.advance` publishes them in bfloat16."""
+    """The policy's tensors as `tasks.learning.train_iteration` publishes them in bfloat16."""
     return {name: as_block(tensor) for name, tensor in policy.tensors(torch.bfloat16).items()}
 
 

@@ -28,7 +28,7 @@ from storage.stores.memory import MemoryStore
 from storage.stores.metered import MeteredStore
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.trainer import TrainerConfig
-from tasks.learning.follow import FollowConfig, GroupFollower
+from tasks.learning.journal_follower import FollowConfig, GroupFollower
 
 WIDTHS = (64, 250, 1000)
 TOKENS_PER_S = 5000.0

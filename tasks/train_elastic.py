@@ -72,9 +72,9 @@ def gang(nnodes: int, nproc_per_node: int) -> Gang:
 )
 def train_elastic(plan: PlanReference) -> TrainOutcome:
     """Run the train task on every rank; the first rank's outcome counts."""
-    from tasks.learning.advance import advance  # noqa: PLC0415 - when the task runs
+    from tasks.learning.train_iteration import train_iteration  # noqa: PLC0415 - when the task runs
 
-    return trained(plan, advance)
+    return trained(plan, train_iteration)
 
 
 def elastic_trainer(nnodes: int, nproc_per_node: int) -> Any:

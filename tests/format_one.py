@@ -28,11 +28,11 @@ from storage.records.length_tables import LengthTable, empty_table, encode_lengt
 from storage.records.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
 from storage.records.prompt_table import PromptRow, encode_prompts
 from storage.records.records import (
-    AliveRecord,
     BatchRecord,
     ClaimRecord,
     ClosedRecord,
     GradedResponse,
+    HeartbeatRecord,
     LeaseRecord,
     PlanRecord,
     ReportRecord,
@@ -248,7 +248,7 @@ def of_the_crew() -> dict[str, records.AnyRecord]:
             unit=0, epoch=2, incarnation=SECOND, slot=0, responses=(0, 1), sealed={FIRST: 0}, **NONCE
         ),
         layout.ask(0, FIRST, 0): AskRecord(asker=SECOND, responses=(1,), **NONCE),
-        layout.alive(0, SECOND): AliveRecord(
+        layout.alive(0, SECOND): HeartbeatRecord(
             incarnation=SECOND,
             slot=0,
             state="working",

@@ -11,7 +11,7 @@ from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.trainer import TrainerConfig
 from tasks.grading.grader import Grader
-from tasks.learning.follow import FollowConfig
+from tasks.learning.journal_follower import FollowConfig
 from tasks.learning.learner import Learner
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.learning.trainer import IterationTrainer

@@ -34,9 +34,9 @@ from tasks.configuration.rewards import RewardConfig
 from tasks.configuration.run_config import OPERATIONAL, RunConfig, parse
 from tasks.grading.grader import Grader
 from tasks.grading.reward import GradingCase
-from tasks.learning.advance import advance
 from tasks.learning.advantage import advantages_of
 from tasks.learning.collecting import collect
+from tasks.learning.train_iteration import train_iteration
 from tasks.preparing.iteration import prepare
 from tasks.prompts.loading import load_prompts
 from tasks.reporting.conclusion import conclude_iteration
@@ -305,7 +305,7 @@ def report(model: Path, algorithm: str) -> ReportRecord:
     reference, [[slot]] = prepare(parse(document), "test", clock)
     generate_slot(reference.run_url, 0, slot, lambda: False, clock)
     collect(reference.run_url, 0, "test", clock)
-    advance(reference.run_url, 0, "test", clock)
+    train_iteration(reference.run_url, 0, "test", clock)
     return conclude_iteration(connect(reference.run_url), 0, {"rollout": 1.0, "train": 1.0}, clock)
 
 

@@ -20,7 +20,7 @@ from storage.stores.connect import connect
 from tasks.concluding.iteration import commit_and_tell
 from tests.browser import chromium, opened
 from tests.served_page import served
-from tests.small_run import config, plan_iteration, roll_out, train_iteration
+from tests.small_run import config, plan_iteration, roll_out, train_small
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -53,7 +53,7 @@ def run(tmp_path_factory, model):
     for iteration in range(2):
         reference = plan_iteration(config(str(folder), model))
         roll_out(str(folder), iteration)
-        train_iteration(str(folder), iteration)
+        train_small(str(folder), iteration)
         commit_and_tell(reference, last=False)
     return folder
 

@@ -13,7 +13,7 @@ from resources.pools import PoolConfig, PoolsConfig
 from resources.quantities import amount
 from tasks.configuration.run_config import load, parse
 from tasks.configuration.trainer import TrainerConfig
-from tasks.doctor.cluster import Asked
+from tasks.doctor.cluster import ClusterDemand
 from tasks.doctor.flyte_settings import DELAY, DELAY_MAX, JUDGES, PENDING, RESERVED, ROUNDS, SPOT, configured_limits
 from tasks.doctor.network_policies import lack_of, selects
 from tasks.local_map import SYSTEM_RETRIES
@@ -77,7 +77,7 @@ def test_flytes_own_limits_would_cap_the_default_pools():
 
 def test_the_doctor_takes_the_defaults_that_the_page_names():
     """A setting that nobody has made is judged as its default, and wrong only if the page says to change it."""
-    asked = Asked(pools=PoolsConfig(), trainer=TrainerConfig())
+    asked = ClusterDemand(pools=PoolsConfig(), trainer=TrainerConfig())
     for path, judge in JUDGES.items():
         default = SETTINGS[ON_THE_PAGE.get(path, path)][0]
         number = re.match(r"-?\d+", default)
@@ -119,7 +119,7 @@ def test_with_what_the_page_and_the_doctor_ask_for_an_execution_outlives_minutes
     assert seconds_that_an_execution_outlives(propeller["max-workflow-retries"], 0.1, 10.0) > 900
     assert seconds_that_an_execution_outlives(10, 0.0, 60.0) == 0
     # The least that the doctor takes; anything below it is wrong.
-    asked = Asked(pools=PoolsConfig(), trainer=TrainerConfig())
+    asked = ClusterDemand(pools=PoolsConfig(), trainer=TrainerConfig())
     least = {ROUNDS: (100, 99), DELAY: ("100ms", "99ms"), DELAY_MAX: ("2s", "1s")}
     for path, (enough, too_little) in least.items():
         assert JUDGES[path](enough, asked) is None

@@ -20,7 +20,7 @@ import yaml
 from click.testing import CliRunner
 
 from storage.records import layout, records
-from storage.records.records import AliveRecord
+from storage.records.records import HeartbeatRecord
 from storage.records.run import next_iteration
 from storage.stores.store import ObjectMissing, ObjectStore
 
@@ -121,7 +121,7 @@ def kill_a_slot_in_the_middle(store: ObjectStore, runs: Callable[[], bool]) -> s
     while runs():
         for key in store.list(layout.alive_all(next_iteration(store))):
             try:
-                alive = records.read(store, AliveRecord, key)
+                alive = records.read(store, HeartbeatRecord, key)
                 store.get(layout.shard(next_iteration(store), alive.incarnation, 0), 0, 1)
             except ObjectMissing:
                 continue

@@ -22,7 +22,7 @@ from storage.fleet.fleet_records import (
     read_record,
 )
 from storage.fleet.seats import newest_seat
-from storage.journal.liveness import Heartbeat, Heartbeats
+from storage.journal.liveness import AnyHeartbeat, Heartbeats
 from storage.records.run import exists
 from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore, StoreDenied
 from storage.waiting import Wait
@@ -30,7 +30,7 @@ from storage.waiting import Wait
 log = logging.getLogger(__name__)
 LOOK_INTERVAL_S = 1.0
 
-Beat = TypeVar("Beat", bound=Heartbeat)
+Beat = TypeVar("Beat", bound=AnyHeartbeat)
 Result = TypeVar("Result")
 
 

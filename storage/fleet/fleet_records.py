@@ -11,11 +11,11 @@ from typing import Annotated, ClassVar, Literal, Protocol, TypeVar
 from pydantic import Field
 
 from storage.fleet import fleet_layout
+from storage.package_version import VERSION
 from storage.records import records
 from storage.records.records import STRICT, AnyRecord, nonce
 from storage.stores.connect import is_below
 from storage.stores.store import CorruptObject, ObjectStore
-from storage.version import VERSION
 
 GIB = 1 << 30
 # Of a record; the largest are those of what a host spent in a minute.

@@ -15,13 +15,13 @@ from typing import Any, Generic, Protocol, TypeVar
 from storage.clock import Clock
 from storage.journal.journal import PARALLEL_READS
 from storage.records import layout, records
-from storage.records.records import AliveRecord, AnyRecord
+from storage.records.records import AnyRecord, HeartbeatRecord
 from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 
 log = logging.getLogger(__name__)
 
 
-class Heartbeat(AnyRecord, Protocol):
+class AnyHeartbeat(AnyRecord, Protocol):
     """The record of a heartbeat; its key ends with the incarnation and ".json"."""
 
     @property
@@ -31,18 +31,18 @@ class Heartbeat(AnyRecord, Protocol):
     def state(self) -> str: ...
 
 
-Beat = TypeVar("Beat", bound=Heartbeat)
+HeartbeatT = TypeVar("HeartbeatT", bound=AnyHeartbeat)
 
 
 @dataclass(frozen=True, slots=True)
-class Sign(Generic[Beat]):
+class SeenHeartbeat(Generic[HeartbeatT]):
     """What one observer knows of an incarnation.
 
     record: its last heartbeat; None: there is none, or it cannot be read. silent_s: how long its bytes have not been
     seen to change. found: whether there is a heartbeat, readable or not. changed: whether it was seen to change.
     """
 
-    record: Beat | None
+    record: HeartbeatT | None
     silent_s: float
     found: bool = True
     changed: bool = False
@@ -52,15 +52,15 @@ class Sign(Generic[Beat]):
         return self.silent_s >= ttl_s or (self.record is not None and self.record.state == "gone")
 
 
-def read_heartbeat(store: ObjectStore, key: str) -> AliveRecord | None:
+def read_heartbeat(store: ObjectStore, key: str) -> HeartbeatRecord | None:
     """The heartbeat of a member under `key`; None if there is none, or if it cannot be read."""
     try:
-        return _understood(AliveRecord, key, store.get(key))
+        return _understood(HeartbeatRecord, key, store.get(key))
     except ObjectMissing:
         return None
 
 
-def _understood(record_type: type[Beat], key: str, body: bytes) -> Beat | None:
+def _understood(record_type: type[HeartbeatT], key: str, body: bytes) -> HeartbeatT | None:
     try:
         record = records.decode(record_type, key, body)
     except CorruptObject as error:
@@ -69,7 +69,7 @@ def _understood(record_type: type[Beat], key: str, body: bytes) -> Beat | None:
     return record if key.endswith(f"/{record.incarnation}.json") and _is_plausible(record) else None
 
 
-def _is_plausible(record: Heartbeat) -> bool:
+def _is_plausible(record: AnyHeartbeat) -> bool:
     """Whether its counts are not negative and its other numbers finite, so that one may calculate with them."""
     values = [getattr(record, each.name) for each in fields(record)]  # type: ignore[arg-type]
     return all(math.isfinite(number) and (number >= 0 or isinstance(number, float)) for number in _numbers(values))
@@ -83,13 +83,13 @@ def _numbers(values: Collection[Any]) -> Iterator[int | float]:
             yield value
 
 
-class Heartbeats(Generic[Beat]):
+class Heartbeats(Generic[HeartbeatT]):
     """Heartbeats of one kind as one observer has seen them."""
 
     def __init__(
         self,
         store: ObjectStore,
-        record_type: type[Beat],
+        record_type: type[HeartbeatT],
         key: Callable[[str], str],
         clock: Clock,
         parallel_reads: int = PARALLEL_READS,
@@ -102,7 +102,7 @@ class Heartbeats(Generic[Beat]):
         self._parallel_reads = parallel_reads
         self._seen: dict[str, tuple[bytes | None, float, bool]] = {}
 
-    def look(self, incarnations: Collection[str]) -> dict[str, Sign[Beat]]:
+    def look(self, incarnations: Collection[str]) -> dict[str, SeenHeartbeat[HeartbeatT]]:
         """Read the heartbeats, with one GET each. One that is looked at for the first time has been silent for 0 s."""
         if self._parallel_reads == 1 or len(incarnations) <= 1:
             read = [self._read(incarnation) for incarnation in incarnations]
@@ -120,21 +120,23 @@ class Heartbeats(Generic[Beat]):
             body = None
         return body, asked_s, self._clock.monotonic()
 
-    def _sign(self, incarnation: str, body: bytes | None, asked_s: float, answered_s: float) -> Sign[Beat]:
+    def _sign(
+        self, incarnation: str, body: bytes | None, asked_s: float, answered_s: float
+    ) -> SeenHeartbeat[HeartbeatT]:
         """What the heartbeat shows; the time that other heartbeats took to be read is no silence of this one."""
         seen, since_s, changed = self._seen.get(incarnation, (None, answered_s, False))
         if incarnation not in self._seen or seen != body:
             since_s, changed = answered_s, changed or seen is not None
             self._seen[incarnation] = (body, since_s, changed)
         record = None if body is None else _understood(self._record_type, self._key(incarnation), body)
-        return Sign(record, max(0.0, asked_s - since_s), found=body is not None, changed=changed)
+        return SeenHeartbeat(record, max(0.0, asked_s - since_s), found=body is not None, changed=changed)
 
 
-MemberSign = Sign[AliveRecord]
+MemberSign = SeenHeartbeat[HeartbeatRecord]
 
 
-class Liveness(Heartbeats[AliveRecord]):
+class Liveness(Heartbeats[HeartbeatRecord]):
     """The heartbeats of an iteration's members as one observer has seen them."""
 
     def __init__(self, store: ObjectStore, iteration: int, clock: Clock, parallel_reads: int = PARALLEL_READS) -> None:
-        super().__init__(store, AliveRecord, partial(layout.alive, iteration), clock, parallel_reads)
+        super().__init__(store, HeartbeatRecord, partial(layout.alive, iteration), clock, parallel_reads)

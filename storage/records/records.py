@@ -172,7 +172,7 @@ class ClaimRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AliveRecord:
+class HeartbeatRecord:
     """Heartbeat of an incarnation. Members observe only its change and its load; the times are for people.
 
     claims: how many it had made when it wrote this; its load covers what it held by these. unfinished: responses it
@@ -318,7 +318,7 @@ class SlotLife:
 
     state: "gone" if it left with nothing unfinished, "left" if it handed work over, "lost" if it fell silent.
     usd_per_hour: its price, if it differs from its pool's. tokens_unused: tokens of responses that are in no batch,
-    because enough groups were trained. prefill_tokens, and the fields from working_at_s on: see its last AliveRecord.
+    because enough groups were trained. prefill_tokens, and the fields from working_at_s on: as in the HeartbeatRecord.
     """
 
     __pydantic_config__ = STRICT

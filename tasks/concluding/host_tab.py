@@ -16,7 +16,7 @@ from tasks.configuration.run_config import RunConfig
 from tasks.reporting.deck import styled
 from tasks.reporting.host_chart import host_chart
 from tasks.sharing.membership import open_fleet
-from tasks.sharing.troubles import EXPECTED
+from tasks.sharing.tolerated_errors import EXPECTED
 
 log = logging.getLogger(__name__)
 # A record is written once a minute; an hour of the host is read at most.

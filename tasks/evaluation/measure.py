@@ -25,7 +25,7 @@ from tasks.configuration.rewards import RewardConfig
 from tasks.configuration.run_config import RunConfig
 from tasks.evaluation.scores import evaluated_prompts, score_metrics
 from tasks.grading.run_rewards import content_digests, open_grader
-from tasks.learning.follow import FollowConfig, GroupTimeout
+from tasks.learning.journal_follower import FollowConfig, GroupTimeout
 from tasks.learning.recorded_batches import RecordedBatches, check_some_graded
 from tasks.prompts.decode import open_completion_decoder
 from tasks.reporting.conclusion import resume_metrics

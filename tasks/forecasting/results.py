@@ -15,7 +15,7 @@ class SimulatedIteration:
     up.
     rollout_s: from the plan to the end of the last response. train_s: computing and publishing, without waiting;
     retrain_s: the part of it that was trained before the trainer's machines generated again. wait_train_s,
-    wait_remote_s: as in tasks.planning.offer.StepWaits. control_s: from published weights to the next plan.
+    wait_remote_s: as in tasks.planning.capacity.StepWaits. control_s: from published weights to the next plan.
     seeding_s: time in which the trainer's machines generated.
     members: by pool, the mean number with weights while responses were decoded; planned: the number that the plan asked
     for.

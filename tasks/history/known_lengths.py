@@ -13,8 +13,8 @@ from storage.records.prompt_table import PromptRow
 from storage.records.records import PlanRecord
 from storage.stores.store import ObjectStore
 from tasks.configuration.planning import PlanningConfig
+from tasks.planning.capacity import GroupLengths
 from tasks.planning.lengths import choose_predictor, learn, predict, recent_recalls, score
-from tasks.planning.offer import GroupLengths
 from tasks.planning.prompt_features import prompt_features
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from storage.waiting import Wait
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.run_config import RunConfig
 from tasks.grading.run_rewards import open_grader
-from tasks.learning.follow import FollowConfig
+from tasks.learning.journal_follower import FollowConfig
 from tasks.learning.lease import keep_lease
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.prompts.decode import open_completion_decoder

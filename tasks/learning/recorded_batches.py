@@ -23,7 +23,7 @@ from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from tasks.grading.cases import grading_case
 from tasks.grading.grader import Graded, Grader
 from tasks.grading.reward import GradingCase, GradingError
-from tasks.learning.follow import FollowConfig, GroupFollower, RecordedElsewhereError
+from tasks.learning.journal_follower import FollowConfig, GroupFollower, RecordedElsewhereError
 from tasks.learning.padding import padded_tokens
 from tasks.turns.reading import ReadMessages
 

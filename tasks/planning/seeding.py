@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from storage.records.planning_records import SeedingRecord
 from tasks.configuration.planning import PlanningConfig
-from tasks.planning.offer import StepWaits
+from tasks.planning.capacity import StepWaits
 
 # RLBoost's eta: the seeding time changes by the difference of the two waits, divided by at least this.
 ADAPTATION = 3.0

@@ -21,10 +21,10 @@ from tasks.evaluation.held_out import check_number, draw_held_out, load_held_out
 from tasks.grading.grader import check_rewards
 from tasks.learning.pretrained import ModelError, check_model, vocabulary_size
 from tasks.preparing.adapter_fit import check_targets
-from tasks.preparing.at_hand import InputsAtHand, inputs_at_hand
 from tasks.preparing.engine_fit import check_engine_fits
 from tasks.preparing.findings import Findings
 from tasks.preparing.held_run import check_fleet, check_held_run
+from tasks.preparing.local_inputs import LocalInputs, open_local_inputs
 from tasks.preparing.model_check import check_model_use
 from tasks.preparing.stop_tokens import look_at_responses
 from tasks.preparing.tools import compared, model_tokenizer, openings, prompt_tokenizer
@@ -63,12 +63,12 @@ def check_files(config: RunConfig, progress: Progress = no_progress) -> list[str
     progress("looking at what run.url holds", 0, 0)
     findings.doubt(check_held_run, config)
     findings.doubt(check_fleet, config)
-    with inputs_at_hand() as inputs:
+    with open_local_inputs() as inputs:
         _look_at(config, inputs, progress, findings)
     return findings.settled()
 
 
-def _look_at(config: RunConfig, inputs: InputsAtHand, progress: Progress, findings: Findings) -> None:
+def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, findings: Findings) -> None:
     """Look at each thing once. The configuration is as it was written: what is at hand replaces ids of the hub here."""
     progress("looking at the model", 0, 0)
     directory = _look_at_model(config, inputs, findings)
@@ -93,7 +93,7 @@ def _look_at(config: RunConfig, inputs: InputsAtHand, progress: Progress, findin
     findings.seen[:0] = [f"{name}: {found.repo} at commit {found.commit}" for name, found in inputs.found.items()]
 
 
-def _look_at_model(config: RunConfig, inputs: InputsAtHand, findings: Findings) -> Path | None:
+def _look_at_model(config: RunConfig, inputs: LocalInputs, findings: Findings) -> Path | None:
     """The model's directory; None if nothing in it can be relied on."""
     policy = findings.look(inputs.policy, config.policy)
     directory = None if policy is None else findings.look(model_directory, replace(config, policy=policy))
@@ -111,7 +111,7 @@ def _look_at_model(config: RunConfig, inputs: InputsAtHand, findings: Findings) 
     return directory
 
 
-def _look_at_rewards(config: RunConfig, inputs: InputsAtHand, prompts: PromptSet | None, findings: Findings) -> None:
+def _look_at_rewards(config: RunConfig, inputs: LocalInputs, prompts: PromptSet | None, findings: Findings) -> None:
     """Load each reward function, and try it on the prompts if these can be read."""
     rewards = findings.look(inputs.rewards, config.rewards)
     if rewards is None:
@@ -162,7 +162,7 @@ def _look_at_turns(
 def _look_at_evaluation(
     config: RunConfig,
     written: EvaluationConfig,
-    inputs: InputsAtHand,
+    inputs: LocalInputs,
     directory: Path | None,
     tokenizer: Tokenizer | None,
     findings: Findings,

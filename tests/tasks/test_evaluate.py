@@ -43,7 +43,7 @@ from tests.small_run import (
     memory_store,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 from tests.tasks.grading.tiny_reward_model import save_reward_model
 from workflows.evaluation import grades_with_a_model
@@ -299,7 +299,7 @@ def test_the_next_iteration_keeps_the_line(store, settings):
     run_tasks(settings)
     reference = plan_iteration(settings)
     roll_out(URL, 1)
-    train_iteration(URL, 1)
+    train_small(URL, 1)
     conclude(trained=TrainOutcome(plan=reference, weight_version=2, reward=0), last=True)
     assert [(line.get("iteration"), line["weight_version"]) for line in lines(store)] == [(0, 1), (None, 1), (1, 2)]
 

@@ -13,7 +13,7 @@ import pytest
 from storage.clock import SystemClock
 from storage.journal.assembly import JournalReader
 from storage.records import layout, records
-from storage.records.records import AliveRecord
+from storage.records.records import HeartbeatRecord
 from storage.records.run import read_plan
 from storage.stores.connect import connect
 from storage.stores.fitness import probe
@@ -122,9 +122,9 @@ def _two_runs(disk: Callable[[str], Path], tmp_path: Path) -> tuple[str, str]:
     return urls
 
 
-def _lives(url: str) -> list[AliveRecord]:
+def _lives(url: str) -> list[HeartbeatRecord]:
     store = connect(url)
-    return [records.read(store, AliveRecord, key) for key in store.list(layout.alive_all(0))]
+    return [records.read(store, HeartbeatRecord, key) for key in store.list(layout.alive_all(0))]
 
 
 def _fill(folder: Path, leave: int) -> None:

@@ -13,7 +13,7 @@ from tasks.forecasting.knowledge import Knowledge
 from tasks.forecasting.results import SimulatedIteration
 from tasks.forecasting.scenario import ToolsScenario
 from tasks.history.planning_inputs import REPORTS_READ
-from tasks.planning.offer import GroupLengths, StepWaits
+from tasks.planning.capacity import GroupLengths, StepWaits
 from tasks.planning.request import PlanningRequest
 from tests.simulated_scenarios import a_pool, a_scenario
 

@@ -37,7 +37,7 @@ from tests.small_run import (
     memory_store,
     model_directory,
     plan_iteration,
-    train_iteration,
+    train_small,
 )
 from tests.tasks.learning.tiny_model import VOCABULARY
 
@@ -355,7 +355,7 @@ def test_from_plan_to_report_unused_prompts_are_drawn_again(tmp_path):
     assert (plan.num_groups, plan.groups_wanted) == (8, 4)
     assert [slot.groups for slot in plan.slots] == [(0, 2, 4, 6), (1, 3, 5, 7)]
     roll_out(store, plan)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     assert [groups_of_three(batch) for batch in batches(store)] == [([0, 2, 3, 5], [1, 4])]
     report = commit_iteration(URL, 0)
     assert report.next_prompt == 6

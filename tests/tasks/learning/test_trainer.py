@@ -20,7 +20,7 @@ from tasks.configuration.rewards import RewardConfig
 from tasks.configuration.trainer import TrainerConfig
 from tasks.grading.grader import Grader
 from tasks.grading.reward import GradingError
-from tasks.learning.follow import GroupTimeout
+from tasks.learning.journal_follower import GroupTimeout
 from tasks.learning.learner import Learner
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.trainer import IterationTrainer

@@ -23,8 +23,8 @@ from tasks.grading.reward import GradingError
 from tasks.learning.advantage import advantages_of
 from tasks.learning.batching import collate
 from tasks.learning.estimates import by_response, padded
-from tasks.learning.follow import FollowConfig
 from tasks.learning.forward_passes import ForwardPasses
+from tasks.learning.journal_follower import FollowConfig
 from tasks.learning.ranks import Ranks
 from tasks.learning.recorded_batches import BatchReader, RecordedBatches, check_some_graded
 from tasks.learning.replaying import ReplayReader

@@ -30,7 +30,7 @@ from tests.small_run import (
     model_directory,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 from tests.tiny_model import VOCAB_SIZE, save_tiny_model, tiny_config, tiny_model
 
@@ -60,7 +60,7 @@ def run(folder, name, iterations):
         # A GPT-2 calls its longest input otherwise.
         plan_iteration(config(url, base, lora=lora, rollout={"context_length": 200}))
         roll_out(url, iteration)
-        train_iteration(url, iteration)
+        train_small(url, iteration)
         commit_iteration(url, iteration)
     return store, base
 

@@ -28,7 +28,7 @@ from tasks.preparing.iteration import publish_initial
 from tasks.reporting.export_model import SHARD_BYTES_MAX, choose_version, divide, export_model
 from tasks.sampling.engines.weight_tensors import as_block, as_torch
 from tests.committed_runs import begin, run_of
-from tests.small_run import config, memory_store, model_directory, plan_iteration, roll_out, train_iteration
+from tests.small_run import config, memory_store, model_directory, plan_iteration, roll_out, train_small
 from tests.tiny_model import save_tiny_model, tiny_config, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ def trained(base):
     store = memory_store("export-model")
     plan_iteration(config(URL, base))
     roll_out(URL, 0)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     return store
 
 

@@ -11,7 +11,7 @@ from storage.stores.memory import MemoryStore
 from tasks.sharing.backfill import choose_backfill
 from tasks.sharing.billing import bill, total_s
 from tasks.sharing.host_settings import HostSettings
-from tasks.sharing.near_states import Need
+from tasks.sharing.state_cache import Need
 from tasks.sharing.unfinished import unfinished_tokens
 from tests.fleet_records import a_run
 from tests.host_stage import Stage

@@ -9,7 +9,7 @@ from storage.clock import SystemClock
 from storage.fleet import fleet_layout
 from storage.journal.assembly import JournalReader
 from storage.records import layout, records
-from storage.records.records import AliveRecord
+from storage.records.records import HeartbeatRecord
 from storage.records.run import read_plan
 from storage.stores.connect import connect
 from tasks.sharing.billing import bill, total_s
@@ -31,7 +31,7 @@ def until(is_so):
 
 def members(url):
     store = connect(url)
-    return [records.read(store, AliveRecord, key) for key in store.list(layout.alive_all(0))]
+    return [records.read(store, HeartbeatRecord, key) for key in store.list(layout.alive_all(0))]
 
 
 def journalled(url):

@@ -9,7 +9,7 @@ import pytest
 from storage.clock import ManualClock
 from storage.records import layout, records
 from storage.records.crew_records import note_rollout_ended
-from storage.records.records import JOINED_POOL, TRAIN_POOL, AliveRecord
+from storage.records.records import JOINED_POOL, TRAIN_POOL, HeartbeatRecord
 from storage.stores.memory import MemoryStore
 from storage.stores.store import StoreDenied, StoreUnavailable
 from tasks.configuration.planning import PlanningConfig
@@ -29,7 +29,7 @@ class Member:
 
     def __init__(self, store, slot, pool="rollout", name="0"):
         self.store, self.slot = store, slot
-        self.record = AliveRecord(
+        self.record = HeartbeatRecord(
             incarnation=f"{slot:05d}-{name:0>16}",
             slot=slot,
             state="working",

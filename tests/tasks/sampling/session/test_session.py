@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from storage.clock import ManualClock, SystemClock
 from storage.records import layout, records
-from storage.records.records import AliveRecord
+from storage.records.records import HeartbeatRecord
 from storage.stores.connect import connect
 from storage.stores.local import LocalStore
 from storage.stores.memory import MemoryStore
@@ -76,7 +76,7 @@ def test_a_notice_loses_nothing_and_hands_everything_over():
     victim = a_session(store, 0, notice=lambda: told.pop(0), flush_interval_s=60.0)
     with pytest.raises(Preempted):
         live(victim)
-    alive = records.read(store, AliveRecord, layout.alive(0, victim.incarnation))
+    alive = records.read(store, HeartbeatRecord, layout.alive(0, victim.incarnation))
     assert alive.state == "gone"
     successor = a_session(store, 0)
     successor.claim()

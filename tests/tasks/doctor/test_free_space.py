@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.doctor.machine_room import GIB, Room, compiler_finding, folder_room, memory_room, room_finding
+from tasks.doctor.free_space import GIB, FreeSpace, compiler_finding, folder_room, memory_room, room_finding
 
 MEMINFO = "MemTotal:       25165824 kB\nMemFree:         1000000 kB\nMemAvailable:   12582912 kB\n"
 
@@ -37,11 +37,11 @@ def test_what_linux_does_not_show_is_unknown_and_not_wrong(tmp_path, content):
 
 
 def test_less_than_a_gibibyte_is_wrong_where_it_is_required():
-    little = Room(free=64 << 20, total=64 << 20)
+    little = FreeSpace(free=64 << 20, total=64 << 20)
     assert room_finding("shared memory", little).lack == "0.06 GiB free; at least 1 GiB is needed"
     assert room_finding("shared memory", little, required=False).lack is None
-    assert room_finding("memory", Room(free=GIB, total=GIB)).lack is None
-    assert room_finding("memory", Room(free=8 * GIB, total=9 * GIB, limit=GIB // 2)).lack is not None
+    assert room_finding("memory", FreeSpace(free=GIB, total=GIB)).lack is None
+    assert room_finding("memory", FreeSpace(free=8 * GIB, total=9 * GIB, limit=GIB // 2)).lack is not None
 
 
 def test_a_folder_has_the_room_of_its_disk_and_a_missing_one_none(tmp_path):

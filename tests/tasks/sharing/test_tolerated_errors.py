@@ -3,14 +3,14 @@ import logging
 import pytest
 
 from storage.stores.store import StoreDenied, StoreUnavailable
-from tasks.sharing.troubles import Troubles
+from tasks.sharing.tolerated_errors import ToleratedErrors
 
 
 def test_a_trouble_is_logged_when_it_begins_changes_and_is_over(caplog):
-    troubles = Troubles()
+    errors = ToleratedErrors()
     with caplog.at_level(logging.WARNING):
         for error in (StoreDenied("a"), StoreDenied("b"), StoreUnavailable("c"), None, None, StoreDenied("d")):
-            with troubles.of("run x"):
+            with errors.tolerated("run x"):
                 if error is not None:
                     raise error
     messages = [record.getMessage() for record in caplog.records]
@@ -23,15 +23,15 @@ def test_a_trouble_is_logged_when_it_begins_changes_and_is_over(caplog):
 
 
 def test_the_troubles_of_two_runs_are_apart(caplog):
-    troubles = Troubles()
+    errors = ToleratedErrors()
     with caplog.at_level(logging.WARNING):
         for run in ("x", "y", "x", "y"):
-            with troubles.of(run):
+            with errors.tolerated(run):
                 raise StoreDenied("403")
     assert len(caplog.records) == 2
 
 
 @pytest.mark.parametrize("error", [KeyError("a bug"), AssertionError("a bug"), TypeError("a bug")])
 def test_an_error_of_the_program_is_not_gone_on_after(error):
-    with pytest.raises(type(error)), Troubles().of("x"):
+    with pytest.raises(type(error)), ToleratedErrors().tolerated("x"):
         raise error

@@ -22,7 +22,7 @@ _WITHOUT_LIMIT = 1 << 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class FreeSpace:
     """Free and total bytes. limit: of the container's memory; None without."""
 
     free: int
@@ -34,23 +34,23 @@ class Room:
         return f"{self.free / GIB:.1f} of {self.total / GIB:.1f} GiB free{limited}"
 
 
-def memory_room(meminfo: Path = _MEMORY, limits: Sequence[Path] = _LIMITS) -> Room | None:
+def memory_room(meminfo: Path = _MEMORY, limits: Sequence[Path] = _LIMITS) -> FreeSpace | None:
     """The main memory; None where Linux does not show it."""
     try:
         rows = dict(line.split(":", 1) for line in meminfo.read_text(encoding="utf-8").splitlines() if ":" in line)
         free, total = (int(rows[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
     except (OSError, KeyError, ValueError):
         return None
-    return Room(free=free, total=total, limit=_limit(limits))
+    return FreeSpace(free=free, total=total, limit=_limit(limits))
 
 
-def folder_room(folder: Path) -> Room | None:
+def folder_room(folder: Path) -> FreeSpace | None:
     """The room in a folder's file system; None if there is no such folder."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
         return None
-    return Room(free=usage.free, total=usage.total)
+    return FreeSpace(free=usage.free, total=usage.total)
 
 
 def room_findings(*, has_gpu: bool) -> Iterator[Finding]:
@@ -62,7 +62,7 @@ def room_findings(*, has_gpu: bool) -> Iterator[Finding]:
     yield compiler_finding([name for name in COMPILERS if shutil.which(name)], has_gpu=has_gpu)
 
 
-def room_finding(name: str, room: Room | None, *, required: bool = True) -> Finding:
+def room_finding(name: str, room: FreeSpace | None, *, required: bool = True) -> Finding:
     """Wrong if less than a gibibyte is free although it is required; unknown room is not wrong."""
     if room is None:
         return Finding(name, "unknown: Linux does not show it here")

@@ -16,7 +16,7 @@ from storage.weights import tensor_sets
 from storage.weights.versions import pull_version
 from tasks.configuration.run_config import parse
 from tasks.learning import checkpoint
-from tasks.learning.follow import GroupTimeout
+from tasks.learning.journal_follower import GroupTimeout
 from tasks.learning.recorded_batches import FollowedBatches
 from tasks.learning.restoring import restore_learner
 from tasks.learning.trainer import IterationTrainer
@@ -33,7 +33,7 @@ from tests.small_run import (
     model_directory,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 
@@ -61,7 +61,7 @@ def rolled_out(model):
 def undisturbed(rolled_out):
     """The store that an undisturbed step leaves, with the keys it wrote in order."""
     store = memory_store("advance", DiesAtWrite("advance", rolled_out))
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     return store
 
 
@@ -92,11 +92,11 @@ def test_killed_at_any_write_the_next_attempt_ends_with_the_same_bits(rolled_out
     for writes in range(len(undisturbed.written)):
         store = memory_store("advance", DiesAtWrite("advance", rolled_out, writes))
         with pytest.raises(Killed):
-            train_iteration(URL, 0)
+            train_small(URL, 0)
         # Objects of checkpoint and weights are written side by side.
         assert len(store.written) == writes
         store.left = 1 << 30
-        record = train_iteration(URL, 0)
+        record = train_small(URL, 0)
         assert (record.weight_version, learned(record.metrics)) == (1, learned(metrics))
         after = everything(store)
         # Tensor objects are named by their content, so equal names are equal bits.
@@ -127,19 +127,19 @@ def test_with_another_algorithm_a_kill_changes_as_little(model, preset):
         plan_iteration(config(URL, model, algorithm=algorithm, **TWO_BATCHES, **SECTIONS.get(preset, {})))
         roll_out(URL, iteration)
         if iteration == 0:
-            train_iteration(URL, 0)
+            train_small(URL, 0)
             commit_iteration(URL, 0)
     begun, store.written = everything(store), []
-    metrics = train_iteration(URL, 1).metrics
+    metrics = train_small(URL, 1).metrics
     assert metrics["kl"] != 0
     assert metrics["actor/grad_norm"] > 0
     around_recording = sum("batches/" in key for key in store.written) + 2
     for writes in range(len(store.written) if preset in ("ppo", "dr_grpo") else around_recording):
         killed = memory_store("advance", DiesAtWrite("advance", begun, writes))
         with pytest.raises(Killed):
-            train_iteration(URL, 1)
+            train_small(URL, 1)
         killed.left = 1 << 30
-        assert learned(train_iteration(URL, 1).metrics) == learned(metrics)
+        assert learned(train_small(URL, 1).metrics) == learned(metrics)
         assert same(version(killed, 2), version(store, 2))
         assert killed.list(layout.CHECKPOINTS) == store.list(layout.CHECKPOINTS)
 
@@ -152,11 +152,11 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(rolled_out, undisturb
     for writes in kills:
         store.left = writes
         try:
-            train_iteration(URL, 0)
+            train_small(URL, 0)
         except Killed:
             continue
     store.left = 1 << 30
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     assert same(version(store, 1), version(undisturbed, 1))
 
 
@@ -165,7 +165,7 @@ def test_published_weights_are_not_made_again(undisturbed):
     parts = ("run.json", "plan.json", "training.json", "weights/00000001", "checkpoints/00000001/manifest.json")
     kept = {key: body for key, body in everything(undisturbed).items() if any(part in key for part in parts)}
     store = memory_store("advance", DiesAtWrite("advance", kept))
-    assert train_iteration(URL, 0) == records.read(undisturbed, TrainingRecord, layout.training(0))
+    assert train_small(URL, 0) == records.read(undisturbed, TrainingRecord, layout.training(0))
     assert store.written == []
 
 
@@ -173,7 +173,7 @@ def test_published_weights_are_not_made_again(undisturbed):
 def test_published_weights_whose_checkpoint_lacks_get_it_by_a_replay_and_nothing_else_is_written(undisturbed):
     kept = {key: body for key, body in everything(undisturbed).items() if "checkpoints/" not in key}
     store = memory_store("advance", DiesAtWrite("advance", kept))
-    record = train_iteration(URL, 0)
+    record = train_small(URL, 0)
     assert {key.split("/")[0] for key in store.written} == {"checkpoints"}
     assert states_of(store) == states_of(undisturbed)
     assert record == records.read(undisturbed, TrainingRecord, layout.training(0))
@@ -182,7 +182,7 @@ def test_published_weights_whose_checkpoint_lacks_get_it_by_a_replay_and_nothing
         store.delete(key)
     # A committed iteration's checkpoint may have been deleted.
     store.written = []
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     assert store.written == []
 
 
@@ -197,10 +197,10 @@ def test_training_that_failed_has_published_nothing_and_can_be_tried_again(model
     store = memory_store("advance")
     plan_iteration(config(URL, model, trainer={"group_timeout_s": 0.05}))
     with pytest.raises(GroupTimeout, match="not claimed"):
-        train_iteration(URL, 0)
+        train_small(URL, 0)
     assert not [key for key in store.list("") if "00000001/manifest" in key or "training" in key]
     roll_out(URL, 0)
-    assert train_iteration(URL, 0).weight_version == 1
+    assert train_small(URL, 0).weight_version == 1
 
 
 @pytest.mark.parametrize("part", ["manifest.json", ".safetensors"])
@@ -208,7 +208,7 @@ def test_damaged_weights_or_checkpoints_are_named_and_nothing_is_published(part,
     key = next(key for key in rolled_out if key.startswith(layout.weights(0)) and key.endswith(part))
     store = memory_store("advance", DiesAtWrite("advance", rolled_out | {key: rolled_out[key][:-1]}))
     with pytest.raises(CorruptObject) as caught:
-        train_iteration(URL, 0)
+        train_small(URL, 0)
     assert caught.value.key == key
     assert store.written == []
     objects = everything(undisturbed)
@@ -229,7 +229,7 @@ def test_resumed_at_every_iteration_it_equals_a_trainer_that_never_ended(model, 
     for iteration in range(3):
         plan_iteration(run)
         roll_out(URL, iteration)
-        train_iteration(URL, iteration)
+        train_small(URL, iteration)
         commit_iteration(URL, iteration)
     model_files.download(store, tmp_path)
     learner = restore_learner(store, 0, run, tmp_path, ManualClock())
@@ -267,7 +267,7 @@ def test_weights_are_published_in_the_dtype_of_the_first(tmp_path):
     store = memory_store("advance")
     plan_iteration(config(URL, save_tiny_model(tmp_path, model)))
     roll_out(URL, 0)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     published = tensor_sets.read_manifest(store, layout.weights(1))
     assert {entry.dtype for entry in published.tensors.values()} == {"BF16"}
     assert published.base == 0
@@ -289,7 +289,7 @@ def test_every_tensor_is_published_in_the_dtype_of_the_first(tmp_path):
     store = memory_store("advance")
     plan_iteration(config(URL, directory, optimizer={"learning_rate": 1e-6}))
     roll_out(URL, 0)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     published = tensor_sets.read_manifest(store, layout.weights(1)).tensors
     assert {name for name, entry in published.items() if entry.dtype == "F32"} == {
         "model.norm.weight",
@@ -321,14 +321,14 @@ def test_the_run_goes_on_from_the_checkpoint_that_another_trainer_has_stored_fir
             return super().create(key, body)
 
     store = memory_store("advance", Overtaken("advance", rolled_out))
-    assert train_iteration(URL, 0).weight_version == 1
+    assert train_small(URL, 0).weight_version == 1
     assert same(version(store, 1), version(undisturbed, 1))
     assert states_of(store) == states_of(other)
     assert states_of(store) != states_of(undisturbed)
     commit_iteration(URL, 0)
     plan_iteration(parse(read_plan(store, 0).config))
     roll_out(URL, 1)
-    assert train_iteration(URL, 1).metrics.get("replay/iterations", 0.0) == 0.0
+    assert train_small(URL, 1).metrics.get("replay/iterations", 0.0) == 0.0
     # Differences to what was published lead to the new version, whatever the state was from which it was trained.
     assert not same(version(store, 2), version(store, 1))
 
@@ -339,7 +339,7 @@ def test_a_small_step_is_published_as_a_difference_to_what_the_policy_was(tmp_pa
     store = memory_store("advance")
     plan_iteration(config(URL, save_tiny_model(tmp_path, model), optimizer={"learning_rate": 1e-5}))
     roll_out(URL, 0)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     prefix = layout.weights(1)
     first = tensor_sets.read_manifest(store, prefix)
     assert not [name for name, entry in first.tensors.items() if entry.encoding == "full" and entry.num_bytes > 200]
@@ -351,6 +351,6 @@ def test_every_so_many_versions_are_published_whole(model):
     store = memory_store("advance")
     plan_iteration(config(URL, model, trainer={"weights_full_interval": 1}))
     roll_out(URL, 0)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     assert tensor_sets.read_manifest(store, layout.weights(1)).base is None
     assert not same(version(store, 0), version(store, 1))

@@ -11,14 +11,14 @@ log = logging.getLogger(__name__)
 EXPECTED: tuple[type[Exception], ...] = (StorageError, OSError, ValueError)
 
 
-class Troubles:
+class ToleratedErrors:
     """What is in trouble now. Each is logged when it begins, and when it is over."""
 
     def __init__(self) -> None:
         self._present: dict[str, str] = {}
 
     @contextmanager
-    def of(self, what: str) -> Iterator[None]:
+    def tolerated(self, what: str) -> Iterator[None]:
         """Within this context an expected error ends the context, and is logged unless `what` had it last time, too."""
         try:
             yield

@@ -10,7 +10,7 @@ from storage.journal.shard import Finish
 from storage.records import layout, records
 from storage.records.records import ClaimRecord
 from storage.stores.memory import MemoryStore
-from tasks.learning.follow import FollowConfig, GroupFollower, GroupTimeout, RecordedElsewhereError
+from tasks.learning.journal_follower import FollowConfig, GroupFollower, GroupTimeout, RecordedElsewhereError
 from tests.journals import Incarnation, a_plan
 
 PLAN = a_plan(groups=4, generations=2, slots=2)  # slot 0 has groups 0 and 2, slot 1 has 1 and 3
@@ -213,7 +213,7 @@ def test_a_seal_beyond_what_was_read_is_read_up_to(store, crew):
 
 
 def test_while_it_waits_it_says_for_what_but_not_often(store, crew, caplog):
-    caplog.set_level(logging.WARNING, logger="tasks.learning.follow")
+    caplog.set_level(logging.WARNING, logger="tasks.learning.journal_follower")
     crew[0].write(0, [1, 2, 3], Finish.RUNNING)
     idle = [lambda: None] * 69
     following = follower(store, Meanwhile(*idle, lambda: finish_group(crew[1], 1)), in_plan_order=False, timeout_s=99)
@@ -250,7 +250,7 @@ def test_a_pods_log_says_what_is_waited_for_as_long_as_it_is(store, crew):
 
 
 def test_what_comes_quickly_is_not_worth_a_line(store, crew, caplog):
-    caplog.set_level(logging.WARNING, logger="tasks.learning.follow")
+    caplog.set_level(logging.WARNING, logger="tasks.learning.journal_follower")
     following = follower(store, Meanwhile(lambda: finish_group(crew[0], 0)))
     following.wait(EVERY)
     assert caplog.messages == []

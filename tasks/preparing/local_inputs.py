@@ -23,7 +23,7 @@ from tasks.prompts.prompt import PromptError
 
 
 @dataclass
-class InputsAtHand:
+class LocalInputs:
     """Where inputs lie on this machine, below `folder`.
 
     held: what run.json says came from the hub; None: there is no run yet, and the hub is asked. store: of that run.
@@ -122,7 +122,7 @@ class InputsAtHand:
 
 
 @contextmanager
-def inputs_at_hand(store: ObjectStore | None = None) -> Iterator[InputsAtHand]:
+def open_local_inputs(store: ObjectStore | None = None) -> Iterator[LocalInputs]:
     """The inputs of a run, or with None of a configuration that has no run, until the end of the block."""
     held = None
     if store is not None:
@@ -131,4 +131,4 @@ def inputs_at_hand(store: ObjectStore | None = None) -> Iterator[InputsAtHand]:
         except ObjectMissing:
             held = None
     with TemporaryDirectory(prefix="gleaner-inputs-") as folder:
-        yield InputsAtHand(Path(folder), store if held is not None else None, held)
+        yield LocalInputs(Path(folder), store if held is not None else None, held)

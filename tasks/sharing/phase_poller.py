@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from storage.fleet.fleet_records import AdmittedRun, DueRecord
 from storage.fleet.phase_failure import fail_phase, phase_failure
+from storage.package_version import VERSION
 from storage.records import layout, records
 from storage.records.run import exists, holds_run, next_iteration
 from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
-from storage.version import VERSION
 
 OpenStore = Callable[[str], ObjectStore]
 
@@ -29,7 +29,7 @@ def other_version(of_host: str, of_run: str) -> str:
     return f"has Gleaner {of_host}, the run {of_run}; allowed: the same; end the host and start one of {of_run}"
 
 
-class RunView:
+class PhasePoller:
     """A host's view of one run. It remembers the first iteration that may not be trained yet."""
 
     def __init__(self, run: AdmittedRun, open_store: OpenStore) -> None:

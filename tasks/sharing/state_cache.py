@@ -19,7 +19,7 @@ class Need:
     needed_s: float
 
 
-class NearStates:
+class StateCache:
     """The states of a host's runs that lie in host memory.
 
     The object store has every state. So a state can leave host memory at once, by the end of its worker.

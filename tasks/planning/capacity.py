@@ -10,7 +10,7 @@ from tasks.crew_model.step_time import NOMINAL, StepTime
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrewOffer:
+class PoolCapacity:
     """A pool from which members of the crew may be taken.
 
     count_min, count_max: the least and the most members. usd_per_h: price of one member. responses_max: the most
@@ -47,7 +47,7 @@ class CrewOffer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReservedOffer:
+class TrainerCapacity:
     """The trainer's machines as members: `engines` engines, which generate until training begins.
 
     usd_per_h: of all of them together, paid whether they generate or wait. start_s: until the engines are ready.

@@ -2,12 +2,12 @@ import pytest
 
 from storage.fleet.fleet_records import DueRecord
 from storage.fleet.phase_failure import fail_phase, phase_failure
+from storage.package_version import VERSION
 from storage.records import layout, records
 from storage.records.records import RunRecord, SettingsRecord
 from storage.stores.memory import MemoryStore
 from storage.stores.store import CorruptObject
-from storage.version import VERSION
-from tasks.sharing.due_phase import RunView
+from tasks.sharing.phase_poller import PhasePoller
 from tests.fleet_records import a_run
 
 RUN = RunRecord(config={}, digest="0" * 32, vocab_size=1, model_files={}, created_at_s=0.0)
@@ -30,7 +30,7 @@ def store():
 
 @pytest.fixture
 def view(store):
-    return RunView(a_run("a"), lambda _: store)
+    return PhasePoller(a_run("a"), lambda _: store)
 
 
 def mark_due(store, iteration):
@@ -79,7 +79,7 @@ def test_a_view_that_begins_late_or_is_old_finds_the_present_iteration(store, vi
     publish(store, 8)
     mark_due(store, 9)
     assert view.due() == 9
-    assert RunView(a_run("a"), lambda _: store).due() == 9
+    assert PhasePoller(a_run("a"), lambda _: store).due() == 9
 
 
 def test_a_run_without_a_report_in_the_middle_does_not_hold_the_host_for_ever(store, view):

@@ -29,8 +29,8 @@ from tasks.device.gpu_check import check_gpus
 from tasks.grading.run_rewards import open_grader
 from tasks.learning.checkpoint import TrainerState
 from tasks.learning.checkpoint_due import is_checkpoint_due
-from tasks.learning.follow import FollowConfig
 from tasks.learning.generation import Generation, free_device
+from tasks.learning.journal_follower import FollowConfig
 from tasks.learning.learner import Learner
 from tasks.learning.lease import keep_lease
 from tasks.learning.nonfinite import keep_nonfinite
@@ -52,7 +52,9 @@ from tasks.turns.reading import message_reader
 log = logging.getLogger(__name__)
 
 
-def advance(run_url: str, iteration: int, execution: str, clock: Clock, folder: Path | None = None) -> TrainingRecord:
+def train_iteration(
+    run_url: str, iteration: int, execution: str, clock: Clock, folder: Path | None = None
+) -> TrainingRecord:
     """Train an iteration, publish the next weight version and return the training record.
 
     If the version is published already, only the record is returned, after a checkpoint that is due and lacks was
