@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 PRONOUNS = frozenset(
-    "it its that those what which one ones they so them this these there then other others same all another "
-    "their".split()
-)
+    ("it", "its", "that", "those", "what", "which", "one", "ones", "they", "so", "them", "this", "these", "there",
+     "then", "other", "others", "same", "all", "another", "their")
+)  # fmt: skip
 LEAST_WORDS = 9
 DECODED = 0.2  # A sentence with this share of pronouns, or more, must be decoded.
 FENCED = re.compile(r"```.*?```", flags=re.DOTALL)
@@ -59,7 +59,8 @@ def of_markdown(text: str, place: str) -> Iterator[Sentence]:
     text = _COMMENT.sub("", FENCED.sub("", text))
     block: list[str] = []
     for line in [*text.splitlines(), ""]:
-        is_apart = not line.strip() or line.lstrip().startswith(("#", "|")) or line.startswith("    ")
+        is_code = line.startswith("    ") and not block
+        is_apart = is_code or not line.strip() or line.lstrip().startswith(("#", "|"))
         if is_apart or _MARK.match(line):
             yield from of_text(_LINK.sub(r"\1", " ".join(block)), place)
             block = []

@@ -20,7 +20,6 @@ from tests.forecast_documents import document
 from tests.tasks.forecasting.test_realised import commit
 from workflows.forecast import forecast
 
-
 ROOT = Path(__file__).parents[1]
 
 
