@@ -17,7 +17,7 @@ RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-de
 # Setuptools only asks for the version, and whether the packages that pyproject.toml lists are there.
 COPY pyproject.toml constraints.txt README.md LICENSE gleaner.py /root/
 COPY build_backend /root/build_backend
-COPY storage/package_version.py /root/storage/
+COPY storage/version.py /root/storage/
 RUN python -c "import os, tomllib; listed = tomllib.load(open('pyproject.toml', 'rb'))['tool']['setuptools']; \
     [os.makedirs(package.replace('.', '/'), exist_ok=True) for package in listed['packages']]"
 RUN pip install --no-cache-dir 'pip==26.3' \

@@ -11,9 +11,9 @@ from typing import Any
 from benchmarks.learning_run import EXECUTION, Run, make_run
 from benchmarks.reporting import Target, finish
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.records import ReportRecord
-from storage.run import release_lease
+from storage.records.records import ReportRecord
+from storage.records.run import release_lease
+from storage.stores.connect import connect
 from tasks.configuration.presets import PRESETS
 from tasks.learning.advance import advance
 from tasks.preparing.iteration import prepare

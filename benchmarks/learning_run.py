@@ -10,11 +10,11 @@ from transformers import AutoTokenizer
 
 from benchmarks.crew_processes import Crew, slot_process
 from examples.warm_start import WarmStart
-from storage import layout
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.noise_keys import noise_key
-from storage.records import ReportRecord, SamplingParams
+from storage.journal.noise_keys import noise_key
+from storage.records import layout
+from storage.records.records import ReportRecord, SamplingParams
+from storage.stores.connect import connect
 from storage.weights.tensor_sets import read_manifest
 from storage.weights.versions import pull_version
 from tasks.configuration.data import ArithmeticConfig

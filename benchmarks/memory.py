@@ -44,7 +44,7 @@ def live(folder: Path, iterations: int, leak_bytes: int) -> None:
     # Here, because the parent needs none of it.
     from examples.warm_start import build_model, build_tokenizer  # noqa: PLC0415
     from storage.clock import SystemClock  # noqa: PLC0415
-    from storage.connect import connect  # noqa: PLC0415
+    from storage.stores.connect import connect  # noqa: PLC0415
     from tasks.configuration.run_config import parse  # noqa: PLC0415
     from tasks.learning.advance import advance  # noqa: PLC0415
     from tasks.preparing.iteration import prepare  # noqa: PLC0415

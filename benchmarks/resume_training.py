@@ -24,14 +24,14 @@ from typing import Any
 
 from benchmarks.reporting import Target, finish
 from examples.warm_start import WarmStart, warm_start
-from storage import layout, records
 from storage.clock import SystemClock
-from storage.compaction import read_batches
-from storage.connect import connect
-from storage.local import TEMPORARY
-from storage.records import TrainingRecord
-from storage.run import exists
-from storage.store import ObjectStore
+from storage.journal.compaction import read_batches
+from storage.records import layout, records
+from storage.records.records import TrainingRecord
+from storage.records.run import exists
+from storage.stores.connect import connect
+from storage.stores.local import TEMPORARY
+from storage.stores.store import ObjectStore
 from storage.weights import tensor_sets
 from storage.weights.manifest import Manifest, TensorBlock
 from storage.weights.versions import pull_version

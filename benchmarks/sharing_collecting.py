@@ -22,9 +22,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.reporting import Measured, Target, finish, interleave, ratios
 from examples.warm_start import build_tokenizer
-from storage import layout
 from storage.clock import SystemClock
-from storage.connect import connect
+from storage.records import layout
+from storage.stores.connect import connect
 from storage.weights.tensor_sets import read_manifest
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.learning.advance import advance

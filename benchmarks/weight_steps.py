@@ -13,8 +13,8 @@ import torch
 from transformers import AutoTokenizer
 
 from examples.warm_start import WarmStart, build_tokenizer, warm_start
-from storage.noise_keys import noise_key
-from storage.records import SamplingParams
+from storage.journal.noise_keys import noise_key
+from storage.records.records import SamplingParams
 from storage.weights.tensor_sets import TensorBlock
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.data import ArithmeticConfig

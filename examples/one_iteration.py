@@ -11,12 +11,12 @@ from pathlib import Path
 
 import gleaner
 from examples.warm_start import WarmStart, warm_start
-from storage import layout
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.records import PlanRecord, ReportRecord
-from storage.run import read_plan
-from storage.store import ObjectStore
+from storage.records import layout
+from storage.records.records import PlanRecord, ReportRecord
+from storage.records.run import read_plan
+from storage.stores.connect import connect
+from storage.stores.store import ObjectStore
 from tasks.configuration.data import ArithmeticConfig
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.learning.advance import advance

@@ -29,16 +29,16 @@ from examples.hidden_sums import LEDGER, dataset_rows
 from examples.run_workflow import run_workflow, show_command
 from examples.tools_warm_start import warm_start
 from examples.warm_start import WarmStart
-from storage import layout
-from storage.assembly import JournalReader
-from storage.compaction import read_responses
-from storage.connect import connect
-from storage.liveness import read_heartbeat
-from storage.records import AliveRecord
-from storage.responses import Response
-from storage.run import exists, next_iteration, read_plan, reports
-from storage.store import ObjectStore
-from storage.turns import TurnRecord, decode_turn
+from storage.journal.assembly import JournalReader
+from storage.journal.compaction import read_responses
+from storage.journal.liveness import read_heartbeat
+from storage.journal.responses import Response
+from storage.journal.turns import TurnRecord, decode_turn
+from storage.records import layout
+from storage.records.records import AliveRecord
+from storage.records.run import exists, next_iteration, read_plan, reports
+from storage.stores.connect import connect
+from storage.stores.store import ObjectStore
 from tasks.preparing.local_training import ROOT
 from tasks.viewing.run_status import table
 

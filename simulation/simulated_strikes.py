@@ -15,9 +15,9 @@ from simulation.simulated_lines import Lines
 from simulation.simulated_machine import HangingEngine
 from simulation.simulated_session import Machine
 from simulation.virtual_time import Timeline
-from storage import layout
-from storage.envelope import wrap
-from storage.records import AliveRecord
+from storage.records import layout
+from storage.records.envelope import wrap
+from storage.records.records import AliveRecord
 
 HOUR_S = 3600.0
 # How many of those that live when the iteration is closed are frozen then, and for how long.

@@ -17,12 +17,12 @@ from simulation.simulated_path import LEASE_BEAT_S
 from simulation.simulated_step import is_done, lacks_state, publish_and_save, restored, save, trained
 from simulation.undisturbed import Whole, begins, prompt
 from simulation.virtual_time import Process
-from storage import layout
-from storage.assembly import Assembled, JournalReader
-from storage.prompt_table import PromptRow
-from storage.records import BatchRecord, GradedResponse
-from storage.run import beat_lease, exists
-from storage.store import CorruptObject, ObjectMissing, ObjectStore, StorageError
+from storage.journal.assembly import Assembled, JournalReader
+from storage.records import layout
+from storage.records.prompt_table import PromptRow
+from storage.records.records import BatchRecord, GradedResponse
+from storage.records.run import beat_lease, exists
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore, StorageError
 from tasks.configuration.rewards import RewardConfig
 from tasks.grading.grader import Grader
 from tasks.learning.follow import FollowConfig, GroupFollower

@@ -7,10 +7,10 @@ from flytekit import Deck, task
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.pools import ControlPoolConfig, task_settings
-from storage import layout
 from storage.clock import SystemClock
-from storage.evaluations import version_of
-from storage.store import StoreUnavailable
+from storage.records import layout
+from storage.records.evaluations import version_of
+from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import EvaluationOutcome, PlanReference
 from tasks.configuration.run_config import parse
 from tasks.plan import execution_name, forgo_models_in_a_container

@@ -7,9 +7,9 @@ from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.pools import ControlPoolConfig, task_settings
-from storage.connect import connect
-from storage.failures import last_failures
-from storage.store import StoreUnavailable
+from storage.records.failures import last_failures
+from storage.stores.connect import connect
+from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import EvaluationOutcome, IterationOutcome
 from tasks.pod_story import tells
 from tasks.reporting.last_failures import KILLED, Work, failure_line, keep

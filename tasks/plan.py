@@ -7,8 +7,8 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from resources.pools import ControlPoolConfig, task_settings
 from storage.clock import SystemClock
 from storage.process_identity import process_name
-from storage.run import ConcludedByAnother
-from storage.store import StoreUnavailable
+from storage.records.run import ConcludedByAnother
+from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import parse
 from tasks.pod_story import tells

@@ -17,9 +17,9 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from resources.granted import Granted, MachineTooSmall, granted, is_in_a_pod, memory_peak
 from resources.visible_text import shortened, show_logs, visible
 from resources.work_log import WorkLog, chain_of, which_of_chain, work_log
-from storage.failures import Task
-from storage.open_sessions import close_at_exit
-from storage.store import StoreDenied, StoreUnavailable
+from storage.records.failures import Task
+from storage.stores.open_sessions import close_at_exit
+from storage.stores.store import StoreDenied, StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.device.gpu_check import WrongGpus
 from tasks.learning.rank_ends import RanksFailed

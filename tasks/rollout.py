@@ -10,7 +10,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from resources.notice import EXIT_CODE, PreemptionNotice
 from resources.pools import PoolConfig, pod_template
 from storage.clock import SystemClock
-from storage.store import StoreUnavailable
+from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import PlanReference, SlotOutcome
 from tasks.device.gpu_check import WrongNode
 from tasks.pod_story import place_of, tells

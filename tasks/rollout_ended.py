@@ -7,11 +7,11 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.granted import is_in_a_pod
 from resources.pools import ControlPoolConfig, task_settings
-from storage.connect import connect
-from storage.crew_records import note_rollout_ended
-from storage.failures import slot_failures
-from storage.run import next_iteration
-from storage.store import StoreUnavailable
+from storage.records.crew_records import note_rollout_ended
+from storage.records.failures import slot_failures
+from storage.records.run import next_iteration
+from storage.stores.connect import connect
+from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.local_map import after_standing_map, failed_slots
 from tasks.pod_story import place_of, tells

@@ -7,7 +7,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.notice import EXIT_CODE
 from resources.pools import PoolConfig, pod_template
-from storage.store import StoreUnavailable
+from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.pod_story import place_of, tells
 from tasks.reporting.last_failures import Work

@@ -9,7 +9,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from resources.ending import ends_on_notice
 from resources.pools import PoolConfig, pod_template
 from storage.clock import Clock, SystemClock
-from storage.records import TrainingRecord
+from storage.records.records import TrainingRecord
 from tasks.configuration.references import PlanReference, TrainOutcome
 from tasks.pod_story import place_of, tells, work_on
 

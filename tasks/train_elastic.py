@@ -17,9 +17,9 @@ from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
 
 from resources.ending import ends_on_notice
 from resources.pools import pod_template
-from storage.connect import connect
-from storage.run import read_plan
-from storage.store import StoreUnavailable
+from storage.records.run import read_plan
+from storage.stores.connect import connect
+from storage.stores.store import StoreUnavailable
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.references import PlanReference, TrainOutcome
 from tasks.train import DEFAULT_POOL, trained

@@ -62,7 +62,7 @@ CONFINED = {
 # Libraries that take long to import, and the modules that need not wait for them.
 HEAVY = {"torch", "triton", "transformers", "datasets", "vllm", "s3fs", "math_verify", "flytekit"} | TRACKERS
 LIGHT = re.compile(
-    r"storage\.(?!(s3|s3_answers|cloud)$)[\w.]+|resources\.(?!(pod_template|flyte_admin)$)\w+|tasks\.(configuration|crew_model|planning|prompts|reporting)\.\w+"
+    r"storage\.(?!stores\.(s3|s3_answers|cloud)$)[\w.]+|resources\.(?!(pod_template|flyte_admin)$)\w+|tasks\.(configuration|crew_model|planning|prompts|reporting)\.\w+"
     r"|tasks\.sharing\.(?!phase_trainer$)\w+|tasks\.sampling\.engines\.(choose|vllm_names|vllm_settings)"
 )
 # What containers import waits for Flyte and nothing else that is heavy. The plugin of train_elastic imports torch.

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from storage import layout, records
-from storage.assembly import JournalReader
 from storage.clock import ManualClock
+from storage.journal.assembly import JournalReader
+from storage.records import layout, records
 from tasks.crew_model.rebalance import Seeker, Turns
 from tasks.sampling.session.claimant import Claimant
 from tests.journals import a_plan, beat

@@ -4,11 +4,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from storage import layout, records
 from storage.clock import ManualClock, SystemClock
-from storage.connect import connect
-from storage.records import BatchRecord, GradedResponse, ReportRecord
-from storage.run import read_plan
+from storage.records import layout, records
+from storage.records.records import BatchRecord, GradedResponse, ReportRecord
+from storage.records.run import read_plan
+from storage.stores.connect import connect
 from tasks.reporting.run_metrics import RunMetrics
 from tests.journals import Incarnation, beat
 from tests.kept_failures import keep_slot

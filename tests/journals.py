@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from storage import canonical, layout, records
-from storage.assembly import JournalReader
-from storage.claims import take_over
-from storage.envelope import wrap
-from storage.journal import JournalWriter, PendingRows
-from storage.records import AliveRecord, PlanRecord, SamplingParams, SlotPlan
-from storage.shard import Finish
-from storage.store import ObjectStore
+from storage.journal.assembly import JournalReader
+from storage.journal.claims import take_over
+from storage.journal.journal import JournalWriter, PendingRows
+from storage.journal.shard import Finish
+from storage.records import canonical, layout, records
+from storage.records.envelope import wrap
+from storage.records.records import AliveRecord, PlanRecord, SamplingParams, SlotPlan
+from storage.stores.store import ObjectStore
 from tasks.planning.division import assign_groups
 
 LOGPROB = -1.5

@@ -4,10 +4,11 @@ import threading
 from contextlib import contextmanager
 from dataclasses import replace
 
-from storage import fleet_layout, records
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.fleet_records import HostRecord, SpentRecord
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_records import HostRecord, SpentRecord
+from storage.records import records
+from storage.stores.connect import connect
 from storage.weights import tensor_sets
 from tasks.admitting.fleet_admission import Profile, admit
 from tasks.learning.collecting import collect_and_wait

@@ -3,12 +3,12 @@
 import math
 import os
 
-from storage.asks import AskRecord, Asks
-from storage.assembly import JournalReader
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
-from storage.prompt_table import PromptRow
-from storage.records import PlanRecord, SamplingParams, SlotPlan
+from storage.journal.asks import AskRecord, Asks
+from storage.journal.assembly import JournalReader
+from storage.records.prompt_table import PromptRow
+from storage.records.records import PlanRecord, SamplingParams, SlotPlan
+from storage.stores.memory import MemoryStore
 from tasks.planning.division import assign_groups
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.session.actions import Lane

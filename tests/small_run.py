@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from storage import connect
 from storage.clock import Clock, ManualClock, SystemClock
-from storage.memory import MemoryStore
-from storage.records import ReportRecord, TrainingRecord
-from storage.run import read_plan
-from storage.store import ObjectStore, StoreUnavailable
+from storage.records.records import ReportRecord, TrainingRecord
+from storage.records.run import read_plan
+from storage.stores import connect
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ObjectStore, StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.learning.advance import advance

@@ -158,7 +158,8 @@ SOUND = {
     "storage/a.py": "import os\nimport numpy as np\nfrom storage import b\nmodel.eval()",
     "storage/b.py": "import pyarrow.compute\npartial(AutoModel.from_config, c, trust_remote_code=False)"
     "\nQ.from_config(c)\nA.from_pretrained(x, local_files_only=True, trust_remote_code=False)",
-    "storage/s3.py": "import s3fs",
+    "storage/stores/__init__.py": DOC,
+    "storage/stores/s3.py": "import s3fs",
     "tests/b.py": "def f(x):\n    g(x)\ndef g(x):\n    assert x",
     "tests/test_a.py": "def test_x():\n    b.f(1)\ndef test_y():\n    with pytest.raises(E): h()\n"
     "def test_z():\n    torch.testing.assert_close(1, 1)",

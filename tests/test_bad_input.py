@@ -13,11 +13,11 @@ import pytest
 
 from resources import user_process
 from resources.prices import UnknownMachine
-from storage import layout
 from storage.clock import ManualClock
-from storage.connect import connect
-from storage.memory import MemoryStore
-from storage.store import ConflictingRecord, CorruptObject, StoreDenied, StoreUnfit
+from storage.records import layout
+from storage.stores.connect import connect
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ConflictingRecord, CorruptObject, StoreDenied, StoreUnfit
 from tasks.configuration.run_config import ConfigError
 from tasks.grading.reward import GradingError
 from tasks.learning.pretrained import ModelError

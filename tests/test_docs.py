@@ -25,8 +25,8 @@ from resources.pools import PoolConfig
 from resources.prices import price_table
 from resources.quantities import quantity_text
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.records import ReportRecord
+from storage.records.records import ReportRecord
+from storage.stores.connect import connect
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.data import DataConfig
 from tasks.configuration.optimizer import OptimizerConfig
@@ -139,7 +139,7 @@ def test_documents_name_what_exists(rule: Callable[[Path, str], Iterator[str]], 
 )
 def test_the_rules_complain(rule: Callable[[Path, str], Iterator[str]], text: str, complaint: str) -> None:
     assert complaint in "; ".join(rule(GUIDE / "index.md", text))
-    fine = "[a](configuration.md#run) [b](https://x.org) `storage/s3.py` `examples/*.yaml` `Makefile` `make demo`"
+    fine = "[a](configuration.md#run) [b](https://x.org) `storage/clock.py` `examples/*.yaml` `Makefile` `make demo`"
     assert list(rule(GUIDE / "index.md", fine)) == []
 
 

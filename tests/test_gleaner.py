@@ -10,11 +10,11 @@ import yaml
 from click.testing import CliRunner
 
 from gleaner import main
-from storage import layout
-from storage.connect import connect
-from storage.package_version import VERSION
-from storage.records import ReportRecord
-from storage.run import read_report
+from storage.records import layout
+from storage.records.records import ReportRecord
+from storage.records.run import read_report
+from storage.stores.connect import connect
+from storage.version import VERSION
 from tasks.configuration.run_config import load, parse, settings_digest
 from tasks.viewing.run_status import COLUMNS, table
 from tests.committed_runs import begin

@@ -9,9 +9,9 @@ import yaml
 from click.testing import CliRunner
 
 from gleaner import main
-from storage import layout, records
-from storage.connect import connect
-from storage.forecast_records import ForecastRecord
+from storage.records import layout, records
+from storage.records.forecast_records import ForecastRecord
+from storage.stores.connect import connect
 from tests.committed_runs import begin
 from tests.forecast_documents import document
 from tests.tasks.forecasting.test_realised import commit

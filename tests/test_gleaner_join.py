@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage import layout, records
-from storage.assembly import JournalReader
-from storage.connect import connect
-from storage.records import AliveRecord
-from storage.run import read_plan, read_run
+from storage.journal.assembly import JournalReader
+from storage.records import layout, records
+from storage.records.records import AliveRecord
+from storage.records.run import read_plan, read_run
+from storage.stores.connect import connect
 from tasks.configuration.run_config import dump, parse
 from tests.forked import ForkedScript
 from tests.small_run import config, model_directory, plan_iteration, roll_out

@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from gleaner import main
-from storage import layout, records
-from storage.connect import connect
+from storage.records import layout, records
+from storage.stores.connect import connect
 from tests.committed_runs import begin
 from tests.journals import Incarnation, a_plan
 from tests.small_run import commit_iteration, config, model_directory, plan_iteration, roll_out, train_iteration

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.connect import connect
+from storage.stores.connect import connect
 from tasks.concluding.iteration import commit_and_tell
 from tests.browser import chromium, opened
 from tests.served_page import served

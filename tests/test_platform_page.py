@@ -166,7 +166,7 @@ def requests_of(source: str) -> set[str]:
 
 
 def test_the_policy_allows_what_the_store_calls_and_nothing_else():
-    called = requests_of((ROOT / "storage/s3.py").read_text(encoding="utf-8"))
+    called = requests_of((ROOT / "storage/stores/s3.py").read_text(encoding="utf-8"))
     assert called == RIGHTS.keys()
     objects, bucket = json.loads(block("iam policy"))["Statement"]
     assert {*objects["Action"], bucket["Action"]} == {RIGHTS[request] for request in called}

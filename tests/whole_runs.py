@@ -19,10 +19,10 @@ from typing import Any
 import yaml
 from click.testing import CliRunner
 
-from storage import layout, records
-from storage.records import AliveRecord
-from storage.run import next_iteration
-from storage.store import ObjectMissing, ObjectStore
+from storage.records import layout, records
+from storage.records.records import AliveRecord
+from storage.records.run import next_iteration
+from storage.stores.store import ObjectMissing, ObjectStore
 
 ROOT = Path(__file__).parents[1]
 # Many times what a run takes on an idle machine.

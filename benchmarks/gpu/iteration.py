@@ -21,13 +21,13 @@ from typing import Any, Self
 from benchmarks.gpu.model import CONTEXT_LENGTH_MAX, write_model
 from benchmarks.gpu.sizes import Size
 from examples.warm_start import build_tokenizer
-from storage import layout
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.liveness import read_heartbeat
-from storage.records import ReportRecord
-from storage.run import exists
-from storage.store import ObjectStore
+from storage.journal.liveness import read_heartbeat
+from storage.records import layout
+from storage.records.records import ReportRecord
+from storage.records.run import exists
+from storage.stores.connect import connect
+from storage.stores.store import ObjectStore
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.learning.advance import advance
 from tasks.preparing.iteration import prepare

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from storage.clock import Clock
 from storage.digests import digest_of
-from storage.own_files import is_own_folder, own_file
-from storage.paths import expanded
+from storage.paths import expanded, is_own_folder, own_file
 from storage.threads import Check, in_threads
 from storage.waiting import Wait
 from storage.weights.manifest import TensorBlock, TensorEntry

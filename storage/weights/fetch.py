@@ -11,9 +11,9 @@ from functools import partial
 
 import numpy as np
 
-from storage import layout, records
 from storage.digests import digest_of
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.records import layout, records
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.threads import Check, in_threads
 from storage.weights import deltas
 from storage.weights.cache import WeightCache

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict
 
-from storage import canonical
 from storage.digests import DIGEST_PATTERN, digest_of
+from storage.records import canonical
 from storage.weights.mapped import Place
 
 STRICT = ConfigDict(extra="forbid", strict=True)

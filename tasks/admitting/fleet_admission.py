@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
-from storage import fleet_layout, records
 from storage.clock import Clock
-from storage.connect import connect
-from storage.fleet_reading import has_left, read_run, waiting_runs
-from storage.fleet_records import GIB, AdmittedRun, FleetRecord, Prediction
-from storage.run import exists, holds_run, reports
-from storage.store import ConflictingRecord, ObjectStore
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_reading import has_left, read_run, waiting_runs
+from storage.fleet.fleet_records import GIB, AdmittedRun, FleetRecord, Prediction
+from storage.records import records
+from storage.records.run import exists, holds_run, reports
+from storage.stores.connect import connect
+from storage.stores.store import ConflictingRecord, ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.crew_model.events import Stalled
 from tasks.forecasting.expected_profile import expected_profile

@@ -10,7 +10,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from storage.records import TRAIN_POOL, SlotPlan
+from storage.records.records import TRAIN_POOL, SlotPlan
 from tasks.crew_model.accounts import Account
 from tasks.crew_model.crew_member import EngineModel, Member
 from tasks.crew_model.events import Events

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from storage.records import SlotPlan
+from storage.records.records import SlotPlan
 from tasks.crew_model.accounts import BYTES_PER_TOKEN
 from tasks.crew_model.crew_member import Member
 from tasks.crew_model.response_progress import Responses

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from storage.records import TRAIN_POOL, SlotPlan
+from storage.records.records import TRAIN_POOL, SlotPlan
 from tasks.crew_model.accounts import Account
 from tasks.crew_model.crew import Crew
 from tasks.crew_model.crew_member import EngineModel, Member

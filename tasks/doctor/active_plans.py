@@ -6,7 +6,7 @@ error. A plan that the files no longer have stays on.
 
 from collections.abc import Iterator, Mapping
 
-from storage.fitness import Finding
+from storage.stores.fitness import Finding
 from tasks.configuration.run_config import ConfigError, RunConfig, differences, dump, parse, settings_digest
 from tasks.configuration.schedules import ScheduledRun
 from tasks.doctor.cluster import WORKFLOW, Admin, Asked, Place, Plan

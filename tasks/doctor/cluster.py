@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from resources.pools import PoolConfig, PoolsConfig, pool_path
 from resources.unreadable import NoAnswer, NotReadable
-from storage.connect import connect
-from storage.fitness import Finding, prove
-from storage.store import StorageError
+from storage.stores.connect import connect
+from storage.stores.fitness import Finding, prove
+from storage.stores.store import StorageError
 from tasks.configuration.run_config import RunConfig
 from tasks.configuration.schedules import ScheduledRun
 from tasks.configuration.trainer import TrainerConfig

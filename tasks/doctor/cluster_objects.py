@@ -8,7 +8,7 @@ from typing import Any
 
 from resources.pools import PoolConfig
 from resources.unreadable import NotReadable
-from storage.fitness import Finding
+from storage.stores.fitness import Finding
 from tasks.doctor.cluster import Asked, Cluster, Place, Unread, looked_at
 from tasks.doctor.network_policies import NAME, policy_finding
 

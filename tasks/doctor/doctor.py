@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import click
 
-from storage.fitness import Finding
+from storage.stores.fitness import Finding
 from tasks.doctor.cluster import Place, Unread
 from tasks.reporting.progress import progress
 

@@ -6,8 +6,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from storage.fitness import Finding
-from storage.package_version import VERSION
+from storage.stores.fitness import Finding
+from storage.version import VERSION
 from tasks.device.gpu_check import WrongGpus, check_gpus
 from tasks.device.visible_gpus import VisibleGpus, visible_gpus
 from tasks.doctor.machine_room import GIB, room_findings

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from resources.unreadable import NotReadable
-from storage.fitness import Finding
+from storage.stores.fitness import Finding
 from tasks.doctor.cluster import Asked, Cluster, Place
 
 PENDING = "plugins.k8s.pod-pending-timeout"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from storage.planning_records import SeedingRecord
+from storage.records.planning_records import SeedingRecord
 from tasks.forecasting.links import BYTES_PER_GBIT
 from tasks.forecasting.response_lengths import Ints
 from tasks.forecasting.results import SimulatedIteration

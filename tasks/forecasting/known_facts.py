@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from resources.model_size import ModelSize
-from storage.forecast_records import ForecastInput
+from storage.records.forecast_records import ForecastInput
 from tasks.configuration.run_config import RunConfig
 from tasks.forecasting.probe import Probe
 

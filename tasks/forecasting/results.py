@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from storage.planning_records import DecisionRecord
-from storage.records import TRAIN_POOL
+from storage.records.planning_records import DecisionRecord
+from storage.records.records import TRAIN_POOL
 from tasks.crew_model.accounts import NO_MACHINE, WITHOUT_PROCESS
 
 
@@ -23,7 +23,7 @@ class SimulatedIteration:
     tokens: of responses, as trained; tokens_regenerated: tokens decoded for nothing, besides. moved: responses that
     changed hands. losses: by pool, lost machines that were in use. seconds, usd: by pool and by what they were spent
     on, as in tasks.crew_model.accounts.PARTS (dollars also of "requests" and "egress"); the trainer's pool is
-    TRAIN_POOL of storage.records. gpu_s: of all machines.
+    TRAIN_POOL of storage.records.records. gpu_s: of all machines.
     """
 
     iteration: int

@@ -7,7 +7,7 @@ one rollout at a time, so that the next one also waits for the end of the previo
 import random
 from functools import partial
 
-from storage.records import TRAIN_POOL
+from storage.records.records import TRAIN_POOL
 from tasks.crew_model.accounts import Account
 from tasks.crew_model.crew import Crew
 from tasks.crew_model.crew_member import EngineModel

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from storage.records import TRAIN_POOL
+from storage.records.records import TRAIN_POOL
 from tasks.crew_model.accounts import Account, mean_members
 from tasks.crew_model.crew import Crew
 from tasks.crew_model.response_progress import Responses

@@ -11,12 +11,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from storage import layout
-from storage.hints import read_hint
-from storage.planning_records import PoolObservation
-from storage.records import TRAIN_POOL, PlanRecord, ReportRecord
-from storage.run import read_plan
-from storage.store import ObjectStore
+from storage.records import layout
+from storage.records.hints import read_hint
+from storage.records.planning_records import PoolObservation
+from storage.records.records import TRAIN_POOL, PlanRecord, ReportRecord
+from storage.records.run import read_plan
+from storage.stores.store import ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.crew_model.ownership import CrewRules
 from tasks.crew_model.step_time import NOMINAL, StepTime

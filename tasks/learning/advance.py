@@ -13,15 +13,15 @@ from pathlib import Path
 from resources.freed_memory import give_back
 from resources.granted import check_granted
 from resources.work_log import at_work
-from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
-from storage.connect import connect
-from storage.metered import MeteredStore, Requests
-from storage.prompt_table import PromptRow
-from storage.records import PlanRecord, TrainingRecord
-from storage.run import ConcludedByAnother, connect_to_run, exists, is_trained, read_plan
-from storage.store import ObjectStore, StorageError
-from storage.stored_versions import restored_from
+from storage.records import layout, model_files, prompt_table, records
+from storage.records.prompt_table import PromptRow
+from storage.records.records import PlanRecord, TrainingRecord
+from storage.records.run import ConcludedByAnother, connect_to_run, exists, is_trained, read_plan
+from storage.stores.connect import connect
+from storage.stores.metered import MeteredStore, Requests
+from storage.stores.store import ObjectStore, StorageError
+from storage.weights.stored_versions import restored_from
 from storage.weights.tensor_sets import published_bytes
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.run_config import RunConfig

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from storage.assembly import Assembled, JournalReader
 from storage.clock import Clock
-from storage.records import PlanRecord
+from storage.journal.assembly import Assembled, JournalReader
+from storage.records.records import PlanRecord
 from storage.waiting import SILENT_S, moment
 from tasks.configuration.run_config import RunConfig
 from tasks.learning.arrivals import Arrivals

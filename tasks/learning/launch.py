@@ -6,11 +6,11 @@ Ranks of several machines are started by torch's elastic launcher instead (`task
 from pathlib import Path
 
 from resources.work_log import at_work
-from storage import layout, records
 from storage.clock import Clock
-from storage.records import TrainingRecord
-from storage.run import connect_to_run, read_plan
-from storage.store import StoreUnavailable
+from storage.records import layout, records
+from storage.records.records import TrainingRecord
+from storage.records.run import connect_to_run, read_plan
+from storage.stores.store import StoreUnavailable
 from tasks.configuration.iteration_config import config_in_force
 from tasks.device.gpu_check import WrongNode
 from tasks.learning.rank_ends import RanksFailed

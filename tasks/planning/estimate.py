@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from resources.prices import dollars
-from storage.planning_records import SeedingRecord
+from storage.records.planning_records import SeedingRecord
 from tasks.crew_model.crew_member import EngineModel
 from tasks.crew_model.rollout_model import PlannedMember, Rollout, modelled_rollout
 from tasks.planning.makespan import drawn_lengths, streamed_s

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from storage.length_tables import PREDICTORS, PROMPTS_MAX, QUANTILES, LengthTable
+from storage.records.length_tables import PREDICTORS, PROMPTS_MAX, QUANTILES, LengthTable
 from tasks.configuration.planning import PlanningConfig
 from tasks.planning.length_scores import rank_correlation, ranks, recall_of_longest
 from tasks.planning.log_normal import high_of

@@ -8,8 +8,8 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from storage.planning_records import SeedingRecord
-from storage.records import TRAIN_POOL
+from storage.records.planning_records import SeedingRecord
+from storage.records.records import TRAIN_POOL
 from tasks.crew_model.step_time import NOMINAL, StepTime
 from tasks.crew_model.tool_waits import decoded_together, while_held
 from tasks.planning.dispatch import MANY_RESPONSES, Assignment, Member, dispatch

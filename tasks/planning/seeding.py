@@ -7,7 +7,7 @@ x + (R - N T_seed) / n = T_seed + T, which gives `closed_form_s`. The controller
 
 from dataclasses import replace
 
-from storage.planning_records import SeedingRecord
+from storage.records.planning_records import SeedingRecord
 from tasks.configuration.planning import PlanningConfig
 from tasks.planning.offer import StepWaits
 

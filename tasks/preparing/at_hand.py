@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from storage.run import read_run
-from storage.sources import HubSource, read_rows, store_rows
-from storage.store import ObjectMissing, ObjectStore
+from storage.records.run import read_run
+from storage.records.sources import HubSource, read_rows, store_rows
+from storage.stores.store import ObjectMissing, ObjectStore
 from tasks.configuration.data import ARITHMETIC, DataConfig
 from tasks.configuration.evaluation import EvaluationConfig
 from tasks.configuration.rewards import RewardConfig, reward_names

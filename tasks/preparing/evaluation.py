@@ -5,15 +5,15 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from resources.pools import ControlPoolConfig
-from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
-from storage.connect import connect
 from storage.digests import digest_of
-from storage.evaluations import begun_evaluations, ended_evaluations, version_of
-from storage.records import PlanRecord, RunRecord, SettingsRecord, SlotPlan
-from storage.run import exists, read_plan, read_run
-from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, StoreUnavailable, commit
-from storage.stored_versions import list_versions
+from storage.records import layout, model_files, prompt_table, records
+from storage.records.evaluations import begun_evaluations, ended_evaluations, version_of
+from storage.records.records import PlanRecord, RunRecord, SettingsRecord, SlotPlan
+from storage.records.run import exists, read_plan, read_run
+from storage.stores.connect import connect
+from storage.stores.store import ConflictingRecord, ObjectMissing, ObjectStore, StoreUnavailable, commit
+from storage.weights.stored_versions import list_versions
 from tasks.configuration.evaluation import settings_digest
 from tasks.configuration.iteration_config import settings_of
 from tasks.configuration.references import PlanReference

@@ -9,17 +9,15 @@ from pathlib import Path
 from resources.granted import check_granted
 from resources.model_config import model_fields
 from resources.work_log import at_work
-from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
-from storage.connect import connect
 from storage.digests import digest_of
-from storage.fitness import probe
-from storage.nesting import FLEET, check_own_place
-from storage.planning_records import LengthsRecord
+from storage.fleet.nesting import FLEET, check_own_place
 from storage.process_identity import has_ended, number_here
-from storage.prompt_table import PromptRow
-from storage.records import PlanRecord, SettingsRecord
-from storage.run import (
+from storage.records import layout, model_files, prompt_table, records
+from storage.records.planning_records import LengthsRecord
+from storage.records.prompt_table import PromptRow
+from storage.records.records import PlanRecord, SettingsRecord
+from storage.records.run import (
     RunBusy,
     acquire_lease,
     exists,
@@ -33,7 +31,9 @@ from storage.run import (
     read_run,
     release_lease,
 )
-from storage.store import ConflictingRecord, ObjectStore, commit
+from storage.stores.connect import connect
+from storage.stores.fitness import probe
+from storage.stores.store import ConflictingRecord, ObjectStore, commit
 from storage.weights.tensor_sets import publish
 from tasks.configuration.iteration_config import settings_of
 from tasks.configuration.references import PlanReference

@@ -7,13 +7,13 @@ otherwise count them as lost.
 import logging
 from collections.abc import Mapping
 
-from storage import layout
 from storage.clock import Clock
-from storage.crew_records import ended_slots
-from storage.liveness import read_heartbeat
-from storage.records import TRAIN_POOL, AliveRecord, PlanRecord
-from storage.run import read_plan, read_report, read_settings
-from storage.store import ObjectStore
+from storage.journal.liveness import read_heartbeat
+from storage.records import layout
+from storage.records.crew_records import ended_slots
+from storage.records.records import TRAIN_POOL, AliveRecord, PlanRecord
+from storage.records.run import read_plan, read_report, read_settings
+from storage.stores.store import ObjectStore
 
 log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.2

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from storage.claims import ClaimBook
-from storage.failures import FailureRecord
-from storage.records import JOINED_POOL, TRAIN_POOL, AliveRecord, PlanRecord
+from storage.journal.claims import ClaimBook
+from storage.records.failures import FailureRecord
+from storage.records.records import JOINED_POOL, TRAIN_POOL, AliveRecord, PlanRecord
 
 Phase = Literal["no run", "planning", "rollout", "training", "publishing", "committed", "ended"]
 MemberState = Literal["not come", "unknown", "loading", "working", "gone", "silent"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from resources.visible_text import visible
-from storage.package_version import VERSION
+from storage.version import VERSION
 from tasks.reporting.crew_view import MemberState, Phase, RunView
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

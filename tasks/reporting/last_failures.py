@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from resources.secret_text import environment_secrets, without_secrets
 from resources.visible_text import shortened, visible
-from storage import layout
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.failures import (
+from storage.process_identity import has_ended
+from storage.records import layout
+from storage.records.failures import (
     ERROR_LENGTH_MAX,
     FailureRecord,
     Task,
@@ -23,9 +23,9 @@ from storage.failures import (
     keep_failure,
     last_failures,
 )
-from storage.process_identity import has_ended
-from storage.run import AnotherRun, ConcludedByAnother, RunBusy, exists, lease_holder, next_iteration
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.records.run import AnotherRun, ConcludedByAnother, RunBusy, exists, lease_holder, next_iteration
+from storage.stores.connect import connect
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from tasks.reporting.charts import utc
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ def holder_of(store: ObjectStore) -> str | None:
 def failure_lines(store: ObjectStore, failed: Sequence[FailureRecord]) -> list[str]:
     """What failed last, a line each; if nothing did, that the process which advanced the run has ended without a word.
 
-    failed: as `storage.failures.last_failures` gives it.
+    failed: as `storage.records.failures.last_failures` gives it.
     """
     told = [failure_line(each) for each in failed]
     return told or [line for line in [silent_end(holder_of(store))] if line]

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from storage.records import TRAIN_POOL, AliveRecord, TrainingRecord
+from storage.records.records import TRAIN_POOL, AliveRecord, TrainingRecord
 
 log = logging.getLogger(__name__)
 # Clocks of machines that ask a time server differ by less.

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from storage.planning_records import PoolObservation
-from storage.records import TRAIN_POOL, AliveRecord, SlotLife
+from storage.records.planning_records import PoolObservation
+from storage.records.records import TRAIN_POOL, AliveRecord, SlotLife
 from tasks.crew_model.decode_rate import POINTS_MAX
 
 Points = tuple[tuple[int, float], ...]

@@ -7,12 +7,12 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from storage import layout
-from storage.assembly import JournalReader
-from storage.liveness import read_heartbeat
-from storage.records import JOINED_POOL, TRAIN_POOL, AliveRecord, GradedResponse, PlanRecord, SlotLife, Span
-from storage.shard import Finish
-from storage.store import ObjectStore
+from storage.journal.assembly import JournalReader
+from storage.journal.liveness import read_heartbeat
+from storage.journal.shard import Finish
+from storage.records import layout
+from storage.records.records import JOINED_POOL, TRAIN_POOL, AliveRecord, GradedResponse, PlanRecord, SlotLife, Span
+from storage.stores.store import ObjectStore
 
 log = logging.getLogger(__name__)
 

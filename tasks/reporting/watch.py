@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from storage import layout, records
-from storage.assembly import JournalReader
-from storage.claims import Owner
 from storage.clock import Clock
-from storage.failures import last_failures
-from storage.liveness import Liveness
-from storage.records import BatchRecord, PlanRecord
-from storage.run import exists, holds_run, next_iteration, read_plan, read_report
-from storage.shard import Finish
-from storage.store import CorruptObject, ObjectMissing, ObjectStore, StoreUnavailable
+from storage.journal.assembly import JournalReader
+from storage.journal.claims import Owner
+from storage.journal.liveness import Liveness
+from storage.journal.shard import Finish
+from storage.records import layout, records
+from storage.records.failures import last_failures
+from storage.records.records import BatchRecord, PlanRecord
+from storage.records.run import exists, holds_run, next_iteration, read_plan, read_report
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore, StoreUnavailable
 from tasks.configuration.iteration_config import resolved_in_force
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.run_config import parse

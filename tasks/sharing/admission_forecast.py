@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from storage.fleet_records import AdmittedRun
+from storage.fleet.fleet_records import AdmittedRun
 from tasks.sharing.seat_placement import Room
 from tasks.sharing.shared_cycles import Conditions, share_trainer
 

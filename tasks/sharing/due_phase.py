@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from storage import layout, records
-from storage.fleet_records import AdmittedRun, DueRecord
-from storage.package_version import VERSION
-from storage.phase_failure import fail_phase, phase_failure
-from storage.run import exists, holds_run, next_iteration
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.fleet.fleet_records import AdmittedRun, DueRecord
+from storage.fleet.phase_failure import fail_phase, phase_failure
+from storage.records import layout, records
+from storage.records.run import exists, holds_run, next_iteration
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.version import VERSION
 
 OpenStore = Callable[[str], ObjectStore]
 

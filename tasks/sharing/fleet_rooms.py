@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from storage.clock import Clock
-from storage.fleet_reading import FleetReader, has_left, living_hosts, log_damaged
-from storage.fleet_records import AdmittedRun, FleetRecord
-from storage.store import ObjectStore
+from storage.fleet.fleet_reading import FleetReader, has_left, living_hosts, log_damaged
+from storage.fleet.fleet_records import AdmittedRun, FleetRecord
+from storage.stores.store import ObjectStore
 from tasks.sharing.seat_placement import Room, place
 
 # How many of a host's last records tell how long it switches.

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from storage import fleet_layout, records
 from storage.clock import Clock
-from storage.connect import connect
-from storage.fleet_records import AdmittedRun, FleetRecord, HostBeat, HostRecord
-from storage.store import ObjectStore
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_records import AdmittedRun, FleetRecord, HostBeat, HostRecord
+from storage.records import records
+from storage.stores.connect import connect
+from storage.stores.store import ObjectStore
 from tasks.sharing.backfill import Backfill
 from tasks.sharing.due_phase import OpenStore, RunView
 from tasks.sharing.host_settings import HostSettings

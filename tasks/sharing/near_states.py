@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from storage.fleet_records import AdmittedRun, HostRecord
+from storage.fleet.fleet_records import AdmittedRun, HostRecord
 from tasks.sharing.residents import Resident, choose_prefetch, make_room
 from tasks.sharing.workers import PhaseWorkers, Restored
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from resources.freed_memory import give_back
-from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock, SystemClock
 from storage.digests import digest_of
-from storage.metered import MeteredStore
-from storage.records import PlanRecord
-from storage.run import connect_to_run, exists, is_trained, read_plan
-from storage.store import ObjectMissing, ObjectStore, StorageError, StoreUnavailable
+from storage.records import layout, model_files, prompt_table, records
+from storage.records.records import PlanRecord
+from storage.records.run import connect_to_run, exists, is_trained, read_plan
+from storage.stores.metered import MeteredStore
+from storage.stores.store import ObjectMissing, ObjectStore, StorageError, StoreUnavailable
 from storage.weights.tensor_sets import PUBLISHED_AT_S, read_manifest
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.run_config import RunConfig, dump

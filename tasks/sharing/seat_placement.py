@@ -6,7 +6,7 @@ Two hosts that see different records may both want a seat. Creating its next epo
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from storage.fleet_records import AdmittedRun
+from storage.fleet.fleet_records import AdmittedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TypeVar
 
-from storage import fleet_layout
 from storage.clock import Clock
-from storage.fleet_reading import read_allowed_run
-from storage.fleet_records import AdmittedRun, FleetRecord, HostBeat, HostRecord, SeatRecord, read_record
-from storage.liveness import Heartbeats, Sign
-from storage.run import exists
-from storage.seats import read_seat, take_seat
-from storage.store import CorruptObject, ObjectStore
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_reading import read_allowed_run
+from storage.fleet.fleet_records import AdmittedRun, FleetRecord, HostBeat, HostRecord, SeatRecord, read_record
+from storage.fleet.seats import read_seat, take_seat
+from storage.journal.liveness import Heartbeats, Sign
+from storage.records.run import exists
+from storage.stores.store import CorruptObject, ObjectStore
 from tasks.sharing.seat_placement import Room, place
 
 log = logging.getLogger(__name__)

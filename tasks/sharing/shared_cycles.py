@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from storage.fleet_records import AdmittedRun, SpentEntry, SpentKind
+from storage.fleet.fleet_records import AdmittedRun, SpentEntry, SpentKind
 from tasks.sharing.backfill import choose_backfill
 from tasks.sharing.near_states import Need
 from tasks.sharing.phase_order import DueRun, next_run

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from storage.store import StorageError
+from storage.stores.store import StorageError
 
 log = logging.getLogger(__name__)
 # What a store, a url or the objects of a run can do to a reader; an error of the program is none of these.

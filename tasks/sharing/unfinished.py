@@ -1,9 +1,9 @@
 """How many tokens of a run's iteration are still to be generated: a guess, to choose which run a host helps."""
 
-from storage import layout, records
-from storage.records import AliveRecord, PlanRecord
-from storage.run import exists, read_plan, read_report
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.records import layout, records
+from storage.records.records import AliveRecord, PlanRecord
+from storage.records.run import exists, read_plan, read_report
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 
 
 def unfinished_tokens(store: ObjectStore, iteration: int) -> float:

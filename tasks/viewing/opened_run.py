@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage import layout
 from storage.clock import SystemClock
-from storage.run import connect_to_run, count_committed, exists, plans_in_flight, read_plan, read_run
-from storage.store import ObjectStore
+from storage.records import layout
+from storage.records.run import connect_to_run, count_committed, exists, plans_in_flight, read_plan, read_run
+from storage.stores.store import ObjectStore
 from tasks.configuration.iteration_config import resolved_in_force
 from tasks.prompts.decode import Decode
 from tasks.reporting.export import load_completion_decoder, rollout_tables

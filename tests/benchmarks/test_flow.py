@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.flow import identical, idle_share
 from storage.clock import SystemClock
-from storage.records import SlotLife
+from storage.records.records import SlotLife
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.session.member import generate_slot
 from tests.small_run import config, memory_store, plan_iteration, roll_out, train_iteration

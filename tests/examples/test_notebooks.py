@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.connect import connect
-from storage.retention import settle
+from storage.journal.retention import settle
+from storage.stores.connect import connect
 from tests.small_run import commit_iteration, config, plan_iteration, roll_out, train_iteration
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples").glob("*.ipynb"))

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.crew_records import ended_slots, note_rollout_ended
-from storage.failures import last_failures, slot_failures
-from storage.liveness import Liveness, read_heartbeat
-from storage.memory import MemoryStore
-from storage.shard import Finish
+from storage.journal.liveness import Liveness, read_heartbeat
+from storage.journal.shard import Finish
+from storage.records import layout, records
+from storage.records.crew_records import ended_slots, note_rollout_ended
+from storage.records.failures import last_failures, slot_failures
+from storage.stores.memory import MemoryStore
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rollout import RolloutConfig
 from tasks.crew_model.rebalance import Seeker, Turns

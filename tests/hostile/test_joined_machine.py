@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from storage import fleet_layout, layout, records
-from storage.claims import ClaimBook
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.memory import MemoryStore
-from storage.records import AliveRecord, ClaimRecord, SettingsRecord
-from storage.run import read_plan, read_run
-from storage.shard import Finish, Origin, Row, encode_shard
-from storage.store import ConflictingRecord, CorruptObject, StoreDenied
-from storage.turns import CallRecord, TurnRecord, encode_turn
+from storage.fleet import fleet_layout
+from storage.journal.claims import ClaimBook
+from storage.journal.shard import Finish, Origin, Row, encode_shard
+from storage.journal.turns import CallRecord, TurnRecord, encode_turn
+from storage.records import layout, records
+from storage.records.records import AliveRecord, ClaimRecord, SettingsRecord
+from storage.records.run import read_plan, read_run
+from storage.stores.connect import connect
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ConflictingRecord, CorruptObject, StoreDenied
 from tasks.sampling.session.join import JoinLimits, join_run
 from tests.small_run import (
     commit_iteration,

@@ -13,8 +13,9 @@ import pytest
 from simulation.judge_fleet import live_and_judge_fleet
 from simulation.simulated_fleet_history import FleetHistory, FleetStrike, draw_fleet_history
 from simulation.simulated_workers import SimulatedWorkers
-from storage import liveness, records
-from storage.fleet_records import DueRecord
+from storage.fleet.fleet_records import DueRecord
+from storage.journal import liveness
+from storage.records import records
 from tasks.sharing import backfill, billing, due_phase, host, near_states, residents, seating, spending
 
 pytestmark = pytest.mark.slow

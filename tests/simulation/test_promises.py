@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from simulation.simulated_history import Strike
-from storage import layout, records
-from storage.records import BatchRecord
-from storage.store import ObjectMissing
+from storage.records import layout, records
+from storage.records.records import BatchRecord
+from storage.stores.store import ObjectMissing
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.sampling.session import decode_lane
 from tasks.sampling.session.actions import Beat, WriteShard

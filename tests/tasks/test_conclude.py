@@ -5,14 +5,14 @@ import json
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from storage import layout, records
 from storage.clock import SystemClock
-from storage.compaction import read_responses
-from storage.memory import MemoryStore
-from storage.records import SettingsRecord
-from storage.run import acquire_lease, next_iteration, read_report, read_run
-from storage.store import ObjectMissing, StoreDenied
-from storage.stored_versions import list_versions
+from storage.journal.compaction import read_responses
+from storage.records import layout, records
+from storage.records.records import SettingsRecord
+from storage.records.run import acquire_lease, next_iteration, read_report, read_run
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ObjectMissing, StoreDenied
+from storage.weights.stored_versions import list_versions
 from tasks.conclude import conclude
 from tasks.configuration.iteration_config import settings_of
 from tasks.configuration.references import PlanReference, TrainOutcome

@@ -10,17 +10,17 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 from gleaner import main
 from resources import user_process
-from storage import layout, records
 from storage.clock import ManualClock, SystemClock
-from storage.compaction import read_responses
-from storage.connect import connect
-from storage.evaluation_records import EvaluationRecord
-from storage.evaluations import evaluations
-from storage.failures import last_failures
-from storage.memory import MemoryStore
-from storage.records import PlanRecord
-from storage.run import read_plan
-from storage.store import ConflictingRecord, StoreUnavailable
+from storage.journal.compaction import read_responses
+from storage.records import layout, records
+from storage.records.evaluation_records import EvaluationRecord
+from storage.records.evaluations import evaluations
+from storage.records.failures import last_failures
+from storage.records.records import PlanRecord
+from storage.records.run import read_plan
+from storage.stores.connect import connect
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ConflictingRecord, StoreUnavailable
 from tasks.conclude import conclude
 from tasks.configuration.references import TrainOutcome
 from tasks.configuration.run_config import dump

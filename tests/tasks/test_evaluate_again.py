@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from storage import layout
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.evaluations import begun_evaluations, evaluations
-from storage.memory import MemoryStore
-from storage.store import CorruptObject, StoreUnavailable
+from storage.records import layout
+from storage.records.evaluations import begun_evaluations, evaluations
+from storage.stores.connect import connect
+from storage.stores.memory import MemoryStore
+from storage.stores.store import CorruptObject, StoreUnavailable
 from tasks.concluding.evaluation import measure_and_tell
 from tasks.concluding.iteration import commit_and_tell
 from tasks.configuration.references import IterationOutcome

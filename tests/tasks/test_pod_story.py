@@ -10,7 +10,7 @@ from flyteidl.core import errors_pb2
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.granted import Granted, MachineTooSmall
-from storage.store import StoreDenied, StoreUnavailable
+from storage.stores.store import StoreDenied, StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.learning.rank_ends import RanksFailed
 from tasks.learning.rank_process import FAILURE

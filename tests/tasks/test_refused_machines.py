@@ -8,10 +8,10 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources import granted as granted_module
 from resources.granted import Granted, MachineTooSmall
-from storage import layout
 from storage.clock import SystemClock
-from storage.failures import slot_failures
-from storage.memory import MemoryStore
+from storage.records import layout
+from storage.records.failures import slot_failures
+from storage.stores.memory import MemoryStore
 from storage.weights.tensor_sets import published_bytes
 from tasks.configuration.references import PlanReference
 from tasks.device.gpu_check import WrongGpus

@@ -4,10 +4,10 @@ import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.notice import EXIT_CODE
-from storage import layout, records
-from storage.connect import connect
-from storage.failures import slot_failures
-from storage.records import AliveRecord
+from storage.records import layout, records
+from storage.records.failures import slot_failures
+from storage.records.records import AliveRecord
+from storage.stores.connect import connect
 from tasks.configuration.references import PlanReference
 from tasks.rollout import rollout
 from tasks.sampling.engines.engine import EngineDied, EngineError
@@ -25,8 +25,8 @@ URL = "memory://rollout-task"
 # The notice is given once the slot has said that it works, which is before its first token.
 TOLD_TO_GO = """
 import os, signal, sys, threading, time
-from storage import layout
-from storage.connect import connect
+from storage.records import layout
+from storage.stores.connect import connect
 from tasks.configuration.references import PlanReference
 from tasks.rollout import rollout
 

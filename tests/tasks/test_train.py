@@ -8,7 +8,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.notice import EXIT_CODE
 from resources.process import descendants
-from storage import layout
+from storage.records import layout
 from tasks.configuration.references import PlanReference
 from tasks.learning.follow import GroupTimeout
 from tasks.train import train

@@ -9,12 +9,12 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 import tasks.concluding.iteration as concluding
 from gleaner import main
-from storage import layout
 from storage.clock import SystemClock
-from storage.failures import forget_slots, last_failures
 from storage.process_identity import has_ended, process_name, process_space
-from storage.run import AnotherRun, RunBusy, acquire_lease, release_lease
-from storage.store import StoreUnavailable
+from storage.records import layout
+from storage.records.failures import forget_slots, last_failures
+from storage.records.run import AnotherRun, RunBusy, acquire_lease, release_lease
+from storage.stores.store import StoreUnavailable
 from tasks.collect import collect
 from tasks.conclude import conclude
 from tasks.configuration.references import TrainOutcome

@@ -12,12 +12,12 @@ import pytest
 import yaml
 from flytekit.tools.translator import get_serializable
 
-from storage import layout
 from storage.clock import SystemClock
-from storage.compaction import read_responses
-from storage.connect import connect
-from storage.evaluations import evaluations
-from storage.run import next_iteration
+from storage.journal.compaction import read_responses
+from storage.records import layout
+from storage.records.evaluations import evaluations
+from storage.records.run import next_iteration
+from storage.stores.connect import connect
 from tasks.configuration.run_config import load
 from tasks.preparing.evaluation import prepare
 from tasks.sampling.session.member import generate_slot

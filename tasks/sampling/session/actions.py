@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from storage.journal import PendingRows
-from storage.records import AliveRecord
+from storage.journal.journal import PendingRows
+from storage.records.records import AliveRecord
 from tasks.crew_model.rebalance import Holder, Transfer
 from tasks.sampling.engines.engine import TokenDelta
 from tasks.sampling.session.heartbeat import Vitals

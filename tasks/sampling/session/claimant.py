@@ -9,16 +9,16 @@ import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from storage import layout
-from storage.asks import AskRecord, Asks
-from storage.assembly import JournalReader
-from storage.claims import take_over
 from storage.clock import Clock
-from storage.journal import PARALLEL_READS
-from storage.liveness import Liveness, MemberSign
-from storage.records import TRAIN_POOL, PlanRecord
-from storage.run import exists
-from storage.store import ObjectStore
+from storage.journal.asks import AskRecord, Asks
+from storage.journal.assembly import JournalReader
+from storage.journal.claims import take_over
+from storage.journal.journal import PARALLEL_READS
+from storage.journal.liveness import Liveness, MemberSign
+from storage.records import layout
+from storage.records.records import TRAIN_POOL, PlanRecord
+from storage.records.run import exists
+from storage.stores.store import ObjectStore
 from tasks.crew_model.rebalance import Candidate, Cause, Holder, Transfer, choose, looked_at
 from tasks.sampling.session.actions import Seen, Taken, Work
 from tasks.sampling.session.candidates import candidates_of

@@ -7,7 +7,7 @@ next turn, so the engine never waits for storage.
 import logging
 from contextlib import suppress
 
-from storage.store import StorageError, StoreUnavailable
+from storage.stores.store import StorageError, StoreUnavailable
 from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.session.actions import (
     AbortResponses,

@@ -8,11 +8,11 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from storage import layout, records
 from storage.clock import Clock
-from storage.metered import requests_of
-from storage.records import AliveRecord
-from storage.store import ObjectStore
+from storage.records import layout, records
+from storage.records.records import AliveRecord
+from storage.stores.metered import requests_of
+from storage.stores.store import ObjectStore
 from tasks.sampling.engines.engine import Engine
 from tasks.sampling.session.session_config import SessionConfig
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from storage.journal import PendingRows
-from storage.shard import Finish
+from storage.journal.journal import PendingRows
+from storage.journal.shard import Finish
 from tasks.sampling.engines.engine import FinishReason, TokenDelta
 from tasks.sampling.session.actions import HeldTurn, Work
 from tasks.turns.environments import Answer

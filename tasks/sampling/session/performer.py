@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from storage.clock import Clock
-from storage.journal import JournalWriter
-from storage.noise_keys import noise_key
-from storage.prompt_table import PromptRow
-from storage.records import PlanRecord
-from storage.store import ObjectStore
+from storage.journal.journal import JournalWriter
+from storage.journal.noise_keys import noise_key
+from storage.records.prompt_table import PromptRow
+from storage.records.records import PlanRecord
+from storage.stores.store import ObjectStore
 from tasks.sampling.engines.engine import Engine, GenerationRequest
 from tasks.sampling.session.actions import (
     AbortResponses,

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Collection, Sequence
 
-from storage.records import PlanRecord
+from storage.records.records import PlanRecord
 from tasks.crew_model.decode_rate import DecodeRate
 from tasks.crew_model.rebalance import Seeker, should_cut
 from tasks.sampling.engines.engine import EngineDied

@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 
-from storage.records import SlotPlan
+from storage.records.records import SlotPlan
 from tasks.crew_model.accounts import Account
 from tasks.crew_model.crew_member import EngineModel, Member
 from tasks.crew_model.ownership import CrewRules, Ownership

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage.planning_records import SeedingRecord
-from storage.records import TRAIN_POOL
+from storage.records.planning_records import SeedingRecord
+from storage.records.records import TRAIN_POOL
 from tasks.crew_model.accounts import PARTS
 from tasks.forecasting.knowledge import Knowledge
 from tasks.forecasting.results import SimulatedIteration

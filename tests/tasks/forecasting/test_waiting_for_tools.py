@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from storage.forecast_records import ForecastInput
-from storage.records import TRAIN_POOL
+from storage.records.forecast_records import ForecastInput
+from storage.records.records import TRAIN_POOL
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.run_config import parse
 from tasks.crew_model.crew_member import Member

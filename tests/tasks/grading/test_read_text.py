@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from storage import layout
-from storage.assembly import JournalReader
 from storage.clock import SystemClock
-from storage.compaction import read_batches
-from storage.connect import connect
-from storage.run import read_plan
+from storage.journal.assembly import JournalReader
+from storage.journal.compaction import read_batches
+from storage.records import layout
+from storage.records.run import read_plan
+from storage.stores.connect import connect
 from tasks.configuration.run_config import RunConfig
 from tasks.evaluation.measure import measure
 from tasks.preparing.evaluation import prepare as prepare_evaluation

@@ -15,11 +15,11 @@ import pytest
 
 from resources import user_process
 from resources.process import descendants
-from storage import layout
 from storage.clock import ManualClock
-from storage.compaction import read_batches
-from storage.memory import MemoryStore
-from storage.store import ConflictingRecord, ObjectMissing
+from storage.journal.compaction import read_batches
+from storage.records import layout
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ConflictingRecord, ObjectMissing
 from tasks.configuration.data import DataConfig
 from tasks.configuration.rewards import RewardConfig
 from tasks.configuration.run_config import digest

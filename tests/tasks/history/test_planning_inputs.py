@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import layout, records
-from storage.memory import MemoryStore
-from storage.metered import MeteredStore
-from storage.planning_records import DecisionRecord, PoolObservation, SeedingRecord
-from storage.records import TRAIN_POOL, ReportRecord, SlotLife, SlotPlan
-from storage.run import read_plan
+from storage.records import layout, records
+from storage.records.planning_records import DecisionRecord, PoolObservation, SeedingRecord
+from storage.records.records import TRAIN_POOL, ReportRecord, SlotLife, SlotPlan
+from storage.records.run import read_plan
+from storage.stores.memory import MemoryStore
+from storage.stores.metered import MeteredStore
 from tasks.configuration.run_config import parse
 from tasks.crew_model.step_time import NOMINAL
 from tasks.history.planning_inputs import REPORTS_READ, observed_step_time, planning_request, recent_reports

@@ -23,10 +23,10 @@ from transformers import AutoModel
 
 from storage.clock import SystemClock
 from storage.digests import digest_of
-from storage.local import LocalStore
-from storage.metered import MeteredStore
-from storage.run import read_plan
-from storage.store import StoreUnavailable
+from storage.records.run import read_plan
+from storage.stores.local import LocalStore
+from storage.stores.metered import MeteredStore
+from storage.stores.store import StoreUnavailable
 from storage.weights import tensor_sets
 from tasks.configuration.lora import LoraConfig
 from tasks.configuration.run_config import parse

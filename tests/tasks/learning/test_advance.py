@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from storage import layout, model_files, prompt_table, records
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
-from storage.records import TrainingRecord
-from storage.run import read_plan
-from storage.store import CorruptObject
+from storage.records import layout, model_files, prompt_table, records
+from storage.records.records import TrainingRecord
+from storage.records.run import read_plan
+from storage.stores.memory import MemoryStore
+from storage.stores.store import CorruptObject
 from storage.weights import tensor_sets
 from storage.weights.versions import pull_version
 from tasks.configuration.run_config import parse

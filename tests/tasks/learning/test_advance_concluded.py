@@ -2,9 +2,9 @@
 
 import pytest
 
-from storage import layout
-from storage.memory import MemoryStore
-from storage.run import ConcludedByAnother
+from storage.records import layout
+from storage.records.run import ConcludedByAnother
+from storage.stores.memory import MemoryStore
 from tests.small_run import config, everything, memory_store, model_directory, plan_iteration, roll_out, train_iteration
 
 URL = "memory://advance"

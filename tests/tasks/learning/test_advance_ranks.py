@@ -5,12 +5,12 @@ import shutil
 import pytest
 import torch
 
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.connect import connect
-from storage.records import TrainingRecord
-from storage.retention import sweep
-from storage.retention_config import RetentionConfig
+from storage.journal.retention import sweep
+from storage.journal.retention_config import RetentionConfig
+from storage.records import layout, records
+from storage.records.records import TrainingRecord
+from storage.stores.connect import connect
 from storage.weights.tensor_sets import read_manifest
 from storage.weights.versions import pull_version
 from tasks.learning import checkpoint

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from storage import layout, records
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.crew_records import note_rollout_ended
-from storage.planning_records import SeedingRecord
-from storage.records import TRAIN_POOL, AliveRecord, SlotPlan, TrainingRecord
-from storage.run import exists, read_plan
+from storage.records import layout, records
+from storage.records.crew_records import note_rollout_ended
+from storage.records.planning_records import SeedingRecord
+from storage.records.records import TRAIN_POOL, AliveRecord, SlotPlan, TrainingRecord
+from storage.records.run import exists, read_plan
+from storage.stores.connect import connect
 from storage.weights.tensor_sets import read_manifest
 from tasks.configuration.references import PlanReference
 from tasks.learning.follow import GroupTimeout

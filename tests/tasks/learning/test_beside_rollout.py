@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from resources.local_starter import StartedProcess, running_starter
-from storage import layout, records
-from storage.connect import connect
-from storage.memory import MemoryStore
-from storage.records import AliveRecord, BatchRecord
+from storage.records import layout, records
+from storage.records.records import AliveRecord, BatchRecord
+from storage.stores.connect import connect
+from storage.stores.memory import MemoryStore
 from tasks.learning.follow import GroupTimeout
 from tasks.rollout import IMPORTS
 from tests.small_run import (

@@ -6,11 +6,11 @@ import pytest
 import torch
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from storage import layout, records
 from storage.clock import ManualClock, SystemClock
-from storage.collected import collected
-from storage.records import BatchRecord
-from storage.run import exists, lease_holder
+from storage.records import layout, records
+from storage.records.collected import collected
+from storage.records.records import BatchRecord
+from storage.records.run import exists, lease_holder
 from storage.weights import tensor_sets
 from tasks.collect import collect as collect_task
 from tasks.configuration.references import PlanReference

@@ -9,17 +9,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage import layout, prompt_table, records
 from storage.clock import ManualClock
-from storage.compaction import read_responses
-from storage.memory import MemoryStore
-from storage.prompt_table import PromptRow
-from storage.records import BatchRecord, ClosedRecord
-from storage.retention import sweep
-from storage.retention_config import RetentionConfig
-from storage.run import exists, read_plan
-from storage.shard import Finish
-from storage.store import ObjectMissing
+from storage.journal.compaction import read_responses
+from storage.journal.retention import sweep
+from storage.journal.retention_config import RetentionConfig
+from storage.journal.shard import Finish
+from storage.records import layout, prompt_table, records
+from storage.records.prompt_table import PromptRow
+from storage.records.records import BatchRecord, ClosedRecord
+from storage.records.run import exists, read_plan
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ObjectMissing
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.rewards import RewardConfig

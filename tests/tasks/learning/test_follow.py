@@ -4,12 +4,12 @@ import logging
 
 import pytest
 
-from storage import layout, records
-from storage.assembly import JournalReader
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
-from storage.records import ClaimRecord
-from storage.shard import Finish
+from storage.journal.assembly import JournalReader
+from storage.journal.shard import Finish
+from storage.records import layout, records
+from storage.records.records import ClaimRecord
+from storage.stores.memory import MemoryStore
 from tasks.learning.follow import FollowConfig, GroupFollower, GroupTimeout, RecordedElsewhereError
 from tests.journals import Incarnation, a_plan
 

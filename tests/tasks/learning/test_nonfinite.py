@@ -7,14 +7,14 @@ import pytest
 from click.testing import CliRunner
 
 from gleaner import main
-from storage import layout, records
-from storage.connect import connect
-from storage.memory import MemoryStore
-from storage.phase_failure import NonFiniteRecord
-from storage.retention import sweep
-from storage.retention_config import RetentionConfig
-from storage.run import read_plan, read_run
-from storage.store import StoreUnavailable
+from storage.fleet.phase_failure import NonFiniteRecord
+from storage.journal.retention import sweep
+from storage.journal.retention_config import RetentionConfig
+from storage.records import layout, records
+from storage.records.run import read_plan, read_run
+from storage.stores.connect import connect
+from storage.stores.memory import MemoryStore
+from storage.stores.store import StoreUnavailable
 from tasks.learning.nonfinite import keep_nonfinite
 from tasks.learning.optimizer import NonFiniteGradient
 from tasks.reporting.export import export_rollouts

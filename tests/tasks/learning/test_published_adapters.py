@@ -5,16 +5,16 @@ from typing import ClassVar
 
 import pytest
 
-from storage import layout
-from storage.assembly import JournalReader
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.retention import sweep
-from storage.retention_config import RetentionConfig
-from storage.run import read_plan
-from storage.store import CorruptObject
-from storage.stored_versions import list_versions
+from storage.journal.assembly import JournalReader
+from storage.journal.retention import sweep
+from storage.journal.retention_config import RetentionConfig
+from storage.records import layout
+from storage.records.run import read_plan
+from storage.stores.connect import connect
+from storage.stores.store import CorruptObject
 from storage.weights.adapters import adapter_record, loaded_bytes
+from storage.weights.stored_versions import list_versions
 from storage.weights.tensor_sets import read_manifest
 from storage.weights.versions import bases
 from tasks.preparing.evaluation import prepare

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage import layout
 from storage.clock import ManualClock
-from storage.connect import connect
-from storage.retention import sweep
-from storage.retention_config import RetentionConfig
-from storage.store import CorruptObject, ObjectMissing
-from storage.stored_versions import list_versions, restored_from
+from storage.journal.retention import sweep
+from storage.journal.retention_config import RetentionConfig
+from storage.records import layout
+from storage.stores.connect import connect
+from storage.stores.store import CorruptObject, ObjectMissing
 from storage.weights import tensor_sets
+from storage.weights.stored_versions import list_versions, restored_from
 from storage.weights.versions import pull_version
 from tasks.preparing.iteration import prepare
 from tests.dying_store import DiesAtWrite, Killed

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.records import TrainingRecord
-from storage.run import next_iteration, read_plan, read_run
+from storage.records import layout, records
+from storage.records.records import TrainingRecord
+from storage.records.run import next_iteration, read_plan, read_run
 from storage.weights.tensor_sets import read_manifest
 from tasks.configuration.run_config import dump
 from tasks.learning import checkpoint

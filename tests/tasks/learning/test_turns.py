@@ -7,15 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import layout, records
-from storage.assembly import JournalReader
 from storage.clock import ManualClock
-from storage.compaction import read_batches
 from storage.digests import digest_of
-from storage.memory import MemoryStore
-from storage.prompt_table import PromptRow, encode_prompts
-from storage.records import Span
-from storage.retention import settle
+from storage.journal.assembly import JournalReader
+from storage.journal.compaction import read_batches
+from storage.journal.retention import settle
+from storage.records import layout, records
+from storage.records.prompt_table import PromptRow, encode_prompts
+from storage.records.records import Span
+from storage.stores.memory import MemoryStore
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.rewards import RewardConfig
 from tasks.grading.grader import Grader

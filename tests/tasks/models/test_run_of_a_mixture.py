@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from storage import layout
 from storage.clock import SystemClock
+from storage.records import layout
 from storage.weights.tensor_sets import read_manifest
 from storage.weights.versions import pull_version
 from tasks.reporting.export_model import export_model

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from storage.planning_records import SeedingRecord
+from storage.records.planning_records import SeedingRecord
 from tasks.crew_model.step_time import StepTime
 from tasks.planning.estimate import HORIZON, Estimate, Estimator
 from tasks.planning.makespan import member_time_s

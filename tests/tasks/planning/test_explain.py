@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from storage import canonical
-from storage.planning_records import SeedingRecord
+from storage.records import canonical
+from storage.records.planning_records import SeedingRecord
 from tasks.configuration.planning import PlanningConfig
 from tasks.crew_model.step_time import NOMINAL
 from tasks.planning.explain import ALTERNATIVES_MAX

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.records import TRAIN_POOL, SlotPlan
+from storage.records.records import TRAIN_POOL, SlotPlan
 from tasks.crew_model.step_time import NOMINAL
 from tasks.planning.division import assign_groups
 from tasks.planning.iteration_plan import BudgetExceeded, PlanningRequest, plan_iteration

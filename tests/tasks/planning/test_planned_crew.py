@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from storage.planning_records import SeedingRecord
-from storage.records import TRAIN_POOL
+from storage.records.planning_records import SeedingRecord
+from storage.records.records import TRAIN_POOL
 from tasks.crew_model.step_time import NOMINAL
 from tasks.planning.division import assign_groups
 from tasks.planning.makespan import member_time_s, response_lengths

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from storage.clock import ManualClock
-from storage.connect import connect
-from storage.run import read_plan, read_run
-from storage.sources import read_rows
+from storage.records.run import read_plan, read_run
+from storage.records.sources import read_rows
+from storage.stores.connect import connect
 from tasks.configuration.run_config import PolicyConfig, parse
 from tasks.hub.data_sets import parquet_pieces
 from tasks.hub.repositories import HubError

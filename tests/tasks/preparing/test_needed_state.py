@@ -4,10 +4,10 @@ import functools
 
 import pytest
 
-from storage import layout
 from storage.clock import ManualClock
-from storage.run import acquire_lease
-from storage.store import CorruptObject
+from storage.records import layout
+from storage.records.run import acquire_lease
+from storage.stores.store import CorruptObject
 from tasks.preparing.iteration import prepare
 from tests.small_run import commit_iteration, config, everything, memory_store, roll_out, train_iteration
 

@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 
 from resources.prices import GET_USD, PUT_USD
-from storage import layout, records
-from storage.assembly import JournalReader
 from storage.clock import ManualClock
-from storage.compaction import read_batches
 from storage.digests import digest_of
-from storage.fleet_records import DueRecord
-from storage.memory import MemoryStore
-from storage.prompt_table import PromptRow, encode_prompts
-from storage.records import AliveRecord, BatchRecord, GradedResponse, ReportRecord, TrainingRecord
-from storage.shard import Finish
-from storage.store import CorruptObject, ObjectMissing
+from storage.fleet.fleet_records import DueRecord
+from storage.journal.assembly import JournalReader
+from storage.journal.compaction import read_batches
+from storage.journal.shard import Finish
+from storage.records import layout, records
+from storage.records.prompt_table import PromptRow, encode_prompts
+from storage.records.records import AliveRecord, BatchRecord, GradedResponse, ReportRecord, TrainingRecord
+from storage.stores.memory import MemoryStore
+from storage.stores.store import CorruptObject, ObjectMissing
 from storage.weights.objects import encode_header
 from storage.weights.tensor_sets import PUBLISHED_AT_S, WRITE_S, TensorBlock, publish
 from tasks.reporting.conclusion import conclude_iteration, response_metrics

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
-from storage.records import AliveRecord, BatchRecord
+from storage.records import layout, records
+from storage.records.records import AliveRecord, BatchRecord
 from tasks.reporting.verification import IntegrityError
 from tests.tasks.reporting.test_conclusion import PLAN, an_iteration, change, conclude, graded
 

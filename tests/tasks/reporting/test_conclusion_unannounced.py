@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
-from storage.records import AliveRecord
+from storage.records import layout, records
+from storage.records.records import AliveRecord
 from tests.journals import newer_heartbeat
 from tests.tasks.reporting.test_conclusion import an_iteration, conclude
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from storage.connect import connect
-from storage.records import ReportRecord
-from storage.run import read_report
+from storage.records.records import ReportRecord
+from storage.records.run import read_report
+from storage.stores.connect import connect
 from tasks.concluding.iteration import commit_and_tell
 from tasks.reporting.conclusion import cut_line
 from tasks.viewing.reading_commands import status

@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from examples.warm_start import build_tokenizer
-from storage import layout, records
-from storage.compaction import compact
 from storage.digests import digest_of
-from storage.memory import MemoryStore
-from storage.prompt_table import PromptRow, encode_prompts
-from storage.retention import settle
-from storage.run import read_plan
-from storage.store import CorruptObject
+from storage.journal.compaction import compact
+from storage.journal.retention import settle
+from storage.records import layout, records
+from storage.records.prompt_table import PromptRow, encode_prompts
+from storage.records.run import read_plan
+from storage.stores.memory import MemoryStore
+from storage.stores.store import CorruptObject
 from tasks.reporting.export import export_rollouts, parse_range
 from tests.committed_runs import PROMPTS, TOKENS, begin, grade, plan_iteration, roll_out, run_of
 from tests.journals import LOGPROB

@@ -16,12 +16,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from storage import layout, model_files
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
-from storage.retention import sweep
-from storage.retention_config import RetentionConfig
-from storage.store import CorruptObject
+from storage.journal.retention import sweep
+from storage.journal.retention_config import RetentionConfig
+from storage.records import layout, model_files
+from storage.stores.memory import MemoryStore
+from storage.stores.store import CorruptObject
 from storage.weights.tensor_sets import publish
 from storage.weights.versions import pull_version
 from tasks.preparing.iteration import publish_initial
@@ -352,7 +352,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from storage.clock import ManualClock
-from storage.connect import connect
+from storage.stores.connect import connect
 from tasks.reporting.export_model import export_model
 
 class Kills(ManualClock):

@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
-from storage import layout
 from storage.clock import SystemClock
-from storage.failures import ERROR_LENGTH_MAX, last_failures
-from storage.memory import MemoryStore
-from storage.run import ConcludedByAnother, RunBusy
-from storage.store import StoreDenied, StoreUnavailable
+from storage.records import layout
+from storage.records.failures import ERROR_LENGTH_MAX, last_failures
+from storage.records.run import ConcludedByAnother, RunBusy
+from storage.stores.memory import MemoryStore
+from storage.stores.store import StoreDenied, StoreUnavailable
 from tasks.reporting.last_failures import Work, failure_line, forget, keep, keep_silent_end, one_line
 from tests.committed_runs import begin, plan_iteration, run_of
 from tests.small_run import memory_store

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.records import AliveRecord, PlanRecord, TrainingRecord
+from storage.records import layout, records
+from storage.records.records import AliveRecord, PlanRecord, TrainingRecord
 from tasks.reporting.conclusion import conclude_iteration
 from tests.tasks.reporting.test_conclusion import PRICES, an_iteration, conclude
 

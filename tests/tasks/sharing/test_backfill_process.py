@@ -5,12 +5,13 @@ import time
 
 import pytest
 
-from storage import fleet_layout, layout, records
-from storage.assembly import JournalReader
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.records import AliveRecord
-from storage.run import read_plan
+from storage.fleet import fleet_layout
+from storage.journal.assembly import JournalReader
+from storage.records import layout, records
+from storage.records.records import AliveRecord
+from storage.records.run import read_plan
+from storage.stores.connect import connect
 from tasks.sharing.billing import bill, total_s
 from tests.served_fleet import LIMIT_S, a_shared_run, alone, begin, make_fleet, serving, spent_by, states
 from tests.small_run import commit_iteration, plan_iteration

@@ -1,12 +1,12 @@
 import pytest
 
-from storage import layout, records
-from storage.fleet_records import DueRecord
-from storage.memory import MemoryStore
-from storage.package_version import VERSION
-from storage.phase_failure import fail_phase, phase_failure
-from storage.records import RunRecord, SettingsRecord
-from storage.store import CorruptObject
+from storage.fleet.fleet_records import DueRecord
+from storage.fleet.phase_failure import fail_phase, phase_failure
+from storage.records import layout, records
+from storage.records.records import RunRecord, SettingsRecord
+from storage.stores.memory import MemoryStore
+from storage.stores.store import CorruptObject
+from storage.version import VERSION
 from tasks.sharing.due_phase import RunView
 from tests.fleet_records import a_run
 

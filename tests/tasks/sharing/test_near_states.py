@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.memory import MemoryStore
+from storage.stores.memory import MemoryStore
 from tests.fleet_records import a_run
 from tests.host_stage import READ_S, A, B, Stage
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from storage import layout
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.memory import MemoryStore
-from storage.stored_versions import list_versions
+from storage.records import layout
+from storage.stores.connect import connect
+from storage.stores.memory import MemoryStore
+from storage.weights.stored_versions import list_versions
 from tasks.admitting.fleet_admission import Profile, admit
 from tasks.sharing.membership import create_fleet
 from tasks.sharing.phase_trainer import PhaseTrainer

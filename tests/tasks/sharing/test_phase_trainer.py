@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
 from storage.clock import SystemClock
-from storage.fleet_records import DueRecord
-from storage.memory import MemoryStore
-from storage.records import TrainingRecord
-from storage.run import exists, read_plan
-from storage.store import CorruptObject
+from storage.fleet.fleet_records import DueRecord
+from storage.records import layout, records
+from storage.records.records import TrainingRecord
+from storage.records.run import exists, read_plan
+from storage.stores.memory import MemoryStore
+from storage.stores.store import CorruptObject
 from storage.weights import tensor_sets
 from tasks.admitting.fleet_admission import Profile, admit
 from tasks.learning.collecting import collect_and_wait
@@ -311,7 +311,7 @@ def test_the_process_that_trains_never_grades(model, tmp_path):
 
 
 def memory_store_of(name):
-    from storage.connect import connect  # noqa: PLC0415
+    from storage.stores.connect import connect  # noqa: PLC0415
 
     return connect(f"memory://{name}")
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.fleet_records import Prediction
+from storage.fleet.fleet_records import Prediction
 from tasks.sharing.seat_placement import Room, load, place
 from tests.fleet_records import a_run
 

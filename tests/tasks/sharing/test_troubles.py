@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from storage.store import StoreDenied, StoreUnavailable
+from storage.stores.store import StoreDenied, StoreUnavailable
 from tasks.sharing.troubles import Troubles
 
 

@@ -5,15 +5,15 @@ import os
 
 import pytest
 
-from storage import connect
-from storage.assembly import JournalReader
 from storage.clock import ManualClock, SystemClock
-from storage.compaction import read_batches
-from storage.memory import MemoryStore
-from storage.prompt_table import read_prompts
-from storage.run import read_plan
-from storage.shard import Finish
-from storage.turns import decode_turn
+from storage.journal.assembly import JournalReader
+from storage.journal.compaction import read_batches
+from storage.journal.shard import Finish
+from storage.journal.turns import decode_turn
+from storage.records.prompt_table import read_prompts
+from storage.records.run import read_plan
+from storage.stores import connect
+from storage.stores.memory import MemoryStore
 from tasks.preparing.checks import check_files
 from tasks.preparing.iteration import prepare
 from tasks.prompts.prompt import PromptError

@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 
 from examples.tools_warm_start import chat_tokenizer
-from storage import layout
-from storage.compaction import read_responses
-from storage.shard import Finish
+from storage.journal.compaction import read_responses
+from storage.journal.shard import Finish
+from storage.records import layout
 from storage.weights import tensor_sets
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.living_environments import Reset

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from storage.store import StoreUnavailable
+from storage.stores.store import StoreUnavailable
 from tasks.crew_model.rebalance import LOOKS_MAX, Cause, Holder, Transfer
 from tasks.sampling.session.actions import (
     Claims,

@@ -2,14 +2,14 @@
 
 import pytest
 
-from storage import layout, records
-from storage.asks import AskRecord, Asks
-from storage.assembly import JournalReader
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
-from storage.records import ClosedRecord
-from storage.shard import Finish
-from storage.store import StoreUnavailable
+from storage.journal.asks import AskRecord, Asks
+from storage.journal.assembly import JournalReader
+from storage.journal.shard import Finish
+from storage.records import layout, records
+from storage.records.records import ClosedRecord
+from storage.stores.memory import MemoryStore
+from storage.stores.store import StoreUnavailable
 from tasks.crew_model.rebalance import Seeker, Turns
 from tasks.sampling.session.claimant import LOOKS_TO_ANSWER, SHARDS_A_CALL
 from tests.claimants import IDLE, PLAN, TTL_S, a_claimant, nothing_left, numbers, owners, say, seek

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
-from storage.assembly import JournalReader
 from storage.clock import ManualClock, SystemClock
-from storage.connect import connect
-from storage.records import JOINED_POOL, AliveRecord, ClosedRecord
-from storage.run import next_iteration, read_plan, read_run
-from storage.store import ConflictingRecord, StoreUnavailable
+from storage.journal.assembly import JournalReader
+from storage.records import layout, records
+from storage.records.records import JOINED_POOL, AliveRecord, ClosedRecord
+from storage.records.run import next_iteration, read_plan, read_run
+from storage.stores.connect import connect
+from storage.stores.store import ConflictingRecord, StoreUnavailable
 from tasks.configuration.run_config import dump, parse
 from tasks.preparing.iteration import prepare
 from tasks.sampling.engines.engine import EngineDied

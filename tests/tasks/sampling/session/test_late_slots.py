@@ -2,10 +2,10 @@
 
 import pytest
 
-from storage import layout, records
 from storage.clock import ManualClock, SystemClock
-from storage.records import AliveRecord
-from storage.run import release_lease
+from storage.records import layout, records
+from storage.records.records import AliveRecord
+from storage.records.run import release_lease
 from tasks.preparing.iteration import prepare
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import EngineDied

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from storage import layout, records
-from storage.assembly import JournalReader
 from storage.clock import SystemClock
-from storage.memory import MemoryStore
-from storage.records import AliveRecord, ClosedRecord
-from storage.run import read_plan
-from storage.store import CorruptObject, ObjectMissing
+from storage.journal.assembly import JournalReader
+from storage.records import layout, records
+from storage.records.records import AliveRecord, ClosedRecord
+from storage.records.run import read_plan
+from storage.stores.memory import MemoryStore
+from storage.stores.store import CorruptObject, ObjectMissing
 from tasks.device.gpu_check import WrongGpus
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import EngineError

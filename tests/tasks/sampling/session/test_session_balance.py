@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from storage import layout, records
-from storage.assembly import JournalReader
 from storage.clock import ManualClock, SystemClock
-from storage.memory import MemoryStore
-from storage.records import AliveRecord, ClosedRecord
-from storage.store import StoreUnavailable
+from storage.journal.assembly import JournalReader
+from storage.records import layout, records
+from storage.records.records import AliveRecord, ClosedRecord
+from storage.stores.memory import MemoryStore
+from storage.stores.store import StoreUnavailable
 from tasks.sampling.engines.engine import EngineError
 from tasks.sampling.session.session import BESIDE
 from tasks.sampling.session.session_outcome import Preempted

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage import layout, records
-from storage.assembly import JournalReader
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
-from storage.records import JOINED_POOL, TRAIN_POOL, AliveRecord, SlotPlan
-from storage.shard import Finish
+from storage.journal.assembly import JournalReader
+from storage.journal.shard import Finish
+from storage.records import layout, records
+from storage.records.records import JOINED_POOL, TRAIN_POOL, AliveRecord, SlotPlan
+from storage.stores.memory import MemoryStore
 from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.session.claimant import Claimant

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from resources.pools import PoolsConfig, RolloutPoolConfig
-from storage import layout, records
-from storage.assembly import JournalReader
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.memory import MemoryStore
-from storage.records import TRAIN_POOL, AliveRecord, ClaimRecord, ClosedRecord, SettingsRecord
-from storage.run import read_plan, read_report, release_lease
-from storage.store import StoreUnavailable
+from storage.journal.assembly import JournalReader
+from storage.records import layout, records
+from storage.records.records import TRAIN_POOL, AliveRecord, ClaimRecord, ClosedRecord, SettingsRecord
+from storage.records.run import read_plan, read_report, release_lease
+from storage.stores.connect import connect
+from storage.stores.memory import MemoryStore
+from storage.stores.store import StoreUnavailable
 from tasks.history.planning_inputs import crew_offers
 from tasks.preparing.iteration import prepare
 from tasks.sampling.engines.choose import build_engine

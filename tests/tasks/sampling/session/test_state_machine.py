@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.memory import MemoryStore
-from storage.store import StoreUnavailable
+from storage.stores.memory import MemoryStore
+from storage.stores.store import StoreUnavailable
 from tasks.sampling.engines.engine import EngineDied, EngineError, FinishReason, TokenDelta
 from tasks.sampling.session.actions import (
     AbortResponses,
