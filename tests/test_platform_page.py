@@ -1,4 +1,4 @@
-"""What docs/guide/platform.md and docs/guide/pods.md tell a cluster, against what the code asks for and accepts."""
+"""What docs/guide/platform.md and docs/guide/on_a_cluster.md tell a cluster, against what the code asks for and accepts."""
 
 import json
 import re
@@ -216,11 +216,13 @@ def test_the_network_policies_hold_for_every_pod_and_let_only_ranks_reach_each_o
 
 
 PODS = re.findall(
-    r"^```yaml\n(.*?)^```", (ROOT / "docs/guide/pods.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    r"^<!-- pods -->\n```yaml\n(.*?)^```",
+    (ROOT / "docs/guide/on_a_cluster.md").read_text(encoding="utf-8"),
+    flags=re.MULTILINE | re.DOTALL,
 )
 
 
-def test_the_fragments_on_the_page_about_pods_are_valid():
+def test_the_fragments_about_pods_are_valid():
     assert len(PODS) >= 6
     pools = [parse(CONFIG | yaml.safe_load(fragment)).pools for fragment in PODS]
     said = {name for each in pools for pool in all_pools(each) for name, value in vars(pool).items() if value}
