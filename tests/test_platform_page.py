@@ -1,4 +1,4 @@
-"""What docs/guide/platform.md and docs/guide/on_a_cluster.md tell a cluster, against what the code asks for and accepts."""
+"""What the guide's pages platform.md and on_a_cluster.md tell a cluster, against what the code asks for and accepts."""
 
 import json
 import re
