@@ -45,10 +45,10 @@ class Knowledge:
         self,
         lengths: GroupLengths,
         available: Mapping[str, int | None],
-        there: Mapping[str, int],
-        asked: Mapping[str, int] | None,
+        machines_present: Mapping[str, int],
+        planned_width: Mapping[str, int] | None,
     ) -> PlanningRequest:
-        """The request for the next iteration; asked: as in PlanningRequest.
+        """The request for the next iteration; planned_width: as in PlanningRequest.
 
         available: machines by pool, if there are fewer than were asked for.
         """
@@ -67,18 +67,20 @@ class Knowledge:
         return PlanningRequest(
             num_generations=scenario.work.num_generations,
             lengths=lengths,
-            offers=tuple(self._offer(pool, available[pool.name], there[pool.name]) for pool in scenario.pools),
+            pools=tuple(
+                self._capacity(pool, available[pool.name], machines_present[pool.name]) for pool in scenario.pools
+            ),
             settings=policy.planning,
             rules=policy.crew_rules,
             reserved=reserved if trainer.engines else None,
             waits=last.waits if last else None,
             seeding=seeding,
             width=tuple(last.iteration.planned_crew.items()) if last else (),
-            asked=None if asked is None else tuple(asked.items()),
+            planned_width=None if planned_width is None else tuple(planned_width.items()),
             keep_order=policy.keep_order,
             training="at_end" if not policy.streaming else "in_order" if policy.in_order else "as_ended",
             train_s=statistics.median(each.waits.train_s for each in self._recent) if last else None,
-            past=tuple(each.lengths.astype(np.float64) for each in reversed(self._recent)),
+            past_lengths=tuple(each.lengths.astype(np.float64) for each in reversed(self._recent)),
             control_s=last.iteration.control_s if last else 0.0,
             overlaps=policy.max_staleness > 0,
             crew=policy.crew,
@@ -103,12 +105,12 @@ class Knowledge:
             return waited_s / sum(each.iteration.tokens for each in self._recent)
         return 0.0 if tools is None else tools.answers * tools.answer_s / float(lengths.expected.mean())
 
-    def _offer(self, pool: PoolScenario, available: int | None, there: int) -> PoolCapacity:
+    def _capacity(self, pool: PoolScenario, available: int | None, machines_present: int) -> PoolCapacity:
         """The offer of a pool. Its start is from process to weights, as in reports, without the machine's own start."""
         losses = sum(each.iteration.losses[pool.name] for each in self._recent)
         machine_s = sum(sum(each.iteration.seconds[pool.name].values()) for each in self._recent)
         return PoolCapacity(
-            pool=pool.name,
+            name=pool.name,
             count_min=pool.count_min,
             count_max=pool.count,
             usd_per_h=pool.usd_per_h,
@@ -118,7 +120,7 @@ class Knowledge:
             start_s=max(pool.process_s, self._pull_s(pool)),
             machine_start_s=pool.start_s,
             kept=pool.kept,
-            there=there,
+            machines_present=machines_present,
             losses_per_h=losses / (machine_s / SECONDS_PER_HOUR) if machine_s else 0.0,
             available=available,
         )

@@ -48,7 +48,7 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
     return PlanningRequest(
         num_generations=config.run.num_generations,
         lengths=lengths,
-        offers=crew_offers(config, recent, written),
+        pools=pool_capacities(config, recent, written),
         settings=config.planning,
         rules=crew_rules(config),
         keep_order=config.algorithm.filter_groups,
@@ -57,10 +57,10 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
         waits=None if last is None else step_waits(last, engines, overlaps=overlaps),
         seeding=None if written is None else written.seeding,
         width=() if written is None else _width(written),
-        asked=_width(read_plan(store, iteration - 1)) if iteration else None,
+        planned_width=_width(read_plan(store, iteration - 1)) if iteration else None,
         train_s=_train_s(recent),
         training=_training(config),
-        past=_past(recent, plans, len(lengths), config.run.num_generations),
+        past_lengths=_past(recent, plans, len(lengths), config.run.num_generations),
         control_s=0.0 if last is None else max(0.0, last.created_at_s - last.train_ended_at_s),
         overlaps=overlaps,
         spent_usd=_spent_usd(store, iteration, last),
@@ -101,20 +101,20 @@ def _tool_s_per_token(recent: Sequence[ReportRecord]) -> float:
     return sum(report.metrics["turns/tool_seconds"] for report in told) / tokens if tokens else 0.0
 
 
-def crew_offers(
+def pool_capacities(
     config: RunConfig, recent: Sequence[ReportRecord], written: PlanRecord | None = None
 ) -> tuple[PoolCapacity, ...]:
-    """One offer per pool of the crew, in the configuration's order; unobserved figures are PoolCapacity's defaults.
+    """The capacity of each pool of the crew, in the configuration's order; unobserved figures are PoolCapacity's defaults.
 
     written: the plan of the newest report.
     """
-    offers, asked = [], dict(() if written is None else _width(written))
+    capacities, asked = [], dict(() if written is None else _width(written))
     for name, pool in config.pools.rollout_pools.items():
         observed = _observations(name, recent)
         machine_h = sum(seen.machine_s for seen in observed) / SECONDS_PER_HOUR
-        offers.append(
+        capacities.append(
             PoolCapacity(
-                pool=name,
+                name=name,
                 count_min=pool.count_min,
                 count_max=pool.count,
                 usd_per_h=pool.price_usd_per_h,
@@ -123,12 +123,12 @@ def crew_offers(
                 start_s=_start_s(observed),
                 cold_start_s=_cold_start_s(name, observed, written),
                 machine_start_s=_machine_start_s(name, recent),
-                there=_there(name, recent),
+                machines_present=_machines_present(name, recent),
                 losses_per_h=sum(seen.losses for seen in observed) / machine_h if machine_h else 0.0,
                 available=_available(name, recent, asked.get(name, 0)),
             )
         )
-    return tuple(offers)
+    return tuple(capacities)
 
 
 def _reserved_offer(config: RunConfig, recent: Sequence[ReportRecord]) -> TrainerCapacity:
@@ -152,7 +152,7 @@ def _available(pool: str, recent: Sequence[ReportRecord], asked: int) -> int | N
     return at_end[0] if at_end and at_end[0] < asked else None
 
 
-def _there(pool: str, recent: Sequence[ReportRecord]) -> int | None:
+def _machines_present(pool: str, recent: Sequence[ReportRecord]) -> int | None:
     """Machines at the end of the last iteration; None if it says nothing of the pool."""
     at_end = [seen.members_at_end for seen in recent[0].pools if seen.pool == pool] if recent else []
     return at_end[0] if at_end else None

@@ -23,7 +23,7 @@ class PoolCapacity:
     for, although more may come; None: as many as are asked for.
     """
 
-    pool: str
+    name: str
     count_min: int
     count_max: int
     usd_per_h: float
@@ -33,7 +33,7 @@ class PoolCapacity:
     cold_start_s: float = 0.0
     machine_start_s: float = 0.0
     kept: bool = True
-    there: int | None = None
+    machines_present: int | None = None
     losses_per_h: float = 0.0
     available: int | None = None
 

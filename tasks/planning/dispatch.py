@@ -1,10 +1,10 @@
 """Dispatch: decides which member decodes which groups, from expected lengths, as one pure function.
 
-For the makespan, groups are dealt in turn, longest first, or in ranges of similar lengths, whichever is expected to end
+For the makespan, groups are assigned in turn, longest first, or in ranges of similar lengths, whichever is expected to end
 first. So the longest groups go to members that decode few responses together, and hence each of them faster (StreamRL,
 arXiv 2504.15930, Algorithm 2). For machine time, similar lengths go together, so that a member with short ones leaves
-early (RLHFless, arXiv 2602.22718, section 4.3). Every dealing is timed exactly (tasks/planning/makespan.py). A member
-of the trainer's that will stop early is dealt groups like the others: what it leaves is free for them.
+early (RLHFless, arXiv 2602.22718, section 4.3). Every candidate is timed exactly (tasks/planning/makespan.py). A member
+of the trainer's that will stop early is assigned groups like the others: what it leaves is free for them.
 """
 
 import heapq
@@ -73,7 +73,7 @@ class Dispatch:
 
 
 @dataclass(frozen=True)
-class Dealing:
+class TimedAssignment:
     """Each member's groups, in the order in which it begins them, and when it has decoded them."""
 
     groups: list[list[int]]
@@ -117,9 +117,9 @@ class GroupWork:
         """When the member has decoded these groups."""
         return ends_s(self.lengths, [self.begun(groups)], [member])[0]
 
-    def timed(self, dealt: Sequence[Sequence[int]], members: Sequence[DispatchMember]) -> Dealing:
-        groups = [self.begun(part) for part in dealt]
-        return Dealing(groups, ends_s(self.lengths, groups, members))
+    def timed(self, assigned: Sequence[Sequence[int]], members: Sequence[DispatchMember]) -> TimedAssignment:
+        groups = [self.begun(part) for part in assigned]
+        return TimedAssignment(groups, ends_s(self.lengths, groups, members))
 
     def seconds_per_token(self, member: DispatchMember, members: int) -> float:
         """Seconds for one token of the member's groups if each member decodes an even share at once."""
@@ -139,8 +139,8 @@ def dispatch(
     """Deal whole groups to members.
 
     "makespan" ends the last response as early as possible. "gpu_seconds" takes the least machine time (dollars, if
-    every member has a price) of the dealings that end no later than even ranges of sorted groups. Groups that are all
-    expected alike are dealt evenly, by speed.
+    every member has a price) of the candidates that end no later than even ranges of sorted groups. Groups that are all
+    expected alike are assigned evenly, by speed.
     keep_order: a member begins its groups in the order of their numbers, else the longest first. length_max: the limit
     of a response's length; without it the longest groups seem longer than they can be. Raises ValueError without
     members, and for impossible lengths.
@@ -151,10 +151,10 @@ def dispatch(
     work = GroupWork(responses, tuple(np.lexsort((-responses[:, 0], -lengths.expected)).tolist()), keep_order)
     draws = min(DRAWS_MAX, max(DRAWS_MIN, DRAWN_RESPONSES // responses.size))
     drawn = drawn_lengths(lengths, num_generations, length_max, draws)
-    dealing = _dealt(work, members, objective, drawn)
+    candidate = _assigned(work, members, objective, drawn)
     assignments = tuple(
         _assignment(work, groups, end_s, member, len(members), drawn)
-        for groups, end_s, member in zip(dealing.groups, dealing.ends_s, members, strict=True)
+        for groups, end_s, member in zip(candidate.groups, candidate.ends_s, members, strict=True)
     )
     ends = [assignment.ends_s for assignment in assignments]
     return Dispatch(
@@ -165,7 +165,9 @@ def dispatch(
     )
 
 
-def _dealt(work: GroupWork, members: Sequence[DispatchMember], objective: Objective, drawn: Lengths) -> Dealing:
+def _assigned(
+    work: GroupWork, members: Sequence[DispatchMember], objective: Objective, drawn: Lengths
+) -> TimedAssignment:
     """The best of the ways to deal."""
     evenly = in_turn(work, members)
     alike = not np.ptp(work.lengths, axis=0).any()
@@ -173,37 +175,37 @@ def _dealt(work: GroupWork, members: Sequence[DispatchMember], objective: Object
         return evenly
     if objective == "gpu_seconds" and not alike:
         return _cheapest(work, members)
-    dealings = [evenly, longest_first(work, members)]
+    candidates = [evenly, longest_first(work, members)]
     if len(work.order) * len(members) <= EXACT_PAIRS_MAX:
-        dealings.append(exactly_longest_first(work, members))
+        candidates.append(exactly_longest_first(work, members))
     if alike or work.lengths.size > MANY_RESPONSES:
-        return min(dealings, key=lambda dealing: dealing.makespan_s)
-    dealings.append(balanced_ranges(work, members))
-    # The best dealing for exactly the expected lengths often suffers most from other lengths.
-    return min(dealings, key=lambda dealing: mean_makespan_s(drawn, dealing.groups, members))
+        return min(candidates, key=lambda candidate: candidate.makespan_s)
+    candidates.append(balanced_ranges(work, members))
+    # The best candidate for exactly the expected lengths often suffers most from other lengths.
+    return min(candidates, key=lambda candidate: mean_makespan_s(drawn, candidate.groups, members))
 
 
-def in_turn(work: GroupWork, members: Sequence[DispatchMember]) -> Dealing:
-    """Groups dealt by number, as plan.py deals them when nothing is known about them."""
+def in_turn(work: GroupWork, members: Sequence[DispatchMember]) -> TimedAssignment:
+    """Groups assigned by number, as plan.py deals them when nothing is known about them."""
     return work.timed(assign_groups(len(work.order), len(members)), members)
 
 
-def longest_first(work: GroupWork, members: Sequence[DispatchMember]) -> Dealing:
+def longest_first(work: GroupWork, members: Sequence[DispatchMember]) -> TimedAssignment:
     """Each next group goes to the member that would be free first if each decoded an even share at once (LPT)."""
     seconds = [work.seconds_per_token(member, len(members)) for member in members]
     heap = [(member.start_s, place) for place, member in enumerate(members)]
     heapq.heapify(heap)
-    dealt: list[list[int]] = [[] for _ in members]
+    assigned: list[list[int]] = [[] for _ in members]
     for group in work.order:
         free_s, place = heap[0]
-        dealt[place].append(group)
+        assigned[place].append(group)
         heapq.heapreplace(heap, (free_s + work.tokens[group] * seconds[place], place))
-    return work.timed(dealt, members)
+    return work.timed(assigned, members)
 
 
-def exactly_longest_first(work: GroupWork, members: Sequence[DispatchMember]) -> Dealing:
+def exactly_longest_first(work: GroupWork, members: Sequence[DispatchMember]) -> TimedAssignment:
     """Each next group goes to the member that would have decoded it and what it has first, by exact times (LPT)."""
-    dealt: list[list[int]] = [[] for _ in members]
+    assigned: list[list[int]] = [[] for _ in members]
     ends = [0.0] * len(members)
     for group in work.order:
         soonest_s, chosen = math.inf, 0
@@ -211,25 +213,25 @@ def exactly_longest_first(work: GroupWork, members: Sequence[DispatchMember]) ->
         for place in sorted(range(len(members)), key=ends.__getitem__):
             if ends[place] >= soonest_s:
                 break
-            with_it_s = work.end_s(members[place], [*dealt[place], group])
+            with_it_s = work.end_s(members[place], [*assigned[place], group])
             if with_it_s < soonest_s:
                 soonest_s, chosen = with_it_s, place
-        dealt[chosen].append(group)
+        assigned[chosen].append(group)
         ends[chosen] = soonest_s
-    return work.timed(dealt, members)
+    return work.timed(assigned, members)
 
 
-def _cheapest(work: GroupWork, members: Sequence[DispatchMember]) -> Dealing:
-    """The least machine time, or dollars, of the dealings in ranges that end no later than even ranges."""
+def _cheapest(work: GroupWork, members: Sequence[DispatchMember]) -> TimedAssignment:
+    """The least machine time, or dollars, of the candidates in ranges that end no later than even ranges."""
     places, even = _by_speed(members), even_ranges(work, members)
     by_price = sorted(places, key=lambda k: members[k].usd_per_h * members[k].step_time.step_s(1))
     full = [full_ranges(work, members, order, even.makespan_s) for order in (places, by_price)]
     prices = [member.usd_per_h for member in members]
     weights = prices if all(prices) else [1.0] * len(members)
-    return min((even, *filter(None, full)), key=lambda dealing: float(np.dot(dealing.ends_s, weights)))
+    return min((even, *filter(None, full)), key=lambda candidate: float(np.dot(candidate.ends_s, weights)))
 
 
-def balanced_ranges(work: GroupWork, members: Sequence[DispatchMember]) -> Dealing:
+def balanced_ranges(work: GroupWork, members: Sequence[DispatchMember]) -> TimedAssignment:
     """Contiguous ranges whose last one ends as early as possible: few of the longest groups for the first member."""
     places, best = _by_speed(members), even_ranges(work, members)
     least_s = lower_bound_s(work.lengths, members)
@@ -240,30 +242,30 @@ def balanced_ranges(work: GroupWork, members: Sequence[DispatchMember]) -> Deali
     return best
 
 
-def even_ranges(work: GroupWork, members: Sequence[DispatchMember]) -> Dealing:
+def even_ranges(work: GroupWork, members: Sequence[DispatchMember]) -> TimedAssignment:
     """Contiguous ranges of groups, sized by each member's speed, the longest for the quickest."""
     places = _by_speed(members)
     speeds = [1 / work.seconds_per_token(members[place], len(members)) for place in places]
     cuts = [0, *(round(share * len(work.order)) for share in accumulate(speed / sum(speeds) for speed in speeds))]
-    dealt: list[Sequence[int]] = [()] * len(members)
+    assigned: list[Sequence[int]] = [()] * len(members)
     for place, (first, end) in zip(places, pairwise(cuts), strict=True):
-        dealt[place] = work.order[first:end]
-    return work.timed(dealt, members)
+        assigned[place] = work.order[first:end]
+    return work.timed(assigned, members)
 
 
 def full_ranges(
     work: GroupWork, members: Sequence[DispatchMember], places: Sequence[int], cap_s: float
-) -> Dealing | None:
+) -> TimedAssignment | None:
     """Contiguous ranges of as much as each member ends in `cap_s`, in the order `places`; None if groups are left.
 
     The last members may get none.
     """
-    dealt: list[Sequence[int]] = [()] * len(members)
+    assigned: list[Sequence[int]] = [()] * len(members)
     left = work.order
     for place in places:
         count = _count_within(work, members[place], left, cap_s)
-        dealt[place], left = left[:count], left[count:]
-    return None if left else work.timed(dealt, members)
+        assigned[place], left = left[:count], left[count:]
+    return None if left else work.timed(assigned, members)
 
 
 def _by_speed(members: Sequence[DispatchMember]) -> list[int]:

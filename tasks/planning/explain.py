@@ -53,9 +53,9 @@ def _width(request: PlanningRequest, choice: WidthChoice) -> DecisionRecord:
     settings, crew = request.settings, choice.crew
     inputs = {"usd_allowed": allowed_usd(request)[1], "cost_weight": settings.cost_weight}
     inputs |= {"train_s": request.training_s or 0.0, "tool_s_per_token": request.tool_s_per_token}
-    inputs |= {f"{offer.pool}/usd_per_h": offer.usd_per_h for offer in request.offers}
-    inputs |= {f"{offer.pool}/losses_per_h": offer.losses_per_h for offer in request.offers}
-    inputs |= {f"{offer.pool}/start_s": offer.start_s for offer in request.offers}
+    inputs |= {f"{pool.name}/usd_per_h": pool.usd_per_h for pool in request.pools}
+    inputs |= {f"{pool.name}/losses_per_h": pool.losses_per_h for pool in request.pools}
+    inputs |= {f"{pool.name}/start_s": pool.start_s for pool in request.pools}
     unknown = {"usd_allowed": float("inf"), "train_s": 0.0, "tool_s_per_token": 0.0}
     if settings.width != "cost":
         inputs.pop("cost_weight")
@@ -175,7 +175,7 @@ def _dispatch(request: PlanningRequest, choice: WidthChoice) -> DecisionRecord:
     alternatives = {}
     if request.measured:
         bound_s = lower_bound_s(request.responses, crew.members)
-        alternatives = {"chosen": {ROLLOUT: crew.dealt_s}, "no dealing is faster than": {ROLLOUT: bound_s}}
+        alternatives = {"chosen": {ROLLOUT: crew.makespan_s}, "no dealing is faster than": {ROLLOUT: bound_s}}
     return DecisionRecord(
         name="dispatch",
         chosen="in turn" if in_turn else f"by {by}; {isolated} members with a smaller batch",
@@ -196,12 +196,12 @@ def _crew(request: PlanningRequest, estimate: Estimate) -> DecisionRecord | None
     None until starts and step times are measured, or without a crew. A start is that of a process without engine and
     weights, on a machine that is there.
     """
-    crew = [(offer, count) for offer, count in zip(request.offers, estimate.counts, strict=True) if count]
-    if not request.measured or not any(offer.cold_start_s for offer, _ in crew):
+    crew = [(pool, count) for pool, count in zip(request.pools, estimate.counts, strict=True) if count]
+    if not request.measured or not any(pool.cold_start_s for pool, _ in crew):
         return None
     wait_s = max(0.0, estimate.iteration_s - estimate.rollout_s)
-    usd_wait = sum(count * dollars(wait_s, offer.usd_per_h) for offer, count in crew)
-    usd_start = sum(count * dollars(offer.cold_start_s, offer.usd_per_h) for offer, count in crew)
+    usd_wait = sum(count * dollars(wait_s, pool.usd_per_h) for pool, count in crew)
+    usd_start = sum(count * dollars(pool.cold_start_s, pool.usd_per_h) for pool, count in crew)
     cheaper = "standing" if usd_wait <= usd_start else "iteration"
     too = ", too" if request.crew == cheaper else ""
     return DecisionRecord(
@@ -212,6 +212,6 @@ def _crew(request: PlanningRequest, estimate: Estimate) -> DecisionRecord | None
             "wait_s": wait_s,
             "usd_wait": usd_wait,
             "usd_start": usd_start,
-            **{f"{offer.pool}/start_s": offer.cold_start_s for offer, _ in crew},
+            **{f"{pool.name}/start_s": pool.cold_start_s for pool, _ in crew},
         },
     )

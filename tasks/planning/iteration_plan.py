@@ -18,7 +18,7 @@ __all__ = ["BudgetExceeded", "IterationPlan", "PlanningRequest", "plan_iteration
 class IterationPlan:
     """The slots with their groups; the reasons are in `decisions`.
 
-    slots: the crew's, pool by pool in the order of the offers, then those on the trainer's machines. If there are fewer
+    slots: the crew's, pool by pool in the order of the pools, then those on the trainer's machines. If there are fewer
     groups than members, some slots have no groups.
     """
 
@@ -47,8 +47,8 @@ def _check(request: PlanningRequest) -> None:
         raise ValueError(f"{len(request.lengths)} groups of {request.num_generations}; allowed: at least one of each")
     if request.reserved is not None and request.reserved.engines < 1:
         raise ValueError(f"reserved: {request.reserved.engines} engines; allowed: at least one, or None")
-    for offer in request.offers:
-        if min(offer.count_min, offer.count_max) < 0:
-            raise ValueError(f"{offer.pool}: {offer.count_min} to {offer.count_max} members; allowed: from 0 on")
-    if request.reserved is None and not any(offer.count_max for offer in request.offers):
-        raise ValueError(f"offers: no member in {len(request.offers)} pools; allowed: one, or engines of the trainer")
+    for pool in request.pools:
+        if min(pool.count_min, pool.count_max) < 0:
+            raise ValueError(f"{pool.name}: {pool.count_min} to {pool.count_max} members; allowed: from 0 on")
+    if request.reserved is None and not any(pool.count_max for pool in request.pools):
+        raise ValueError(f"pools: no member in {len(request.pools)} pools; allowed: one, or engines of the trainer")

@@ -1,4 +1,4 @@
-"""The exact time that members take to decode their groups, and the time that no dealing can beat. No IO, no clock.
+"""The exact time that members take to decode their groups, and the time that no candidate can beat. No IO, no clock.
 
 All responses of a member advance one token per step, so its time is the sum of its steps: tau(j) for every token that j
 responses decode together, T = sum_j tau(j) (L_j - L_(j+1)) with lengths descending (TailSieve, section 2.1). If more
@@ -25,7 +25,7 @@ Lengths = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class DispatchMember:
-    """A machine to which groups are dealt.
+    """A machine to which groups are assigned.
 
     responses_max: the most responses it decodes together. start_s: seconds until it begins to decode. Raises ValueError
     for impossible values.
@@ -116,24 +116,24 @@ def slot_totals(tokens: list[float], slots_max: int) -> list[float]:
     return slots
 
 
-def ends_s(lengths: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[DispatchMember]) -> list[float]:
+def ends_s(lengths: Lengths, assigned: Sequence[Sequence[int]], members: Sequence[DispatchMember]) -> list[float]:
     """When each member has decoded its groups, its start included; 0 for a member without groups.
 
-    lengths: [groups, num_generations]; dealt: each member's groups in the order in which it begins them.
+    lengths: [groups, num_generations]; assigned: each member's groups in the order in which it begins them.
     """
-    ends: list[float] = _ends_s(lengths[None], dealt, members)[:, 0].tolist()
+    ends: list[float] = _ends_s(lengths[None], assigned, members)[:, 0].tolist()
     return ends
 
 
-def mean_makespan_s(drawn: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[DispatchMember]) -> float:
+def mean_makespan_s(drawn: Lengths, assigned: Sequence[Sequence[int]], members: Sequence[DispatchMember]) -> float:
     """When the last member has decoded its groups: the mean over `drawn`, [draws, groups, num_generations]."""
-    return float(_ends_s(drawn, dealt, members).max(axis=0).mean())
+    return float(_ends_s(drawn, assigned, members).max(axis=0).mean())
 
 
-def _ends_s(drawn: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[DispatchMember]) -> Lengths:
+def _ends_s(drawn: Lengths, assigned: Sequence[Sequence[int]], members: Sequence[DispatchMember]) -> Lengths:
     """The ends of all members in all draws: [members, draws]."""
     ends = np.zeros((len(members), len(drawn)))
-    for place, (groups, member) in enumerate(zip(dealt, members, strict=True)):
+    for place, (groups, member) in enumerate(zip(assigned, members, strict=True)):
         if groups:
             tokens = drawn[:, list(groups)].reshape(len(drawn), -1)
             ends[place] = member.start_s + _times_s(tokens, member.step_time, member.responses_max)

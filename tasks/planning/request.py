@@ -36,7 +36,7 @@ class PlanningRequest:
 
     num_generations: int
     lengths: GroupLengths
-    offers: tuple[PoolCapacity, ...]
+    pools: tuple[PoolCapacity, ...]
     settings: PlanningConfig
     rules: CrewRules
     keep_order: bool = False
@@ -44,10 +44,10 @@ class PlanningRequest:
     waits: StepWaits | None = None
     seeding: SeedingRecord | None = None
     width: tuple[tuple[str, int], ...] = ()
-    asked: tuple[tuple[str, int], ...] | None = None
+    planned_width: tuple[tuple[str, int], ...] | None = None
     train_s: float | None = None
     training: Literal["as_ended", "in_order", "at_end"] = "as_ended"
-    past: tuple[npt.NDArray[np.float64], ...] = ()
+    past_lengths: tuple[npt.NDArray[np.float64], ...] = ()
     control_s: float = 0.0
     overlaps: bool = False
     spent_usd: float = 0.0
@@ -59,10 +59,10 @@ class PlanningRequest:
     @property
     def measured(self) -> bool:
         """Whether seconds and dollars can be predicted: every usable pool has a measured step time."""
-        offered = [offer for offer in self.offers if offer.count_max]
+        offered = [pool for pool in self.pools if pool.count_max]
         if not offered and self.reserved is not None:
             return self.reserved.step_time is not NOMINAL
-        return all(offer.measured for offer in offered)
+        return all(pool.measured for pool in offered)
 
     @property
     def knows_lengths(self) -> bool:

@@ -53,7 +53,7 @@ def choose_width(request: PlanningRequest) -> WidthChoice:
     budget is checked. Raises BudgetExceeded if every allowed width is expected to cost too much.
     """
     settings, search = request.settings, _Search(request)
-    widest = tuple(offer.count_max for offer in request.offers)
+    widest = tuple(pool.count_max for pool in request.pools)
     if not sum(widest):
         choice = search.choice(search.best(widest), "no pool has a machine")
     elif not request.measured:
@@ -85,20 +85,20 @@ def allowed_usd(request: PlanningRequest) -> tuple[str, float]:
 
 def describe(request: PlanningRequest, counts: Counts) -> str:
     """A width in words: "rollout 4, spot 2"."""
-    named = [f"{offer.pool} {count}" for offer, count in zip(request.offers, counts, strict=True)]
+    named = [f"{pool.name} {count}" for pool, count in zip(request.pools, counts, strict=True)]
     return ", ".join(named) or "none"
 
 
 def _bounds(request: PlanningRequest) -> tuple[Counts, Counts]:
     """The fewest and the most members of each pool."""
-    low = tuple(min(offer.count_min, offer.count_max) for offer in request.offers)
-    return low, tuple(offer.count_max for offer in request.offers)
+    low = tuple(min(pool.count_min, pool.count_max) for pool in request.pools)
+    return low, tuple(pool.count_max for pool in request.pools)
 
 
 def _fewest(request: PlanningRequest) -> int:
     """The fewest members allowed: 0 if the trainer's machines may generate all or no pool has a machine, else 1."""
     alone = request.reserved is not None and request.settings.seeding == "auto"
-    return 0 if alone or not sum(offer.count_max for offer in request.offers) else 1
+    return 0 if alone or not sum(pool.count_max for pool in request.pools) else 1
 
 
 def _estimates(request: PlanningRequest) -> int:
@@ -137,10 +137,10 @@ class _Search:
         request, allowed = self._request, allowed_usd(self._request)[1]
         low, high = _bounds(request)
         looked_at = [counts for counts in _ladder(low, high) if _fewest(request) <= sum(counts)]
-        before = tuple(dict(request.asked or ()).get(offer.pool, 0) for offer in request.offers)
+        before = tuple(dict(request.planned_width or ()).get(pool.name, 0) for pool in request.pools)
         within = all(least <= b <= h for least, b, h in zip(low, before, high, strict=True))
         # The crews of the first plans were chosen before anything was known.
-        informed = request.asked is not None and len(request.past) > 1
+        informed = request.planned_width is not None and len(request.past_lengths) > 1
         is_kept = informed and within and _fewest(request) <= sum(before)
         if is_kept and before not in looked_at:
             looked_at.append(before)
@@ -233,11 +233,11 @@ def _balanced(request: PlanningRequest, search: _Search, widest: Counts) -> Widt
     """
     low, high = _bounds(request)
     before = dict(request.width)
-    if not any(offer.pool in before for offer in request.offers):
+    if not any(pool.name in before for pool in request.pools):
         return search.choice(search.best(widest), "every member on offer, to begin with")
     counts = tuple(
-        max(least, min(most, before.get(offer.pool, least)))
-        for offer, least, most in zip(request.offers, low, high, strict=True)
+        max(least, min(most, before.get(pool.name, least)))
+        for pool, least, most in zip(request.pools, low, high, strict=True)
     )
     if sum(counts) < _fewest(request):
         counts = _changed(request, counts, 1, high) or counts
@@ -264,11 +264,11 @@ def _balanced(request: PlanningRequest, search: _Search, widest: Counts) -> Widt
 
 def _changed(request: PlanningRequest, counts: Counts, change: int, bounds: Counts) -> Counts | None:
     """The counts with one member more or fewer, if the bounds allow it."""
-    offers = request.offers
+    pools = request.pools
     free = [pool for pool in range(len(counts)) if counts[pool] != bounds[pool]]
     if not free:
         return None
-    usd_per_token = [offer.usd_per_h / step_time(request, offer).tokens_per_s(offer.responses_max) for offer in offers]
+    usd_per_token = [pool.usd_per_h / step_time(request, pool).tokens_per_s(pool.responses_max) for pool in pools]
     chosen = min(free, key=lambda pool: (change * usd_per_token[pool], change * pool))
     return tuple(count + change * (pool == chosen) for pool, count in enumerate(counts))
 
