@@ -20,8 +20,8 @@ from flytekit.core.type_engine import TypeEngine
 from flytekit.exceptions.base import FlyteException
 from flytekit.models.literals import Literal
 
+from resources.cluster_errors import NoAnswer, NotReadable
 from resources.labels import SETTINGS_ANNOTATION
-from resources.unreadable import NoAnswer, NotReadable
 
 # Flyte's names of the resources, which a limit may leave out.
 RESOURCES = ("cpu", "memory", "gpu")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from resources.images import checked_image
 from resources.kubernetes_fields import (
     check_affinity,
     check_annotations,
@@ -36,6 +35,12 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 POOL_NAME = r"^[a-z]([a-z0-9_-]{0,38}[a-z0-9])?$"
 # Reports and plans use these names for other machines.
 RESERVED_NAMES = frozenset({"rollout", "train", "control", "joined"})
+# An image: [registry[:port]/]name[/name...] and :tag or @digest, as in the OCI distribution specification.
+_IMAGE = re.compile(
+    r"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?"
+    r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|@sha256:[0-9a-f]{64})"
+)
 SHARED_MEMORY_PATH = "/dev/shm"  # noqa: S108 - a place in the pod
 Quantity = Annotated[str, BeforeValidator(quantity_text)]
 # Values of a type that JSON gives; kubernetes_fields.py checks what is in them.
@@ -230,6 +235,13 @@ class PoolsConfig:
             except UnknownMachine as error:
                 raise UnknownMachine(f"{pool_path(name)}.{error}") from None
         price_table()
+
+
+def checked_image(reference: str) -> str:
+    """Return `reference`; raises ValueError unless it names a tag or digest, so that a run can be repeated."""
+    if not _IMAGE.fullmatch(reference):
+        raise ValueError(f"image: value {reference!r}; allowed: registry/name:tag or registry/name@sha256:digest")
+    return reference
 
 
 def pool_path(name: str) -> str:

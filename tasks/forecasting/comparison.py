@@ -28,7 +28,7 @@ from tasks.forecasting.results import SimulatedIteration, SimulatedRun
 from tasks.forecasting.scenario import AvailabilityScenario, Scenario
 from tasks.forecasting.setups import Setup, setups
 from tasks.forecasting.simulate import simulate
-from tasks.planning.standing_advice import advice_to_stand
+from tasks.planning.explain import advice_to_stand
 from tasks.preparing.checks import check_settings
 
 LOW, HIGH = 0.1, 0.9

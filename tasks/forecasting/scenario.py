@@ -210,7 +210,7 @@ class LengthsScenario:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolsScenario:
-    """The tools for which responses wait, as tasks.forecasting.tool_answers draws it.
+    """The tools for which responses wait, as tasks.forecasting.response_lengths draws it.
 
     answers: mean number of answers in a response. answers_max: the most. answer_s: mean seconds from the end of a turn
     to its answer; sigma: that of the natural logarithm. observation_tokens: of every answer.

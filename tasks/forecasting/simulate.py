@@ -18,10 +18,9 @@ from tasks.forecasting.expectations import Expectations
 from tasks.forecasting.knowledge import Knowledge
 from tasks.forecasting.links import Links
 from tasks.forecasting.machines import Stock
-from tasks.forecasting.response_lengths import ResponseLengths
+from tasks.forecasting.response_lengths import ResponseLengths, tool_answers
 from tasks.forecasting.results import SimulatedIteration, SimulatedRun
 from tasks.forecasting.scenario import Scenario
-from tasks.forecasting.tool_answers import tool_answers
 from tasks.forecasting.virtual_iteration import Iteration
 from tasks.forecasting.virtual_processes import MappedProcesses, Processes
 from tasks.forecasting.virtual_standing import StandingProcesses

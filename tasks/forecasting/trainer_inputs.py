@@ -9,7 +9,6 @@ from tasks.forecasting.engine_estimate import train_s_per_token
 from tasks.forecasting.engine_inputs import EngineFigures, device, engine_figures
 from tasks.forecasting.known_facts import KnownFacts
 from tasks.forecasting.scenario import PhaseScenario, TrainerScenario
-from tasks.forecasting.training_work import flops_per_parameter
 from tasks.planning.trainer_memory import Machine, doubted, kept_bytes, misfit, trainer_memory
 from tasks.sharing.admission_forecast import COPIED_BYTES_PER_S, expected_switch_s
 from tasks.sharing.residents import resident_state_bytes
@@ -252,3 +251,21 @@ def _checkpoint_bytes(facts: KnownFacts) -> float:
     if config.algorithm.estimator.needs_critic:
         each += kept_bytes(config.critic.optimizer)
     return each * facts.sized().parameters
+
+
+def flops_per_parameter(config: RunConfig) -> float:
+    """Operations per parameter and token of an iteration's training: 2 for a forward pass, 4 for a backward one.
+
+    Recomputed activations add 2, frozen weights (LoRA) save 2. A KL term adds a forward pass, and so do the log-probs
+    before several optimizer steps. A critic of the policy's size adds as much as the policy, and a forward pass for its
+    values.
+    """
+    algorithm = config.algorithm
+    trained = 6.0 + 2.0 * config.trainer.gradient_checkpointing
+    steps = algorithm.num_epochs * (trained - 2.0 * (config.lora is not None))
+    passes = 2.0 * (algorithm.kl_coef > 0)
+    several = algorithm.num_epochs > 1 or algorithm.num_mini_batches > 1
+    passes += 2.0 * (several and algorithm.old_logprobs == "trainer")
+    if algorithm.estimator.needs_critic:
+        passes += algorithm.num_epochs * trained + 2.0
+    return steps + passes

@@ -18,6 +18,9 @@ ALTERNATIVES_MAX = 16
 # Names in decisions: of two metrics of the report, and of the decision about the kind of crew.
 ROLLOUT, ITERATION, CREW = "timing_s/rollout", "timing_s/iteration", "crew"
 Figures = dict[str, float]
+# A standing trainer holds its machine between phases, unlike a train task. Below this share of an iteration for reading
+# and writing the state, the held machine may cost as much as the state's time.
+STANDING_SHARE_MIN = 0.03
 
 
 def explain(request: PlanningRequest, choice: WidthChoice) -> tuple[DecisionRecord, ...]:
@@ -214,4 +217,20 @@ def _crew(request: PlanningRequest, estimate: Estimate) -> DecisionRecord | None
             "usd_start": usd_start,
             **{f"{pool.name}/start_s": pool.cold_start_s for pool, _ in crew},
         },
+    )
+
+
+def advice_to_stand(placement: str, state_s: float, iteration_s: float) -> str:
+    """One line that recommends trainer.placement "standing"; empty for a trainer that keeps its state, or a small one.
+
+    Args:
+        placement: trainer.placement.
+        state_s: seconds of an iteration in which the trainer restores and writes its state.
+        iteration_s: seconds of the whole iteration; 0: unknown, so the line is empty.
+    """
+    if placement not in ("own", "pod") or not iteration_s or state_s / iteration_s <= STANDING_SHARE_MIN:
+        return ""
+    return (
+        f"restoring and writing the trainer's state takes {state_s:.0f} s of an iteration of {iteration_s:.0f} s "
+        f"({state_s / iteration_s:.0%}); trainer.placement 'standing' keeps it in memory (with planning.seeding 'off')"
     )

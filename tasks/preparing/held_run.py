@@ -7,7 +7,7 @@ from storage.records.run import AnotherRun, next_iteration, read_report, read_ru
 from storage.stores.connect import LOCAL, connect, place
 from storage.stores.store import ObjectMissing, ObjectStore, StoreDenied, StoreUnavailable, StoreUnfit
 from tasks.configuration.run_config import RunConfig, changes, parse
-from tasks.planning.standing_advice import advice_to_stand
+from tasks.planning.explain import advice_to_stand
 from tasks.sharing.membership import check_admitted
 
 

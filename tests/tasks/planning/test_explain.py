@@ -12,7 +12,7 @@ from storage.records.planning_records import SeedingRecord
 from tasks.configuration.planning import PlanningConfig
 from tasks.crew_model.step_time import NOMINAL
 from tasks.planning.capacity import TrainerCapacity
-from tasks.planning.explain import ALTERNATIVES_MAX
+from tasks.planning.explain import ALTERNATIVES_MAX, STANDING_SHARE_MIN, advice_to_stand
 from tasks.planning.iteration_plan import plan_iteration
 from tasks.planning.request import BudgetExceeded
 from tests.planning_requests import CURVE, a_pool, a_request, alike_lengths, requests, some_lengths, waits
@@ -188,3 +188,22 @@ def test_nothing_is_said_of_the_kind_of_crew_before_starts_and_steps_are_measure
     unmeasured = replace(request, pools=tuple(replace(pool, step_time=NOMINAL) for pool in request.pools))
     for silent in (without, replace(request, pools=(a_pool(), a_pool("far"))), unmeasured):
         assert "crew" not in decisions(silent)
+
+
+@pytest.mark.parametrize("placement", ["own", "pod"])
+def test_a_standing_trainer_is_recommended_from_three_per_cent_of_an_iteration_on(placement):
+    assert STANDING_SHARE_MIN == 0.03
+    assert advice_to_stand(placement, 3.0, 100.0) == ""
+    said = advice_to_stand(placement, 21.0, 47.0)
+    assert said.startswith("restoring and writing the trainer's state takes 21 s of an iteration of 47 s (45%); ")
+    assert "trainer.placement 'standing'" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("placement", ["standing", "shared"])
+def test_no_standing_trainer_is_recommended_to_a_host(placement):
+    assert advice_to_stand(placement, 21.0, 47.0) == ""
+
+
+def test_no_standing_trainer_is_recommended_for_unknown_lengths():
+    assert advice_to_stand("own", 21.0, 0.0) == ""
