@@ -1,7 +1,8 @@
-"""Estimates what an iteration with a given crew takes and costs, before a group is assigned.
+"""Estimates the seconds and dollars of an iteration with a given crew, before groups are assigned.
 
-The event model of the crew (tasks/crew_model) plays the rollout with responses as long as those of the last iterations.
-The members that are there begin at once and new machines later; the trainer's engines stop when training begins.
+The event model of the crew (tasks/crew_model) plays the rollout with the response lengths of the last iterations.
+Members on present machines begin at once, members on new machines later, and the trainer's engines stop when training
+begins.
 """
 
 import heapq
@@ -68,7 +69,13 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class _Times:
-    """Seconds: until the last response has ended, of the mean member's work, and until the next plan."""
+    """Seconds of a played iteration.
+
+    Attributes:
+        rollout_s: until the last response has ended.
+        work_s: work of the mean crew member.
+        iteration_s: until the next plan.
+    """
 
     rollout_s: float
     work_s: float
@@ -77,7 +84,7 @@ class _Times:
 
 @dataclass(frozen=True)
 class _Alike:
-    """Members of one pool that begin and stop together."""
+    """Members of one pool with equal start and stop, counted in `count`."""
 
     capacity: PoolCapacity | TrainerCapacity
     count: int
@@ -86,9 +93,11 @@ class _Alike:
 
 
 class Estimator:
-    """Estimates crews for one request; what does not depend on the crew is computed once.
+    """Estimates crews for one request; values that do not depend on the crew are computed once.
 
-    estimates: about how many are asked for.
+    Args:
+        request: the planner's inputs.
+        estimates: approximate number of estimates; many estimates play fewer responses and members each.
     """
 
     def __init__(self, request: PlanningRequest, estimates: int = 1) -> None:
@@ -101,7 +110,7 @@ class Estimator:
         self._engines: dict[tuple[str | None, float], EngineModel] = {}
 
     def estimate(self, counts: Counts, seeding: SeedingRecord | None) -> Estimate:
-        """The estimate of a crew. A machine that was asked for before is on its way, so its start is not new."""
+        """The estimate of a crew. Starts of machines that the newest plan asked for are not charged again."""
         pools, before = self._request.pools, dict(self._request.planned_width or ())
         present = tuple(ready(pool, count) for pool, count in zip(pools, counts, strict=True))
         first = self._times(counts, seeding, present)
@@ -140,7 +149,7 @@ class Estimator:
         return self._request.usd_no_machine + trainer
 
     def _paid(self, counts: Counts, work_s: float, lasting_s: float) -> tuple[float, float]:
-        """Machine seconds of the crew, and their dollars: of a kept machine from plan to plan, else while it works."""
+        """(machine seconds, dollars) of the crew: kept machines count from plan to plan, others from start to end."""
         machines_s = usd = 0.0
         for pool, count in zip(self._request.pools, counts, strict=True):
             each_s = lasting_s if pool.kept else pool.machine_start_s + pool.start_s + work_s
@@ -149,7 +158,7 @@ class Estimator:
         return machines_s, usd
 
     def _times(self, counts: Counts, seeding: SeedingRecord | None, present: Counts) -> _Times:
-        """Means over the played iterations; there: how many members of each pool need no new machine."""
+        """Means over the played iterations; present: members of each pool that need no new machine."""
         members, stop_s = self._members(counts, seeding, present)
         found = []
         for lengths in self._lengths:
@@ -162,7 +171,7 @@ class Estimator:
         return _Times(rollout_s=rollout_s, work_s=work_s, iteration_s=iteration_s)
 
     def _iteration_s(self, lengths: Ints, rollout: Rollout, stop_s: float) -> float:
-        """When the next plan is made; stop_s: when the trainer's engines stop, 0 if they do not generate."""
+        """Seconds until the next plan; stop_s: seconds until the trainer's engines stop, 0 if no engine generates."""
         request, train_s = self._request, self._request.training_s or 0.0
         # Training begins when the trainer's engines have stopped.
         seeded_s = min(rollout.ended_s, stop_s)
@@ -173,7 +182,7 @@ class Estimator:
         return max(self._trained_s(lengths, rollout, train_s), seeded_s + train_s) + request.control_s
 
     def _trained_s(self, lengths: Ints, rollout: Rollout, train_s: float) -> float:
-        """When training has ended."""
+        """Seconds until the end of training."""
         if self._request.training == "at_end" or not train_s:
             return rollout.ended_s + train_s
         publish_s = self._request.publish_s
@@ -184,7 +193,7 @@ class Estimator:
     def _members(
         self, counts: Counts, seeding: SeedingRecord | None, present: Counts
     ) -> tuple[list[PlannedMember], float]:
-        """(the members that are expected, without groups; when the trainer's engines stop, 0 if they do not run)."""
+        """(expected members without groups, seconds until the trainer's engines stop: 0 if no engine runs)."""
         request, reserved = self._request, self._request.reserved
         asked = zip(request.pools, counts, present, strict=True)
         coming = [(pool, now, pool.expected(count) - now) for pool, count, now in asked]
@@ -207,9 +216,10 @@ class Estimator:
         return members, math.inf if stop_s is None else stop_s
 
     def _played(self, alike: _Alike, played: int) -> list[PlannedMember]:
-        """So many members that stand for these; each response that is played stands for `self._each`.
+        """`played` members in place of `alike.count` members; each played response represents `self._each` responses.
 
-        A lost machine is replaced by one that starts anew; meanwhile the others do its work.
+        While a lost machine's replacement starts, the remaining members do its work, so every engine is slower by the
+        share of lost time.
         """
         capacity, absent = alike.capacity, 0.0
         if isinstance(capacity, PoolCapacity):
@@ -220,7 +230,7 @@ class Estimator:
         return [member] * played
 
     def _engine(self, capacity: PoolCapacity | TrainerCapacity, each: float) -> EngineModel:
-        """The engine of a member that decodes `each` responses for each one that is played."""
+        """The engine of a member that decodes `each` responses for each played response."""
         key = capacity.name if isinstance(capacity, PoolCapacity) else None, each
         if key not in self._engines:
             curve, most = holding(self._request, capacity)
@@ -230,20 +240,21 @@ class Estimator:
 
     @property
     def _by_length(self) -> bool:
-        """Whether the longest groups are assigned first."""
+        """True if the longest groups are assigned first."""
         return self._request.knows_lengths and self._request.settings.dispatch == "auto"
 
     @cached_property
     def _each(self) -> float:
-        """How many responses each one stands for that is played."""
+        """The number of responses that a played response represents."""
         return len(self._request.lengths) / len(self._lengths[0])
 
     @cached_property
     def _lengths(self) -> list[Ints]:
-        """[groups, num_generations] tokens of each iteration that is played.
+        """Response lengths of each played iteration, [groups, num_generations] tokens.
 
-        They are the last iterations', whatever is expected of the next one, because a crew stays for many iterations;
-        before there are any, they are drawn from what is expected. Of many groups, every k-th by tokens is played.
+        A crew stays for many iterations, so the lengths are past lengths, not expectations of the next iteration. The
+        first iteration has no past and draws lengths from the expectations. Of many groups, every k-th by tokens is
+        played.
         """
         request = self._request
         groups, size = len(request.lengths), request.num_generations
@@ -254,7 +265,7 @@ class Estimator:
 
 
 def _every(lengths: Floats, every: int) -> Floats:
-    """One of each `every` groups that follow each other by tokens, in their own order, with the same mean length."""
+    """Every `every`-th group in the order of tokens, in the order of group numbers, scaled to the mean of `lengths`."""
     if every == 1:
         return lengths
     by_tokens = np.argsort(-lengths.sum(axis=1), kind="stable")
@@ -265,8 +276,8 @@ def _every(lengths: Floats, every: int) -> Floats:
 def _assigned(lengths: Ints, members: Sequence[PlannedMember], *, by_length: bool) -> list[PlannedMember]:
     """The members with groups: each next group goes to the member that would be free first.
 
-    by_length: the longest groups first, as if their lengths were known; else all count alike, in the order of their
-    numbers.
+    by_length: True takes the longest groups first, as with known lengths. False takes groups in the order of group
+    numbers and counts the mean length for every group.
     """
     tokens = lengths.sum(axis=1).astype(np.float64)
     order = range(len(lengths))

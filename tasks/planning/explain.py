@@ -1,7 +1,7 @@
-"""A plan's decisions as records: what was known, the alternatives, and the reason in one plain sentence each.
+"""A plan's decisions as records: the inputs, the alternatives, and a plain sentence with the reason of each.
 
-Predictions have the names of the report's metrics (docs/guide/metrics.md), so that both can be compared. Nothing is
-predicted until a step time was measured.
+Predictions have the names of the report's metrics (docs/guide/metrics.md) for comparison. A plan predicts nothing
+without a measured step time.
 """
 
 from resources.prices import dollars
@@ -24,7 +24,7 @@ STANDING_SHARE_MIN = 0.03
 
 
 def explain(request: PlanningRequest, choice: WidthChoice) -> tuple[DecisionRecord, ...]:
-    """One record per decision that was taken."""
+    """One record for each decision of the plan."""
     found = (
         _lengths(request),
         _width(request, choice),
@@ -194,10 +194,10 @@ def _dispatch(request: PlanningRequest, choice: WidthChoice) -> DecisionRecord:
 
 
 def _crew(request: PlanningRequest, estimate: Estimate) -> DecisionRecord | None:
-    """The dollars of members that wait for the next plan, beside those of their starts: which kind of crew is cheaper.
+    """The kind of crew with its costs: dollars of waiting for the next plan, and dollars of starting members anew.
 
-    None until starts and step times are measured, or without a crew. A start is that of a process without engine and
-    weights, on a machine that is there.
+    None without a crew, and without measured starts and step times. A start is the start of a process without engine
+    and weights, on a running machine.
     """
     crew = [(pool, count) for pool, count in zip(request.pools, estimate.counts, strict=True) if count]
     if not request.measured or not any(pool.cold_start_s for pool, _ in crew):
@@ -221,7 +221,7 @@ def _crew(request: PlanningRequest, estimate: Estimate) -> DecisionRecord | None
 
 
 def advice_to_stand(placement: str, state_s: float, iteration_s: float) -> str:
-    """One line that recommends trainer.placement "standing"; empty for a trainer that keeps its state, or a small one.
+    """One line that recommends trainer.placement "standing"; empty for a small state, and for a trainer that keeps it.
 
     Args:
         placement: trainer.placement.

@@ -1,4 +1,4 @@
-"""The crew of a plan: its members, and the groups that each begins with. tasks/planning/estimate.py times it."""
+"""The crew of a plan: the members and the first groups of each. tasks/planning/estimate.py estimates its time."""
 
 import heapq
 from collections.abc import Sequence
@@ -22,9 +22,14 @@ from tasks.planning.seeding import next_seeding, work_engine_s
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedCrew:
-    """counts: members of each pool, in order. members: these, then the trainer's engines if they generate.
+    """The members of a plan with their groups.
 
-    assignments: one per member. makespan_s: until the last response has ended if no member took work from another.
+    Attributes:
+        counts: members of each pool, in the request's order.
+        members: members of the crew, pool by pool, then the trainer's engines if the trainer generates.
+        assignments: groups of each member, in the order of `members`.
+        seeding: how long the trainer's machines generate; None if the trainer's machines never generate.
+        makespan_s: seconds until the last response has ended if no member takes work from another member.
     """
 
     counts: tuple[int, ...]
@@ -39,9 +44,9 @@ class PlannedCrew:
 
 
 def planned_crew(request: PlanningRequest, counts: tuple[int, ...], seeding: SeedingRecord | None) -> PlannedCrew:
-    """The crew with these members of each pool and this seeding, and the groups assigned to it.
+    """The crew with `counts` members of each pool and the given seeding, with groups assigned to the members.
 
-    Its seconds are meaningful if `request.measured`.
+    Seconds of the crew are meaningful if `request.measured`.
     """
     size = sum(counts)
     capacities = [pool for pool, count in zip(request.pools, counts, strict=True) for _ in range(count)]
@@ -59,7 +64,7 @@ def planned_crew(request: PlanningRequest, counts: tuple[int, ...], seeding: See
 
 
 def measured_work_s(request: PlanningRequest) -> float | None:
-    """Member-seconds of the last iteration's rollout, as seeding counts them."""
+    """Member-seconds of the last iteration's rollout, by the count of seeding.work_engine_s; None if unknown."""
     start_s = 0.0 if request.reserved is None else request.reserved.start_s
     reach = [pool.start_s for pool in request.pools]
     engines = engines_in_members(request)
@@ -67,9 +72,9 @@ def measured_work_s(request: PlanningRequest) -> float | None:
 
 
 def engines_in_members(request: PlanningRequest) -> float:
-    """The trainer's engines as a number of members that decode as much.
+    """The number of members that decode as many tokens per second as the trainer's engines.
 
-    In RLBoost both are alike: a remote instance has the accelerators of one engine.
+    In RLBoost the number is the number of engines: a remote instance has the accelerators of one engine.
     """
     if request.reserved is None:
         return 0.0
@@ -87,7 +92,7 @@ def members_rate(request: PlanningRequest) -> float:
 
 
 def _rate(request: PlanningRequest, capacity: PoolCapacity | TrainerCapacity) -> float:
-    """Tokens per second at the batch that each member gets if all members are asked for."""
+    """Tokens per second of a member that decodes an even share of the responses with all pools at count_max."""
     everybody = sum(other.count_max for other in request.pools)
     everybody += 0 if request.reserved is None else request.reserved.engines
     responses = len(request.lengths) * request.num_generations
@@ -96,10 +101,10 @@ def _rate(request: PlanningRequest, capacity: PoolCapacity | TrainerCapacity) ->
 
 
 def seedings(request: PlanningRequest, counts: tuple[int, ...]) -> tuple[SeedingRecord | None, ...]:
-    """What the trainer's machines may do beside these members, as far as they are expected to come.
+    """The seedings to compare beside `counts` members of each pool.
 
-    They may generate as long as the controller says, or until nothing is left, or not at all; if no member is expected,
-    they must. (None,) if they never generate.
+    The trainer's machines may generate for the controller's time, or until nothing is left, or not at all. Without an
+    expected member the trainer's machines must generate all. (None,) if the trainer's machines never generate.
     """
     if request.reserved is None or (request.settings.seeding == "off" and any(counts)):
         return (None,)
@@ -124,7 +129,7 @@ def seedings(request: PlanningRequest, counts: tuple[int, ...]) -> tuple[Seeding
 
 
 def ready(pool: PoolCapacity, count: int) -> int:
-    """How many of the members asked for are expected to need no new machine."""
+    """The number of members expected to need no new machine if a plan wants `count` members of the pool."""
     if not pool.kept:
         return 0 if pool.machine_start_s else pool.expected(count)
     return pool.expected(count) if pool.machines_present is None else min(pool.expected(count), pool.machines_present)
@@ -145,7 +150,7 @@ def _members(request: PlanningRequest, pool: PoolCapacity, count: int) -> tuple[
 
 
 def _all_begin(assignments: tuple[Assignment, ...], size: int) -> tuple[Assignment, ...]:
-    """Give each of the first `size` members at least one group, so that its machine is started for this iteration."""
+    """Give each of the first `size` members at least one group, so that every member's machine starts."""
     found = list(assignments)
     idle = [place for place in range(size) if not found[place].groups]
     richest_first = [(-len(assignment.groups), place) for place, assignment in enumerate(found)]
@@ -161,10 +166,13 @@ def _all_begin(assignments: tuple[Assignment, ...], size: int) -> tuple[Assignme
 
 
 def engines_stop_s(seeding: SeedingRecord, starts_s: Sequence[float], busy_s: float) -> float | None:
-    """When the trainer's engines stop generating; None if nothing is left then.
+    """Seconds until the trainer's engines stop generating; None: the engines generate until nothing is left.
 
-    starts_s: of the crew's members. While none of them lives, the engines cannot hand over (tasks/learning). busy_s:
-    when the trainer's machines may begin.
+    Args:
+        seeding: the seeding of the plan.
+        starts_s: seconds until each member of the crew begins. Before the first begins, no member can take over the
+            engines' responses (tasks/learning), so the engines go on.
+        busy_s: seconds until the trainer's machines may begin to generate.
     """
     if seeding.seeding_s is None or not starts_s:
         return None
@@ -172,7 +180,7 @@ def engines_stop_s(seeding: SeedingRecord, starts_s: Sequence[float], busy_s: fl
 
 
 def _engine(request: PlanningRequest, reserved: TrainerCapacity) -> DispatchMember:
-    """One of the trainer's engines; it adds no price, because its machine is paid for in any case."""
+    """One of the trainer's engines, without a price, because the trainer's machine is paid for in any case."""
     curve, most = holding(request, reserved)
     return DispatchMember(
         pool=TRAIN_POOL,
@@ -183,7 +191,7 @@ def _engine(request: PlanningRequest, reserved: TrainerCapacity) -> DispatchMemb
 
 
 def step_time(request: PlanningRequest, capacity: PoolCapacity | TrainerCapacity) -> StepTime:
-    """The measured step time; for an unmeasured pool, that of the first measured one, members and engines alike."""
+    """The measured step time; for an unmeasured pool, the step time of the first measured pool or of the trainer."""
     curves = [capacity.step_time, *(other.step_time for other in request.pools)]
     if request.reserved is not None:
         curves.append(request.reserved.step_time)
@@ -191,7 +199,7 @@ def step_time(request: PlanningRequest, capacity: PoolCapacity | TrainerCapacity
 
 
 def holding(request: PlanningRequest, capacity: PoolCapacity | TrainerCapacity) -> tuple[StepTime, int]:
-    """(seconds of a token by the responses that a member holds, the most it holds), with their waiting for tools."""
+    """(step time by the responses that a member holds, the most responses held), with the waiting for tools."""
     responses = len(request.lengths) * request.num_generations
     return while_held(step_time(request, capacity), capacity.responses_max, request.tool_s_per_token, responses)
 
@@ -199,7 +207,7 @@ def holding(request: PlanningRequest, capacity: PoolCapacity | TrainerCapacity) 
 def _in_places(
     request: PlanningRequest, capacity: PoolCapacity | TrainerCapacity | None, assignment: Assignment
 ) -> Assignment:
-    """The assignment with its bound as a number of responses that are decoded, not held."""
+    """The assignment with batch_max as a number of decoded responses instead of held responses."""
     if assignment.batch_max is None or capacity is None:
         return assignment
     curve, most, wait_s = step_time(request, capacity), capacity.responses_max, request.tool_s_per_token
@@ -207,7 +215,7 @@ def _in_places(
 
 
 def _assigned(request: PlanningRequest, members: tuple[DispatchMember, ...]) -> tuple[Assignment, ...]:
-    """Groups assigned by length and speed, or as if all were alike if that is asked for or lets training end sooner."""
+    """Groups assigned by length and speed, or without lengths if the settings say so or training ends sooner."""
     if request.settings.dispatch == "in_turn" or not request.knows_lengths:
         return _assigned_alike(request, members)
     by_length = _dispatched(request, members, request.lengths)
@@ -221,7 +229,7 @@ def _assigned(request: PlanningRequest, members: tuple[DispatchMember, ...]) -> 
 
 
 def _assigned_alike(request: PlanningRequest, members: tuple[DispatchMember, ...]) -> tuple[Assignment, ...]:
-    """Groups assigned in turn if all members are alike, or if that is asked for; else by speed."""
+    """Groups assigned in turn if all members are equal or settings.dispatch is "in_turn", and else by speed."""
     kinds = {(member.step_time, member.responses_max, member.start_s) for member in members}
     if len(kinds) == 1 or request.settings.dispatch == "in_turn":
         assigned = assign_groups(len(request.lengths), len(members))
@@ -248,7 +256,7 @@ def _dispatched(
 
 
 def trained_s(request: PlanningRequest, members: Sequence[DispatchMember], assignments: Sequence[Assignment]) -> float:
-    """When training ends, while members generate what they were assigned."""
+    """Seconds until the end of training if every member decodes its assigned groups and no other work."""
     lengths = request.responses
     ends: list[npt.NDArray[np.float64]] = []
     groups: list[int] = []
