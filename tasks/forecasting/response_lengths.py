@@ -1,6 +1,6 @@
 """The prompts of each iteration, the length of each response and its tools' answers, drawn from a seed.
 
-Every draw has its own key, so no policy's decision changes the work on which another policy is compared.
+Every draw has a key of its own, so all policies of a comparison get equal work, whatever a policy decides.
 """
 
 import csv
@@ -23,7 +23,7 @@ _ORDER, _PROMPTS, _SHIFTS, _SAMPLES, _TOOLS = range(5)
 
 
 class ResponseLengths:
-    """The draws of one seed; raises ScenarioError if a file of lengths cannot be used."""
+    """The draws of a seed; raises ScenarioError if a file of lengths cannot be used."""
 
     def __init__(self, work: WorkScenario, seed: int) -> None:
         self._work = work
@@ -61,7 +61,7 @@ class ResponseLengths:
     def _prompt_scores(self, iteration: int) -> tuple[Floats, Floats]:
         """Normal score and shift in tokens of each group's prompt.
 
-        Shifts of two epochs are independent, so their difference has sqrt(2) times the deviation of one.
+        Shifts of two epochs are independent, so the difference has sqrt(2) times the deviation of a shift.
         """
         work, size = self._work, self._work.prompts_in_dataset
         if size is None:
