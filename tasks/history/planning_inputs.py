@@ -104,7 +104,7 @@ def _tool_s_per_token(recent: Sequence[ReportRecord]) -> float:
 def pool_capacities(
     config: RunConfig, recent: Sequence[ReportRecord], written: PlanRecord | None = None
 ) -> tuple[PoolCapacity, ...]:
-    """The capacity of each pool of the crew, in the configuration's order; unobserved figures are PoolCapacity's defaults.
+    """Capacities of the crew's pools, in the configuration's order; unobserved figures are PoolCapacity's defaults.
 
     written: the plan of the newest report.
     """
