@@ -54,7 +54,15 @@ class Scope:
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """`base.name = value`, or setattr(base, name, value); value None: unknown."""
+    """An assignment `base.name = value`, or setattr(base, name, value).
+
+    Attributes:
+        base: expression of the changed object.
+        name: name of the attribute.
+        value: expression of the value; None: unknown.
+        line: line of the assignment.
+        is_certain: True if every run of the script makes the assignment.
+    """
 
     base: ast.expr
     name: str

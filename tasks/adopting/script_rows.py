@@ -22,7 +22,18 @@ _DEPTH_MAX = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The rows of a data set, in the words of the section `data`."""
+    """The rows of a data set, in the words of the section `data`.
+
+    Attributes:
+        source: file, folder or id of the data set.
+        subset: configuration of the data set.
+        split: split of the data set.
+        revision: revision on the hub.
+        limit: number of rows from the start; None: all.
+        prompt_column: column of the prompts; None: the default.
+        is_file: True for a single file, which has no splits.
+        is_shuffled: True after a shuffle.
+    """
 
     source: str
     subset: str | None = None

@@ -66,18 +66,25 @@ class AvailabilityScenario:
 class PoolScenario:
     """A pool of machines for generating, with one member of the crew on each.
 
-    count_min, count: fewest and most members; the planner chooses between the two. places: machines of the market for
-        the pool, of which at most count are taken at a time; None: count.
-    usd_per_h: price of one machine. gpus: GPUs of one machine, for GPU-seconds.
-    responses_max: most responses decoded together. step_s: (batch, seconds of a decode step), as in StepTime.
-    prefill_tokens_per_s: rate of reading prompts and prefixes, without decoding at the time.
-    start_s: paid seconds until a process can start on a new machine: provisioning and image.
-    process_s: seconds of starting pod and engine in every iteration, while the machine pulls the weights; 0 if engines
-        persist.
-    link_gbps: download rate of a machine. egress_usd_per_gb: price of the bytes that machines read.
-    kept: True if machines stay between iterations, and are paid for; False if a machine goes when its member leaves,
-        and the next iteration starts new machines.
-    availability: None: always.
+    Attributes:
+        name: name of the pool.
+        interruptible: True for spot machines.
+        count: most members.
+        count_min: fewest members; the planner chooses a number from count_min to count.
+        places: machines of the market for the pool, of which at most count are taken at a time; None: count.
+        usd_per_h: price of one machine.
+        gpus: GPUs of one machine, for GPU-seconds.
+        responses_max: most responses decoded together.
+        step_s: (batch, seconds of a decode step), as in StepTime.
+        prefill_tokens_per_s: rate of reading prompts and prefixes, without decoding at the time.
+        start_s: paid seconds until a process can start on a new machine: provisioning and image.
+        process_s: seconds of starting pod and engine in every iteration, while the machine pulls the weights; 0 if
+            engines persist.
+        link_gbps: download rate of a machine.
+        egress_usd_per_gb: price of the bytes that machines read.
+        kept: True if machines stay between iterations, and are paid for; False if a machine goes when its member
+            leaves, and the next iteration starts new machines.
+        availability: availability of the machines; None: always.
     """
 
     __pydantic_config__ = STRICT

@@ -84,7 +84,14 @@ class _Times:
 
 @dataclass(frozen=True)
 class _Alike:
-    """Members of one pool with equal start and stop, counted in `count`."""
+    """Members of one pool with equal start and stop.
+
+    Attributes:
+        capacity: the pool, or the trainer's machines.
+        count: number of members.
+        start_s: seconds until the members begin.
+        stop_s: seconds until the members stop; None: the members stay.
+    """
 
     capacity: PoolCapacity | TrainerCapacity
     count: int

@@ -97,37 +97,24 @@ def next_seeding(
         settings: section `planning` of the configuration.
         engine_start_s: seconds until an engine of the trainer begins.
     """
-    chosen = _chosen(before, waits, members, engines, transfer_s, train_s, settings, engine_start_s)
-    if chosen.seeding_s is not None and chosen.seeding_s <= engine_start_s:
-        return replace(chosen, seeding_s=0.0)
-    return chosen
-
-
-def _chosen(
-    before: SeedingRecord | None,
-    waits: StepWaits | None,
-    members: int,
-    engines: float,
-    transfer_s: float,
-    train_s: float | None,
-    settings: PlanningConfig,
-    engine_start_s: float,
-) -> SeedingRecord:
     work_s = work_engine_s(waits, before, engines, transfer_s, engine_start_s)
     known = _adapted(before, waits, work_s, engines, transfer_s, settings)
     if members == 0:
         return replace(known, seeding_s=None, members=0)
-    if work_s is not None and train_s is not None and members >= members_needed(work_s, train_s):
-        return replace(known, seeding_s=0.0, members=members)
+    seeding_s = known.seeding_s
     was_first = is_initial(before, settings)
     remembered = None if was_first else known.memory.get(str(members))
-    if remembered is not None:
-        return replace(known, seeding_s=remembered, members=members)
-    if (was_first or known.members != members) and work_s is not None and train_s is not None:
+    if work_s is not None and train_s is not None and members >= members_needed(work_s, train_s):
+        seeding_s = 0.0
+    elif remembered is not None:
+        seeding_s = remembered
+    elif (was_first or known.members != members) and work_s is not None and train_s is not None:
         to_do_s = work_s + engines * engine_start_s
         fixed_s = closed_form_s(to_do_s, train_s, transfer_s, engines, members, settings.seeding_s_min)
-        return replace(known, seeding_s=min(fixed_s, to_do_s / engines), members=members)
-    return replace(known, members=members)
+        seeding_s = min(fixed_s, to_do_s / engines)
+    if seeding_s is not None and seeding_s <= engine_start_s:
+        seeding_s = 0.0
+    return replace(known, seeding_s=seeding_s, members=members)
 
 
 def _adapted(
