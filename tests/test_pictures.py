@@ -27,11 +27,11 @@ IMAGES = ROOT / "docs" / "images"
 # Each with the document that shows it first.
 PICTURES = {
     "page_wide.png": ROOT / "README.md",
-    "page_narrow.png": ROOT / "docs" / "guide" / "viewing.md",
-    "page_dark.png": ROOT / "docs" / "guide" / "viewing.md",
-    "deck_overview.png": ROOT / "docs" / "guide" / "viewing.md",
-    "deck_slots.png": ROOT / "docs" / "guide" / "viewing.md",
-    "notebook.png": ROOT / "docs" / "guide" / "viewing.md",
+    "page_narrow.png": ROOT / "docs" / "guide" / "watching.md",
+    "page_dark.png": ROOT / "docs" / "guide" / "watching.md",
+    "deck_overview.png": ROOT / "docs" / "guide" / "watching.md",
+    "deck_slots.png": ROOT / "docs" / "guide" / "watching.md",
+    "notebook.png": ROOT / "docs" / "guide" / "watching.md",
 }
 BYTES_MAX = 200 * 1024
 PICTURED = os.environ.get("PICTURED_RUN")

@@ -160,7 +160,7 @@ def _rollout_table(
     decode: Decode | None,
     functions: Sequence[str],
 ) -> pa.Table:
-    """One row per response, in the order of their numbers; docs/guide/data_export.md describes the columns.
+    """One row per response, in the order of their numbers; docs/guide/export.md describes the columns.
 
     functions: the reward functions that get a column.
     """

@@ -74,7 +74,7 @@ class Run:
         return pa.table({name: pa.array([row.get(name) for row in rows], type=kind) for name, kind in kinds.items()})
 
     def responses(self, iteration: int) -> pa.Table:
-        """The responses of a committed iteration, a row each; docs/guide/data_export.md names the columns.
+        """The responses of a committed iteration, a row each; docs/guide/export.md names the columns.
 
         Takes the memory of all its tokens. Raises LookupError for an iteration that is not committed, and what reading
         raises.
