@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.mutants import ROOT, Mutant, draw, judge, mutants_of, mapped_tests
+from benchmarks.mutants import ROOT, Mutant, draw, judge, mapped_tests, mutants_of
 
 SOURCE = '''"""A module."""
 
