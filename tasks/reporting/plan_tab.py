@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from resources.visible_text import markup
 from storage.planning_records import DecisionRecord
 from tasks.reporting import charts
-from tasks.reporting.deck import METRICS_IN_WORDS, styled, table
+from tasks.reporting.deck import styled, table
+from tasks.reporting.key_metrics import METRICS_IN_WORDS
 
 _BYTES_MAX = 90_000
 _ROWS_MAX = 24

@@ -136,7 +136,7 @@ def tick_labels(found: Sequence[float]) -> list[str]:
 def padded(values: Sequence[float], *, share: float = 0.06) -> tuple[float, float]:
     """The range of `values` (not empty) with a margin; equal values get a range around them."""
     low, high = min(values), max(values)
-    margin = (high - low) * share or max(abs(high) * 0.1, 0.5)
+    margin = (high - low) * share or (abs(high) * 0.1 if abs(high) > 1e-12 else 0.5)
     return low - margin, high + margin
 
 

@@ -134,6 +134,7 @@ def _add_groups(
         for number in numbers:
             response = page_data(reader, clock, f"responses/{iteration}/{number}")
             answers[f"responses/{iteration}/{number}"] = response
+            answers[f"texts/{iteration}/{number}"] = page_data(reader, clock, f"texts/{iteration}/{number}")
             for first in range(0, max(1, response["tokens"]), TOKENS_AT_ONCE):
                 path = f"tokens/{iteration}/{number}/{first}"
                 answers[path] = page_data(reader, clock, path)
