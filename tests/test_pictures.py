@@ -86,10 +86,11 @@ def choose_resumed(page):
     page.press("input[name=iterations]", "Enter")
     # The advantages come last.
     page.wait_for_selector("#responses tbody td:nth-child(4):not(:empty)")
+    page.click("#more-filters summary")
     page.check("input[name=resumed]")
     if page.inner_text("#count").startswith("0 of"):
         page.uncheck("input[name=resumed]")
-    page.select_option("select[name=sort]", "advantage")
+    page.select_option("select[name=sort]", label="lowest advantage first")
     page.evaluate("document.getElementById('h-responses').scrollIntoView(); document.activeElement.blur()")
 
 

@@ -105,7 +105,7 @@ def still_failed(store: ObjectStore, iteration: int) -> list[str]:
 
 
 def _told_metrics(store: ObjectStore, report: ReportRecord) -> list[ReportRecord]:
-    """Write the metrics of all iterations, and return their reports; this one alone if an earlier one is damaged."""
+    """Write the metrics of all iterations, and return the reports; only `report` if an earlier report is damaged."""
     try:
         return write_metrics(store)
     except CorruptObject as error:

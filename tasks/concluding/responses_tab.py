@@ -33,7 +33,10 @@ def responses_tab(store: ObjectStore, iteration: int) -> dict[str, str]:
 
 
 def telling(index: ResponseIndex) -> Mapping[str, int]:
-    """The responses that say most, by what they are; one that is two of these stands under the first."""
+    """Return the responses with the highest reward, the lowest reward and the most tokens, by label.
+
+    A response with two labels keeps the first. Empty if no response is graded.
+    """
     graded = [(reward, number) for number, reward in enumerate(index.rewards) if reward is not None]
     if not graded:
         return {}

@@ -90,9 +90,9 @@ def histogram(values: Sequence[float], title: str, x_label: str) -> str:
 
 
 def bars(parts: Mapping[str, float], title: str, unit: str) -> str:
-    """One horizontal bar per part, on one scale from zero; values that are negative or not finite get no bar.
+    """Draw one horizontal bar per part, on one scale from zero; a value that is negative or not finite gets no bar.
 
-    `unit` is "$", written before the value, or any other unit, written after it.
+    `unit` is "$", written before the value, or another unit, written after the value.
     """
     if not parts:
         return _in_words("no data", title)
@@ -119,7 +119,7 @@ def amount(value: float, unit: str) -> str:
 
 
 def three_digits(value: float) -> str:
-    """A finite number with three significant digits, so that columns of them align; whole parts are never cut."""
+    """Return a finite number with three significant digits, aligned in columns; whole parts are never cut."""
     rounded = abs(float(f"{value:.3g}"))
     if rounded >= 1e15 or 0 < rounded < 1e-3:
         return f"{value:.2e}"
@@ -197,7 +197,7 @@ def _legend(names: Sequence[str], title: str, width: float) -> tuple[list[str], 
 
 
 def _legend_width(shown: str) -> float:
-    """What a name takes with its colour, and with the gap before it."""
+    """Return the width of a name with its coloured box and the gap on the left."""
     return 8.4 * len(shown) + 34
 
 

@@ -93,7 +93,7 @@ def render(
 
 
 def page(title: str, tabs: Mapping[str, str]) -> str:
-    """All tabs one below the other in one HTML document that needs no server, script or network; light or dark."""
+    """Return one HTML document with all tabs, light or dark; the document needs no server, script or network."""
     names = {name: re.sub(r"\W+", "-", name.lower()) for name in tabs}
     contents = " · ".join(f'<a href="#{at}">{markup(name)}</a>' for name, at in names.items())
     body = "".join(f'<section><h2 id="{names[name]}">{markup(name)}</h2>{tab}</section>' for name, tab in tabs.items())

@@ -15,8 +15,8 @@ from storage.store import ObjectStore
 def write_metrics(store: ObjectStore) -> list[ReportRecord]:
     """Write metrics.jsonl anew from the run's records; returns the reports, in order.
 
-    A conclusion and an evaluation may write at the same time. A process that afterwards finds more records than it
-    wrote writes again, so the last one to write has them all.
+    A conclusion and an evaluation may write at the same time. A process that afterwards finds newer records writes
+    again: the last writer has all records.
     """
     while True:
         ended = ended_evaluations(store)

@@ -1,4 +1,4 @@
-"""The Deck's page about an iteration's plan: its decisions, their reasons and figures, and how right they were."""
+"""The Deck's page about an iteration's plan: decisions, reasons, figures, and the errors of predictions."""
 
 import math
 from collections.abc import Mapping, Sequence

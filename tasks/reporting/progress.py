@@ -11,7 +11,7 @@ from tasks.reporting.terminal import Terminal
 
 
 class ProgressLine:
-    """The line of one command. It appears with the first `tell`, so what is written before that is not disturbed."""
+    """The line of one command. The line appears with the first `tell`: earlier output is not disturbed."""
 
     def __init__(self, *, is_shown: bool) -> None:
         self.is_shown = is_shown

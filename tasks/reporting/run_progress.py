@@ -1,4 +1,4 @@
-"""What a run does, while a process on this machine works on it: in the one line of `progress`, or in its log."""
+"""The progress of a run that a process on this machine works on: in the one line of `progress`, or in the log."""
 
 import logging
 import threading
@@ -44,7 +44,7 @@ def run_progress(run_url: str) -> Iterator[None]:
 
 @contextmanager
 def crew_told(run_url: str) -> Iterator[None]:
-    """The same while a crew of this machine generates; without a terminal the log says how far it is."""
+    """Show the progress while a crew of this machine generates; without a terminal, in the log."""
     with run_progress(run_url):
         if shows_line():
             yield

@@ -231,7 +231,7 @@ class OpenIteration:
 
 
 def known_prices(config: Mapping[str, Any]) -> dict[str, float]:
-    """Dollars per hour of a slot by pool; none if the price table of this machine lacks one of them."""
+    """Return dollars per hour of a slot by pool; empty if the machine's price table lacks a pool."""
     try:
         pools = parse(config, held=True).pools.rollout_pools
         return {name: pool.price_usd_per_h for name, pool in pools.items()}

@@ -24,7 +24,14 @@ WIDE = 100
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """width_min: least width of a column whose cells may be broken into lines; wide_only: not on narrow terminals."""
+    """A column of the table of members.
+
+    Attributes:
+        title: The title.
+        is_number: Whether cells are right-aligned.
+        width_min: The least width, for cells that may be broken into lines; None: never broken.
+        wide_only: Whether narrow terminals leave the column out.
+    """
 
     title: str
     is_number: bool = False

@@ -28,8 +28,8 @@ async function ask(path) {
   return found;
 }
 
-// Does it, and shows what goes wrong until something that was asked for succeeds; a look at the run that nobody asked for
-// only takes back what it said itself.
+// Runs `act` and shows its error until an action of the user succeeds. A look at the run by the clock (isAsked: false)
+// hides only errors of such looks.
 async function trying(act, isAsked = true) {
   const problem = at("problem");
   try {

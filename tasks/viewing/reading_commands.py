@@ -45,7 +45,7 @@ def status(run_url: str, as_json: bool) -> None:
         if cut is not None:
             click.echo(cut)
         point_usd = usd_per_reward_point(history)
-        if point_usd is not None:
+        if point_usd:
             click.echo(f"dollars so far per point of mean reward gained since iteration 0: {point_usd:.5f}")
     else:
         click.echo(f"{run_url} holds no committed iteration yet")
@@ -62,7 +62,7 @@ def status(run_url: str, as_json: bool) -> None:
 @click.option("--tokens", is_flag=True, help="List the tokens with their log-probs instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(run_url: str, iteration: int, response: int, tokens: bool, as_json: bool) -> None:
-    """Show the prompt and the text of one response, its rewards, and who generated which part of it.
+    """Show the prompt and the text of one response, the rewards, and the process that generated each part.
 
     ITERATION and RESPONSE are numbers from 0. The iteration may still be under way.
     """

@@ -31,7 +31,12 @@ TOKENS_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class _Moment:
-    """Responses as they were when they were read together, and what had become of the incarnations."""
+    """Responses read at one time.
+
+    Attributes:
+        traced: The responses, by number.
+        fates: The fate of each incarnation at the time.
+    """
 
     traced: dict[int, Traced]
     fates: dict[str, Fate]
@@ -73,8 +78,8 @@ class IterationReader:
     def read_together(self, responses: Iterable[int]) -> Iterator[list[int]]:
         """Read responses with few requests, and answer from memory inside the block.
 
-        Yields the numbers of the responses that can be viewed; an unused response cannot. Memory holds the tokens of all
-        responses. A block inside another block reads nothing.
+        Yields the numbers of the responses that can be viewed; an unused response cannot. Memory holds the tokens of
+        all responses. A block inside another block reads nothing.
         """
         if self._moment is not None:
             yield [number for number in responses if number in self._moment.traced]

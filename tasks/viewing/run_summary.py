@@ -1,4 +1,4 @@
-"""What people want to know of a run before they read its responses: what it is, how it goes, what it costs."""
+"""The facts of a run that the page shows above the responses: identity, progress, charts and cost."""
 
 import json
 import math
@@ -39,7 +39,13 @@ COLUMNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ToGo:
-    """What the rest of a run takes if it goes on as it did lately: iterations, seconds and dollars."""
+    """The cost of the remaining iterations, estimated from the last few.
+
+    Attributes:
+        iterations: How many iterations remain.
+        seconds: Their expected duration.
+        usd: Their expected dollars.
+    """
 
     iterations: int
     seconds: float
@@ -47,9 +53,9 @@ class ToGo:
 
 
 def committed_metrics(store: ObjectStore) -> list[dict[str, float | None]]:
-    """The metrics of each committed iteration, in order, as in metrics.jsonl, with the speed of its rollout.
+    """Return the metrics of each committed iteration, in order, as in metrics.jsonl, with the speed of the rollout.
 
-    They come from that file, which is one object, and from the reports that are newer than it.
+    Most come from metrics.jsonl, a single object; newer iterations come from their reports.
     """
     found: list[dict[str, float | None]] = []
     committed = next_iteration(store)
@@ -93,7 +99,7 @@ def summary(store: ObjectStore, now_s: float) -> dict[str, Any]:
 
 
 def run_facts(run: RunRecord) -> dict[str, str]:
-    """What a run is, by name: its model, its algorithm, its size, and the version of Gleaner that looks at it."""
+    """Return the identity of a run, by name: model, algorithm, size, and the version of the viewing Gleaner."""
     algorithm = run.config.get("algorithm", {})
     choices = [str(algorithm[name]) for name in ("advantage_estimator", "policy_loss") if name in algorithm]
     facts = {
