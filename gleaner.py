@@ -37,7 +37,7 @@ from tasks.forecasting.table import comparison_text, forecast_text
 from tasks.preparing.checks import check_files, check_settings
 from tasks.preparing.findings import EXPECTED, UNSURE, Refusals
 from tasks.preparing.local_training import TrainingFailed, train
-from tasks.reporting.crew_view import RunView
+from tasks.reporting.crew_view import WatchedRun
 from tasks.reporting.export_command import export
 from tasks.reporting.finite_number import FiniteNumber
 from tasks.reporting.interruption import command
@@ -333,7 +333,7 @@ def _finding_line(finding: Finding) -> str:
     return f"{finding.name}: LACKING: {finding.lack}" if finding.lack else f"{finding.name}: {finding.shown}"
 
 
-def _display(views: Iterable[RunView], *, as_json: bool) -> None:
+def _display(views: Iterable[WatchedRun], *, as_json: bool) -> None:
     """Show each look in place of the last on a terminal, and below it elsewhere."""
     if as_json:
         for view in views:

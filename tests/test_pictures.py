@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from storage.connect import connect
-from tasks.concluding.iteration import commit_and_tell
+from tasks.concluding.iteration import commit_and_report
 from tests.browser import chromium, opened
 from tests.served_page import served
 from tests.small_run import config, plan_iteration, roll_out, train_iteration
@@ -54,7 +54,7 @@ def run(tmp_path_factory, model):
         reference = plan_iteration(config(str(folder), model))
         roll_out(str(folder), iteration)
         train_iteration(str(folder), iteration)
-        commit_and_tell(reference, last=False)
+        commit_and_report(reference, last=False)
     return folder
 
 

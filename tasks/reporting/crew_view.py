@@ -18,7 +18,7 @@ GROUPS_SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class SeenHeartbeat:
     """The last heartbeat of a member, and its age on the watcher's own clock.
 
     Attributes:
@@ -42,7 +42,7 @@ class Heartbeat:
         return self.state(silent_after_s) not in ("gone", "silent")
 
 
-UNREAD = Heartbeat(None)
+UNREAD = SeenHeartbeat(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Totals:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunView:
+class WatchedRun:
     """One look at a run.
 
     Attributes:
@@ -219,7 +219,7 @@ class Crew:
         self._owned = {name: len(held) for name, held in holdings.items()}
         self._unfinished = {name: sum(not progress[r].done for r in held) for name, held in holdings.items()}
 
-    def matter(self, heartbeats: Mapping[str, Heartbeat], silent_after_s: float) -> list[str]:
+    def incarnations_to_show(self, heartbeats: Mapping[str, SeenHeartbeat], silent_after_s: float) -> list[str]:
         """Return the incarnations worth showing, among all with claims or heartbeats.
 
         Incarnations with unfinished work are shown. Without unfinished work a planned slot shows its last incarnation,
@@ -228,22 +228,22 @@ class Crew:
         by_slot: dict[int, list[str]] = {}
         for name, slot in self._slots(heartbeats).items():
             by_slot.setdefault(slot, []).append(name)
-        shown = []
+        names_to_show = []
         for slot, names in by_slot.items():
             busy = [name for name in names if self._unfinished.get(name)]
             alive = [name for name in names if heartbeats.get(name, UNREAD).is_alive(silent_after_s)]
             if slot not in self._home:
-                shown += [name for name in names if name in busy or name in alive]
+                names_to_show += [name for name in names if name in busy or name in alive]
             else:
-                shown += busy or [name for name in names if self._owned.get(name)] or alive or names[-1:]
-        return shown
+                names_to_show += busy or [name for name in names if self._owned.get(name)] or alive or names[-1:]
+        return names_to_show
 
-    def members(self, heartbeats: Mapping[str, Heartbeat], silent_after_s: float) -> tuple[MemberView, ...]:
+    def members(self, heartbeats: Mapping[str, SeenHeartbeat], silent_after_s: float) -> tuple[MemberView, ...]:
         """Return a row per shown incarnation and per unfilled slot; slots first, then members that joined."""
         slots = self._slots(heartbeats)
         rows = [
             self._member(name, slots[name], heartbeats.get(name, UNREAD), silent_after_s)
-            for name in self.matter(heartbeats, silent_after_s)
+            for name in self.incarnations_to_show(heartbeats, silent_after_s)
         ]
         for slot, unit in self._home.items():
             if slot not in slots.values() and self._plan.slots[unit].groups:
@@ -313,12 +313,12 @@ class Crew:
         holder = owner.incarnation if owner is not None else None
         return WaitingResponse(response=response, tokens=state.tokens, holder=holder, released=state.released)
 
-    def _slots(self, heartbeats: Mapping[str, Heartbeat]) -> dict[str, int]:
+    def _slots(self, heartbeats: Mapping[str, SeenHeartbeat]) -> dict[str, int]:
         """The slot of every incarnation, from its claims or from its heartbeat."""
         said = {name: heartbeat.record.slot for name, heartbeat in heartbeats.items() if heartbeat.record is not None}
         return self._book.incarnations | said
 
-    def _member(self, name: str, slot: int, heartbeat: Heartbeat, silent_after_s: float) -> MemberView:
+    def _member(self, name: str, slot: int, heartbeat: SeenHeartbeat, silent_after_s: float) -> MemberView:
         alive, state = heartbeat.record, heartbeat.state(silent_after_s)
         joined, unfinished = slot not in self._home, self._unfinished.get(name, 0)
         if alive is None:

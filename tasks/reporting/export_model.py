@@ -356,8 +356,8 @@ def _put_in_place(unfinished: Path, target: Path) -> None:
 
 def _ranges(versions: Iterable[int]) -> str:
     """Ascending numbers as text, such as "0, 3, 7 to 9"."""
-    shown = []
+    ranges = []
     for _, group in groupby(enumerate(versions), lambda pair: pair[1] - pair[0]):
         run = [version for _, version in group]
-        shown.append(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)))
-    return ", ".join(shown)
+        ranges.append(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)))
+    return ", ".join(ranges)

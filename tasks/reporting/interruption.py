@@ -25,7 +25,7 @@ _ENDING = b"\ninterrupted: the processes of this command write what they have, a
 
 
 @contextmanager
-def told_interruption(run_url: str, count: int | None = None) -> Iterator[None]:
+def announced_interruption(run_url: str, count: int | None = None) -> Iterator[None]:
     """On this machine, let Ctrl-C in the block end the process with a line on standard error and EXIT_CODE.
 
     A first line answers Ctrl-C at once. In a pod nothing is done. Between the last line and the end of all child

@@ -81,8 +81,8 @@ def keep_silent_end(work: Work, attempt: int, limit_s: float = KEEP_LIMIT_S) -> 
 
     def act() -> None:
         store = connect(work.run_url)
-        told = (each for each in last_failures(store, 0) if each.execution == work.execution)
-        if not any(each.task == work.task for each in told):
+        kept = (each for each in last_failures(store, 0) if each.execution == work.execution)
+        if not any(each.task == work.task for each in kept):
             keep_failure(store, _record(store, work, f"attempt {attempt} was killed: {KILLED}"))
 
     if attempt:
@@ -138,8 +138,8 @@ def failure_lines(store: ObjectStore, failed: Sequence[FailureRecord]) -> list[s
 
     failed: as `storage.failures.last_failures` gives it.
     """
-    told = [failure_line(each) for each in failed]
-    return told or [line for line in [silent_end(holder_of(store))] if line]
+    lines = [failure_line(each) for each in failed]
+    return lines or [line for line in [silent_end(holder_of(store))] if line]
 
 
 def one_line(text: str) -> str:

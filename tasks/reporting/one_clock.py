@@ -39,7 +39,7 @@ def on_one_clock(
         crew = _together(crew, machine_of, is_wrong, begins_s)
     if is_wrong(training.ended_at_s):
         first_s = min([training.started_at_s, *(alive.started_at_s for alive in trainers)])
-        by_s = _told("the trainer", begins_s - first_s)
+        by_s = _logged_move("the trainer", begins_s - first_s)
         trainers = [_moved(alive, by_s) for alive in trainers]
         training = replace(training, started_at_s=training.started_at_s + by_s, ended_at_s=training.ended_at_s + by_s)
     if training.started_at_s > training.ended_at_s:
@@ -95,12 +95,12 @@ def _together(
     for machine, of_it in lives.items():
         by_s = 0.0
         if any(is_wrong(alive.updated_at_s) for alive in of_it):
-            by_s = _told(machine, begins_s - min(alive.started_at_s for alive in of_it))
+            by_s = _logged_move(machine, begins_s - min(alive.started_at_s for alive in of_it))
         found += [_moved(alive, by_s) for alive in of_it]
     return found
 
 
-def _told(machine: str, by_s: float) -> float:
+def _logged_move(machine: str, by_s: float) -> float:
     log.warning("the clock of %s is wrong; its times are moved by %.0f s", machine, by_s)
     return by_s
 

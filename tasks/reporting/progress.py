@@ -60,11 +60,11 @@ def progress(*, is_wanted: bool = True) -> Iterator[ProgressLine]:
 
     is_wanted: False for output that a program reads.
     """
-    shown = ProgressLine(is_shown=is_wanted and shows_line())
+    line = ProgressLine(is_shown=is_wanted and shows_line())
     try:
-        yield shown
+        yield line
     finally:
-        shown.end()
+        line.end()
 
 
 def shows_line() -> bool:

@@ -50,8 +50,8 @@ def timeline(lives: Sequence[SlotLife], train_started_at_s: float, train_ended_a
     Times are seconds since 1970, shown relative to the first event. At most 150 lives are drawn, of the slots with
     most lives; a note counts the remaining slots. A trainer that ended before it started has no bar.
     """
-    shown = _busiest(lives)
-    rows = [_row(slot, own) for slot, own in sorted(shown.items())]
+    drawn = _busiest(lives)
+    rows = [_row(slot, own) for slot, own in sorted(drawn.items())]
     trained = train_ended_at_s > train_started_at_s
     times = [t for life in lives for t in (life.started_at_s, life.ended_at_s)]
     times += [train_started_at_s, train_ended_at_s] if trained else []
@@ -80,14 +80,14 @@ def _busiest(lives: Iterable[SlotLife]) -> dict[int, list[SlotLife]]:
     by_slot: dict[int, list[SlotLife]] = defaultdict(list)
     for life in sorted(lives, key=lambda life: (life.started_at_s, life.incarnation)):
         by_slot[life.slot].append(life)
-    shown: dict[int, list[SlotLife]] = {}
+    kept: dict[int, list[SlotLife]] = {}
     left = _LIVES_MAX
     for slot in sorted(by_slot, key=lambda slot: (-len(by_slot[slot]), slot)):
         if left <= 0:
             break
-        shown[slot] = by_slot[slot][-left:]
-        left -= len(shown[slot])
-    return shown
+        kept[slot] = by_slot[slot][-left:]
+        left -= len(kept[slot])
+    return kept
 
 
 def _row(slot: int, lives: Iterable[SlotLife]) -> _Row:

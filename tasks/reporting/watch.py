@@ -21,7 +21,7 @@ from storage.store import CorruptObject, ObjectMissing, ObjectStore, StoreUnavai
 from tasks.configuration.iteration_config import resolved_in_force
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.run_config import parse
-from tasks.reporting.crew_view import UNREAD, Crew, Heartbeat, Phase, Progress, RunView, Totals
+from tasks.reporting.crew_view import UNREAD, Crew, Phase, Progress, SeenHeartbeat, Totals, WatchedRun
 from tasks.reporting.last_failures import holder_of, silent_end
 
 
@@ -37,7 +37,7 @@ class Watcher:
         self._phase_since_s = 0.0
         self._holder: str | None = None
 
-    def looks(self, interval_s: float) -> Iterator[RunView]:
+    def looks(self, interval_s: float) -> Iterator[WatchedRun]:
         """Looks without end. If the store does not answer, `notice` says so, and the next look asks again."""
         view = self.look()
         while True:
@@ -48,7 +48,7 @@ class Watcher:
             except StoreUnavailable as error:
                 view = replace(view, notice=str(error))
 
-    def look(self) -> RunView:
+    def look(self) -> WatchedRun:
         """The run as it is now. Raises StorageError for what cannot be read."""
         view = self._look()
         if view.phase not in ("no run", "ended"):
@@ -60,13 +60,13 @@ class Watcher:
             self._phase, self._phase_since_s = (view.iteration, view.phase), now_s
         return replace(view, phase_seen_s=now_s - self._phase_since_s)
 
-    def _silent_end(self, view: RunView) -> str:
+    def _silent_end(self, view: WatchedRun) -> str:
         """What `silent_end` says; a request is made only at another phase, or where that process has ended."""
         if self._phase != (view.iteration, view.phase) or silent_end(self._holder):
             self._holder = holder_of(self._store)
         return silent_end(self._holder)
 
-    def _look(self) -> RunView:
+    def _look(self) -> WatchedRun:
         while True:
             iteration = self._find_iteration()
             if iteration is None:
@@ -95,7 +95,7 @@ class Watcher:
             self._iteration, self._open = self._iteration + 1, None
         return self._iteration
 
-    def _between(self, iteration: int) -> RunView:
+    def _between(self, iteration: int) -> WatchedRun:
         """The view while the next iteration has no plan."""
         if iteration == 0:
             return self._view(0, "planning")
@@ -103,8 +103,8 @@ class Watcher:
         totals = Totals(responses_planned=len(lengths), responses_done=len(lengths), tokens=sum(lengths))
         return replace(self._view(iteration - 1, "committed"), totals=totals)
 
-    def _view(self, iteration: int, phase: Phase) -> RunView:
-        return RunView(run_url=self._store.url, iteration=iteration, phase=phase)
+    def _view(self, iteration: int, phase: Phase) -> WatchedRun:
+        return WatchedRun(run_url=self._store.url, iteration=iteration, phase=phase)
 
 
 class OpenIteration:
@@ -123,9 +123,9 @@ class OpenIteration:
         self._responses_trained = 0
         self._micro_batches = 0
         self._liveness = Liveness(store, plan.iteration, clock)
-        self._heartbeats: dict[str, Heartbeat] = {}
+        self._heartbeats: dict[str, SeenHeartbeat] = {}
 
-    def look(self) -> RunView:
+    def look(self) -> WatchedRun:
         """Read what is new, and return the view."""
         crew, gone = self._read_crew(), self._gone()
         self._read_heartbeats(crew)
@@ -135,7 +135,7 @@ class OpenIteration:
         members = crew.members(self._heartbeats, self._silent_after_s)
         recorded = len(self._recorded) // self._plan.num_generations
         waits_for, behind = ((), 0) if self._is_filled else crew.waits_for()
-        return RunView(
+        return WatchedRun(
             run_url=self._store.url,
             iteration=self._plan.iteration,
             phase=self._phase(all_done=not waits_for),
@@ -167,12 +167,12 @@ class OpenIteration:
         """Whether it is an evaluation with every response recorded; its claims and shards may then be deleted."""
         return self._plan.weights_url is not None and exists(self._store, layout.closed(self._plan.iteration))
 
-    def look_at_end(self) -> RunView:
+    def look_at_end(self) -> WatchedRun:
         """The view of an ended evaluation, from its records."""
         self._read_batches()
         tokens = sum(progress.tokens for progress in self._recorded.values())
         totals = Totals(responses_planned=self._plan.num_responses, responses_done=len(self._recorded), tokens=tokens)
-        return RunView(run_url=self._store.url, iteration=self._plan.iteration, phase="ended", totals=totals)
+        return WatchedRun(run_url=self._store.url, iteration=self._plan.iteration, phase="ended", totals=totals)
 
     @property
     def _is_filled(self) -> bool:
@@ -223,11 +223,11 @@ class OpenIteration:
         prefix = layout.alive_all(self._plan.iteration)
         listed = [key.removeprefix(prefix).removesuffix(".json") for key in self._store.list(prefix)]
         idle = [name for name in listed if name not in self._reader.book.incarnations]
-        names = crew.matter(self._heartbeats, self._silent_after_s)
+        names = crew.incarnations_to_show(self._heartbeats, self._silent_after_s)
         names += [name for name in idle if self._heartbeats.get(name, UNREAD).is_alive(self._silent_after_s)]
         for name, sign in self._liveness.look(list(dict.fromkeys(names))).items():
             if sign.found:
-                self._heartbeats[name] = Heartbeat(sign.record, sign.silent_s, sign.changed)
+                self._heartbeats[name] = SeenHeartbeat(sign.record, sign.silent_s, sign.changed)
 
 
 def known_prices(config: Mapping[str, Any]) -> dict[str, float]:
