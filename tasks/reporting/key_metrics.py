@@ -44,7 +44,7 @@ _OPTIONAL = frozenset({"kl", "cost/usd_requests", "cost/usd_egress", "cost/usd_c
 
 
 def costs_anything(history: Iterable[Metrics]) -> bool:
-    """Return False if every iteration is free: all prices are 0 or unknown, and nobody pays."""
+    """Return False if every iteration is free: all prices are 0 or unknown."""
     return any(metrics.get("cost/usd_iter") for metrics in history)
 
 

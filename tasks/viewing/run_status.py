@@ -33,7 +33,7 @@ TURNS_COLUMNS = (
 
 
 def table(history: list[ReportRecord]) -> Table:
-    """Return a table with one row per iteration: reward, lengths, losses, seconds and, if anybody pays, dollars.
+    """Return a table with one row per iteration: reward, lengths, losses, seconds and, unless all are free, dollars.
 
     The bytes of the last weight versions stand below.
     """
