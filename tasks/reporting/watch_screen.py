@@ -95,12 +95,12 @@ def summary(view: WatchedRun) -> list[str]:
 
 
 def _expectations(view: WatchedRun) -> list[str]:
-    """How good responses are so far, what members cost, how long the rollout still takes, and what waits for tools."""
+    """Return the line of the reward so far, the price of the members, the rest of the rollout, and waits for tools."""
     totals = view.totals
     parts = []
     if totals.reward is not None:
         parts.append(f"reward so far {totals.reward:.3f}")
-    if totals.usd_per_h is not None:
+    if totals.usd_per_h:
         parts.append(f"members {totals.usd_per_h:,.2f} $/h")
     if totals.to_go_s is not None:
         parts.append(f"rollout ends in about {duration(totals.to_go_s)}")

@@ -238,8 +238,8 @@ function drawRows() {
   const body = shown.slice(0, limit).map((i, place) => make("tr", { role: "row", class: place === opened ? "chosen" : false },
     ...cells(i, place).map((cell, column) => make("td", { role: "cell", class: kind(titles[column]), "data-name": titles[column] }, typeof cell === "number" ? String(cell) : cell))));
   at("responses").replaceChildren(make("thead", {}, make("tr", {}, ...titles.map((name) => make("th", { class: kind(name) }, name)))), make("tbody", { role: "rowgroup" }, ...body));
-  const chosen = [...rows.starts.keys()], newest = newestIteration(), last = chosen[chosen.length - 1];
-  const which = chosen.length > 1 ? `iterations ${chosen[0]} to ${last}` : `iteration ${last}`, state = summary.planned.includes(newest) ? ", under way" : "";
+  const drawn = [...rows.starts.keys()], newest = newestIteration(), last = drawn[drawn.length - 1];
+  const which = drawn.length > 1 ? `iterations ${drawn[0]} to ${last}` : `iteration ${last}`, state = summary.planned.includes(newest) ? ", under way" : "";
   at("count").textContent = `${number(shown.length)} of ${number(rows.count)} responses of ${which}${last === newest ? ` (the newest${state})` : ""}`;
   at("more").hidden = shown.length <= limit;
   loadTexts();
@@ -260,7 +260,7 @@ async function loadTexts() {
       }
     }
     return true;
-  });
+  }, false);
   if (!isLoaded) for (const i of missing) if (!loaded.texts.get(i)) loaded.texts.delete(i);
   if (loaded !== rows) return;
   for (const [place, row] of [...at("responses").tBodies[0].rows].entries()) row.querySelector(".completion").textContent = rows.texts.get(shown[place]) ?? "";
