@@ -16,14 +16,14 @@ from rich.live import Live
 
 from resources.notice import PreemptionNotice
 from resources.visible_text import visible, visible_output
-from storage import canonical
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.fitness import Finding, prove
+from storage.journal.retention import sweep as sweep_run
 from storage.package_version import VERSION
-from storage.records import PlanRecord
-from storage.retention import sweep as sweep_run
-from storage.run import connect_to_run, count_committed, read_plan
+from storage.records import canonical
+from storage.records.records import PlanRecord
+from storage.records.run import connect_to_run, count_committed, read_plan
+from storage.stores.connect import connect
+from storage.stores.fitness import Finding, prove
 from tasks.admitting.commands import fleet
 from tasks.adopting.init_command import init
 from tasks.configuration.in_force import in_force
@@ -37,7 +37,7 @@ from tasks.forecasting.table import comparison_text, forecast_text
 from tasks.preparing.checks import check_files, check_settings
 from tasks.preparing.findings import EXPECTED, UNSURE, Refusals
 from tasks.preparing.local_training import TrainingFailed, train
-from tasks.reporting.crew_view import WatchedRun
+from tasks.reporting.crew_view import RunView
 from tasks.reporting.export_command import export
 from tasks.reporting.finite_number import FiniteNumber
 from tasks.reporting.interruption import command
@@ -319,7 +319,7 @@ def sweep(run_url: str, dry_run: bool) -> None:
         return
     config = config_in_force(store, read_plan(store, current - 1)).retention
     with progress() as shown:
-        swept = sweep_run(store, config, dry_run=dry_run, tell=shown.tell)
+        swept = sweep_run(store, config, dry_run=dry_run, progress=shown.tell)
     would = "would have " if dry_run else ""
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(swept.counts().items()))
     click.echo(f"{would}compacted {len(swept.compacted)} iterations")
@@ -333,7 +333,7 @@ def _finding_line(finding: Finding) -> str:
     return f"{finding.name}: LACKING: {finding.lack}" if finding.lack else f"{finding.name}: {finding.shown}"
 
 
-def _display(views: Iterable[WatchedRun], *, as_json: bool) -> None:
+def _display(views: Iterable[RunView], *, as_json: bool) -> None:
     """Show each look in place of the last on a terminal, and below it elsewhere."""
     if as_json:
         for view in views:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from storage.claims import ClaimBook
-from storage.failures import FailureRecord
-from storage.records import JOINED_POOL, TRAIN_POOL, AliveRecord, PlanRecord
+from storage.journal.claims import ClaimBook
+from storage.records.failures import FailureRecord
+from storage.records.records import JOINED_POOL, TRAIN_POOL, HeartbeatRecord, PlanRecord
 
 Phase = Literal["no run", "planning", "rollout", "training", "publishing", "committed", "ended"]
 MemberState = Literal["not come", "unknown", "loading", "working", "gone", "silent"]
@@ -18,7 +18,7 @@ GROUPS_SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class SeenHeartbeat:
+class WatchedHeartbeat:
     """The last heartbeat of a member, and its age on the watcher's own clock.
 
     Attributes:
@@ -27,7 +27,7 @@ class SeenHeartbeat:
         seen_to_change: Whether the watcher has seen a change.
     """
 
-    record: AliveRecord | None
+    record: HeartbeatRecord | None
     unchanged_s: float = 0.0
     seen_to_change: bool = False
 
@@ -42,7 +42,7 @@ class SeenHeartbeat:
         return self.state(silent_after_s) not in ("gone", "silent")
 
 
-UNREAD = SeenHeartbeat(None)
+UNREAD = WatchedHeartbeat(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Totals:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WatchedRun:
+class RunView:
     """One look at a run.
 
     Attributes:
@@ -199,7 +199,7 @@ class WatchedRun:
     notice: str = ""
 
 
-class Crew:
+class CrewView:
     """The members of an iteration: held responses from the claims, life signs from the heartbeats."""
 
     def __init__(
@@ -219,7 +219,7 @@ class Crew:
         self._owned = {name: len(held) for name, held in holdings.items()}
         self._unfinished = {name: sum(not progress[r].done for r in held) for name, held in holdings.items()}
 
-    def incarnations_to_show(self, heartbeats: Mapping[str, SeenHeartbeat], silent_after_s: float) -> list[str]:
+    def incarnations_to_show(self, heartbeats: Mapping[str, WatchedHeartbeat], silent_after_s: float) -> list[str]:
         """Return the incarnations worth showing, among all with claims or heartbeats.
 
         Incarnations with unfinished work are shown. Without unfinished work a planned slot shows its last incarnation,
@@ -238,7 +238,7 @@ class Crew:
                 names_to_show += busy or [name for name in names if self._owned.get(name)] or alive or names[-1:]
         return names_to_show
 
-    def members(self, heartbeats: Mapping[str, SeenHeartbeat], silent_after_s: float) -> tuple[MemberView, ...]:
+    def members(self, heartbeats: Mapping[str, WatchedHeartbeat], silent_after_s: float) -> tuple[MemberView, ...]:
         """Return a row per shown incarnation and per unfilled slot; slots first, then members that joined."""
         slots = self._slots(heartbeats)
         rows = [
@@ -294,7 +294,7 @@ class Crew:
         # A response that is longer than the mean already still has an end to come.
         return sum(max(1.0, expected - tokens) for tokens in unfinished) / tokens_per_s
 
-    def _usd_per_h(self, alive: AliveRecord, state: MemberState) -> float | None:
+    def _usd_per_h(self, alive: HeartbeatRecord, state: MemberState) -> float | None:
         if state in ("gone", "silent") or alive.pool == TRAIN_POOL:
             return None
         if alive.usd_per_hour is not None:
@@ -313,12 +313,12 @@ class Crew:
         holder = owner.incarnation if owner is not None else None
         return WaitingResponse(response=response, tokens=state.tokens, holder=holder, released=state.released)
 
-    def _slots(self, heartbeats: Mapping[str, SeenHeartbeat]) -> dict[str, int]:
+    def _slots(self, heartbeats: Mapping[str, WatchedHeartbeat]) -> dict[str, int]:
         """The slot of every incarnation, from its claims or from its heartbeat."""
         said = {name: heartbeat.record.slot for name, heartbeat in heartbeats.items() if heartbeat.record is not None}
         return self._book.incarnations | said
 
-    def _member(self, name: str, slot: int, heartbeat: SeenHeartbeat, silent_after_s: float) -> MemberView:
+    def _member(self, name: str, slot: int, heartbeat: WatchedHeartbeat, silent_after_s: float) -> MemberView:
         alive, state = heartbeat.record, heartbeat.state(silent_after_s)
         joined, unfinished = slot not in self._home, self._unfinished.get(name, 0)
         if alive is None:

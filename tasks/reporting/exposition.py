@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from resources.visible_text import visible
 from storage.package_version import VERSION
-from tasks.reporting.crew_view import MemberState, Phase, WatchedRun
+from tasks.reporting.crew_view import MemberState, Phase, RunView
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # By family: the metric of docs/guide/metrics.md that it is, and what it says. Sums are over all committed iterations.
@@ -79,7 +79,7 @@ class Committed:
     newest: Mapping[str, float]
 
 
-def exposition(view: WatchedRun, committed: Committed, progress_age_s: float) -> str:
+def exposition(view: RunView, committed: Committed, progress_age_s: float) -> str:
     """All metrics of a run. progress_age_s: for how long the watcher has seen nothing move."""
     families = [
         _of_failures(view),
@@ -90,7 +90,7 @@ def exposition(view: WatchedRun, committed: Committed, progress_age_s: float) ->
     return "".join(f"{line}\n" for family in families for line in family.lines(view.run_url))
 
 
-def _of_failures(view: WatchedRun) -> Family:
+def _of_failures(view: RunView) -> Family:
     samples = tuple(
         (
             {
@@ -107,7 +107,7 @@ def _of_failures(view: WatchedRun) -> Family:
     return Family("gleaner_failure_time_seconds", "gauge", what, samples)
 
 
-def _of_the_look(view: WatchedRun, progress_age_s: float) -> Iterable[Family]:
+def _of_the_look(view: RunView, progress_age_s: float) -> Iterable[Family]:
     phases = tuple(({"phase": name}, float(name == view.phase)) for name in get_args(Phase))
     return (
         Family("gleaner_info", "gauge", "Version of the watcher; always 1.", (({"version": VERSION}, 1.0),)),
@@ -119,7 +119,7 @@ def _of_the_look(view: WatchedRun, progress_age_s: float) -> Iterable[Family]:
     )
 
 
-def _of_the_iteration(view: WatchedRun) -> Iterable[Family]:
+def _of_the_iteration(view: RunView) -> Iterable[Family]:
     totals = view.totals
     counted = Counter((member.pool, member.state) for member in view.members)
     pools = sorted({pool for pool, _ in counted})

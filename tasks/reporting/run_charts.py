@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from storage.evaluation_records import EvaluationRecord
+from storage.records.evaluation_records import EvaluationRecord
 from tasks.reporting import charts, svg
 from tasks.reporting.key_metrics import Metrics, costs_anything, is_measured
 

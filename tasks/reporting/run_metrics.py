@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from storage.clock import Clock
-from storage.run import read_report
-from storage.store import ObjectMissing, ObjectStore, StoreUnavailable
-from tasks.reporting.crew_view import WatchedRun
+from storage.records.run import read_report
+from storage.stores.store import ObjectMissing, ObjectStore, StoreUnavailable
+from tasks.reporting.crew_view import RunView
 from tasks.reporting.exposition import SUMS, Committed, exposition
 from tasks.reporting.watch import Watcher
 
@@ -30,7 +30,7 @@ class RunMetrics:
         """Looks without end. If the store does not answer, they show the last state, and say so."""
         return map(self._expose, self._watcher.looks(interval_s))
 
-    def _expose(self, view: WatchedRun) -> str:
+    def _expose(self, view: RunView) -> str:
         try:
             self._read_reports()
         except StoreUnavailable as error:

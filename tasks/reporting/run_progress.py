@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from resources.work_log import at_work, which_of_chain
 from storage.clock import SystemClock
-from storage.connect import connect
-from tasks.reporting.crew_view import WatchedRun
+from storage.stores.connect import connect
+from tasks.reporting.crew_view import RunView
 from tasks.reporting.progress import progress, shows_line
 from tasks.reporting.watch import Watcher
 
@@ -77,7 +77,7 @@ def _look(run_url: str, tell: Callable[[str, int, int], None], ended: threading.
         ended.wait(interval_s)
 
 
-def run_line(view: WatchedRun) -> tuple[str, int, int]:
+def run_line(view: RunView) -> tuple[str, int, int]:
     """Where the run is, with its reward, and how many responses of how many have ended while they are generated."""
     totals = view.totals
     parts = [f"iteration {view.iteration}{which_of_chain()}: {view.phase}"]

@@ -8,20 +8,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from storage import layout, records
-from storage.assembly import JournalReader
-from storage.claims import Owner
 from storage.clock import Clock
-from storage.failures import last_failures
-from storage.liveness import Liveness
-from storage.records import BatchRecord, PlanRecord
-from storage.run import exists, holds_run, next_iteration, read_plan, read_report
-from storage.shard import Finish
-from storage.store import CorruptObject, ObjectMissing, ObjectStore, StoreUnavailable
+from storage.journal.assembly import JournalReader
+from storage.journal.claims import Owner
+from storage.journal.liveness import Liveness
+from storage.journal.shard import Finish
+from storage.records import layout, records
+from storage.records.failures import last_failures
+from storage.records.records import BatchRecord, PlanRecord
+from storage.records.run import exists, holds_run, next_iteration, read_plan, read_report
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore, StoreUnavailable
 from tasks.configuration.iteration_config import resolved_in_force
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.run_config import parse
-from tasks.reporting.crew_view import UNREAD, Crew, Phase, Progress, SeenHeartbeat, Totals, WatchedRun
+from tasks.reporting.crew_view import UNREAD, CrewView, Phase, Progress, RunView, Totals, WatchedHeartbeat
 from tasks.reporting.last_failures import holder_of, silent_end
 
 
@@ -37,7 +37,7 @@ class Watcher:
         self._phase_since_s = 0.0
         self._holder: str | None = None
 
-    def looks(self, interval_s: float) -> Iterator[WatchedRun]:
+    def looks(self, interval_s: float) -> Iterator[RunView]:
         """Looks without end. If the store does not answer, `notice` says so, and the next look asks again."""
         view = self.look()
         while True:
@@ -48,7 +48,7 @@ class Watcher:
             except StoreUnavailable as error:
                 view = replace(view, notice=str(error))
 
-    def look(self) -> WatchedRun:
+    def look(self) -> RunView:
         """The run as it is now. Raises StorageError for what cannot be read."""
         view = self._look()
         if view.phase not in ("no run", "ended"):
@@ -60,13 +60,13 @@ class Watcher:
             self._phase, self._phase_since_s = (view.iteration, view.phase), now_s
         return replace(view, phase_seen_s=now_s - self._phase_since_s)
 
-    def _silent_end(self, view: WatchedRun) -> str:
+    def _silent_end(self, view: RunView) -> str:
         """What `silent_end` says; a request is made only at another phase, or where that process has ended."""
         if self._phase != (view.iteration, view.phase) or silent_end(self._holder):
             self._holder = holder_of(self._store)
         return silent_end(self._holder)
 
-    def _look(self) -> WatchedRun:
+    def _look(self) -> RunView:
         while True:
             iteration = self._find_iteration()
             if iteration is None:
@@ -95,7 +95,7 @@ class Watcher:
             self._iteration, self._open = self._iteration + 1, None
         return self._iteration
 
-    def _between(self, iteration: int) -> WatchedRun:
+    def _between(self, iteration: int) -> RunView:
         """The view while the next iteration has no plan."""
         if iteration == 0:
             return self._view(0, "planning")
@@ -103,8 +103,8 @@ class Watcher:
         totals = Totals(responses_planned=len(lengths), responses_done=len(lengths), tokens=sum(lengths))
         return replace(self._view(iteration - 1, "committed"), totals=totals)
 
-    def _view(self, iteration: int, phase: Phase) -> WatchedRun:
-        return WatchedRun(run_url=self._store.url, iteration=iteration, phase=phase)
+    def _view(self, iteration: int, phase: Phase) -> RunView:
+        return RunView(run_url=self._store.url, iteration=iteration, phase=phase)
 
 
 class OpenIteration:
@@ -123,9 +123,9 @@ class OpenIteration:
         self._responses_trained = 0
         self._micro_batches = 0
         self._liveness = Liveness(store, plan.iteration, clock)
-        self._heartbeats: dict[str, SeenHeartbeat] = {}
+        self._heartbeats: dict[str, WatchedHeartbeat] = {}
 
-    def look(self) -> WatchedRun:
+    def look(self) -> RunView:
         """Read what is new, and return the view."""
         crew, gone = self._read_crew(), self._gone()
         self._read_heartbeats(crew)
@@ -135,7 +135,7 @@ class OpenIteration:
         members = crew.members(self._heartbeats, self._silent_after_s)
         recorded = len(self._recorded) // self._plan.num_generations
         waits_for, behind = ((), 0) if self._is_filled else crew.waits_for()
-        return WatchedRun(
+        return RunView(
             run_url=self._store.url,
             iteration=self._plan.iteration,
             phase=self._phase(all_done=not waits_for),
@@ -147,14 +147,14 @@ class OpenIteration:
             members=members,
         )
 
-    def _read_crew(self) -> Crew:
+    def _read_crew(self) -> CrewView:
         """Read the batches, claims and shards that are new."""
         self._read_batches()
         self._reader.book.refresh()
         unfinished = [r for r in range(self._plan.num_responses) if self._known_end(r) is None]
         self._reader.shards.advance_all(self._reader.incarnations_to_read(unfinished))
         progress = {response: self._progress(response) for response in range(self._plan.num_responses)}
-        return Crew(self._plan, self._reader.book, progress, self._prices_usd_per_h)
+        return CrewView(self._plan, self._reader.book, progress, self._prices_usd_per_h)
 
     def _gone(self) -> set[str]:
         """The incarnations that have said good-bye, as far as was read."""
@@ -167,12 +167,12 @@ class OpenIteration:
         """Whether it is an evaluation with every response recorded; its claims and shards may then be deleted."""
         return self._plan.weights_url is not None and exists(self._store, layout.closed(self._plan.iteration))
 
-    def look_at_end(self) -> WatchedRun:
+    def look_at_end(self) -> RunView:
         """The view of an ended evaluation, from its records."""
         self._read_batches()
         tokens = sum(progress.tokens for progress in self._recorded.values())
         totals = Totals(responses_planned=self._plan.num_responses, responses_done=len(self._recorded), tokens=tokens)
-        return WatchedRun(run_url=self._store.url, iteration=self._plan.iteration, phase="ended", totals=totals)
+        return RunView(run_url=self._store.url, iteration=self._plan.iteration, phase="ended", totals=totals)
 
     @property
     def _is_filled(self) -> bool:
@@ -218,7 +218,7 @@ class OpenIteration:
             self._ended[response] = owner, state
         return state
 
-    def _read_heartbeats(self, crew: Crew) -> None:
+    def _read_heartbeats(self, crew: CrewView) -> None:
         """Read heartbeats of members worth showing, and of those without claims, unless they left or fell silent."""
         prefix = layout.alive_all(self._plan.iteration)
         listed = [key.removeprefix(prefix).removesuffix(".json") for key in self._store.list(prefix)]
@@ -227,7 +227,7 @@ class OpenIteration:
         names += [name for name in idle if self._heartbeats.get(name, UNREAD).is_alive(self._silent_after_s)]
         for name, sign in self._liveness.look(list(dict.fromkeys(names))).items():
             if sign.found:
-                self._heartbeats[name] = SeenHeartbeat(sign.record, sign.silent_s, sign.changed)
+                self._heartbeats[name] = WatchedHeartbeat(sign.record, sign.silent_s, sign.changed)
 
 
 def known_prices(config: Mapping[str, Any]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tasks.reporting.charts import duration
-from tasks.reporting.crew_view import MemberView, WaitingGroup, WatchedRun
+from tasks.reporting.crew_view import MemberView, RunView, WaitingGroup
 from tasks.reporting.last_failures import failure_line
 
 RESPONSES_SHOWN = 2
@@ -53,7 +53,7 @@ COLUMNS = (
 )
 
 
-def screen(view: WatchedRun, width: int) -> RenderableType:
+def screen(view: RunView, width: int) -> RenderableType:
     """One look on `width` characters; the same text in a terminal and in a pipe."""
     failed = [failure_line(failure) for failure in view.failures] or [view.silent_end] * bool(view.silent_end)
     parts: list[RenderableType] = [Text(line, style="bold red") for line in failed]
@@ -65,7 +65,7 @@ def screen(view: WatchedRun, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def summary(view: WatchedRun) -> list[str]:
+def summary(view: RunView) -> list[str]:
     """The lines above the table of the crew."""
     head = f"{view.run_url}   iteration {view.iteration}   {view.phase}, seen for {duration(view.phase_seen_s)}"
     totals = view.totals
@@ -94,7 +94,7 @@ def summary(view: WatchedRun) -> list[str]:
     ]
 
 
-def _expectations(view: WatchedRun) -> list[str]:
+def _expectations(view: RunView) -> list[str]:
     """Return the line of the reward so far, the price of the members, the rest of the rollout, and waits for tools."""
     totals = view.totals
     parts = []
@@ -109,7 +109,7 @@ def _expectations(view: WatchedRun) -> list[str]:
     return ["   ".join(parts)] if parts else []
 
 
-def _trainer(view: WatchedRun) -> list[str]:
+def _trainer(view: RunView) -> list[str]:
     if view.phase == "publishing":
         return ["the step is taken; its checkpoint, weights and report are being written"]
     if not view.waits_for:

@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from storage.records import ReportRecord, SlotLife
+from storage.records.records import ReportRecord, SlotLife
 from tasks.reporting.deck import page, render
 from tasks.reporting.run_charts import run_charts
 

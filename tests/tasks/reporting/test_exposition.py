@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
-from storage.records import ReportRecord
-from storage.store import StoreUnavailable
-from tasks.reporting.crew_view import WatchedRun
+from storage.records import layout, records
+from storage.records.records import ReportRecord
+from storage.stores.memory import MemoryStore
+from storage.stores.store import StoreUnavailable
+from tasks.reporting.crew_view import RunView
 from tasks.reporting.exposition import NEWEST, SUMS, Committed, exposition
 from tasks.reporting.run_metrics import RunMetrics
 from tests.committed_runs import begin
@@ -27,7 +27,7 @@ def value(text, family, **labels):
 
 
 def look_of(url="run", newest=None):
-    return exposition(WatchedRun(run_url=url, iteration=0, phase="no run"), replace(NOTHING, newest=newest or {}), 0.0)
+    return exposition(RunView(run_url=url, iteration=0, phase="no run"), replace(NOTHING, newest=newest or {}), 0.0)
 
 
 @pytest.fixture(scope="module")

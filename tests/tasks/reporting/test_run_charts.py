@@ -3,7 +3,7 @@
 import math
 import re
 
-from storage.evaluation_records import EvaluationRecord
+from storage.records.evaluation_records import EvaluationRecord
 from tasks.reporting.run_charts import FUNCTIONS_MAX, curve, reward_chart, run_charts
 
 

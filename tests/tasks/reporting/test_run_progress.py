@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from resources.work_log import chain_of, end_one
-from tasks.reporting.crew_view import Totals, WatchedRun
+from tasks.reporting.crew_view import RunView, Totals
 from tasks.reporting.run_progress import run_line
 from tests.terminals import on_terminal
 from tests.viewed_run import write_viewed_run
@@ -77,13 +77,13 @@ def test_the_end_of_the_run_is_not_held_up_by_a_store_that_does_not_answer():
 
 def test_the_line_says_what_is_known():
     totals = Totals(responses_planned=64, responses_done=40, tokens_per_s=1530.4, reward=0.4125)
-    rollout = WatchedRun(run_url="r", iteration=3, phase="rollout", totals=totals)
+    rollout = RunView(run_url="r", iteration=3, phase="rollout", totals=totals)
     assert run_line(rollout) == ("iteration 3: rollout, 1,530 tokens/s, reward so far 0.412, responses", 40, 64)
-    training = WatchedRun(run_url="r", iteration=3, phase="training", totals=totals)
+    training = RunView(run_url="r", iteration=3, phase="training", totals=totals)
     assert run_line(training) == ("iteration 3: training, reward so far 0.412", 0, 0)
     with chain_of(12):
         assert run_line(training)[0] == "iteration 3 (1 of 12): training, reward so far 0.412"
         end_one()
-        assert run_line(WatchedRun(run_url="r", iteration=4, phase="rollout"))[0].startswith(
+        assert run_line(RunView(run_url="r", iteration=4, phase="rollout"))[0].startswith(
             "iteration 4 (2 of 12): rollout"
         )

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.reporting.crew_view import MemberView, Totals, WaitingGroup, WaitingResponse, WatchedRun
+from tasks.reporting.crew_view import MemberView, RunView, Totals, WaitingGroup, WaitingResponse
 from tasks.reporting.terminal import Terminal
 from tasks.reporting.watch_screen import COLUMNS, screen
 
@@ -54,7 +54,7 @@ def lines(view, width=120):
 
 def a_view(**changes):
     fields = {"run_url": "s3://b/run", "iteration": 3, "phase": "rollout", "phase_seen_s": 75.0, "totals": TOTALS}
-    return WatchedRun(**(fields | changes))
+    return RunView(**(fields | changes))
 
 
 def test_the_head_and_the_totals():

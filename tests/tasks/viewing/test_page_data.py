@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout
 from storage.clock import ManualClock
-from storage.records import PlanRecord, read
+from storage.records import layout
+from storage.records.records import PlanRecord, read
 from tasks.viewing.page_data import TEXT_CHARACTERS, excerpt, page_data
 from tasks.viewing.run_reader import RunReader
 from tests.viewed_run import write_viewed_run
