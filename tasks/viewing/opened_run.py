@@ -83,10 +83,10 @@ class Run:
         return pa.concat_tables(tables)
 
     def model(self, version: int | None = None) -> Any:
-        """A weight version, by default the newest, as a transformers model on the CPU, in the dtype that is stored.
+        """Return a weight version, by default the newest, as a transformers model on the CPU, in the stored dtype.
 
-        Takes the disk space of a model while it is loaded. Raises LookupError for a version that the run does not have,
-        with those that it has, and what `export_model` raises.
+        Takes the disk space of a model during the load. Raises LookupError, with the stored versions, for a version
+        that the run does not have, and the errors of `export_model`.
         """
         # The import takes seconds.
         from transformers import AutoModelForCausalLM  # noqa: PLC0415
