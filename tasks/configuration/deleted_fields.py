@@ -1,15 +1,18 @@
-"""Fields that an earlier version has and this one does not.
+"""Deleted fields: what a user does about each, and the constants that took the place of some.
 
-A file that sets such a field is refused with a line that says what to do. A run that holds one goes on: none of them
-decides what is learned, and none is in the digest of a run.
+A file with a deleted field is refused with a line that says what to do. A run that holds a deleted field goes on. The
+digest of a run has the constants that decide what is learned: a run with the field's default stays the same run, and a
+run with another value is refused.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 _SPEED = "remove it; a measured speed goes into"
 _TOOLS = "remove it; the run's first iteration measures how long responses wait for tools"
 _LOSSES = "remove it; forecast.loss_rate_factor and trace_path say how machines are lost"
+_LIMITS = "remove it; vLLM has 900 s to start, 600 s to load weights, 120 s for a step"
 # What to do, by path; * stands for the name of a pool.
 DELETED = {
     "forecast.accelerator_rollout": "set pools.rollout.accelerator",
@@ -17,9 +20,13 @@ DELETED = {
     "forecast.bandwidth_efficiency": f"{_SPEED} forecast.step_s",
     "forecast.control_s": "remove it; 30 s are assumed until the run's first iteration measures them",
     "forecast.loss_process": _LOSSES,
+    "forecast.process_s": "remove it; 60 s are assumed until the run's first iteration measures starts",
+    "planning.recall_min": "remove it; a predictor with a recall below 0.3 is not used",
     "forecast.mfu": f"{_SPEED} forecast.train_s_per_token",
     "forecast.more_rollout.*.accelerator": "set the accelerator of the pool in pools.more_rollout",
     "forecast.more_rollout.*.loss_process": _LOSSES,
+    "forecast.more_rollout.*.loss_rate_factor": "remove it; forecast.loss_rate_factor is for all pools",
+    "forecast.more_rollout.*.start_s": "remove it; forecast.start_s is for all pools",
     "forecast.more_rollout.*.step_s": "remove it; the run's first iteration measures step times",
     "forecast.observation_tokens": _TOOLS,
     "forecast.prompts_in_dataset": "remove it; a forecast expects that no prompt recurs",
@@ -27,22 +34,74 @@ DELETED = {
     "forecast.tool_answers": _TOOLS,
     "forecast.tool_s": _TOOLS,
     "forecast.train_link_gbps": "remove it; 100 Gbit/s are assumed until the run's first iteration measures restoring",
+    "rollout.engine_restarts_max": "remove it; an engine is restarted twice in an iteration",
+    "rollout.vllm.block_size": "remove it; vLLM chooses",
+    "rollout.vllm.load_timeout_s": _LIMITS,
+    "rollout.vllm.max_num_batched_tokens": "remove it; vLLM chooses",
+    "rollout.vllm.start_timeout_s": _LIMITS,
+    "rollout.vllm.step_timeout_s": _LIMITS,
+    "rollout.weight_cache_dir": "remove it; the weight cache lies below TMPDIR (env of a pool)",
 }
+
+# The constants that decide what is learned, by path: the value of the deleted field in the digest of every run.
+CONSTANTS: dict[str, object] = {}
+# Sections that a run may leave out: without the section there is no constant.
+_OPTIONAL_SECTIONS = frozenset({"turns", "lora", "evaluation"})
 
 
 def advice(location: tuple[Any, ...]) -> str | None:
-    """What to do about the field at a location of a document; None if no earlier version has it."""
+    """What to do about the field at a location of a document; None for a field that was never deleted."""
     return next((told for path, told in DELETED.items() if _matches(path.split("."), location)), None)
 
 
-def without_deleted(document: Mapping[str, Any], above: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The document that a run holds without deleted fields."""
-    kept: dict[str, Any] = {}
-    for name, value in document.items():
-        location = (*above, name)
-        if advice(location) is None:
-            kept[name] = without_deleted(value, location) if isinstance(value, Mapping) else value
+def without_deleted(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of a run without deleted fields.
+
+    Raises:
+        ValueError: A deleted field decides what is learned, and has another value than the constant in its place.
+    """
+    kept: dict[str, Any] = _kept(document, ())
     return kept
+
+
+def with_constants(identity: dict[str, Any]) -> dict[str, Any]:
+    """The settings that decide what is learned, with the constants in place of deleted fields.
+
+    identity: Nested JSON values; changed in place, and returned.
+    """
+    for path, value in CONSTANTS.items():
+        *sections, name = path.split(".")
+        inside: Any = identity
+        for section in sections:
+            inside = inside[section]
+            if inside is None and section in _OPTIONAL_SECTIONS:
+                break
+        else:
+            inside[name] = value
+    return identity
+
+
+def _kept(value: Any, location: tuple[Any, ...]) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            name: _kept(held, (*location, name))
+            for name, held in value.items()
+            if not _is_deleted((*location, name), held)
+        }
+    if isinstance(value, list | tuple):
+        return [_kept(item, (*location, index)) for index, item in enumerate(value)]
+    return value
+
+
+def _is_deleted(location: tuple[Any, ...], held: object) -> bool:
+    """Whether the field is deleted; raises ValueError for a value that the constant contradicts."""
+    path = ".".join(map(str, location))
+    if path in CONSTANTS and held != CONSTANTS[path]:
+        raise ValueError(
+            f"{path}: value {json.dumps(held)} held; allowed: {json.dumps(CONSTANTS[path])}, because the field is "
+            "deleted; go on with the version that began the run"
+        )
+    return advice(location) is not None
 
 
 def _matches(path: list[str], location: tuple[Any, ...]) -> bool:

@@ -25,14 +25,13 @@ class PoolForecast:
     """What is different in a pool of pools.more_rollout: another kind of machine, another region.
 
     Attributes:
-        link_gbps, trace_path, loss_rate_factor, start_s: None: as in `ForecastConfig`.
+        link_gbps: Download rate of a member's machine, in Gbit/s; None: as in `ForecastConfig`.
+        trace_path: A trace of the pool's machines; None: as in `ForecastConfig`.
     """
 
     __pydantic_config__ = STRICT
     link_gbps: _Gbps | None = None
     trace_path: str | None = None
-    loss_rate_factor: _Factor | None = None
-    start_s: _Seconds | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +53,6 @@ class ForecastConfig:
         trace_path: a trace of interruptible machines; None: the process AWS_P3 of resources.spot_trace.
         loss_rate_factor: factor on the rate of losses.
         start_s: seconds until a process can start on a new machine: provisioning and image.
-        process_s: seconds in each iteration until a member's pod and engine have started; it pulls weights meanwhile.
         link_gbps: download rate of a member's machine.
         more_rollout: what is different in the pools of pools.more_rollout, by name.
         seeds: trace windows and draws of lengths for each setup. iterations_simulated: iterations simulated for each;
@@ -76,7 +74,6 @@ class ForecastConfig:
     trace_path: str | None = None
     loss_rate_factor: _Factor = 1.0
     start_s: _Seconds = 180.0
-    process_s: _Seconds = VLLM_START_S
     link_gbps: _Gbps = 10.0
     more_rollout: dict[str, PoolForecast] = field(default_factory=dict)
     seeds: Annotated[int, Field(ge=2, le=1000)] = 5

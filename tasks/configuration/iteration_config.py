@@ -13,6 +13,7 @@ from storage import layout
 from storage.records import PlanRecord
 from storage.run import read_run, read_settings
 from storage.store import ConflictingRecord, CorruptObject, ObjectStore
+from tasks.configuration.deleted_fields import without_deleted
 from tasks.configuration.operational import OPERATIONAL
 from tasks.configuration.rewards import OPERATIONAL as OPERATIONAL_OF_REWARD
 from tasks.configuration.run_config import RunConfig, changes, differences, dump, parse
@@ -48,8 +49,9 @@ def resolved_in_force(store: ObjectStore, plan: PlanRecord) -> dict[str, Any]:
         planned = plan.config if plan.weights_url else {**plan.config, "evaluation": None}
         return _overlaid(held, _selected(planned), layout.plan(plan.iteration))
     key = layout.settings(plan.iteration)
-    selected = _selected(settings.config)
-    strange = differences(settings.config, selected)
+    given = without_deleted(settings.config)
+    selected = _selected(given)
+    strange = differences(given, selected)
     if strange:
         raise CorruptObject(key, f"config: {strange[0].partition(': ')[0]} given; allowed: intervals, limits, devices")
     return _overlaid(held, selected, key)

@@ -32,8 +32,6 @@ class PlanningConfig:
         objective: what dealing minimises: "makespan", the time until the last response has ended, or "gpu_seconds", the
             machines' time until each may leave.
         length_predictor: "auto" takes the predictor that measured best; "none" expects all groups alike.
-        recall_min: a predictor that found a smaller share of the longest groups in the last iterations is not used;
-            chance finds 0.2 of the longest fifth.
         width: "fixed" takes `count` members of every pool. "cost" takes the number from `count_min` to `count` that
             weighs time against dollars best. "balance" takes one member more than before if generating takes longer
             than training by more than that member saves, and one fewer in the opposite case.
@@ -53,7 +51,6 @@ class PlanningConfig:
     dispatch: Literal["auto", "in_turn"] = "auto"
     objective: Literal["makespan", "gpu_seconds"] = "makespan"
     length_predictor: Annotated[Literal["auto", "history", "ranker", "none"], BeforeValidator(_predictor)] = "auto"
-    recall_min: Annotated[float, Field(ge=0, le=1)] = 0.3
     width: Literal["fixed", "cost", "balance"] = "fixed"
     cost_weight: Annotated[float, Field(ge=0, le=1)] = 0.3
     usd_per_iteration_max: Annotated[float, Field(gt=0)] | None = None

@@ -20,7 +20,7 @@ from storage.retention_config import RetentionConfig
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.critic import CriticConfig
 from tasks.configuration.data import DataConfig
-from tasks.configuration.deleted_fields import without_deleted
+from tasks.configuration.deleted_fields import with_constants, without_deleted
 from tasks.configuration.evaluation import EvaluationConfig, is_inherited, with_inherited_sampling
 from tasks.configuration.forecast import ForecastConfig
 from tasks.configuration.given_secrets import given_secrets
@@ -250,7 +250,7 @@ def parse(document: object, source: str = "the configuration", *, held: bool = F
         what = "empty" if not document else f"a {type(document).__name__}"
         raise ConfigError(source, [f"it is {what}; allowed: a mapping with sections {', '.join(names(RunConfig))}"])
     try:
-        document = without_deleted(document) if held else document
+        document = _without_deleted(document, source) if held else document
         secrets = [] if held else list(given_secrets(document))
         if secrets:
             # Alone, because another problem could show the value.
@@ -275,6 +275,13 @@ def parse(document: object, source: str = "the configuration", *, held: bool = F
     if parsed is None or wrong:
         raise ConfigError(source, wrong)
     return parsed
+
+
+def _without_deleted(document: Mapping[str, Any], source: str) -> dict[str, Any]:
+    try:
+        return without_deleted(document)
+    except ValueError as error:
+        raise ConfigError(source, [str(error)]) from None
 
 
 @functools.cache
@@ -338,7 +345,7 @@ def _learned(config: RunConfig) -> dict[str, Any]:
         parent, name = _place(resolved, path)
         if parent[name] == default:
             parent[name] = older
-    return resolved
+    return with_constants(resolved)
 
 
 def _place(settings: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
