@@ -11,17 +11,19 @@ from typing import Any
 
 _SPEED = "remove it; a measured speed goes into"
 _TOOLS = "remove it; the run's first iteration measures how long responses wait for tools"
+_FAILED = "remove it; grading ends when a function fails for more than half of a micro-batch"
+_LOADING = "remove it; importing code and loading weights may take 600 s"
 _LOSSES = "remove it; forecast.loss_rate_factor and trace_path say how machines are lost"
 _LIMITS = "remove it; vLLM has 900 s to start, 600 s to load weights, 120 s for a step"
-# What to do, by path; * stands for the name of a pool.
+# What to do, by path; * stands for the name of a pool, or a place in a list.
 DELETED = {
+    "evaluation.rewards.*.failed_share_max": _FAILED,
+    "evaluation.rewards.*.load_time_limit_s": _LOADING,
     "forecast.accelerator_rollout": "set pools.rollout.accelerator",
     "forecast.accelerator_train": "set pools.train.accelerator",
     "forecast.bandwidth_efficiency": f"{_SPEED} forecast.step_s",
     "forecast.control_s": "remove it; 30 s are assumed until the run's first iteration measures them",
     "forecast.loss_process": _LOSSES,
-    "forecast.process_s": "remove it; 60 s are assumed until the run's first iteration measures starts",
-    "planning.recall_min": "remove it; a predictor with a recall below 0.3 is not used",
     "forecast.mfu": f"{_SPEED} forecast.train_s_per_token",
     "forecast.more_rollout.*.accelerator": "set the accelerator of the pool in pools.more_rollout",
     "forecast.more_rollout.*.loss_process": _LOSSES,
@@ -29,11 +31,15 @@ DELETED = {
     "forecast.more_rollout.*.start_s": "remove it; forecast.start_s is for all pools",
     "forecast.more_rollout.*.step_s": "remove it; the run's first iteration measures step times",
     "forecast.observation_tokens": _TOOLS,
+    "forecast.process_s": "remove it; 60 s are assumed until the run's first iteration measures starts",
     "forecast.prompts_in_dataset": "remove it; a forecast expects that no prompt recurs",
     "forecast.runs_per_trainer": "remove it; gleaner fleet admit --dry-run says what other runs add",
     "forecast.tool_answers": _TOOLS,
     "forecast.tool_s": _TOOLS,
     "forecast.train_link_gbps": "remove it; 100 Gbit/s are assumed until the run's first iteration measures restoring",
+    "planning.recall_min": "remove it; a predictor with a recall below 0.3 is not used",
+    "rewards.*.failed_share_max": _FAILED,
+    "rewards.*.load_time_limit_s": _LOADING,
     "rollout.engine_restarts_max": "remove it; an engine is restarted twice in an iteration",
     "rollout.vllm.block_size": "remove it; vLLM chooses",
     "rollout.vllm.load_timeout_s": _LIMITS,
@@ -41,10 +47,17 @@ DELETED = {
     "rollout.vllm.start_timeout_s": _LIMITS,
     "rollout.vllm.step_timeout_s": _LIMITS,
     "rollout.weight_cache_dir": "remove it; the weight cache lies below TMPDIR (env of a pool)",
+    "turns.attempts_max": "remove it; a response has three attempts",
+    "turns.calls_per_process": "remove it; a process makes 32 calls side by side; set turns.processes",
+    "turns.invalid_calls_max": "remove it; three invalid calls in a row end a response",
+    "turns.load_time_limit_s": _LOADING,
 }
 
 # The constants that decide what is learned, by path: the value of the deleted field in the digest of every run.
-CONSTANTS: dict[str, object] = {}
+CONSTANTS: dict[str, object] = {
+    "turns.attempts_max": 3,
+    "turns.invalid_calls_max": 3,
+}
 # Sections that a run may leave out: without the section there is no constant.
 _OPTIONAL_SECTIONS = frozenset({"turns", "lora", "evaluation"})
 
