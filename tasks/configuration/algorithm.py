@@ -54,8 +54,7 @@ class AlgorithmConfig:
         kl_estimator: See `tasks.learning.loss.kl_penalty`.
         kl_in: "loss" adds the KL to the loss, "reward" subtracts it from every token's reward; estimators that give one
             number per response take the sum.
-        overlong_buffer_length: The reward falls over this many tokens before max_completion_length; None: it does not.
-        overlong_penalty_factor: The penalty at max_completion_length.
+        overlong_buffer_length: The reward falls by 1 over this many tokens before max_completion_length; None: no fall.
         mask_truncated: Responses that were cut off at max_completion_length are not trained.
         filter_groups: Groups whose rewards are all equal, before any penalty, are not trained, and others are sampled
             instead (DAPO's dynamic sampling, arXiv 2503.14476, section 3.2).
@@ -95,7 +94,6 @@ class AlgorithmConfig:
     kl_estimator: KlEstimator = "k3"
     kl_in: Literal["loss", "reward"] = "loss"
     overlong_buffer_length: Annotated[int, Field(ge=1)] | None = None
-    overlong_penalty_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     mask_truncated: bool = False
     filter_groups: bool = False
     filter_groups_budget: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
@@ -204,7 +202,6 @@ def _without_effect(config: AlgorithmConfig) -> Iterator[str]:
                 "because nothing reads it"
             )
     switched_off = {
-        "overlong_penalty_factor": ("overlong_buffer_length", config.overlong_buffer_length is None),
         "filter_groups_budget": ("filter_groups", not config.filter_groups),
         "filter_groups_reward": ("filter_groups", not config.filter_groups),
     }

@@ -40,7 +40,6 @@ OPERATIONAL: dict[str, set[str] | None] = {
         "micro_batch_tokens_max",
         "gradient_checkpointing",
         "offload",
-        "weights_full_interval",
         "checkpoint_interval",
         "nnodes",
         "nproc_per_node",

@@ -8,7 +8,6 @@ field is in neither table if it has no counterpart.
 TRL = {
     "adam_beta1": "optimizer.beta1",
     "adam_beta2": "optimizer.beta2",
-    "adam_epsilon": "optimizer.eps",
     "beta": "algorithm.kl_coef",
     "bf16": "trainer.dtype",
     "chat_template_kwargs": "data.chat_template_kwargs",
@@ -89,7 +88,6 @@ VERL = {
     f"{_ACTOR}optim.lr_scheduler_type": "optimizer.schedule",
     f"{_ACTOR}optim.lr_warmup_steps": "optimizer.warmup_steps",
     f"{_ACTOR}optim.lr_warmup_steps_ratio": "optimizer.warmup_steps",
-    f"{_ACTOR}optim.min_lr_ratio": "optimizer.min_learning_rate_ratio",
     f"{_ACTOR}optim.total_training_steps": "optimizer.total_steps",
     f"{_ACTOR}optim.warmup_style": "optimizer.schedule",
     f"{_ACTOR}optim.weight_decay": "optimizer.weight_decay",
@@ -109,7 +107,6 @@ VERL = {
     f"{_ROLLOUT}enforce_eager": "rollout.vllm.enforce_eager",
     f"{_ROLLOUT}gpu_memory_utilization": "rollout.vllm.gpu_memory_utilization",
     f"{_ROLLOUT}max_model_len": "rollout.context_length",
-    f"{_ROLLOUT}max_num_batched_tokens": "rollout.vllm.max_num_batched_tokens",
     f"{_ROLLOUT}max_num_seqs": "rollout.max_responses_in_flight",
     f"{_ROLLOUT}n": "run.num_generations",
     f"{_ROLLOUT}name": "rollout.engine",
@@ -146,7 +143,6 @@ _VERL_SECTIONS = {
     "actor_rollout_ref": "policy",
     "kl_ctrl": "algorithm.kl_coef",
     "overlong_buffer": "algorithm.overlong_buffer_length",
-    "penalty_factor": "algorithm.overlong_penalty_factor",
     "reward_model": "rewards",
     "rollout_correction": "algorithm.importance_sampling",
 }

@@ -40,7 +40,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "loss_agg_mode": "token-mean",
         "kl_coef": 0.0,
         "overlong_buffer_length": 4096,
-        "overlong_penalty_factor": 1.0,
         "filter_groups": True,
     },
     # arXiv 2402.14740: the whole response is one action, without ratio or clip; KL in the reward.

@@ -1,6 +1,7 @@
 """A deleted field in a file is refused with what to do; a run that holds one goes on, and is the same run."""
 
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -52,7 +53,7 @@ def with_all(whole: dict, paths: Iterable[str] = DELETED) -> dict:
 
 def refused(path: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        parse(with_field(document(pools=FAR), path))
+        parse(with_field(document(pools=deepcopy(FAR)), path))
     return caught.value.problems
 
 
@@ -88,7 +89,8 @@ def test_a_run_that_holds_another_value_than_the_constant_is_refused(path):
 
 
 def test_a_run_that_holds_deleted_fields_goes_on_as_the_same_run():
-    config = parse(with_all_sections(document(URL, pools=FAR, forecast={"more_rollout": {"far": {"link_gbps": 2.0}}})))
+    forecast = {"more_rollout": {"far": {"link_gbps": 2.0}}}
+    config = parse(with_all_sections(document(URL, pools=deepcopy(FAR), forecast=forecast)))
     held, planned = with_all(dump(config)), with_all(dump(config))
     assert parse(held, held=True) == config
     store = MemoryStore("held")
@@ -105,7 +107,7 @@ def test_a_run_that_holds_deleted_fields_goes_on_as_the_same_run():
 
 
 def test_nothing_else_is_left_out():
-    whole = dump(parse(document(pools=FAR)))
+    whole = dump(parse(document(pools=deepcopy(FAR))))
     assert without_deleted(whole) == whole
     other = {"rewards": [{"arguments": {"forecast": {"mfu": 1}}}], "mfu": 1, "forecast": 3}
     assert without_deleted(other) == other
