@@ -1,7 +1,7 @@
-"""The section `algorithm`: what is learned from a reward, by which loss.
+"""The section `algorithm`: how rewards and a loss become an update.
 
-It defines names, ranges, defaults and which values go together. Every value is checked here, before anything is
-created.
+The section has names, ranges, defaults, and values that exclude each other. Every value is checked here, before
+anything is created.
 """
 
 import json
@@ -52,8 +52,8 @@ class AlgorithmConfig:
         loss_agg_mode: How token losses become one number; see `tasks.learning.loss.token_weights`.
         kl_coef: The weight of the KL to the reference policy; with 0, no reference policy is needed.
         kl_estimator: See `tasks.learning.loss.kl_penalty`.
-        kl_in: "loss" adds the KL to the loss, "reward" subtracts it from every token's reward; estimators that give one
-            number per response take the sum.
+        kl_in: "loss" adds the KL to the loss, "reward" subtracts it from every token's reward; estimators with a number
+            per response take the sum.
         overlong_buffer_length: The reward falls by 1 over this many tokens before max_completion_length; None: no fall.
         mask_truncated: Responses that were cut off at max_completion_length are not trained.
         filter_groups: Groups whose rewards are all equal, before any penalty, are not trained, and others are sampled
@@ -61,7 +61,7 @@ class AlgorithmConfig:
         filter_groups_budget: With filter_groups, an iteration samples at most num_prompts_per_step times this many
             groups, rounded up, and trains on the groups it has found by then.
         filter_groups_reward: With filter_groups, the name of the reward function whose values must not all be equal;
-            None looks at the reward, which is their sum. verl's DAPO looks at "acc" alone.
+            None looks at the weighted sum. verl's DAPO looks at "acc" alone.
         importance_sampling: Weights that correct for a sampler that differs from the trainer's policy; see
             `tasks.learning.importance`. "auto" is "none" if the ratio of the loss already corrects (old_logprobs
             "sampler"), or if tokens come from the trainer's own weights (max_staleness 0) and the engine is known to
@@ -143,7 +143,7 @@ class AlgorithmConfig:
         """Whether groups are trained in the order of the plan.
 
         exact_engine: whether responses come from our own engine in float32, and training computes in it, too. Then
-        nothing depends on which member decoded what, unless the update reads the sampler's log-probs.
+        no member's decoding matters, unless the update reads the sampler's log-probs.
         """
         if self.micro_batch_order != "auto":
             return self.micro_batch_order == "plan"

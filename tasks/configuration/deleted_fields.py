@@ -80,6 +80,10 @@ CONSTANTS: dict[str, object] = {
 _OPTIONAL_SECTIONS = frozenset({"turns", "lora", "evaluation"})
 
 
+class ConstantDiffersError(ValueError):
+    """A run holds a deleted field that decides what is learned, with another value than the constant in its place."""
+
+
 def advice(location: tuple[Any, ...]) -> str | None:
     """What to do about the field at a location of a document; None for a field that was never deleted."""
     return next((told for path, told in DELETED.items() if _matches(path.split("."), location)), None)
@@ -89,7 +93,7 @@ def without_deleted(document: Mapping[str, Any]) -> dict[str, Any]:
     """The document of a run without deleted fields.
 
     Raises:
-        ValueError: A deleted field decides what is learned, and has another value than the constant in its place.
+        ConstantDiffersError: A deleted field decides what is learned, and differs from the constant.
     """
     kept: dict[str, Any] = _kept(document, ())
     return kept
@@ -125,10 +129,10 @@ def _kept(value: Any, location: tuple[Any, ...]) -> Any:
 
 
 def _is_deleted(location: tuple[Any, ...], held: object) -> bool:
-    """Whether the field is deleted; raises ValueError for a value that the constant contradicts."""
+    """Whether the field is deleted; raises ConstantDiffersError for another value than the constant."""
     path = ".".join(map(str, location))
     if path in CONSTANTS and held != CONSTANTS[path]:
-        raise ValueError(
+        raise ConstantDiffersError(
             f"{path}: value {json.dumps(held)} held; allowed: {json.dumps(CONSTANTS[path])}, because the field is "
             "deleted; go on with the version that began the run"
         )

@@ -1,7 +1,7 @@
 """The configuration in force for an iteration: run.json's, with the settings of the execution that works on it.
 
-What runs and what is learned (rewards, tools, estimators, models) is that of run.json, which is created once and which
-no machine that joins a run may write. Settings say how: intervals, limits, devices, places and prices.
+Code and learning (rewards, tools, estimators, models) are run.json's, which is created once and is closed to machines
+that join a run. Settings say how: intervals, limits, devices, places and prices.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Which settings may change between iterations without changing what is learned: places, speeds, prices.
 
-And which are younger than runs that go on: at their default they say what such a run does.
+Some fields are younger than runs that go on: the default is what such a run does.
 """
 
 from tasks.configuration.data import OPERATIONAL as OPERATIONAL_OF_DATA

@@ -151,7 +151,7 @@ _VAGUE = {"enable", "name", "path"}
 
 
 def _hints() -> dict[str, str]:
-    """Other names by themselves, in verl by their last part, without those that are the same here."""
+    """Names of other libraries, of verl the last part, without names that are ours, too."""
     found = TRL | _VERL_SECTIONS
     for key, field in VERL.items():
         found.setdefault(key.rpartition(".")[2], field)

@@ -40,7 +40,7 @@ class PlanningConfig:
         usd_per_run_max: no iteration is planned that is expected to take the run's cost beyond this.
         seeding: "auto" lets the trainer's machines generate, too, until training can be kept busy.
         seeding_s_initial: how long they generate the first time.
-        seeding_s_min: the least time that they generate, unless there are enough members without them.
+        seeding_s_min: the least seconds of seeding, unless the crew alone is enough.
         seeding_after_s: with seeding "auto", the trainer's machines generate again if no member has lived for this
             long, until one does or nothing is left; should be somewhat longer than the start of an engine.
         cut_share: with objective "gpu_seconds", a member that has ended this share of its responses hands the others to

@@ -1,4 +1,4 @@
-"""Presets: the values that a paper gives for its algorithm, under the paper's name for it.
+"""Presets: the values of a paper's algorithm, under the paper's name.
 
 Given fields override those of a preset. `tasks.configuration.algorithm` has the ranges of values.
 """
@@ -101,7 +101,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def with_preset(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an algorithm: those of its `preset`, if there is one, overridden by the given fields.
+    """The fields of an algorithm: the given fields over the fields of the `preset`, if any.
 
     The result has no `preset`, so a preset and the same fields written out are the same configuration.
 

@@ -22,8 +22,8 @@ class VllmConfig:
         batch_invariant: use vLLM's batch-invariant kernels where it has them; costs speed on a GPU. "auto" uses them
             if the loss does not correct for a sampler that differs from the trainer.
         gpu_memory_utilization: the share of the GPU's memory for weights, activations and cache.
-        kv_cache_memory_bytes: the size of the key-value cache, which replaces that share; None takes the share, and on
-            a CPU enough for all responses, up to 4 GiB.
+        kv_cache_memory_bytes: the size of the key-value cache, in place of a share; None takes the share, and on a CPU
+            enough for all responses, up to 4 GiB.
         tensor_parallel_size: the number of GPUs of one member; for more responses at once, use more slots.
         quantization: vLLM's name of a method, such as "fp8".
         max_lora_rank: With `lora.publish` "adapter", vLLM loads each version as an adapter beside version 0, of at most

@@ -32,8 +32,8 @@ class TurnsConfig:
             calls again.
         turns_max: the most turns of the policy in a response; the last one's calls are not made.
         observation_tokens_max: the most tokens of one observation; longer results are cut, and marked as cut.
-        call_time_limit_s: a call that takes longer is answered with an error; an agent that needs longer from one
-            answer to its next request, or to its end, is lost.
+        call_time_limit_s: a call that takes longer is answered with an error; an agent that needs longer to the next
+            request, or to the end, is lost.
         processes: the number of child processes of a member.
         environment_variables: the credentials of stores and hubs that tools and rewards see in their environment
             variables; of others they see all.
