@@ -23,10 +23,10 @@ from benchmarks.reporting import Target, finish
 from simulation.one_thread import threads_in_turn
 from simulation.simulated_session import Machine, SimulatedSession
 from simulation.virtual_time import Process, Timeline
-from storage.memory import MemoryStore
-from storage.noise_keys import noise_key
-from storage.prompt_table import PromptRow
-from storage.records import PlanRecord, SamplingParams, SlotPlan
+from storage.journal.noise_keys import noise_key
+from storage.records.prompt_table import PromptRow
+from storage.records.records import PlanRecord, SamplingParams, SlotPlan
+from storage.stores.memory import MemoryStore
 from tasks.crew_model.crew_member import EngineModel
 from tasks.crew_model.ownership import CrewRules
 from tasks.crew_model.rollout_model import PlannedMember, modelled_rollout

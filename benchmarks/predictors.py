@@ -20,12 +20,12 @@ from benchmarks.crew_processes import Crew
 from benchmarks.learning_run import EXECUTION, make_run
 from benchmarks.reporting import Target, finish
 from examples.warm_start import WarmStart, warm_start
-from storage.compaction import read_batches
-from storage.connect import connect
-from storage.length_tables import PREDICTORS, empty_table
-from storage.prompt_table import read_prompts
-from storage.run import next_iteration, read_plan, release_lease
-from storage.store import ObjectStore
+from storage.journal.compaction import read_batches
+from storage.records.length_tables import PREDICTORS, empty_table
+from storage.records.prompt_table import read_prompts
+from storage.records.run import next_iteration, read_plan, release_lease
+from storage.stores.connect import connect
+from storage.stores.store import ObjectStore
 from tasks.configuration.data import ArithmeticConfig
 from tasks.planning.lengths import RECALL_MIN, LengthScore, learn, predict, score
 from tasks.planning.prompt_features import PromptFeatures, prompt_features

@@ -6,7 +6,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from resources.pools import ControlPoolConfig, task_settings
 from resources.work_log import end_one
 from storage.clock import SystemClock
-from storage.store import StoreUnavailable
+from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import IterationOutcome, PlanReference, TrainOutcome
 from tasks.configuration.run_config import parse
 from tasks.plan import forgo_models_in_a_container

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from storage.prompt_table import PromptRow
-from storage.shard import Finish
+from storage.journal.shard import Finish
+from storage.records.prompt_table import PromptRow
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.agent_environments import AgentEnvironments, first_requests
 from tasks.turns.agent_language import AgentLanguage

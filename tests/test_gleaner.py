@@ -10,11 +10,11 @@ import yaml
 from click.testing import CliRunner
 
 from gleaner import main
-from storage import layout
-from storage.connect import connect
 from storage.package_version import VERSION
-from storage.records import ReportRecord
-from storage.run import read_report
+from storage.records import layout
+from storage.records.records import ReportRecord
+from storage.records.run import read_report
+from storage.stores.connect import connect
 from tasks.configuration.run_config import load, parse, settings_digest
 from tasks.viewing.run_status import COLUMNS, table
 from tests.committed_runs import begin
@@ -24,7 +24,7 @@ from tests.small_run import (
     document,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.yaml"))
@@ -194,7 +194,7 @@ def test_status_shows_the_history_of_a_run(model, tmp_path):
     for iteration in range(2):
         plan_iteration(config(url, model))
         roll_out(url, iteration)
-        train_iteration(url, iteration)
+        train_small(url, iteration)
         commit_iteration(url, iteration)
     result = gleaner("status", url)
     assert result.exit_code == 0

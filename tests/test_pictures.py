@@ -16,22 +16,22 @@ from pathlib import Path
 
 import pytest
 
-from storage.connect import connect
+from storage.stores.connect import connect
 from tasks.concluding.iteration import commit_and_tell
 from tests.browser import chromium, opened
 from tests.served_page import served
-from tests.small_run import config, plan_iteration, roll_out, train_iteration
+from tests.small_run import config, plan_iteration, roll_out, train_small
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 # Each with the document that shows it first.
 PICTURES = {
     "page_wide.png": ROOT / "README.md",
-    "page_narrow.png": ROOT / "docs" / "guide" / "viewing.md",
-    "page_dark.png": ROOT / "docs" / "guide" / "viewing.md",
-    "deck_overview.png": ROOT / "docs" / "guide" / "viewing.md",
-    "deck_slots.png": ROOT / "docs" / "guide" / "viewing.md",
-    "notebook.png": ROOT / "docs" / "guide" / "viewing.md",
+    "page_narrow.png": ROOT / "docs" / "guide" / "watching.md",
+    "page_dark.png": ROOT / "docs" / "guide" / "watching.md",
+    "deck_overview.png": ROOT / "docs" / "guide" / "watching.md",
+    "deck_slots.png": ROOT / "docs" / "guide" / "watching.md",
+    "notebook.png": ROOT / "docs" / "guide" / "watching.md",
 }
 BYTES_MAX = 200 * 1024
 PICTURED = os.environ.get("PICTURED_RUN")
@@ -53,7 +53,7 @@ def run(tmp_path_factory, model):
     for iteration in range(2):
         reference = plan_iteration(config(str(folder), model))
         roll_out(str(folder), iteration)
-        train_iteration(str(folder), iteration)
+        train_small(str(folder), iteration)
         commit_and_tell(reference, last=False)
     return folder
 

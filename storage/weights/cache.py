@@ -18,12 +18,11 @@ from pathlib import Path
 
 from storage.clock import Clock
 from storage.digests import digest_of
-from storage.own_files import is_own_folder, own_file
-from storage.paths import expanded
+from storage.paths import expanded, is_own_folder, own_file
 from storage.threads import Check, in_threads
 from storage.waiting import Wait
 from storage.weights.manifest import TensorBlock, TensorEntry
-from storage.weights.mapped import MappedFile, Place, write_at
+from storage.weights.mapped import FilePosition, MappedFile, write_at
 from storage.weights.objects import THREADS
 
 log = logging.getLogger(__name__)
@@ -277,7 +276,7 @@ def _header(run_url: str, version: int, blocks: Mapping[str, TensorBlock]) -> tu
 
 
 def _block(entry: TensorEntry, file: MappedFile, start: int, end: int) -> TensorBlock:
-    return TensorBlock(entry.dtype, entry.shape, file.data[start:end], Place(file, start))
+    return TensorBlock(entry.dtype, entry.shape, file.data[start:end], FilePosition(file, start))
 
 
 def _write_pack(

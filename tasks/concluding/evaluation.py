@@ -1,12 +1,12 @@
 """The work of the evaluate task: measure, then write the metrics, the trackers' entries and the page."""
 
-from storage import layout
 from storage.clock import Clock
-from storage.connect import connect
-from storage.evaluation_records import EvaluationRecord
-from storage.evaluations import evaluations
-from storage.run import exists, read_plan, read_run
-from storage.store import ObjectStore
+from storage.records import layout
+from storage.records.evaluation_records import EvaluationRecord
+from storage.records.evaluations import evaluations
+from storage.records.run import exists, read_plan, read_run
+from storage.stores.connect import connect
+from storage.stores.store import ObjectStore
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.references import EvaluationOutcome
 from tasks.evaluation.measure import ITERATION, measure

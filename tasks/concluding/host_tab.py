@@ -7,16 +7,16 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 
-from storage import fleet_layout
-from storage.fleet_reading import read_run
-from storage.fleet_records import FleetRecord, SpentEntry, SpentRecord, read_record
-from storage.seats import newest_seat
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_reading import read_run
+from storage.fleet.fleet_records import FleetRecord, SpentEntry, SpentRecord, read_record
+from storage.fleet.seats import newest_seat
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.reporting.deck import styled
 from tasks.reporting.host_chart import host_chart
 from tasks.sharing.membership import open_fleet
-from tasks.sharing.troubles import EXPECTED
+from tasks.sharing.tolerated_errors import EXPECTED
 
 log = logging.getLogger(__name__)
 # A record is written once a minute; an hour of the host is read at most.

@@ -5,15 +5,15 @@ import logging
 from resources.prices import request_prices
 from resources.visible_text import markup
 from resources.work_log import at_work
-from storage import layout
 from storage.clock import SystemClock
-from storage.evaluations import evaluations
-from storage.failures import last_failures, slot_failures
-from storage.records import TRAIN_POOL, ReportRecord
-from storage.retention import sweep
-from storage.retention_config import RetentionConfig
-from storage.run import connect_to_run, read_plan, read_run, release_lease
-from storage.store import CorruptObject, ObjectStore
+from storage.journal.retention import sweep
+from storage.journal.retention_config import RetentionConfig
+from storage.records import layout
+from storage.records.evaluations import evaluations
+from storage.records.failures import last_failures, slot_failures
+from storage.records.records import TRAIN_POOL, ReportRecord
+from storage.records.run import connect_to_run, read_plan, read_run, release_lease
+from storage.stores.store import CorruptObject, ObjectStore
 from tasks.concluding.host_tab import host_tab
 from tasks.concluding.responses_tab import responses_tab
 from tasks.configuration.in_force import in_force

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 
 from resources.visible_text import markup
-from storage.store import ObjectStore
+from storage.stores.store import ObjectStore
 from tasks.reporting.deck import styled
 from tasks.viewing.response_index import ResponseIndex
 from tasks.viewing.response_view import ResponseView

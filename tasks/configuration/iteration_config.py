@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
-from storage import layout
-from storage.records import PlanRecord
-from storage.run import read_run, read_settings
-from storage.store import ConflictingRecord, CorruptObject, ObjectStore
+from storage.records import layout
+from storage.records.records import PlanRecord
+from storage.records.run import read_run, read_settings
+from storage.stores.store import ConflictingRecord, CorruptObject, ObjectStore
 from tasks.configuration.deleted_fields import without_deleted
 from tasks.configuration.operational import OPERATIONAL
 from tasks.configuration.rewards import OPERATIONAL as OPERATIONAL_OF_REWARD

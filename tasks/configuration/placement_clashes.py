@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from resources.pools import PoolConfig
-from storage.connect import LOCAL, check_url, is_below, overlap, place
+from storage.stores.connect import LOCAL, check_url, is_below, overlap, place
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rewards import RewardConfig

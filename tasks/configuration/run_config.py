@@ -13,10 +13,10 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from resources.documents import DocumentError, read_document
 from resources.pools import PoolsConfig
-from storage.connect import check_url
 from storage.digests import digest_of
-from storage.records import RESPONSES_MAX
-from storage.retention_config import RetentionConfig
+from storage.journal.retention_config import RetentionConfig
+from storage.records.records import RESPONSES_MAX
+from storage.stores.connect import check_url
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.critic import CriticConfig
 from tasks.configuration.data import DataConfig

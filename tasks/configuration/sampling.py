@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from storage.records import SamplingParams
+from storage.records.records import SamplingParams
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 # Fields that are younger than runs that go on, with their defaults, at which they say what such a run does.

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from storage import fleet_layout
+from storage.fleet import fleet_layout
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 Placement = Literal["own", "pod", "standing", "shared"]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from storage.evaluation_records import EvaluatedPrompt
-from storage.records import GradedResponse
+from storage.records.evaluation_records import EvaluatedPrompt
+from storage.records.records import GradedResponse
 from tasks.configuration.evaluation import EvaluationConfig
 from tasks.evaluation.intervals import bootstrap_interval, interval, pass_at_k
 

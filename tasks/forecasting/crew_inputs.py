@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from resources.pools import RolloutPoolConfig, pool_path
 from resources.spot_trace import AWS_P3
-from storage.forecast_records import Setting
+from storage.records.forecast_records import Setting
 from tasks.configuration.forecast import VLLM_START_S, ForecastConfig
 from tasks.forecasting.engine_inputs import engine_figures
 from tasks.forecasting.known_facts import KnownFacts

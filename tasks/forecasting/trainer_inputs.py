@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from storage.records import TRAIN_POOL
+from storage.records.records import TRAIN_POOL
 from tasks.configuration.forecast import VLLM_START_S
 from tasks.configuration.run_config import RunConfig
 from tasks.forecasting.engine_estimate import train_s_per_token

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from storage.records import GradedResponse, SamplingParams
+from storage.records.records import GradedResponse, SamplingParams
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.learning.advantage import advantages_of
 from tasks.learning.batching import IDLE, TokenBatch

@@ -11,9 +11,9 @@ from contextlib import suppress
 
 import torch
 
-from storage import layout
 from storage.clock import Clock
-from storage.store import ConflictingRecord, ObjectStore
+from storage.records import layout
+from storage.stores.store import ConflictingRecord, ObjectStore
 from storage.weights.adapters import AdapterRecord, publish_adapter
 from storage.weights.manifest import Manifest, TensorBlock
 from storage.weights.tensor_sets import PUBLISHED_AT_S, read_manifest

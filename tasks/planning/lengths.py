@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from storage.length_tables import PREDICTORS, PROMPTS_MAX, QUANTILES, LengthTable
+from storage.records.length_tables import PREDICTORS, PROMPTS_MAX, QUANTILES, LengthTable
 from tasks.configuration.planning import PlanningConfig
+from tasks.planning.capacity import GroupLengths
 from tasks.planning.length_scores import rank_correlation, ranks, recall_of_longest
 from tasks.planning.log_normal import high_of
-from tasks.planning.offer import GroupLengths
 from tasks.planning.prompt_features import PromptFeatures
 from tasks.planning.ranker import scores, trained
 

@@ -12,22 +12,16 @@ from itertools import groupby
 import numpy as np
 
 from resources.prices import RequestPrices
-from storage import layout, records
-from storage.assembly import JournalReader
 from storage.clock import Clock
-from storage.collected import collected
-from storage.compaction import read_batches, unused_responses
-from storage.prompt_table import read_prompts
-from storage.records import (
-    GradedResponse,
-    PlanRecord,
-    ReportRecord,
-    SlotLife,
-    TrainingRecord,
-)
-from storage.response_parts import PART_TOKENS, parts_of_plan
-from storage.run import exists, read_plan
-from storage.store import ObjectMissing, ObjectStore, StorageError
+from storage.journal.assembly import JournalReader
+from storage.journal.compaction import read_batches, unused_responses
+from storage.journal.response_parts import PART_TOKENS, parts_of_plan
+from storage.records import layout, records
+from storage.records.collected import collected
+from storage.records.prompt_table import read_prompts
+from storage.records.records import GradedResponse, PlanRecord, ReportRecord, SlotLife, TrainingRecord
+from storage.records.run import exists, read_plan
+from storage.stores.store import ObjectMissing, ObjectStore, StorageError
 from storage.weights.tensor_sets import PUBLISHED_AT_S, WRITE_S, read_manifest
 from tasks.history.known_lengths import learn_lengths
 from tasks.history.spent import USD_RUN, spent_usd

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 
 from resources.prices import RequestPrices, dollars
-from storage.collected import CollectedRecord
-from storage.records import JOINED_POOL, TRAIN_POOL, ReportRecord, SlotLife, TrainingRecord
+from storage.records.collected import CollectedRecord
+from storage.records.records import JOINED_POOL, TRAIN_POOL, ReportRecord, SlotLife, TrainingRecord
 
 CONTROL_POOL = "control"
 BYTES_PER_GB = 1e9

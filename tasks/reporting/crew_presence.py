@@ -7,13 +7,13 @@ otherwise count them as lost.
 import logging
 from collections.abc import Mapping
 
-from storage import layout
 from storage.clock import Clock
-from storage.crew_records import ended_slots
-from storage.liveness import read_heartbeat
-from storage.records import TRAIN_POOL, AliveRecord, PlanRecord
-from storage.run import read_plan, read_report, read_settings
-from storage.store import ObjectStore
+from storage.journal.liveness import read_heartbeat
+from storage.records import layout
+from storage.records.crew_records import ended_slots
+from storage.records.records import TRAIN_POOL, HeartbeatRecord, PlanRecord
+from storage.records.run import read_plan, read_report, read_settings
+from storage.stores.store import ObjectStore
 
 log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.2
@@ -26,7 +26,7 @@ def await_goodbyes(store: ObjectStore, plan: PlanRecord, limit_s: float, clock: 
     is dead, and not waited for. Neither are the trainer's members: its task has ended.
     """
     ends_s = clock.monotonic() + limit_s
-    known: dict[str, AliveRecord] = {}
+    known: dict[str, HeartbeatRecord] = {}
     while staying := _staying(store, plan, known):
         if clock.monotonic() >= ends_s:
             log.info("iteration %d: %d members have not said that they left", plan.iteration, len(staying))
@@ -34,7 +34,7 @@ def await_goodbyes(store: ObjectStore, plan: PlanRecord, limit_s: float, clock: 
         clock.sleep(POLL_INTERVAL_S)
 
 
-def _staying(store: ObjectStore, plan: PlanRecord, known: dict[str, AliveRecord]) -> list[AliveRecord]:
+def _staying(store: ObjectStore, plan: PlanRecord, known: dict[str, HeartbeatRecord]) -> list[HeartbeatRecord]:
     """The members that have not left. known: what was read before; a member that left stays so.
 
     One whose heartbeat cannot be read could never say so, so it is not waited for.
@@ -46,7 +46,7 @@ def _staying(store: ObjectStore, plan: PlanRecord, known: dict[str, AliveRecord]
                 known.pop(key, None)
             else:
                 known[key] = found
-    last: dict[int | str, AliveRecord] = {}
+    last: dict[int | str, HeartbeatRecord] = {}
     for alive in known.values():
         # Slot numbers beyond the plan may be shared.
         who = alive.slot if alive.slot < len(plan.slots) else alive.incarnation

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from storage.claims import ClaimBook
-from storage.failures import FailureRecord
-from storage.records import JOINED_POOL, TRAIN_POOL, AliveRecord, PlanRecord
+from storage.journal.claims import ClaimBook
+from storage.records.failures import FailureRecord
+from storage.records.records import JOINED_POOL, TRAIN_POOL, HeartbeatRecord, PlanRecord
 
 Phase = Literal["no run", "planning", "rollout", "training", "publishing", "committed", "ended"]
 MemberState = Literal["not come", "unknown", "loading", "working", "gone", "silent"]
@@ -18,13 +18,13 @@ GROUPS_SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class WatchedHeartbeat:
     """The last heartbeat, and how long it has not changed on the watcher's own clock.
 
     record: None if there is none, or if it cannot be read. seen_to_change: whether the watcher has seen it change.
     """
 
-    record: AliveRecord | None
+    record: HeartbeatRecord | None
     unchanged_s: float = 0.0
     seen_to_change: bool = False
 
@@ -39,7 +39,7 @@ class Heartbeat:
         return self.state(silent_after_s) not in ("gone", "silent")
 
 
-UNREAD = Heartbeat(None)
+UNREAD = WatchedHeartbeat(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class RunView:
     notice: str = ""
 
 
-class Crew:
+class CrewView:
     """The members of an iteration: what they hold, by the claims, and whether they live, by their heartbeats."""
 
     def __init__(
@@ -167,7 +167,7 @@ class Crew:
         self._owned = {name: len(held) for name, held in holdings.items()}
         self._unfinished = {name: sum(not progress[r].done for r in held) for name, held in holdings.items()}
 
-    def matter(self, heartbeats: Mapping[str, Heartbeat], silent_after_s: float) -> list[str]:
+    def matter(self, heartbeats: Mapping[str, WatchedHeartbeat], silent_after_s: float) -> list[str]:
         """The incarnations worth showing, among those with claims or heartbeats.
 
         These are the incarnations with unfinished work. Without such work, the last one of a slot of the plan (a
@@ -187,7 +187,7 @@ class Crew:
                 shown += busy or [name for name in names if self._owned.get(name)] or alive or names[-1:]
         return shown
 
-    def members(self, heartbeats: Mapping[str, Heartbeat], silent_after_s: float) -> tuple[MemberView, ...]:
+    def members(self, heartbeats: Mapping[str, WatchedHeartbeat], silent_after_s: float) -> tuple[MemberView, ...]:
         """One row per incarnation that matters and per slot without one; slots first, then members that joined."""
         slots = self._slots(heartbeats)
         rows = [
@@ -243,7 +243,7 @@ class Crew:
         # A response that is longer than the mean already still has an end to come.
         return sum(max(1.0, expected - tokens) for tokens in unfinished) / tokens_per_s
 
-    def _usd_per_h(self, alive: AliveRecord, state: MemberState) -> float | None:
+    def _usd_per_h(self, alive: HeartbeatRecord, state: MemberState) -> float | None:
         if state in ("gone", "silent") or alive.pool == TRAIN_POOL:
             return None
         if alive.usd_per_hour is not None:
@@ -262,12 +262,12 @@ class Crew:
         holder = owner.incarnation if owner is not None else None
         return WaitingResponse(response=response, tokens=state.tokens, holder=holder, released=state.released)
 
-    def _slots(self, heartbeats: Mapping[str, Heartbeat]) -> dict[str, int]:
+    def _slots(self, heartbeats: Mapping[str, WatchedHeartbeat]) -> dict[str, int]:
         """The slot of every incarnation, from its claims or from its heartbeat."""
         said = {name: heartbeat.record.slot for name, heartbeat in heartbeats.items() if heartbeat.record is not None}
         return self._book.incarnations | said
 
-    def _member(self, name: str, slot: int, heartbeat: Heartbeat, silent_after_s: float) -> MemberView:
+    def _member(self, name: str, slot: int, heartbeat: WatchedHeartbeat, silent_after_s: float) -> MemberView:
         alive, state = heartbeat.record, heartbeat.state(silent_after_s)
         joined, unfinished = slot not in self._home, self._unfinished.get(name, 0)
         if alive is None:

@@ -11,8 +11,8 @@ from itertools import groupby
 from types import MappingProxyType
 
 from resources.visible_text import markup
-from storage.evaluation_records import EvaluationRecord
-from storage.records import ReportRecord
+from storage.records.evaluation_records import EvaluationRecord
+from storage.records.records import ReportRecord
 from tasks.reporting import charts
 from tasks.reporting.costs import usd_per_reward_point
 from tasks.reporting.metrics_lines import rollout_tokens_per_s

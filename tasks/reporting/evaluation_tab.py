@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from storage.evaluation_records import EvaluationRecord
+from storage.records.evaluation_records import EvaluationRecord
 from tasks.reporting import charts
 from tasks.reporting.deck import styled, table
 

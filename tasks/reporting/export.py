@@ -16,15 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage import layout, model_files
-from storage.compaction import read_batches, read_parts, recorded
-from storage.prompt_table import PromptRow, read_prompts
-from storage.records import PlanRecord, SamplingParams
-from storage.responses import Response
-from storage.run import exists, is_trained, next_iteration, read_plan, read_run
-from storage.store import CorruptObject, ObjectStore
-from storage.telling import Tell, untold
-from storage.turns import added_messages, decode_turn
+from storage.journal.compaction import read_batches, read_parts, recorded
+from storage.journal.responses import Response
+from storage.journal.turns import added_messages, decode_turn
+from storage.records import layout, model_files
+from storage.records.prompt_table import PromptRow, read_prompts
+from storage.records.records import PlanRecord, SamplingParams
+from storage.records.run import exists, is_trained, next_iteration, read_plan, read_run
+from storage.stores.store import CorruptObject, ObjectStore
+from storage.waiting import Progress, no_progress
 from tasks.prompts.decode import Decode, open_completion_decoder, open_decoder
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def parse_range(text: str, count: int) -> range:
 
 
 def export_rollouts(
-    store: ObjectStore, iterations: str, folder: Path, *, overwrite: bool = False, tell: Tell = untold
+    store: ObjectStore, iterations: str, folder: Path, *, overwrite: bool = False, progress: Progress = no_progress
 ) -> list[Exported]:
     """Write `iteration-<n>.parquet` into `folder` (made if missing) for every iteration that `iterations` names.
 
@@ -78,11 +78,11 @@ def export_rollouts(
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file; allowed: a folder, which is made if it is missing")
     folder.mkdir(parents=True, exist_ok=True)
-    tell("reading the tokenizer", 0, 0)
+    progress("reading the tokenizer", 0, 0)
     decode = load_completion_decoder(store)
     done: list[Exported] = []
     for index, path in paths.items():
-        tell(f"exporting iteration {index}", len(done), len(paths))
+        progress(f"exporting iteration {index}", len(done), len(paths))
         done.append(_export_iteration(store, index, path, decode))
     return done
 
@@ -160,7 +160,7 @@ def _rollout_table(
     decode: Decode | None,
     functions: Sequence[str],
 ) -> pa.Table:
-    """One row per response, in the order of their numbers; docs/guide/data_export.md describes the columns.
+    """One row per response, in the order of their numbers; docs/guide/export.md describes the columns.
 
     functions: the reward functions that get a column.
     """

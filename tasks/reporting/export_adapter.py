@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storage import layout
 from storage.clock import Clock
-from storage.run import read_run
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.records import layout
+from storage.records.run import read_run
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.weights.tensor_sets import TensorBlock, pull, read_manifest
 from tasks.configuration.lora import LoraConfig
 from tasks.configuration.run_config import RunConfig, parse

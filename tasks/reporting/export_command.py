@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from storage.clock import SystemClock
-from storage.run import connect_to_run
+from storage.records.run import connect_to_run
 from tasks.reporting.export import export_rollouts
 from tasks.reporting.export_adapter import export_adapter
 from tasks.reporting.export_model import DTYPES, STORED, export_model
@@ -53,7 +53,7 @@ def export(
     if rollouts:
         chosen = ":" if iterations is None else iterations
         with progress() as shown:
-            files = export_rollouts(connect_to_run(run_url), chosen, folder, overwrite=overwrite, tell=shown.tell)
+            files = export_rollouts(connect_to_run(run_url), chosen, folder, overwrite=overwrite, progress=shown.tell)
         for file in files:
             click.echo(f"{file.path}: {file.responses} of {file.planned} responses of iteration {file.iteration}")
     elif model:

@@ -19,15 +19,15 @@ from typing import Any
 
 from resources.documents import parse_json
 from resources.model_config import model_fields
-from storage import layout, model_files
 from storage.clock import Clock
 from storage.paths import expanded
-from storage.run import exists, next_iteration, read_plan
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
-from storage.stored_versions import list_versions
+from storage.records import layout, model_files
+from storage.records.run import exists, next_iteration, read_plan
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.weights.adapters import BASE_VERSION, adapter_record
 from storage.weights.manifest import PUBLISHED_AT_S, Manifest, TensorBlock, num_bytes
 from storage.weights.objects import Described, encode_header, in_file_order
+from storage.weights.stored_versions import list_versions
 from storage.weights.tensor_sets import read_manifest
 from tasks.learning.pretrained import stop_token_ids
 from tasks.sampling.session.pulled_model import pull_model

@@ -14,9 +14,9 @@ import click
 
 from resources.granted import is_in_a_pod
 from resources.visible_text import visible
-from storage.connect import connect
-from storage.run import holds_run, next_iteration
-from storage.store import StorageError
+from storage.records.run import holds_run, next_iteration
+from storage.stores.connect import connect
+from storage.stores.store import StorageError
 
 COUNT = "--count"
 # Of a command that Ctrl-C has ended, as in shells.

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from resources.secret_text import environment_secrets, without_secrets
 from resources.visible_text import shortened, visible
-from storage import layout
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.failures import (
+from storage.process_identity import has_ended
+from storage.records import layout
+from storage.records.failures import (
     ERROR_LENGTH_MAX,
     FailureRecord,
     Task,
@@ -23,9 +23,9 @@ from storage.failures import (
     keep_failure,
     last_failures,
 )
-from storage.process_identity import has_ended
-from storage.run import AnotherRun, ConcludedByAnother, RunBusy, exists, lease_holder, next_iteration
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.records.run import AnotherRun, ConcludedByAnother, RunBusy, exists, lease_holder, next_iteration
+from storage.stores.connect import connect
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from tasks.reporting.charts import utc
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ _PASSED: dict[Task, Callable[[int], str]] = {"plan": layout.plan, "rollout": lay
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class TaskSubject:
     """What a task works on. iteration: None for a plan's, and for a standing member's, which its run says.
 
     run_url: the run's; of an evaluation's members, that of its directory.
@@ -52,7 +52,7 @@ class Work:
     slot: int | None = None
 
 
-def keep(work: Work, error: BaseException, cause: str, limit_s: float = KEEP_LIMIT_S) -> None:
+def keep(work: TaskSubject, error: BaseException, cause: str, limit_s: float = KEEP_LIMIT_S) -> None:
     """Write into the run that the work failed; returns after `limit_s` at the latest, and raises nothing.
 
     cause: why, in words. Where there is no run yet nothing is written.
@@ -68,7 +68,7 @@ def keep(work: Work, error: BaseException, cause: str, limit_s: float = KEEP_LIM
     _within(limit_s, act, "the failure is not kept in the run")
 
 
-def keep_silent_end(work: Work, attempt: int, limit_s: float = KEEP_LIMIT_S) -> None:
+def keep_silent_end(work: TaskSubject, attempt: int, limit_s: float = KEEP_LIMIT_S) -> None:
     """In a later attempt, write that the one before was killed, if none of this execution has left a word.
 
     A container cannot tell that its memory ran out. attempt: the number of this one, from 0.
@@ -84,7 +84,7 @@ def keep_silent_end(work: Work, attempt: int, limit_s: float = KEEP_LIMIT_S) -> 
         _within(limit_s, act, "that an attempt was killed is not kept in the run")
 
 
-def forget(work: Work, limit_s: float = KEEP_LIMIT_S) -> None:
+def forget(work: TaskSubject, limit_s: float = KEEP_LIMIT_S) -> None:
     """Note in the run that the work has succeeded, in the same manner; what slots failed at stays until `conclude`."""
     if work.slot is not None:
         return
@@ -131,7 +131,7 @@ def holder_of(store: ObjectStore) -> str | None:
 def failure_lines(store: ObjectStore, failed: Sequence[FailureRecord]) -> list[str]:
     """What failed last, a line each; if nothing did, that the process which advanced the run has ended without a word.
 
-    failed: as `storage.failures.last_failures` gives it.
+    failed: as `storage.records.failures.last_failures` gives it.
     """
     told = [failure_line(each) for each in failed]
     return told or [line for line in [silent_end(holder_of(store))] if line]
@@ -142,7 +142,7 @@ def one_line(text: str) -> str:
     return shortened(visible(" ".join(without_secrets(text, environment_secrets()).split())), ERROR_LENGTH_MAX)
 
 
-def _record(store: ObjectStore, work: Work, cause: str) -> FailureRecord:
+def _record(store: ObjectStore, work: TaskSubject, cause: str) -> FailureRecord:
     return FailureRecord(
         task=work.task,
         iteration=_iteration(store, work),
@@ -154,7 +154,7 @@ def _record(store: ObjectStore, work: Work, cause: str) -> FailureRecord:
     )
 
 
-def _iteration(store: ObjectStore, work: Work) -> int:
+def _iteration(store: ObjectStore, work: TaskSubject) -> int:
     if work.iteration is not None:
         return work.iteration
     iteration, passed = next_iteration(store), _PASSED.get(work.task)

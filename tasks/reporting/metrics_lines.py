@@ -4,12 +4,12 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 
-from storage import layout
-from storage.evaluation_records import EvaluationRecord
-from storage.evaluations import ended_evaluations, evaluations
-from storage.records import ReportRecord
-from storage.run import next_iteration, reports
-from storage.store import ObjectStore
+from storage.records import layout
+from storage.records.evaluation_records import EvaluationRecord
+from storage.records.evaluations import ended_evaluations, evaluations
+from storage.records.records import ReportRecord
+from storage.records.run import next_iteration, reports
+from storage.stores.store import ObjectStore
 
 
 def write_metrics(store: ObjectStore) -> list[ReportRecord]:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from storage.records import TRAIN_POOL, AliveRecord, TrainingRecord
+from storage.records.records import TRAIN_POOL, HeartbeatRecord, TrainingRecord
 
 log = logging.getLogger(__name__)
 # Clocks of machines that ask a time server differ by less.
@@ -18,8 +18,8 @@ CLOCKS_AGREE_S = 5.0
 
 
 def on_one_clock(
-    heartbeats: Sequence[AliveRecord], training: TrainingRecord, planned_at_s: float, concluded_at_s: float
-) -> tuple[list[AliveRecord], TrainingRecord]:
+    heartbeats: Sequence[HeartbeatRecord], training: TrainingRecord, planned_at_s: float, concluded_at_s: float
+) -> tuple[list[HeartbeatRecord], TrainingRecord]:
     """Heartbeats and training as the clock of plan and conclusion would have them (seconds since 1970).
 
     What is moved begins with the first life whose clock may be right, or else with the plan. The lives of a machine are
@@ -59,7 +59,7 @@ def concluded_at(planned_at_s: float, training: TrainingRecord, wall_s: float) -
     return max(planned_at_s, training.ended_at_s)
 
 
-def in_order(alive: AliveRecord, begins_s: float) -> AliveRecord:
+def in_order(alive: HeartbeatRecord, begins_s: float) -> HeartbeatRecord:
     """The life with its weights between its beginning and its end, even if its clock was set meanwhile.
 
     No duration of it is then negative, which the next plan would refuse.
@@ -73,25 +73,25 @@ def in_order(alive: AliveRecord, begins_s: float) -> AliveRecord:
     return replace(alive, started_at_s=started_at_s, working_at_s=working_at_s)
 
 
-def _host(alive: AliveRecord) -> str:
+def _host(alive: HeartbeatRecord) -> str:
     return alive.host
 
 
-def _incarnation(alive: AliveRecord) -> str:
+def _incarnation(alive: HeartbeatRecord) -> str:
     return alive.incarnation
 
 
 def _together(
-    heartbeats: Sequence[AliveRecord],
-    machine_of: Callable[[AliveRecord], str],
+    heartbeats: Sequence[HeartbeatRecord],
+    machine_of: Callable[[HeartbeatRecord], str],
     is_wrong: Callable[[float], bool],
     begins_s: float,
-) -> list[AliveRecord]:
+) -> list[HeartbeatRecord]:
     """The heartbeats; those of a machine that has a wrong one are moved so that its first life begins at `begins_s`."""
-    lives: dict[str, list[AliveRecord]] = defaultdict(list)
+    lives: dict[str, list[HeartbeatRecord]] = defaultdict(list)
     for alive in heartbeats:
         lives[machine_of(alive)].append(alive)
-    found: list[AliveRecord] = []
+    found: list[HeartbeatRecord] = []
     for machine, of_it in lives.items():
         by_s = 0.0
         if any(is_wrong(alive.updated_at_s) for alive in of_it):
@@ -105,7 +105,7 @@ def _told(machine: str, by_s: float) -> float:
     return by_s
 
 
-def _moved(alive: AliveRecord, by_s: float) -> AliveRecord:
+def _moved(alive: HeartbeatRecord, by_s: float) -> HeartbeatRecord:
     working_at_s = None if alive.working_at_s is None else alive.working_at_s + by_s
     return replace(
         alive,

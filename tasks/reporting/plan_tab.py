@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from resources.visible_text import markup
-from storage.planning_records import DecisionRecord
+from storage.records.planning_records import DecisionRecord
 from tasks.reporting import charts
 from tasks.reporting.deck import METRICS_IN_WORDS, styled, table
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from storage.planning_records import PoolObservation
-from storage.records import TRAIN_POOL, AliveRecord, SlotLife
+from storage.records.planning_records import PoolObservation
+from storage.records.records import TRAIN_POOL, HeartbeatRecord, SlotLife
 from tasks.crew_model.decode_rate import POINTS_MAX
 
 Points = tuple[tuple[int, float], ...]
@@ -19,7 +19,7 @@ Points = tuple[tuple[int, float], ...]
 
 def pool_observations(
     lives: Sequence[SlotLife],
-    heartbeats: Sequence[AliveRecord],
+    heartbeats: Sequence[HeartbeatRecord],
     planned: Iterable[str] = (),
     planned_at_s: float = -math.inf,
 ) -> tuple[PoolObservation, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from storage.evaluation_records import EvaluationRecord
+from storage.records.evaluation_records import EvaluationRecord
 from tasks.reporting import charts, svg
 
 _EVALUATED = "val/reward/mean@"

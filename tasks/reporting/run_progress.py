@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from resources.work_log import at_work, which_of_chain
 from storage.clock import SystemClock
-from storage.connect import connect
+from storage.stores.connect import connect
 from tasks.reporting.crew_view import RunView
 from tasks.reporting.progress import progress, shows_line
 from tasks.reporting.watch import Watcher

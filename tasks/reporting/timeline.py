@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from resources.visible_text import markup
-from storage.records import SlotLife
+from storage.records.records import SlotLife
 from tasks.reporting import svg
 from tasks.reporting.costs import life_time
 from tasks.reporting.svg import PALETTE, Frame

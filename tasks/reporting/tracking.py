@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.evaluation_records import EvaluationRecord
 from storage.paths import expanded
-from storage.records import ReportRecord
+from storage.records.evaluation_records import EvaluationRecord
+from storage.records.records import ReportRecord
 from tasks.configuration.tracking import TrackingConfig
 
 log = logging.getLogger(__name__)

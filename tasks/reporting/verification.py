@@ -3,9 +3,9 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from storage.assembly import JournalReader
-from storage.compaction import ENDS, unused_responses
-from storage.records import GradedResponse, PlanRecord, is_filtered
+from storage.journal.assembly import JournalReader
+from storage.journal.compaction import ENDS, unused_responses
+from storage.records.records import GradedResponse, PlanRecord, is_filtered
 
 
 class IntegrityError(Exception):
@@ -22,8 +22,8 @@ def verified_parts(
 
     Yields each part of the reader when it is verified, while its rows are in memory. Each response is trained once. If
     the plan says how many groups are wanted, it may instead be filtered once, or be unused
-    (`storage.compaction.unused_responses`). Raises IntegrityError; for what the batches alone say, before the first
-    part.
+    (`storage.journal.compaction.unused_responses`). Raises IntegrityError; for what the batches alone say, before the
+    first part.
     """
     _check_batches(plan, trained, filtered)
     graded = {response.response: response for response in (*trained, *filtered)}

@@ -10,8 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from storage.shard import Finish
-from storage.turns import Rebuilt, TurnRecord, added_messages, call_id, decode_turn, encode_turn
+from storage.journal.shard import Finish
+from storage.journal.turns import Rebuilt, TurnRecord, added_messages, call_id, decode_turn, encode_turn
 from tasks.configuration.turns import TurnsConfig
 from tasks.prompts.prompt import PromptError
 from tasks.turns.agent_language import AgentLanguage

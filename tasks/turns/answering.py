@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from storage.digests import digest_of
-from storage.shard import EVENT_BYTES_MAX, Finish
-from storage.turns import STATE_BYTES_MAX, CallRecord, Outcome, TurnRecord, call_id, decode_turn, encode_turn
+from storage.journal.shard import EVENT_BYTES_MAX, Finish
+from storage.journal.turns import STATE_BYTES_MAX, CallRecord, Outcome, TurnRecord, call_id, decode_turn, encode_turn
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.environments import ATTEMPTS_MAX, Answer, OpenTurn
 from tasks.turns.living_environments import EnvironmentLost, LivingEnvironments, Past

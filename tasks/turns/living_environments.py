@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from storage.digests import digest_of
-from storage.store import StoreUnavailable
-from storage.turns import CallRecord, TurnRecord
+from storage.journal.turns import CallRecord, TurnRecord
+from storage.stores.store import StoreUnavailable
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.environments import OpenTurn
 from tasks.turns.tool_processes import (

@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage import layout
 from storage.clock import SystemClock
-from storage.run import connect_to_run, count_committed, exists, plans_in_flight, read_plan, read_run
-from storage.store import ObjectStore
+from storage.records import layout
+from storage.records.run import connect_to_run, count_committed, exists, plans_in_flight, read_plan, read_run
+from storage.stores.store import ObjectStore
 from tasks.configuration.iteration_config import resolved_in_force
 from tasks.prompts.decode import Decode
 from tasks.reporting.export import load_completion_decoder, rollout_tables
@@ -74,7 +74,7 @@ class Run:
         return pa.table({name: pa.array([row.get(name) for row in rows], type=kind) for name, kind in kinds.items()})
 
     def responses(self, iteration: int) -> pa.Table:
-        """The responses of a committed iteration, a row each; docs/guide/data_export.md names the columns.
+        """The responses of a committed iteration, a row each; docs/guide/export.md names the columns.
 
         Takes the memory of all its tokens. Raises LookupError for an iteration that is not committed, and what reading
         raises.

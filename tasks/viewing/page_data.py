@@ -12,7 +12,7 @@ from typing import Any
 
 from resources.visible_text import visible
 from storage.clock import Clock
-from storage.prompt_table import PromptRow
+from storage.records.prompt_table import PromptRow
 from tasks.viewing.response_view import conversation_text
 from tasks.viewing.run_reader import IterationReader, RunReader
 from tasks.viewing.run_summary import summary

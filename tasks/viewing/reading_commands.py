@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from storage.clock import SystemClock
-from storage.evaluations import evaluations
-from storage.failures import last_failures
-from storage.run import connect_to_run, reports
+from storage.records.evaluations import evaluations
+from storage.records.failures import last_failures
+from storage.records.run import connect_to_run, reports
 from tasks.reporting.conclusion import cut_line
 from tasks.reporting.costs import usd_per_reward_point
 from tasks.reporting.evaluation_tab import evaluation_line

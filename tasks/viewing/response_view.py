@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from storage.prompt_table import PromptRow
-from storage.records import PlanRecord
-from storage.response_lookup import Traced
-from storage.shard import Finish
-from storage.turns import decode_turn
+from storage.journal.response_lookup import Traced
+from storage.journal.shard import Finish
+from storage.journal.turns import decode_turn
+from storage.records.prompt_table import PromptRow
+from storage.records.records import PlanRecord
 from tasks.prompts.decode import Decode
 from tasks.viewing.response_index import ResponseIndex, State, slot_of
 from tasks.viewing.token_pieces import stretch_texts
@@ -63,7 +63,7 @@ class CallView:
         turn: The number of the policy's turn in the response, from 0.
         call: The tool and its arguments, as text.
         result: What the policy read.
-        outcome: As in storage.turns.CallRecord; " (unknown)" follows if an earlier process may have made the call.
+        outcome: As in storage.journal.turns.CallRecord; " (unknown)" follows if an earlier process may have called.
         seconds: How long it took.
     """
 

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
-from storage import layout
-from storage.compaction import each_batch
-from storage.connect import connect
-from storage.prompt_table import PromptRow, read_prompts
-from storage.records import AliveRecord, PlanRecord
-from storage.response_lookup import ResponseLookup, Traced
-from storage.run import exists, next_iteration, read_plan, read_report
-from storage.store import ObjectMissing, ObjectStore
+from storage.journal.compaction import each_batch
+from storage.journal.response_lookup import ResponseLookup, Traced
+from storage.records import layout
+from storage.records.prompt_table import PromptRow, read_prompts
+from storage.records.records import HeartbeatRecord, PlanRecord
+from storage.records.run import exists, next_iteration, read_plan, read_report
+from storage.stores.connect import connect
+from storage.stores.store import ObjectMissing, ObjectStore
 from tasks.prompts.decode import Decode
 from tasks.reporting.export import load_decoder
 from tasks.reporting.slot_lives import read_heartbeats
@@ -156,7 +156,7 @@ class IterationReader:
             return fates_so_far(read_heartbeats(self._store, self.plan))
 
 
-def fates_so_far(heartbeats: Sequence[AliveRecord]) -> dict[str, Fate]:
+def fates_so_far(heartbeats: Sequence[HeartbeatRecord]) -> dict[str, Fate]:
     """What became of the incarnations of an open iteration, as far as their last heartbeats tell.
 
     One that did not say good-bye, and whose slot has a later incarnation, was lost.

@@ -6,10 +6,10 @@ from typing import Any
 
 from rich.table import Table
 
-from storage.evaluation_records import EvaluationRecord
-from storage.failures import FailureRecord
 from storage.package_version import VERSION
-from storage.records import ReportRecord
+from storage.records.evaluation_records import EvaluationRecord
+from storage.records.failures import FailureRecord
+from storage.records.records import ReportRecord
 from tasks.reporting.costs import usd_per_reward_point
 
 COLUMNS = (

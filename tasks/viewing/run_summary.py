@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storage import layout
-from storage.evaluations import evaluations
-from storage.failures import last_failures
 from storage.package_version import VERSION
-from storage.records import RunRecord
-from storage.run import next_iteration, plans_in_flight, read_report, read_run
-from storage.store import ObjectMissing, ObjectStore
+from storage.records import layout
+from storage.records.evaluations import evaluations
+from storage.records.failures import last_failures
+from storage.records.records import RunRecord
+from storage.records.run import next_iteration, plans_in_flight, read_report, read_run
+from storage.stores.store import ObjectMissing, ObjectStore
 from tasks.configuration.in_force import in_force
 from tasks.reporting import charts
 from tasks.reporting.last_failures import failure_lines

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from storage.shard import Finish
+from storage.journal.shard import Finish
 from tasks.turns.environments import Answer, Environments, OpenTurn
 from tests.character_turns import answered, gathered, record_of
 

@@ -6,11 +6,11 @@ import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources import work_log
-from storage import layout, records
 from storage.clock import SystemClock
-from storage.failures import slot_failures
-from storage.records import ClosedRecord
-from storage.run import release_lease
+from storage.records import layout, records
+from storage.records.failures import slot_failures
+from storage.records.records import ClosedRecord
+from storage.records.run import release_lease
 from tasks.preparing.iteration import prepare
 from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.engines.scripted_engine import ScriptedEngine

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 
-from storage.records import SamplingParams
+from storage.records.records import SamplingParams
 from storage.weights.adapters import BASE_VERSION
 from storage.weights.tensor_sets import TensorBlock
 from tasks.configuration.rollout import VllmConfig

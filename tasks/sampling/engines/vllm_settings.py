@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storage.own_files import folder_for_sockets, own_folder
-from storage.paths import expanded
+from storage.paths import expanded, folder_for_sockets, own_folder
 from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.engine import EngineError
 from tasks.sampling.engines.vllm_names import installed_version, resolve

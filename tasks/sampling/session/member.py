@@ -13,13 +13,13 @@ from resources.granted import check_granted
 from resources.pools import pool_path
 from resources.process import started_at_s
 from resources.work_log import at_work
-from storage import layout, model_files, prompt_table
 from storage.clock import Clock
-from storage.connect import connect
-from storage.metered import metered
-from storage.records import JOINED_POOL, TRAIN_POOL, PlanRecord
-from storage.run import execution_of, exists, lease_holder, next_iteration, read_plan, read_run
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.records import layout, model_files, prompt_table
+from storage.records.records import JOINED_POOL, TRAIN_POOL, PlanRecord
+from storage.records.run import execution_of, exists, lease_holder, next_iteration, read_plan, read_run
+from storage.stores.connect import connect
+from storage.stores.metered import metered
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.waiting import Wait
 from storage.weights.adapters import loaded_bytes
 from storage.weights.cache import WeightCache, open_cache

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from storage import layout
 from storage.clock import ManualClock, SystemClock
 from storage.digests import digest_of
-from storage.local import LocalStore
+from storage.records import layout
+from storage.stores.local import LocalStore
 from storage.weights.cache import WeightCache, open_cache
 from storage.weights.manifest import TensorBlock, TensorEntry
 from storage.weights.tensor_sets import publish

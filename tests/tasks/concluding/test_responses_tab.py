@@ -2,9 +2,9 @@
 
 import pytest
 
-from storage import layout
-from storage.memory import MemoryStore
-from storage.run import read_plan
+from storage.records import layout
+from storage.records.run import read_plan
+from storage.stores.memory import MemoryStore
 from tasks.concluding.responses_tab import CHARACTERS_MAX, responses_tab, telling
 from tasks.reporting.deck import page
 from tasks.viewing.response_index import read_index

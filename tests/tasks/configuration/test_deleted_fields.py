@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
-from storage.memory import MemoryStore
-from storage.records import RunRecord, SettingsRecord
+from storage.records import layout, records
+from storage.records.records import RunRecord, SettingsRecord
+from storage.stores.memory import MemoryStore
 from tasks.configuration.deleted_fields import CONSTANTS, DELETED, without_deleted
 from tasks.configuration.iteration_config import config_in_force, settings_of
 from tasks.configuration.problems import names_at

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from resources.prices import PRICES_VARIABLE
 from resources.spot_trace import TraceError
-from storage import records
-from storage.forecast_records import ForecastRecord, SetupForecast
+from storage.records import records
+from storage.records.forecast_records import ForecastRecord, SetupForecast
 from tasks.configuration.run_config import load, parse
 from tasks.forecasting.comparison import PARTS, forecast, recommend, refusal
 from tasks.forecasting.probe import NoProbe

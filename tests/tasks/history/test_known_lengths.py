@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from storage import layout
-from storage.length_tables import PREDICTORS, newest_lengths
-from storage.memory import MemoryStore
-from storage.planning_records import LengthsRecord
-from storage.prompt_table import PromptRow
-from storage.records import PlanRecord, SamplingParams
+from storage.records import layout
+from storage.records.length_tables import PREDICTORS, newest_lengths
+from storage.records.planning_records import LengthsRecord
+from storage.records.prompt_table import PromptRow
+from storage.records.records import PlanRecord, SamplingParams
+from storage.stores.memory import MemoryStore
 from tasks.configuration.planning import PlanningConfig
 from tasks.history.known_lengths import expected_lengths, learn_lengths
 from tests.journals import a_plan

@@ -7,12 +7,12 @@ import statistics
 import pytest
 import torch
 
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
-from storage.prompt_table import PromptRow
-from storage.records import BatchRecord, SamplingParams
-from storage.shard import Finish
+from storage.journal.shard import Finish
+from storage.records import layout, records
+from storage.records.prompt_table import PromptRow
+from storage.records.records import BatchRecord, SamplingParams
+from storage.stores.memory import MemoryStore
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.rewards import RewardConfig

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.length_tables import PREDICTORS, LengthTable, decode_lengths, empty_table, encode_lengths
-from storage.prompt_table import PromptRow
+from storage.records.length_tables import PREDICTORS, LengthTable, decode_lengths, empty_table, encode_lengths
+from storage.records.prompt_table import PromptRow
 from tasks.configuration.planning import PlanningConfig
 from tasks.planning import lengths as planning_lengths
 from tasks.planning.lengths import choose_predictor, learn, predict, recent_recalls

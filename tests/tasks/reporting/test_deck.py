@@ -2,7 +2,7 @@ import math
 import re
 from html.parser import HTMLParser
 
-from storage.records import ReportRecord, SlotLife
+from storage.records.records import ReportRecord, SlotLife
 from tasks.reporting.deck import page, render
 
 METRICS = {

@@ -19,7 +19,7 @@ from tests.small_run import (
     memory_store,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 
 URL = "memory://interruption"
@@ -48,7 +48,7 @@ def test_it_names_what_the_run_keeps_and_the_command_with_the_iterations_that_ar
     def first_iteration():
         plan_iteration(config(URL, model))
         roll_out(URL, 0)
-        train_iteration(URL, 0)
+        train_small(URL, 0)
         commit_iteration(URL, 0)
 
     shown = f"pyflyte run workflows/training.py training --config {shlex.quote('my run.yaml')} --count"

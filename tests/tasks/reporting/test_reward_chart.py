@@ -1,4 +1,4 @@
-from storage.evaluation_records import EvaluationRecord
+from storage.records.evaluation_records import EvaluationRecord
 from tasks.reporting.reward_chart import reward_chart
 
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
 from storage.clock import SystemClock
-from storage.fleet_records import DueRecord
-from storage.memory import MemoryStore
-from storage.records import TrainingRecord
-from storage.run import exists, read_plan
-from storage.store import CorruptObject
+from storage.fleet.fleet_records import DueRecord
+from storage.records import layout, records
+from storage.records.records import TrainingRecord
+from storage.records.run import exists, read_plan
+from storage.stores.memory import MemoryStore
+from storage.stores.store import CorruptObject
 from storage.weights import tensor_sets
 from tasks.admitting.fleet_admission import Profile, admit
 from tasks.learning.collecting import collect_and_wait
@@ -31,7 +31,7 @@ from tests.small_run import (
     model_directory,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 
 FLEET, URL, OWN = "memory://fleet", "memory://shared-run", "memory://own"
@@ -131,7 +131,7 @@ def test_all_iterations_end_with_the_bits_of_the_train_task(model, sections):
         for url, each in settings.items():
             plan_iteration(each)
             roll_out(url, iteration)
-        expected = train_iteration(OWN, iteration)
+        expected = train_small(OWN, iteration)
         trainer = trainer or PhaseTrainer(URL, SystemClock(), said.append)
         record = train_on(trainer, iteration)
         assert record.metrics.pop("sharing/warm") == float(iteration > 0)
@@ -182,7 +182,7 @@ def test_a_state_from_the_store_or_read_ahead_ends_with_the_bits_of_the_train_ta
         for url, each in settings.items():
             plan_iteration(each)
             roll_out(url, iteration)
-        train_iteration(OWN, iteration)
+        train_small(OWN, iteration)
         said = []
         # A new process each time, as if the one before had made room.
         trainer = PhaseTrainer(URL, SystemClock(), said.append)
@@ -311,7 +311,7 @@ def test_the_process_that_trains_never_grades(model, tmp_path):
 
 
 def memory_store_of(name):
-    from storage.connect import connect  # noqa: PLC0415
+    from storage.stores.connect import connect  # noqa: PLC0415
 
     return connect(f"memory://{name}")
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from resources.process import descendants
-from storage.shard import Finish
-from storage.turns import call_id
+from storage.journal.shard import Finish
+from storage.journal.turns import call_id
 from tasks.turns.agent_environments import first_requests
 from tasks.turns.first_request import read_opening
 from tasks.turns.tool_schemas import ToolsUnusable

@@ -10,9 +10,9 @@ import pytest
 
 from resources.process import descendants
 from storage.digests import digest_of
-from storage.shard import Finish
-from storage.store import StoreUnavailable
-from storage.turns import decode_turn, encode_turn
+from storage.journal.shard import Finish
+from storage.journal.turns import decode_turn, encode_turn
+from storage.stores.store import StoreUnavailable
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.living_environments import Reset
 from tasks.turns.process_environments import ProcessEnvironments

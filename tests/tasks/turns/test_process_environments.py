@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from resources.process import descendants
-from storage.shard import Finish
-from storage.turns import call_id
+from storage.journal.shard import Finish
+from storage.journal.turns import call_id
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.process_environments import load_schemas, reset_texts
 from tasks.turns.tool_processes import ToolsUnusable

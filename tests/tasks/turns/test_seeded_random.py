@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.turns import call_id
+from storage.journal.turns import call_id
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.living_environments import Reset
 from tasks.turns.process_environments import ProcessEnvironments, reset_texts

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from storage.shard import Finish
+from storage.journal.shard import Finish
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.living_environments import Reset
 from tasks.turns.process_environments import ProcessEnvironments, reset_texts

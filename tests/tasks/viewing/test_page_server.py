@@ -8,8 +8,8 @@ from http.client import HTTPConnection
 import pytest
 
 from resources.local_http import LOOPBACK
-from storage import layout
 from storage.clock import ManualClock
+from storage.records import layout
 from tasks.viewing.page_server import PageServer
 from tasks.viewing.run_reader import RunReader
 from tests.served_page import served

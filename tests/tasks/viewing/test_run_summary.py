@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
-from storage.memory import MemoryStore
-from storage.records import ReportRecord
-from storage.run import read_run
+from storage.records import layout, records
+from storage.records.records import ReportRecord
+from storage.records.run import read_run
+from storage.stores.memory import MemoryStore
 from tasks.reporting.metrics_lines import write_metrics
 from tasks.viewing.run_summary import committed_metrics, spent_facts, summary, to_go
 from tests.committed_runs import begin, run_of

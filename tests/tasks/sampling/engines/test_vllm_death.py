@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from storage.clock import SystemClock
-from storage.memory import MemoryStore
+from storage.stores.memory import MemoryStore
 from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.engine import EngineDied, EngineError
 from tasks.sampling.engines.vllm_engine import VllmEngine

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from storage.records import SamplingParams
+from storage.records.records import SamplingParams
 from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.engine import EngineDied, EngineError
 from tasks.sampling.engines.torch_engine import TorchEngine

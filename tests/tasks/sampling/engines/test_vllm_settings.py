@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.own_files import is_own_folder
+from storage.paths import is_own_folder
 from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines import vllm_settings
 from tasks.sampling.engines.vllm_names import resolve
