@@ -12,7 +12,6 @@ from typing import Any
 _SPEED = "remove it; a measured speed goes into"
 _TOOLS = "remove it; the run's first iteration measures how long responses wait for tools"
 _SHARED = "remove it; a pod has shared memory unless mounts has /dev/shm"
-_EPS = "remove it; it is 1e-8"
 _FLOOR = "remove it; linear and cosine fall to 0"
 _FAILED = "remove it; grading ends when a function fails for more than half of a micro-batch"
 _LOADING = "remove it; importing code and loading weights may take 600 s"
@@ -21,7 +20,6 @@ _LIMITS = "remove it; vLLM has 900 s to start, 600 s to load weights, 120 s for 
 # What to do, by path; * stands for the name of a pool, or a place in a list.
 DELETED = {
     "algorithm.overlong_penalty_factor": "remove it; the penalty at the end of the buffer is 1",
-    "critic.optimizer.eps": _EPS,
     "critic.optimizer.min_learning_rate_ratio": _FLOOR,
     "evaluation.rewards.*.failed_share_max": _FAILED,
     "evaluation.rewards.*.load_time_limit_s": _LOADING,
@@ -43,7 +41,6 @@ DELETED = {
     "forecast.tool_answers": _TOOLS,
     "forecast.tool_s": _TOOLS,
     "forecast.train_link_gbps": "remove it; 100 Gbit/s are assumed until the run's first iteration measures restoring",
-    "optimizer.eps": _EPS,
     "optimizer.min_learning_rate_ratio": _FLOOR,
     "planning.recall_min": "remove it; a predictor with a recall below 0.3 is not used",
     "pools.control.shared_memory": _SHARED,
@@ -71,8 +68,6 @@ CONSTANTS: dict[str, object] = {
     "algorithm.overlong_penalty_factor": 1.0,
     "critic.optimizer.min_learning_rate_ratio": 0.0,
     "optimizer.min_learning_rate_ratio": 0.0,
-    "critic.optimizer.eps": 1e-08,
-    "optimizer.eps": 1e-08,
     "turns.attempts_max": 3,
     "turns.invalid_calls_max": 3,
 }

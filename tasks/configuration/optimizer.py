@@ -24,6 +24,7 @@ class OptimizerConfig:
         learning_rate: The peak, reached after the warm-up.
         beta1: AdamW's decay of the running mean of the gradient.
         beta2: AdamW's decay of the running mean of its square.
+        eps: Added to the root of the second moment.
         weight_decay: Decoupled weight decay; applied to matrices only, never to norms and biases.
         max_grad_norm: The gradient's 2-norm is clipped to this; infinity never clips.
         warmup_steps: The number of steps of linear increase from learning_rate / warmup_steps.
@@ -36,6 +37,7 @@ class OptimizerConfig:
     learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-6
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     warmup_steps: Annotated[int, Field(ge=0)] = 0

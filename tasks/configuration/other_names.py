@@ -7,6 +7,7 @@ field is in neither table if it has no counterpart.
 # TRL's GRPOConfig with what it inherits, its script arguments, and PEFT's LoraConfig.
 TRL = {
     "adam_beta1": "optimizer.beta1",
+    "adam_epsilon": "optimizer.eps",
     "adam_beta2": "optimizer.beta2",
     "beta": "algorithm.kl_coef",
     "bf16": "trainer.dtype",

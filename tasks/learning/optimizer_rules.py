@@ -20,8 +20,6 @@ Shape = tuple[int, ...]
 STEP = "step"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 MOMENTUM = "momentum_buffer"
-# Added to the root of the second moment, as torch's AdamW has it.
-EPS = 1e-8
 # Every kind of tensor, and whether it is codes of 8 bits.
 KINDS = {
     **dict.fromkeys(MOMENTS, False),
@@ -73,7 +71,7 @@ class AdamW:
             _decayed(parameters, config.weight_decay),
             lr=rate,
             betas=(config.beta1, config.beta2),
-            eps=EPS,
+            eps=config.eps,
             fused=True,
         )
         for name, parameter in parameters.items():
@@ -116,7 +114,7 @@ class AdamW8bit:
             _decayed(held, config.weight_decay),
             lr=rate,
             betas=(config.beta1, config.beta2),
-            eps=EPS,
+            eps=config.eps,
             block_size=BLOCK,
         )
         for name, parameter in held.items():

@@ -9,7 +9,6 @@ from storage.stores.local import LocalStore
 from storage.weights import tensor_sets
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.trainer import TrainerConfig
-from tasks.learning import optimizer_rules
 from tasks.learning.critic import Critic
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.policy import Policy
@@ -35,8 +34,7 @@ def mixture(directory, ranks, train, batch):
     pretrained = StoredState(store, 0, SystemClock(), ranks).pretrained()
     config = TrainerConfig(device="cpu")
     policy = Policy(model, pretrained, config, ranks=ranks)
-    optimizer_rules.EPS = 1e-4
-    optimizer = PolicyOptimizer(policy.parameters(), OptimizerConfig(learning_rate=1e-3))
+    optimizer = PolicyOptimizer(policy.parameters(), OptimizerConfig(learning_rate=1e-3, eps=1e-4))
     found = {}
     with torch.no_grad():
         found["logprobs"] = policy.logprobs(batch, 1.0)[0].tolist()

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from tasks.configuration.optimizer import OptimizerConfig
-from tasks.learning import optimizer_rules
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer, learning_rate
 
 
@@ -20,9 +19,10 @@ def set_gradients(named, seed):
         parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
 
 
-def test_steps_equal_adamw_written_out(monkeypatch):
-    monkeypatch.setattr(optimizer_rules, "EPS", 1e-6)
-    config = OptimizerConfig(learning_rate=0.1, weight_decay=0.1, max_grad_norm=0.5, beta2=0.99, warmup_steps=2)
+def test_steps_equal_adamw_written_out():
+    config = OptimizerConfig(
+        learning_rate=0.1, weight_decay=0.1, max_grad_norm=0.5, beta2=0.99, eps=1e-6, warmup_steps=2
+    )
     named = parameters()
     expected = {name: p.detach().clone() for name, p in named.items()}
     first = {name: torch.zeros_like(p) for name, p in expected.items()}
