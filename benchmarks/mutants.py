@@ -4,9 +4,10 @@
 
 Each break is written into a copy of the tree. The tests of the module run there until one fails, at most FILES_MAX
 files: the test files that mirror the module, the test files that import it, and the mirrors of the product modules that
-import it. A break counts as noticed only if the failing test passes in the undamaged copy. A break that lives is printed with its line: a test is missing, or the break
-changes no result (which only a reader can say). A test run that takes longer than `--minutes` notices nothing, unless
-the undamaged tree is faster. Code that needs vLLM or a GPU is left out. Needs 2 GiB for each process.
+import it. A break counts as noticed only if the failing test passes in the undamaged copy. A break that lives is
+printed with its line: a test is missing, or the break changes no result (which only a reader can say). A test run that
+takes longer than `--minutes` notices nothing, unless the undamaged tree is faster. Code that needs vLLM or a GPU is
+left out. Needs 2 GiB for each process.
 """
 
 import argparse
