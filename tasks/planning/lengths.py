@@ -23,6 +23,8 @@ Floats = npt.NDArray[np.float64]
 # Weight of the newest epoch in a prompt's history, a window of three (alpha = 2 / (window + 1)). RLHFless finds windows
 # of one to four equally good; a group's mean is of few responses, so a longer window is less noisy.
 ALPHA = 0.5
+# A predictor is used if it found at least this share of the longest fifth of groups; chance finds 0.2.
+RECALL_MIN = 0.3
 _POINTS = (np.arange(QUANTILES) + 0.5) / QUANTILES
 
 
@@ -42,9 +44,9 @@ class LengthScore:
 def choose_predictor(recalls: Mapping[str, Sequence[float]], settings: PlanningConfig) -> str:
     """The predictor to use for the next iteration.
 
-    "auto" takes the predictor with the best mean recall, if the mean reaches settings.recall_min, and else "none". A
-    named predictor is taken without a measurement. With measurements, its mean must reach recall_min; otherwise the
-    next of PREDICTORS above recall_min is taken, or "none". Predictors out of use are scored too, so a predictor
+    "auto" takes the predictor with the best mean recall, if the mean reaches RECALL_MIN, and else "none". A
+    named predictor is taken without a measurement. With measurements, its mean must reach RECALL_MIN; otherwise the
+    next of PREDICTORS from RECALL_MIN on is taken, or "none". Predictors out of use are scored too, so a predictor
     returns when its recall has recovered.
 
     Args:
@@ -61,7 +63,7 @@ def choose_predictor(recalls: Mapping[str, Sequence[float]], settings: PlanningC
         if named not in means:
             return named
         order = [name for name in PREDICTORS[PREDICTORS.index(named) : -1] if name in means]
-    return next((name for name in order if means[name] >= settings.recall_min), "none")
+    return next((name for name in order if means[name] >= RECALL_MIN), "none")
 
 
 def recent_recalls(table: LengthTable) -> dict[str, list[float]]:
