@@ -8,6 +8,7 @@ many of its pods wait.
 
 import pytest
 
+from tests.covering import covering
 from tests.workflows.test_iteration import CONFIG, TWO_POOLS
 from tests.workflows.test_spine import SHAPES, chain, edges, idl, unrolled
 
@@ -68,9 +69,7 @@ class Rounds:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hybrid", [False, True])
-@pytest.mark.parametrize("parallelism", PARALLELISMS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "parallelism", "hybrid"), covering(SHAPES, PARALLELISMS, [False, True]))
 def test_every_iteration_concludes_without_any_machine_for_members(shape, parallelism, hybrid):
     rounds = Rounds(chain(shape, COUNT), parallelism, hybrid=hybrid)
     rounds.run()
