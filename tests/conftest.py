@@ -15,7 +15,7 @@ from tests.s3_server import S3_BUCKET, SerialisedMoto, make_bucket, moto_server,
 gc.set_threshold(100_000, 50, 100)
 
 # How long an example takes says more about the machine's other work than about us.
-for profile, examples in (("fast", 10), ("gleaner", 60), ("thorough", 1000)):
+for profile, examples in (("fast", 10), ("gleaner", 30), ("all", 60), ("thorough", 1000)):
     hypothesis.settings.register_profile(profile, deadline=None, max_examples=examples)
 hypothesis.settings.load_profile("gleaner")
 
