@@ -16,7 +16,7 @@ from tests.s3_server import S3_BUCKET, SerialisedMoto, make_bucket, moto_server,
 # the processor's time.
 gc.set_threshold(100_000, 50, 100)
 
-# Where the environment forbids compiled modules, as in images, each process that a test starts would compile ours again.
+# Where the environment forbids compiled modules, as in images, each process of a test would compile ours again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
