@@ -86,6 +86,7 @@ class TestRecorded(_Contract):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 class TestPackedInBfloat16(_Contract):
     dtype = "bfloat16"
     records = False
