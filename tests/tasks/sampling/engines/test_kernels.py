@@ -86,7 +86,6 @@ class TestRecorded(_Contract):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
 class TestPackedInBfloat16(_Contract):
     dtype = "bfloat16"
     records = False
