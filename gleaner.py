@@ -16,14 +16,14 @@ from rich.live import Live
 
 from resources.notice import PreemptionNotice
 from resources.visible_text import visible, visible_output
-from storage import canonical
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.fitness import Finding, prove
+from storage.journal.retention import sweep as sweep_run
 from storage.package_version import VERSION
-from storage.records import PlanRecord
-from storage.retention import sweep as sweep_run
-from storage.run import connect_to_run, count_committed, read_plan
+from storage.records import canonical
+from storage.records.records import PlanRecord
+from storage.records.run import connect_to_run, count_committed, read_plan
+from storage.stores.connect import connect
+from storage.stores.fitness import Finding, prove
 from tasks.admitting.commands import fleet
 from tasks.adopting.init_command import init
 from tasks.configuration.in_force import in_force
@@ -319,7 +319,7 @@ def sweep(run_url: str, dry_run: bool) -> None:
         return
     config = config_in_force(store, read_plan(store, current - 1)).retention
     with progress() as shown:
-        swept = sweep_run(store, config, dry_run=dry_run, tell=shown.tell)
+        swept = sweep_run(store, config, dry_run=dry_run, progress=shown.tell)
     would = "would have " if dry_run else ""
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(swept.counts().items()))
     click.echo(f"{would}compacted {len(swept.compacted)} iterations")

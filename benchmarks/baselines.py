@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.crew_processes import StepLog, logged_engine
-from storage import layout, model_files, prompt_table
-from storage.connect import connect
-from storage.noise_keys import noise_key
-from storage.run import read_plan, read_run
+from storage.journal.noise_keys import noise_key
+from storage.records import layout, model_files, prompt_table
+from storage.records.run import read_plan, read_run
+from storage.stores.connect import connect
 from storage.weights.tensor_sets import pull
 from tasks.configuration.iteration_config import config_in_force
 from tasks.sampling.engines.engine import GenerationRequest

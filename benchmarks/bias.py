@@ -39,8 +39,8 @@ from benchmarks.interruption import POLICIES, Circumstances, Policy, draw_losses
 from benchmarks.learning_run import TASK, WARM_START
 from benchmarks.reporting import Target, finish
 from examples.warm_start import warm_start
-from storage.noise_keys import noise_key
-from storage.records import SamplingParams
+from storage.journal.noise_keys import noise_key
+from storage.records.records import SamplingParams
 from tasks.prompts.arithmetic import ArithmeticPrompts
 from tasks.sampling.engines.engine import GenerationRequest
 from tasks.sampling.engines.torch_engine import TorchEngine

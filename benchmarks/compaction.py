@@ -21,27 +21,27 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.reporting import Target, finish
-from storage import layout, records
 from storage.clock import SystemClock
-from storage.compaction import compact
-from storage.connect import connect
 from storage.digests import digest_of
-from storage.journal import ShardReader
-from storage.prompt_table import PromptRow, encode_prompts
-from storage.records import (
-    AliveRecord,
+from storage.journal.compaction import compact
+from storage.journal.journal import ShardReader
+from storage.journal.response_parts import PART_TOKENS as PRODUCTION_PART_TOKENS
+from storage.journal.shard import Finish, Row, encode_shard
+from storage.records import layout, records
+from storage.records.prompt_table import PromptRow, encode_prompts
+from storage.records.records import (
     BatchRecord,
     ClaimRecord,
     GradedResponse,
+    HeartbeatRecord,
     PlanRecord,
     SamplingParams,
     SlotPlan,
     Span,
     TrainingRecord,
 )
-from storage.response_parts import PART_TOKENS as PRODUCTION_PART_TOKENS
-from storage.shard import Finish, Row, encode_shard
-from storage.store import ObjectStore
+from storage.stores.connect import connect
+from storage.stores.store import ObjectStore
 from storage.weights.tensor_sets import TensorBlock, publish
 from tasks.planning.division import assign_groups
 from tasks.reporting.conclusion import conclude_iteration
@@ -143,7 +143,7 @@ def _write_journal(
                 ended[response] = Span(epoch=1, incarnation=name, last_sequence=sequence)
         store.create(layout.shard(0, name, sequence), encode_shard(rows))
         sequence += 1
-    last = AliveRecord(
+    last = HeartbeatRecord(
         incarnation=name,
         slot=slot,
         state="gone",

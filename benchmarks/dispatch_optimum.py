@@ -18,9 +18,9 @@ import numpy as np
 
 from benchmarks.reporting import Target, finish
 from tasks.crew_model.step_time import StepTime
-from tasks.planning.dispatch import Dealing, Work, dispatch, exactly_longest_first, in_turn, longest_first
-from tasks.planning.makespan import Member, ends_s, response_lengths
-from tasks.planning.offer import GroupLengths
+from tasks.planning.capacity import GroupLengths
+from tasks.planning.dispatch import Dealing, GroupWork, dispatch, exactly_longest_first, in_turn, longest_first
+from tasks.planning.makespan import DispatchMember, ends_s, response_lengths
 
 CURVES = (
     StepTime(((1, 0.020), (8, 0.021), (16, 0.030))),
@@ -34,12 +34,12 @@ GENERATIONS = (1, 4)
 class Instance:
     lengths: GroupLengths
     generations: int
-    members: tuple[Member, ...]
+    members: tuple[DispatchMember, ...]
 
     @property
-    def work(self) -> Work:
+    def work(self) -> GroupWork:
         lengths = response_lengths(self.lengths, self.generations)
-        return Work(lengths, tuple(np.argsort(-self.lengths.expected, kind="stable").tolist()), keep_order=False)
+        return GroupWork(lengths, tuple(np.argsort(-self.lengths.expected, kind="stable").tolist()), keep_order=False)
 
 
 def drawn(seed: int) -> Instance:
@@ -58,7 +58,9 @@ def drawn(seed: int) -> Instance:
                 float(rng.choice([0, 5.0])),
             )
         members.append(
-            Member(pool="crew", step_time=CURVES[int(curve)], responses_max=int(responses_max), start_s=float(start_s))
+            DispatchMember(
+                pool="crew", step_time=CURVES[int(curve)], responses_max=int(responses_max), start_s=float(start_s)
+            )
         )
     return Instance(GroupLengths("known", expected, expected), int(rng.choice(GENERATIONS)), tuple(members))
 
@@ -86,7 +88,7 @@ def dispatched_s(instance: Instance) -> float:
     return dispatch(instance.lengths, instance.generations, instance.members, "makespan").makespan_s
 
 
-def dealt_s(way: Callable[[Work, tuple[Member, ...]], Dealing]) -> Callable[[Instance], float]:
+def dealt_s(way: Callable[[GroupWork, tuple[DispatchMember, ...]], Dealing]) -> Callable[[Instance], float]:
     return lambda instance: way(instance.work, instance.members).makespan_s
 
 

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from storage.clock import SystemClock
-from storage.local import LocalStore
-from storage.noise_keys import noise_key
-from storage.prompt_table import PromptRow
-from storage.records import PlanRecord, SamplingParams, SlotPlan
+from storage.journal.noise_keys import noise_key
+from storage.records.prompt_table import PromptRow
+from storage.records.records import PlanRecord, SamplingParams, SlotPlan
+from storage.stores.local import LocalStore
 from tasks.sampling.engines.engine import Engine, GenerationRequest
 from tasks.sampling.session.session import Session
 from tasks.sampling.session.session_config import SessionConfig

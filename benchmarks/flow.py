@@ -27,14 +27,14 @@ import yaml
 
 from benchmarks.reporting import Target, finish, interleave
 from benchmarks.resume import make_model
-from storage import layout, prompt_table
-from storage.compaction import read_responses
-from storage.connect import connect
-from storage.liveness import read_heartbeat
-from storage.noise_keys import noise_key
-from storage.records import ReportRecord, SlotLife
-from storage.run import next_iteration, plans_in_flight, read_plan, read_run, reports
-from storage.store import ObjectStore
+from storage.journal.compaction import read_responses
+from storage.journal.liveness import read_heartbeat
+from storage.journal.noise_keys import noise_key
+from storage.records import layout, prompt_table
+from storage.records.records import ReportRecord, SlotLife
+from storage.records.run import next_iteration, plans_in_flight, read_plan, read_run, reports
+from storage.stores.connect import connect
+from storage.stores.store import ObjectStore
 from tasks.sampling.engines.engine import GenerationRequest
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 

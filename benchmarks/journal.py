@@ -21,15 +21,15 @@ from benchmarks.reporting import Measured, Target, finish, interleave, medians
 from benchmarks.rollout import engine_for, journalling_tax_row
 from examples.warm_start import build_model
 from resources.prices import GET_USD, PUT_USD, machine_price
-from storage.assembly import JournalReader
-from storage.claims import take_over
-from storage.journal import JournalWriter, PendingRows
-from storage.local import LocalStore
-from storage.noise_keys import noise_key
-from storage.records import PlanRecord, SamplingParams, SlotPlan
-from storage.responses import Response, decode_responses, encode_responses, split_planes
-from storage.shard import Finish, Logprobs, Row, TokenIds, encode_shard
-from storage.store import ObjectStore
+from storage.journal.assembly import JournalReader
+from storage.journal.claims import take_over
+from storage.journal.journal import JournalWriter, PendingRows
+from storage.journal.noise_keys import noise_key
+from storage.journal.responses import Response, decode_responses, encode_responses, split_planes
+from storage.journal.shard import Finish, Logprobs, Row, TokenIds, encode_shard
+from storage.records.records import PlanRecord, SamplingParams, SlotPlan
+from storage.stores.local import LocalStore
+from storage.stores.store import ObjectStore
 from tasks.crew_model.flush_interval import GETS_PER_FLUSH, best_flush_interval_s, expected_usd_per_h, flush_usd
 from tasks.sampling.engines.engine import GenerationRequest
 

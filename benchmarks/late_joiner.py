@@ -16,10 +16,10 @@ PARTS = ("python and imports", "model files and engine", "pull", "load into the 
 
 def join(run_url: str, version: int, cache: Path, started_at_s: float) -> dict[str, float]:
     """Seconds of each part, in this process."""
-    from storage import model_files  # noqa: PLC0415 - imports are part of what is measured
     from storage.clock import SystemClock  # noqa: PLC0415
-    from storage.connect import connect  # noqa: PLC0415
-    from storage.records import SamplingParams  # noqa: PLC0415
+    from storage.records import model_files  # noqa: PLC0415 - imports are part of what is measured
+    from storage.records.records import SamplingParams  # noqa: PLC0415
+    from storage.stores.connect import connect  # noqa: PLC0415
     from storage.weights.cache import open_cache  # noqa: PLC0415
     from storage.weights.versions import pull_version  # noqa: PLC0415
     from tasks.sampling.engines.engine import GenerationRequest  # noqa: PLC0415

@@ -16,9 +16,9 @@ from benchmarks.crew_processes import Crew
 from benchmarks.learning_run import EXECUTION, WARM_START, make_run
 from benchmarks.reporting import Target, finish
 from examples.warm_start import warm_start
-from storage.connect import connect
-from storage.records import ReportRecord
-from storage.run import release_lease
+from storage.records.records import ReportRecord
+from storage.records.run import release_lease
+from storage.stores.connect import connect
 
 
 def run_seed(folder: Path, model: Path, seed: int, iterations: int) -> dict[str, Any]:

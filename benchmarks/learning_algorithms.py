@@ -11,11 +11,11 @@ from typing import Any
 from benchmarks.learning_run import EXECUTION, Run, make_run
 from benchmarks.reporting import Target, finish
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.records import ReportRecord
-from storage.run import release_lease
+from storage.records.records import ReportRecord
+from storage.records.run import release_lease
+from storage.stores.connect import connect
 from tasks.configuration.presets import PRESETS
-from tasks.learning.advance import advance
+from tasks.learning.train_iteration import train_iteration
 from tasks.preparing.iteration import prepare
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.sampling.session.member import generate_slot
@@ -62,7 +62,7 @@ def iterate(run: Run) -> ReportRecord:
     reference, [slots] = prepare(run.config, EXECUTION, clock)
     for slot in slots:
         generate_slot(reference.run_url, reference.iteration, slot, lambda: False, clock)
-    advance(reference.run_url, reference.iteration, EXECUTION, clock)
+    train_iteration(reference.run_url, reference.iteration, EXECUTION, clock)
     return conclude_iteration(connect(reference.run_url), reference.iteration, {"rollout": 0.0, "train": 0.0}, clock)
 
 

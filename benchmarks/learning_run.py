@@ -10,16 +10,16 @@ from transformers import AutoTokenizer
 
 from benchmarks.crew_processes import Crew, slot_process
 from examples.warm_start import WarmStart
-from storage import layout
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.noise_keys import noise_key
-from storage.records import ReportRecord, SamplingParams
+from storage.journal.noise_keys import noise_key
+from storage.records import layout
+from storage.records.records import ReportRecord, SamplingParams
+from storage.stores.connect import connect
 from storage.weights.tensor_sets import read_manifest
 from storage.weights.versions import pull_version
 from tasks.configuration.data import ArithmeticConfig
 from tasks.configuration.run_config import RunConfig, parse
-from tasks.learning.advance import advance
+from tasks.learning.train_iteration import train_iteration
 from tasks.preparing.iteration import prepare
 from tasks.prompts.arithmetic import ArithmeticPrompts
 from tasks.reporting.conclusion import conclude_iteration
@@ -48,7 +48,7 @@ class Run:
         rng = random.Random(f"{seed}/{iteration}")
         schedule = [[rng.randint(100, 700)] if self.killed else [] for _ in slots]
         self.crew.run(slot_process, [(reference.run_url, reference.iteration, slot) for slot in slots], schedule)
-        advance(reference.run_url, reference.iteration, EXECUTION, clock)
+        train_iteration(reference.run_url, reference.iteration, EXECUTION, clock)
         store = connect(reference.run_url)
         return conclude_iteration(store, reference.iteration, {"rollout": 0.0, "train": 0.0}, clock)
 

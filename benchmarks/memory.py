@@ -44,9 +44,9 @@ def live(folder: Path, iterations: int, leak_bytes: int) -> None:
     # Here, because the parent needs none of it.
     from examples.warm_start import build_model, build_tokenizer  # noqa: PLC0415
     from storage.clock import SystemClock  # noqa: PLC0415
-    from storage.connect import connect  # noqa: PLC0415
+    from storage.stores.connect import connect  # noqa: PLC0415
     from tasks.configuration.run_config import parse  # noqa: PLC0415
-    from tasks.learning.advance import advance  # noqa: PLC0415
+    from tasks.learning.train_iteration import train_iteration  # noqa: PLC0415
     from tasks.preparing.iteration import prepare  # noqa: PLC0415
     from tasks.reporting.conclusion import conclude_iteration  # noqa: PLC0415
     from tasks.sampling.session.member import generate_slot  # noqa: PLC0415
@@ -60,7 +60,7 @@ def live(folder: Path, iterations: int, leak_bytes: int) -> None:
     for _ in range(iterations):
         reference, _ = prepare(config, "benchmark", clock)
         generate_slot(url, reference.iteration, 0, lambda: False, clock)
-        advance(url, reference.iteration, "benchmark", clock)
+        train_iteration(url, reference.iteration, "benchmark", clock)
         conclude_iteration(connect(url), reference.iteration, {"rollout": 0.0, "train": 0.0}, clock)
         leaked.append(b"x" * leak_bytes)
         pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from storage.noise_keys import noise_key
-from storage.records import SamplingParams
+from storage.journal.noise_keys import noise_key
+from storage.records.records import SamplingParams
 from storage.weights.tensor_sets import TensorBlock
 from tasks.sampling.engines.engine import Engine, EngineDied, FinishReason, GenerationRequest
 from tasks.sampling.engines.keyed_noise import sample, signed64

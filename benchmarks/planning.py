@@ -29,11 +29,11 @@ from tasks.configuration.planning import PlanningConfig
 from tasks.crew_model.ownership import CrewRules
 from tasks.crew_model.step_time import StepTime
 from tasks.history.planning_inputs import REPORTS_READ
-from tasks.planning.dispatch import Dispatch, Work, dispatch, even_ranges, longest_first
+from tasks.planning.capacity import GroupLengths, PoolCapacity, StepWaits, TrainerCapacity
+from tasks.planning.dispatch import Dispatch, GroupWork, dispatch, even_ranges, longest_first
 from tasks.planning.division import assign_groups
 from tasks.planning.iteration_plan import plan_iteration
-from tasks.planning.makespan import Lengths, Member, ends_s, lower_bound_s, member_time_s
-from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
+from tasks.planning.makespan import DispatchMember, Lengths, ends_s, lower_bound_s, member_time_s
 from tasks.planning.request import PlanningRequest
 
 Quantile = Callable[[Lengths], Lengths]
@@ -122,7 +122,7 @@ def recall(told: GroupLengths, iteration: Iteration) -> float:
     return len(longest & set(np.argsort(-told.expected)[:count].tolist())) / count
 
 
-def times_s(lengths: Lengths, dispatched: Dispatch, members: Sequence[Member]) -> list[float]:
+def times_s(lengths: Lengths, dispatched: Dispatch, members: Sequence[DispatchMember]) -> list[float]:
     """The time at which each member has decoded its groups, with its batch limit."""
     ends = []
     for assignment, member in zip(dispatched.assignments, members, strict=True):
@@ -132,7 +132,9 @@ def times_s(lengths: Lengths, dispatched: Dispatch, members: Sequence[Member]) -
     return ends
 
 
-def arms_s(quantile: Quantile, members: Sequence[Member], intra_group: float, seed: int) -> dict[str, list[float]]:
+def arms_s(
+    quantile: Quantile, members: Sequence[DispatchMember], intra_group: float, seed: int
+) -> dict[str, list[float]]:
     """For each way of dealing, the end of every member, on one draw."""
     rng = np.random.default_rng(seed)
     iteration = draw(quantile, GROUPS, intra_group, rng)
@@ -142,7 +144,7 @@ def arms_s(quantile: Quantile, members: Sequence[Member], intra_group: float, se
         "none", *(np.full(GROUPS, float(value)) for value in (lengths.mean(), np.quantile(lengths, 0.9)))
     )
     longest = float(quantile(np.array([5.0]))[0])
-    work = Work(lengths, tuple(np.argsort(-lengths.mean(axis=1), kind="stable").tolist()), keep_order=False)
+    work = GroupWork(lengths, tuple(np.argsort(-lengths.mean(axis=1), kind="stable").tolist()), keep_order=False)
     # Without a prediction, the longest groups cannot come first either.
     numbered = assign_groups(GROUPS, len(members))
     shuffled = rng.permutation(GROUPS).tolist()
@@ -159,7 +161,9 @@ def arms_s(quantile: Quantile, members: Sequence[Member], intra_group: float, se
     return ends | {"bound": [lower_bound_s(lengths, members)], "recall": [recall(told, iteration)]}
 
 
-def gains(quantile: Quantile, members: Sequence[Member], intra_group: float, seeds: range) -> list[dict[str, Any]]:
+def gains(
+    quantile: Quantile, members: Sequence[DispatchMember], intra_group: float, seeds: range
+) -> list[dict[str, Any]]:
     """One row per way of dealing: medians of makespan over bound and over in turn, and of machine time over in turn."""
     draws = [arms_s(quantile, members, intra_group, seed) for seed in seeds]
     found_recall = statistics.mean(ends.pop("recall")[0] for ends in draws)
@@ -199,7 +203,7 @@ def planning_s(rounds: int, clock: Callable[[], float]) -> dict[tuple[int, str],
 
 def a_request(told: GroupLengths, past: tuple[Lengths, ...], members: int, planning: PlanningConfig) -> PlanningRequest:
     """A request of a run with all measurements: step times, losses, starts, training, and the last iterations."""
-    offer = CrewOffer(
+    offer = PoolCapacity(
         pool="rollout",
         count_min=1,
         count_max=members,
@@ -218,7 +222,7 @@ def a_request(told: GroupLengths, past: tuple[Lengths, ...], members: int, plann
         offers=(offer,),
         settings=planning,
         rules=CrewRules(flush_interval_s=5.0, heartbeat_interval_s=5.0, claim_ttl_s=30.0),
-        reserved=ReservedOffer(engines=8, usd_per_h=55.04, responses_max=128, step_time=CURVE),
+        reserved=TrainerCapacity(engines=8, usd_per_h=55.04, responses_max=128, step_time=CURVE),
         waits=waits,
         width=(("rollout", members),),
         asked=(("rollout", members),),
@@ -259,7 +263,7 @@ def main() -> None:
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     rows: list[dict[str, Any]] = []
     for name, curve in (("memory-bound to 32", CURVE), ("rising", RISING)):
-        members = [Member(pool="crew", step_time=curve, responses_max=options.responses_max)] * options.members
+        members = [DispatchMember(pool="crew", step_time=curve, responses_max=options.responses_max)] * options.members
         for intra_group in INTRA_GROUP:
             rows += [{"step time": name} | row for row in gains(quantile, members, intra_group, seeds)]
     seconds = planning_s(options.rounds, time.perf_counter)

@@ -21,13 +21,13 @@ from benchmarks.baselines import finished_kept_process
 from benchmarks.crew_processes import Crew, Killed, cold_start_s, kill_schedule, slot_process
 from benchmarks.reporting import Target, finish
 from examples.warm_start import build_model, build_tokenizer
-from storage import layout, records
-from storage.assembly import Assembled, JournalReader
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.records import AliveRecord
-from storage.run import read_plan
-from storage.store import ObjectStore
+from storage.journal.assembly import Assembled, JournalReader
+from storage.records import layout, records
+from storage.records.records import HeartbeatRecord
+from storage.records.run import read_plan
+from storage.stores.connect import connect
+from storage.stores.store import ObjectStore
 from tasks.configuration.run_config import parse
 from tasks.preparing.iteration import prepare
 
@@ -119,7 +119,7 @@ def lost_at(kill: Killed, store: ObjectStore) -> tuple[int, float]:
     reader = JournalReader(store, read_plan(store, 0))
     kept = 0
     for key in store.list(layout.alive_all(0)):
-        alive = records.read(store, AliveRecord, key)
+        alive = records.read(store, HeartbeatRecord, key)
         if alive.pid == kill.pid:
             reader.shards.advance(alive.incarnation)
             kept = reader.shards.tokens(alive.incarnation)

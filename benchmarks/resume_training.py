@@ -24,26 +24,26 @@ from typing import Any
 
 from benchmarks.reporting import Target, finish
 from examples.warm_start import WarmStart, warm_start
-from storage import layout, records
 from storage.clock import SystemClock
-from storage.compaction import read_batches
-from storage.connect import connect
-from storage.local import TEMPORARY
-from storage.records import TrainingRecord
-from storage.run import exists
-from storage.store import ObjectStore
+from storage.journal.compaction import read_batches
+from storage.records import layout, records
+from storage.records.records import TrainingRecord
+from storage.records.run import exists
+from storage.stores.connect import connect
+from storage.stores.local import TEMPORARY
+from storage.stores.store import ObjectStore
 from storage.weights import tensor_sets
 from storage.weights.manifest import Manifest, TensorBlock
 from storage.weights.versions import pull_version
 from tasks.configuration.data import ArithmeticConfig
 from tasks.configuration.run_config import RunConfig, parse
-from tasks.learning.advance import advance
+from tasks.learning.train_iteration import train_iteration
 from tasks.preparing.iteration import prepare
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.sampling.session.member import generate_slot
 
 EXECUTION = "benchmark"
-PRELOAD = ["tasks.learning.advance", "tasks.sampling.engines.torch_engine", "examples.warm_start"]
+PRELOAD = ["tasks.learning.train_iteration", "tasks.sampling.engines.torch_engine", "examples.warm_start"]
 POLL_INTERVAL_S = 0.001
 SEED = 7  # for the kills; those of run k are drawn with SEED + k
 # In these few steps, sums modulo 2 are learned by half, so groups have mixed rewards and gradients are not zero.
@@ -104,7 +104,7 @@ def train_process(run_url: str, iteration: int, log_path: str) -> None:
     logger = logging.getLogger("tasks.learning")
     logger.setLevel(logging.INFO)
     logger.addHandler(logging.FileHandler(log_path))
-    advance(run_url, iteration, EXECUTION, SystemClock())
+    train_iteration(run_url, iteration, EXECUTION, SystemClock())
 
 
 def draw_kills(rng: random.Random, kills: int) -> list[Kill]:
@@ -247,7 +247,7 @@ def train_copy(
                 break
         if not kills[iteration]:
             paces[iteration] = pace
-        advance(str(run), iteration, EXECUTION, SystemClock())
+        train_iteration(str(run), iteration, EXECUTION, SystemClock())
         written_again += [key for key, _ in stamps(run).items() ^ before.items()]
         published_twice += max(0, sum(life.published for life in lives[first:]) - 1)
     return {

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.reporting import Target, finish
-from storage.fleet_records import AdmittedRun
+from storage.fleet.fleet_records import AdmittedRun
 from tasks.sharing.admission_forecast import predict_slowdowns, simulate_until_sure, sure_slowdowns
 from tasks.sharing.shared_cycles import Conditions
 

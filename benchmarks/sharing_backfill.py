@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from benchmarks.reporting import Target, finish
-from storage.fleet_records import AdmittedRun
+from storage.fleet.fleet_records import AdmittedRun
 from tasks.sharing.shared_cycles import Conditions, Helping, share_trainer
 
 CYCLE_S, PHASE_S, SWITCH_S = 600.0, 120.0, 2.0

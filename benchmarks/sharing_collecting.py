@@ -22,13 +22,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.reporting import Measured, Target, finish, interleave, ratios
 from examples.warm_start import build_tokenizer
-from storage import layout
 from storage.clock import SystemClock
-from storage.connect import connect
+from storage.records import layout
+from storage.stores.connect import connect
 from storage.weights.tensor_sets import read_manifest
 from tasks.configuration.run_config import RunConfig, parse
-from tasks.learning.advance import advance
 from tasks.learning.collecting import collect
+from tasks.learning.train_iteration import train_iteration
 from tasks.preparing.iteration import prepare
 from tasks.sampling.session.member import generate_slot
 
@@ -112,7 +112,7 @@ class Copies:
         if arm == APART:
             collect(str(run), 0, EXECUTION, clock)
             self.collector_s.append(time.process_time() - began_s)
-        advance(str(run), 0, EXECUTION, clock)
+        train_iteration(str(run), 0, EXECUTION, clock)
         took_s = time.process_time() - began_s
         self.found.append(digests(run))
         shutil.rmtree(run)

@@ -23,11 +23,11 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.reporting import Measured, Target, finish, measured
 from examples.warm_start import build_tokenizer
-from storage import layout, records
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.records import TrainingRecord
-from storage.run import read_plan, release_lease
+from storage.records import layout, records
+from storage.records.records import TrainingRecord
+from storage.records.run import read_plan, release_lease
+from storage.stores.connect import connect
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.learning.collecting import collect_and_wait
 from tasks.learning.launch import advance_here

@@ -31,7 +31,7 @@ from benchmarks.start_containers import (
     train_of,
 )
 from examples.warm_start import build_model, build_tokenizer
-from storage import layout
+from storage.records import layout
 from tasks.configuration.references import PlanReference
 
 HERE = Path(__file__).resolve().parents[1]

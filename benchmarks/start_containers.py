@@ -24,7 +24,7 @@ from flytekit.core.context_manager import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 from flytekit.models.literals import LiteralMap
 
-from storage.connect import connect
+from storage.stores.connect import connect
 from tasks.conclude import conclude
 from tasks.configuration.references import PlanReference, TrainOutcome
 from tasks.local_map import crew_map

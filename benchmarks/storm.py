@@ -27,9 +27,9 @@ from benchmarks.reporting import Measured, Target, finish, ratios
 from benchmarks.resume import GENERATIONS, make_model, make_run
 from benchmarks.squad import Blow, EngineTime, Squad, SquadRun, draw_blows, engine_time
 from resources.spot_trace import AWS_P3, PROCESSES, draw_trace, read_trace
-from storage.assembly import JournalReader
-from storage.connect import connect
-from storage.run import read_plan
+from storage.journal.assembly import JournalReader
+from storage.records.run import read_plan
+from storage.stores.connect import connect
 
 IN_FLIGHT = 4
 HOUR_S = 3600.0

@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.gpu.model import peaked_model
 from benchmarks.gpu.sizes import SHAPES, SMALL_SHAPE, ModelShape
 from benchmarks.reporting import Target, finish
-from storage.noise_keys import noise_key
-from storage.records import SamplingParams
+from storage.journal.noise_keys import noise_key
+from storage.records.records import SamplingParams
 from storage.weights.tensor_sets import TensorBlock
 from tasks.sampling.engines.engine import GenerationRequest
 from tasks.sampling.engines.kernels import Kernels, kernels_for

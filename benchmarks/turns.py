@@ -25,11 +25,11 @@ from examples.call_ledger import Audit, CallLedger, audited
 from examples.hidden_sums import LEDGER, dataset_rows
 from examples.tools_warm_start import warm_start
 from examples.warm_start import WarmStart
-from storage.assembly import Assembled
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.records import SamplingParams
-from storage.turns import TurnRecord, decode_turn
+from storage.journal.assembly import Assembled
+from storage.journal.turns import TurnRecord, decode_turn
+from storage.records.records import SamplingParams
+from storage.stores.connect import connect
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.run_config import parse
 from tasks.preparing.iteration import prepare

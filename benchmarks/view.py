@@ -20,12 +20,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.reporting import finish, measured
-from storage import layout, records
-from storage.connect import connect
 from storage.digests import digest_of
-from storage.framing import trailer_digest
-from storage.prompt_table import PromptRow, encode_prompts
-from storage.records import (
+from storage.journal.response_parts import PART_TOKENS, ResponsesRecord, StoredPart, divide
+from storage.journal.responses import Response, encode_responses
+from storage.journal.shard import Finish
+from storage.records import layout, records
+from storage.records.framing import trailer_digest
+from storage.records.prompt_table import PromptRow, encode_prompts
+from storage.records.records import (
     BatchRecord,
     ClosedRecord,
     GradedResponse,
@@ -36,10 +38,8 @@ from storage.records import (
     SlotPlan,
     Span,
 )
-from storage.response_parts import PART_TOKENS, ResponsesRecord, StoredPart, divide
-from storage.responses import Response, encode_responses
-from storage.shard import Finish
-from storage.store import ObjectStore
+from storage.stores.connect import connect
+from storage.stores.store import ObjectStore
 from tasks.configuration.run_config import dump, parse
 from tasks.planning.division import assign_groups
 from tasks.reporting.metrics_lines import write_metrics

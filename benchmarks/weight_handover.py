@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.reporting import Target
-from storage import layout
 from storage.clock import SystemClock
-from storage.local import LocalStore
+from storage.records import layout
+from storage.stores.local import LocalStore
 from storage.weights.cache import WeightCache
 from storage.weights.manifest import TensorBlock
 from storage.weights.tensor_sets import publish

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoTokenizer
 
 from examples.warm_start import WarmStart, build_tokenizer, warm_start
-from storage.noise_keys import noise_key
-from storage.records import SamplingParams
+from storage.journal.noise_keys import noise_key
+from storage.records.records import SamplingParams
 from storage.weights.tensor_sets import TensorBlock
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.data import ArithmeticConfig
@@ -95,7 +95,7 @@ def steps(model: Path, learning_rate: float, count: int) -> Iterator[Step]:
 
 
 def published(policy: Policy) -> dict[str, TensorBlock]:
-    """The policy's tensors as `tasks.learning.advance` publishes them in bfloat16."""
+    """The policy's tensors as `tasks.learning.train_iteration` publishes them in bfloat16."""
     return {name: as_block(tensor) for name, tensor in policy.tensors(torch.bfloat16).items()}
 
 

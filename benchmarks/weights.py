@@ -26,12 +26,12 @@ from benchmarks.late_joiner import PARTS, joined
 from benchmarks.reporting import Target, finish, interleave, medians, ratios
 from benchmarks.weight_handover import measure_handover
 from benchmarks.weight_steps import Step, make_policy, make_random_policy, steps
-from storage import layout, model_files
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.local import LocalStore
-from storage.run import open_run
-from storage.store import ObjectStore
+from storage.records import layout, model_files
+from storage.records.run import open_run
+from storage.stores.connect import connect
+from storage.stores.local import LocalStore
+from storage.stores.store import ObjectStore
 from storage.weights import deltas
 from storage.weights.cache import WeightCache
 from storage.weights.manifest import Manifest, TensorBlock

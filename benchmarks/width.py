@@ -19,16 +19,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.reporting import Target, finish
-from storage import layout, records
-from storage.assembly import JournalReader
-from storage.journal import PARALLEL_READS
-from storage.memory import MemoryStore
-from storage.metered import MeteredStore
-from storage.records import ClaimRecord, PlanRecord, SamplingParams, SlotPlan
-from storage.shard import Finish, Row, encode_shard
+from storage.journal.assembly import JournalReader
+from storage.journal.journal import PARALLEL_READS
+from storage.journal.shard import Finish, Row, encode_shard
+from storage.records import layout, records
+from storage.records.records import ClaimRecord, PlanRecord, SamplingParams, SlotPlan
+from storage.stores.memory import MemoryStore
+from storage.stores.metered import MeteredStore
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.trainer import TrainerConfig
-from tasks.learning.follow import FollowConfig, GroupFollower
+from tasks.learning.journal_follower import FollowConfig, GroupFollower
 
 WIDTHS = (64, 250, 1000)
 TOKENS_PER_S = 5000.0

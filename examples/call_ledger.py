@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.turns import TurnRecord
+from storage.journal.turns import TurnRecord
 from tasks.turns.current_call import CurrentCall
 
 BUSY_TIME_LIMIT_S = 30.0

@@ -9,17 +9,17 @@ from typing import Literal
 
 import numpy as np
 
-from storage import model_files, prompt_table
-from storage.assembly import Assembled, JournalReader
 from storage.clock import SystemClock
-from storage.compaction import read_responses
-from storage.connect import connect
-from storage.memory import MemoryStore
-from storage.records import PlanRecord
-from storage.responses import Response
-from storage.run import read_plan, read_run
-from storage.store import ObjectStore
-from storage.turns import decode_turn
+from storage.journal.assembly import Assembled, JournalReader
+from storage.journal.compaction import read_responses
+from storage.journal.responses import Response
+from storage.journal.turns import decode_turn
+from storage.records import model_files, prompt_table
+from storage.records.records import PlanRecord
+from storage.records.run import read_plan, read_run
+from storage.stores.connect import connect
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ObjectStore
 from storage.weights.versions import pull_version
 from tasks.configuration.run_config import parse
 from tasks.sampling.engines.choose import build_engine

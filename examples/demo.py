@@ -22,11 +22,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from examples.compare import undisturbed_equals
 from examples.run_workflow import run_workflow, show_command
 from examples.warm_start import WarmStart, warm_start
-from storage import layout
-from storage.connect import connect
-from storage.liveness import read_heartbeat
-from storage.run import exists, next_iteration, reports
-from storage.store import ObjectStore
+from storage.journal.liveness import read_heartbeat
+from storage.records import layout
+from storage.records.run import exists, next_iteration, reports
+from storage.stores.connect import connect
+from storage.stores.store import ObjectStore
 from tasks.preparing.local_training import ROOT
 from tasks.viewing.run_status import table
 

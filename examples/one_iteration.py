@@ -11,15 +11,15 @@ from pathlib import Path
 
 import gleaner
 from examples.warm_start import WarmStart, warm_start
-from storage import layout
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.records import PlanRecord, ReportRecord
-from storage.run import read_plan
-from storage.store import ObjectStore
+from storage.records import layout
+from storage.records.records import PlanRecord, ReportRecord
+from storage.records.run import read_plan
+from storage.stores.connect import connect
+from storage.stores.store import ObjectStore
 from tasks.configuration.data import ArithmeticConfig
 from tasks.configuration.run_config import RunConfig, parse
-from tasks.learning.advance import advance
+from tasks.learning.train_iteration import train_iteration
 from tasks.preparing.iteration import prepare
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.sampling.session.member import generate_slot
@@ -92,7 +92,7 @@ def roll_out(url: str, plan: PlanRecord, slot: int, has_notice: Callable[[], boo
 
 def train(url: str, plan: PlanRecord) -> None:
     """Train: read groups from the journal, grade responses, take the optimizer step, publish the next weights."""
-    record = advance(url, plan.iteration, EXECUTION, CLOCK)
+    record = train_iteration(url, plan.iteration, EXECUTION, CLOCK)
     print(f"  weight version {record.weight_version}, mean reward {record.metrics['reward']:.3f}")
 
 

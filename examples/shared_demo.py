@@ -27,8 +27,8 @@ from rich.table import Table
 
 from examples.run_workflow import exit_if_failed
 from examples.warm_start import build_model, build_tokenizer
-from storage.connect import connect
-from storage.run import read_plan, reports
+from storage.records.run import read_plan, reports
+from storage.stores.connect import connect
 from storage.weights.tensor_sets import TensorEntry, read_manifest
 from tasks.preparing.local_training import END_TIME_LIMIT_S, ROOT, workflow_command
 

@@ -29,16 +29,16 @@ from examples.hidden_sums import LEDGER, dataset_rows
 from examples.run_workflow import run_workflow, show_command
 from examples.tools_warm_start import warm_start
 from examples.warm_start import WarmStart
-from storage import layout
-from storage.assembly import JournalReader
-from storage.compaction import read_responses
-from storage.connect import connect
-from storage.liveness import read_heartbeat
-from storage.records import AliveRecord
-from storage.responses import Response
-from storage.run import exists, next_iteration, read_plan, reports
-from storage.store import ObjectStore
-from storage.turns import TurnRecord, decode_turn
+from storage.journal.assembly import JournalReader
+from storage.journal.compaction import read_responses
+from storage.journal.liveness import read_heartbeat
+from storage.journal.responses import Response
+from storage.journal.turns import TurnRecord, decode_turn
+from storage.records import layout
+from storage.records.records import HeartbeatRecord
+from storage.records.run import exists, next_iteration, read_plan, reports
+from storage.stores.connect import connect
+from storage.stores.store import ObjectStore
 from tasks.preparing.local_training import ROOT
 from tasks.viewing.run_status import table
 
@@ -84,7 +84,7 @@ class Kills:
                         break
                     time.sleep(LOOK_INTERVAL_S)
 
-    def _killed(self, alive: AliveRecord) -> bool:
+    def _killed(self, alive: HeartbeatRecord) -> bool:
         """Kill the slot if it has come to its point."""
         # Stopped, so that nothing happens between the look and the kill.
         os.kill(alive.pid, signal.SIGSTOP)
@@ -95,11 +95,11 @@ class Kills:
             console.print(f"iteration {ITERATION_KILLED}: SIGKILL to slot {alive.slot} (process {alive.pid}), {how}")
         return bool(how)
 
-    def _alive(self) -> list[AliveRecord]:
+    def _alive(self) -> list[HeartbeatRecord]:
         keys = self.store.list(layout.alive_all(ITERATION_KILLED))
         return [alive for key in keys if (alive := read_heartbeat(self.store, key)) is not None]
 
-    def _journals(self, alive: AliveRecord) -> bool:
+    def _journals(self, alive: HeartbeatRecord) -> bool:
         return exists(self.store, layout.shard(ITERATION_KILLED, alive.incarnation, 0))
 
     def _point_reached(self, slot: int) -> str:

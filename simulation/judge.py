@@ -1,8 +1,8 @@
 """The checks after a history, from the objects in the store alone and independent of the production reader.
 
 The reference reader and the expected fate of each group are written from docs/format.md (algorithms O, R and F). They
-share nothing with storage/assembly.py and tasks/learning except the decoding of a shard. JSON objects are read by a
-reader of their own, too.
+share nothing with storage/journal/assembly.py and tasks/learning except the decoding of a shard. A second reader, in
+simulation/stored_objects.py, decodes JSON objects.
 """
 
 from bisect import bisect_right
@@ -26,11 +26,11 @@ from simulation.simulated_machine import ShardMemory, shards_remembered
 from simulation.simulated_run import SimulatedRun
 from simulation.stored_objects import batch_of
 from simulation.undisturbed import Whole
-from storage import layout
-from storage.assembly import JournalReader
-from storage.records import BatchRecord, GradedResponse, PlanRecord
-from storage.shard import Finish, Row
-from storage.store import CorruptObject, ObjectStore
+from storage.journal.assembly import JournalReader
+from storage.journal.shard import Finish, Row
+from storage.records import layout
+from storage.records.records import BatchRecord, GradedResponse, PlanRecord
+from storage.stores.store import CorruptObject, ObjectStore
 from tasks.reporting.verification import IntegrityError, verified_parts
 
 # A member with a heartbeat at least every half claim_ttl_s, for three claim_ttl_s, lives in the view of every member,

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from simulation.ledger import Ledger
 from simulation.simulated_history import History
-from storage import layout
+from storage.records import layout
 
 
 def is_member(name: str) -> bool:

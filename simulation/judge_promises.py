@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from simulation.ledger import Decoded, Ledger
 from simulation.simulated_history import SLOWEST_CLOCK, History
 from simulation.stored_objects import batch_of
-from storage import layout
-from storage.records import PlanRecord
-from storage.shard import Row
+from storage.journal.shard import Row
+from storage.records import layout
+from storage.records.records import PlanRecord
 
 # Without faults a member makes at most this many requests, each with a way to the store and one back, in a round of the
 # flush lane (a shard, a heartbeat) and in one of the claim lane (claims, the end, a look, which reads other journals).

@@ -14,9 +14,9 @@ from simulation.ledger import Claim, Ledger
 from simulation.reference_reader import Reference
 from simulation.simulated_history import History
 from simulation.stored_objects import body_of
-from storage import layout
-from storage.shard import Finish, Row
-from storage.store import CorruptObject
+from storage.journal.shard import Finish, Row
+from storage.records import layout
+from storage.stores.store import CorruptObject
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ from simulation.simulated_path import swept_by
 from simulation.simulated_step import Blocks, bits_of, factors_of, first_weights, restored, stepped
 from simulation.stored_objects import batch_of, body_of
 from simulation.undisturbed import Whole
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.compaction import read_responses
-from storage.memory import MemoryStore
-from storage.records import BatchRecord, GradedResponse, PlanRecord, ReportRecord, SlotLife
-from storage.responses import Response
-from storage.run import reports
-from storage.store import StorageError
+from storage.journal.compaction import read_responses
+from storage.journal.responses import Response
+from storage.records import layout, records
+from storage.records.records import BatchRecord, GradedResponse, PlanRecord, ReportRecord, SlotLife
+from storage.records.run import reports
+from storage.stores.memory import MemoryStore
+from storage.stores.store import StorageError
 from storage.weights.versions import pull_version
 
 

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from simulation.reference_reader import Reference
 from simulation.simulated_crew import Outcome
-from storage import layout
-from storage.shard import Finish, Origin, Row
-from storage.turns import CallRecord, decode_turn
+from storage.journal.shard import Finish, Origin, Row
+from storage.journal.turns import CallRecord, decode_turn
+from storage.records import layout
 from tasks.turns.scripted_environments import NotedCall
 
 

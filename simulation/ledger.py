@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from simulation.stored_objects import body_of
-from storage import layout
-from storage.memory import MemoryStore
-from storage.store import ObjectMissing, ObjectStore
+from storage.records import layout
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ObjectMissing, ObjectStore
 from tasks.turns.scripted_environments import ToolServer
 
 PROBE_NAME = re.compile(rf"{layout.PROBE}\w+")

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage import fleet_layout, layout, records
 from storage.clock import Clock
-from storage.fleet_records import Tier
-from storage.memory import MemoryStore
-from storage.run import exists
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_records import Tier
+from storage.records import layout, records
+from storage.records.run import exists
+from storage.stores.memory import MemoryStore
 from storage.weights.manifest import Manifest
 from tasks.sharing.workers import Restored, WorkerPhase
 

@@ -9,10 +9,10 @@ from typing import Any
 from simulation.ledger import Ledger
 from simulation.stored_objects import body_of
 from simulation.virtual_time import Timeline
-from storage import layout
-from storage.memory import MemoryStore
-from storage.run import exists, next_iteration
-from storage.stored_versions import list_versions
+from storage.records import layout
+from storage.records.run import exists, next_iteration
+from storage.stores.memory import MemoryStore
+from storage.weights.stored_versions import list_versions
 
 LENGTH_TABLES_KEPT = 4
 ERASED = ("journal", "asks", "alive", "claims")

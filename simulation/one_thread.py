@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from storage import claims, journal, retention
+from storage.journal import claims, journal, retention
 from storage.weights import fetch, inspection, objects, tensor_sets, versions
 
 POOLS = (claims, journal, retention, tensor_sets, versions)

@@ -1,6 +1,6 @@
 """The reference reader: claims and shards as docs/format.md says (algorithms O and R), apart from production's reader.
 
-It shares nothing with storage/assembly.py but the decoding of a shard.
+It shares nothing with storage/journal/assembly.py but the decoding of a shard.
 """
 
 from collections import defaultdict
@@ -12,10 +12,10 @@ import numpy as np
 from simulation.ledger import Claim, Ledger
 from simulation.simulated_machine import ShardMemory
 from simulation.undisturbed import Whole
-from storage import layout
-from storage.records import PlanRecord, Span
-from storage.shard import Finish, Row
-from storage.store import ObjectStore
+from storage.journal.shard import Finish, Row
+from storage.records import layout
+from storage.records.records import PlanRecord, Span
+from storage.stores.store import ObjectStore
 
 NO_SEAL = 1 << 62
 

@@ -22,12 +22,12 @@ from simulation.simulated_strikes import Cast, Strikes
 from simulation.simulated_trainer import SimulatedTrainer, keep_lease, observe
 from simulation.undisturbed import Whole, undisturbed
 from simulation.virtual_time import Timeline
-from storage import layout
-from storage.assembly import JournalReader
-from storage.crew_records import note_rollout_ended
-from storage.faults import Crashed
-from storage.records import TRAIN_POOL
-from storage.store import CorruptObject, StoreDenied, StoreUnavailable
+from storage.journal.assembly import JournalReader
+from storage.records import layout
+from storage.records.crew_records import note_rollout_ended
+from storage.records.records import TRAIN_POOL
+from storage.stores.faults import Crashed
+from storage.stores.store import CorruptObject, StoreDenied, StoreUnavailable
 from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.session.crew_watch import CrewLost
 from tasks.sampling.session.session_outcome import Preempted

@@ -17,13 +17,14 @@ from simulation.simulated_session import Machine
 from simulation.simulated_weather import in_outage, in_refusal
 from simulation.simulated_workers import SimulatedWorkers, patient
 from simulation.virtual_time import Process, Timeline
-from storage import fleet_layout, layout, records
-from storage.faults import Crashed, FaultRates, FaultyStore
-from storage.fleet_records import AdmittedRun, DueRecord, FleetRecord, HostRecord, LeftRecord
-from storage.memory import NestedStore
-from storage.records import RunRecord
-from storage.run import exists
-from storage.store import ObjectStore, StoreDenied, StoreUnavailable
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_records import AdmittedRun, DueRecord, FleetRecord, HostRecord, LeftRecord
+from storage.records import layout, records
+from storage.records.records import RunRecord
+from storage.records.run import exists
+from storage.stores.faults import Crashed, FaultRates, FaultyStore
+from storage.stores.memory import NestedStore
+from storage.stores.store import ObjectStore, StoreDenied, StoreUnavailable
 from storage.weights.manifest import Manifest
 from tasks.sharing.host import Host
 from tasks.sharing.host_settings import HostSettings

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from simulation.simulated_weather import draw_weather, in_calm
-from storage.faults import FaultRates
+from storage.stores.faults import FaultRates
 
 FleetStrikeKind = Literal[
     "kill", "freeze", "suspend", "clock", "heartbeat", "outage", "denied", "worker", "run away", "told"

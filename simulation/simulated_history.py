@@ -12,9 +12,9 @@ from typing import Literal
 
 from simulation.simulated_absence import Absence, draw_absence
 from simulation.simulated_weather import draw_weather, in_calm, in_outage, in_refusal
-from storage.faults import FaultRates
-from storage.planning_records import SeedingRecord
-from storage.records import JOINED_POOL, TRAIN_POOL, PlanRecord, SamplingParams, SlotPlan
+from storage.records.planning_records import SeedingRecord
+from storage.records.records import JOINED_POOL, TRAIN_POOL, PlanRecord, SamplingParams, SlotPlan
+from storage.stores.faults import FaultRates
 from tasks.planning.division import assign_groups
 from tasks.turns.scripted_environments import Script
 

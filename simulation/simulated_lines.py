@@ -12,8 +12,8 @@ from typing import Literal, Protocol
 
 from simulation.simulated_session import Machine
 from simulation.virtual_time import ProcessClock, Timeline
-from storage.faults import Crashed, CrashingStore, FaultRates, FaultyStore
-from storage.store import ObjectStore, StoreDenied, StoreUnavailable
+from storage.stores.faults import Crashed, CrashingStore, FaultRates, FaultyStore
+from storage.stores.store import ObjectStore, StoreDenied, StoreUnavailable
 
 MOMENTS: tuple[Literal["before", "after", "later"], ...] = ("before", "after", "later")
 # A wait for the store of so many times its usual latency is a delay, and no longer the store's usual time.

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from simulation.ledger import Ledger
 from simulation.simulated_history import CONTEXT, SLOWEST_CLOCK, VOCABULARY, History
 from simulation.simulated_step import version_of
-from storage import journal
 from storage.clock import Clock
-from storage.shard import Row, decode_shard, encode_shard
+from storage.journal import journal
+from storage.journal.shard import Row, decode_shard, encode_shard
 from storage.weights.tensor_sets import TensorBlock
 from tasks.sampling.engines.engine import EngineDied, EngineError, GenerationRequest, TokenDelta
 from tasks.sampling.engines.scripted_engine import ScriptedEngine

@@ -14,12 +14,12 @@ from simulation.simulated_machine import HangingEngine
 from simulation.simulated_session import Machine, SimulatedSession
 from simulation.undisturbed import prompt
 from simulation.virtual_time import Process
-from storage import layout
-from storage.assembly import JournalReader
 from storage.clock import Clock
-from storage.records import JOINED_POOL, TRAIN_POOL
-from storage.run import exists
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.journal.assembly import JournalReader
+from storage.records import layout
+from storage.records.records import JOINED_POOL, TRAIN_POOL
+from storage.records.run import exists
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.weights.tensor_sets import TensorBlock
 from storage.weights.versions import pull_version
 from tasks.configuration.planning import PlanningConfig

@@ -13,14 +13,14 @@ from typing import Any
 from simulation.simulated_history import STOP_TOKEN, History
 from simulation.simulated_step import publish_first
 from simulation.undisturbed import prompt
-from storage import layout, prompt_table, records
 from storage.clock import Clock
 from storage.digests import digest_of
-from storage.records import JOINED_POOL, TRAIN_POOL, LeaseRecord, PlanRecord, SettingsRecord
-from storage.retention import Swept, sweep
-from storage.retention_config import RetentionConfig
-from storage.run import RunBusy, acquire_lease, exists, next_iteration, next_prompt, read_plan, release_lease
-from storage.store import ObjectStore, StoreDenied, StoreUnavailable, commit
+from storage.journal.retention import Swept, sweep
+from storage.journal.retention_config import RetentionConfig
+from storage.records import layout, prompt_table, records
+from storage.records.records import JOINED_POOL, TRAIN_POOL, LeaseRecord, PlanRecord, SettingsRecord
+from storage.records.run import RunBusy, acquire_lease, exists, next_iteration, next_prompt, read_plan, release_lease
+from storage.stores.store import ObjectStore, StoreDenied, StoreUnavailable, commit
 from tasks.concluding.iteration import GOODBYE_S, ITERATIONS_SWEPT
 from tasks.configuration.iteration_config import settings_of
 from tasks.configuration.run_config import RunConfig, dump, parse

@@ -30,10 +30,10 @@ from simulation.simulated_path import (
 from simulation.simulated_session import Machine
 from simulation.simulated_standing import StandingCrew
 from simulation.virtual_time import Timeline
-from storage.compaction import read_responses
-from storage.records import PlanRecord
-from storage.run import ConcludedByAnother, RunBusy, next_iteration, read_plan
-from storage.store import CorruptObject, ObjectMissing, ObjectStore, StoreDenied
+from storage.journal.compaction import read_responses
+from storage.records.records import PlanRecord
+from storage.records.run import ConcludedByAnother, RunBusy, next_iteration, read_plan
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore, StoreDenied
 
 # How long the tasks of the path may take beyond what an iteration may.
 PATH_LIMIT_S = 5000.0

@@ -10,7 +10,7 @@ from typing import Any
 from greenlet import getcurrent  # type: ignore[import-untyped]
 
 from simulation.virtual_time import Process, Timeline
-from storage.faults import Crashed
+from storage.stores.faults import Crashed
 from tasks.sampling.session.actions import Lane
 from tasks.sampling.session.session import Session
 

@@ -20,10 +20,10 @@ from simulation.simulated_machine import HangingEngine
 from simulation.simulated_member import EXECUTION
 from simulation.simulated_session import Machine
 from simulation.virtual_time import Timeline
-from storage import layout
-from storage.records import PlanRecord
-from storage.run import exists, lease_holder
-from storage.store import ObjectMissing, ObjectStore
+from storage.records import layout
+from storage.records.records import PlanRecord
+from storage.records.run import exists, lease_holder
+from storage.stores.store import ObjectMissing, ObjectStore
 from storage.weights.versions import pull_version
 from tasks.sampling.session.route import Route
 from tasks.sampling.session.session_outcome import EngineHealth, SessionOutcome

@@ -12,12 +12,12 @@ from contextlib import suppress
 import numpy as np
 
 from simulation.simulated_history import History
-from storage import layout, records
 from storage.clock import Clock
-from storage.noise_keys import mix64
-from storage.records import BatchRecord, PlanRecord, TrainingRecord
-from storage.run import exists
-from storage.store import ConflictingRecord, ObjectStore
+from storage.journal.noise_keys import mix64
+from storage.records import layout, records
+from storage.records.records import BatchRecord, PlanRecord, TrainingRecord
+from storage.records.run import exists
+from storage.stores.store import ConflictingRecord, ObjectStore
 from storage.weights.adapters import FIRST, SECOND, WEIGHT, AdapterRecord, publish_adapter
 from storage.weights.manifest import PUBLISHED_AT_S, TensorBlock
 from storage.weights.tensor_sets import publish, pull

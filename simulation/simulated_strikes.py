@@ -15,9 +15,9 @@ from simulation.simulated_lines import Lines
 from simulation.simulated_machine import HangingEngine
 from simulation.simulated_session import Machine
 from simulation.virtual_time import Timeline
-from storage import layout
-from storage.envelope import wrap
-from storage.records import AliveRecord
+from storage.records import layout
+from storage.records.envelope import wrap
+from storage.records.records import HeartbeatRecord
 
 HOUR_S = 3600.0
 # How many of those that live when the iteration is closed are frozen then, and for how long.
@@ -174,7 +174,7 @@ class Strikes:
         store, iteration = self._ledger.store, self._history.plan.iteration
         keys = [*store.list(layout.alive_all(iteration)), layout.alive(iteration, STRANGER)]
         key, garbage = self._rng.choice(keys), self._rng.random() < 0.5
-        later = wrap(key, AliveRecord.KIND, b'{"incarnation":"later","zeal":1}')
+        later = wrap(key, HeartbeatRecord.KIND, b'{"incarnation":"later","zeal":1}')
         store.put(key, self._rng.randbytes(self._rng.randint(1, 200)) if garbage else later)
         # A process that reads it may take its writer for living for as long as it takes to see that it is silent.
         self._ledger.note_fault(self._history.claim_ttl_s / SLOWEST_CLOCK)

@@ -17,15 +17,15 @@ from simulation.simulated_path import LEASE_BEAT_S
 from simulation.simulated_step import is_done, lacks_state, publish_and_save, restored, save, trained
 from simulation.undisturbed import Whole, begins, prompt
 from simulation.virtual_time import Process
-from storage import layout
-from storage.assembly import Assembled, JournalReader
-from storage.prompt_table import PromptRow
-from storage.records import BatchRecord, GradedResponse
-from storage.run import beat_lease, exists
-from storage.store import CorruptObject, ObjectMissing, ObjectStore, StorageError
+from storage.journal.assembly import Assembled, JournalReader
+from storage.records import layout
+from storage.records.prompt_table import PromptRow
+from storage.records.records import BatchRecord, GradedResponse
+from storage.records.run import beat_lease, exists
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore, StorageError
 from tasks.configuration.rewards import RewardConfig
 from tasks.grading.grader import Grader
-from tasks.learning.follow import FollowConfig, GroupFollower
+from tasks.learning.journal_follower import FollowConfig, GroupFollower
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.prompts.prompt import Message
 from tasks.sampling.session.crew_watch import LeftAlone
@@ -63,7 +63,7 @@ class SimulatedTrainer:
         self._is_fruitless = False
 
     def advance(self) -> None:
-        """Train an iteration and publish the next weight version, as `advance` in tasks/learning/advance.py."""
+        """Train an iteration and publish the next weight version, as `advance` in tasks/learning/train_iteration.py."""
         store, plan, clock = self._store, self._plan, self._process.clock
         began_at_s, began_s = clock.wall(), clock.monotonic()
         is_published = is_done(store, plan)
@@ -173,7 +173,7 @@ def _follow(history: History) -> FollowConfig:
 
 
 def keep_lease(store: ObjectStore, process: Process) -> None:
-    """Refresh the run's lease until the process ends, as `keep_lease` in tasks/learning/advance.py."""
+    """Refresh the run's lease until the process ends, as `keep_lease` in tasks/learning/train_iteration.py."""
     while True:
         process.clock.sleep(LEASE_BEAT_S)
         with suppress(StorageError):

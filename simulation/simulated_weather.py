@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from storage.faults import FaultRates
+from storage.stores.faults import FaultRates
 
 
 def draw_weather(rng: random.Random, ttl_s: float) -> FaultRates:

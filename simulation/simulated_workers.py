@@ -15,14 +15,14 @@ from simulation.ledger_of_fleet import LedgerOfFleet
 from simulation.simulated_fleet_history import FleetHistory
 from simulation.simulated_session import Machine
 from simulation.virtual_time import ROUNDING_S, Process, Timeline
-from storage import layout, records
 from storage.clock import Clock
-from storage.faults import Crashed
-from storage.fleet_records import AdmittedRun
-from storage.run import is_trained
-from storage.store import ObjectMissing, ObjectStore, StorageError, StoreDenied, StoreUnavailable
-from storage.stored_versions import restored_from
+from storage.fleet.fleet_records import AdmittedRun
+from storage.records import layout, records
+from storage.records.run import is_trained
+from storage.stores.faults import Crashed
+from storage.stores.store import ObjectMissing, ObjectStore, StorageError, StoreDenied, StoreUnavailable
 from storage.weights.manifest import Manifest, TensorBlock
+from storage.weights.stored_versions import restored_from
 from storage.weights.tensor_sets import pull_some, read_manifest, write_object
 from tasks.sharing import residents
 from tasks.sharing.workers import ON_DEVICE, Restored, WorkerPhase, WorkerState

@@ -1,4 +1,4 @@
-"""A reader of the JSON objects of a run, written from docs/format.md section 3 and independent of storage/records.py.
+"""A reader of the JSON objects of a run, written from docs/format.md section 3, independent of the production reader.
 
 It builds the envelope again from the front and compares, where the production reader looks at the bytes from the back.
 """
@@ -8,8 +8,8 @@ from typing import Any
 
 from blake3 import blake3
 
-from storage.records import BatchRecord, GradedResponse, Span
-from storage.store import CorruptObject
+from storage.records.records import BatchRecord, GradedResponse, Span
+from storage.stores.store import CorruptObject
 
 DIGITS = 32
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from simulation.simulated_history import CONTEXT, VOCABULARY, History
-from storage.assembly import Assembled
 from storage.clock import ManualClock
-from storage.noise_keys import noise_key
-from storage.prompt_table import PromptRow
-from storage.shard import Finish, Logprobs, TokenIds
+from storage.journal.assembly import Assembled
+from storage.journal.noise_keys import noise_key
+from storage.journal.shard import Finish, Logprobs, TokenIds
+from storage.records.prompt_table import PromptRow
 from tasks.sampling.engines.engine import FinishReason, GenerationRequest
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.turns.environments import Answer, OpenTurn

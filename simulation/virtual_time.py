@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from greenlet import greenlet  # type: ignore[import-untyped]
 
-from storage.faults import Crashed
+from storage.stores.faults import Crashed
 
 # Times that are counted from different beginnings may differ by this.
 ROUNDING_S = 1e-6

@@ -6,17 +6,23 @@ of this machine that a signal has stopped are waited for by `StoppedProcesses`. 
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from storage.clock import Clock
 
 log = logging.getLogger(__name__)
+# Takes how far something long is: what is done now, how much of it is done, out of how much (0: not known).
+Progress = Callable[[str, int, int], None]
 SILENT_S = 10.0
 REPEAT_S = 60.0
 # Enough to look at a process in a debugger or to let it go on by hand; a machine is paid for meanwhile.
 STOPPED_LIMIT_S = 600.0
 STOPPED_LOOK_S = 2.0
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """A Progress that shows nothing."""
 
 
 class Wait:

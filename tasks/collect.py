@@ -6,7 +6,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from resources.ending import ends_on_notice
 from resources.pools import ControlPoolConfig, task_settings
 from storage.clock import SystemClock
-from storage.store import StoreUnavailable
+from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.pod_story import place_of, tells, work_on
 

@@ -7,12 +7,12 @@ from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.pools import ControlPoolConfig, task_settings
-from storage.connect import connect
-from storage.failures import last_failures
-from storage.store import StoreUnavailable
+from storage.records.failures import last_failures
+from storage.stores.connect import connect
+from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import EvaluationOutcome, IterationOutcome
 from tasks.pod_story import tells
-from tasks.reporting.last_failures import KILLED, Work, failure_line, keep
+from tasks.reporting.last_failures import KILLED, TaskSubject, failure_line, keep
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -48,6 +48,6 @@ def _last(concluded: IterationOutcome) -> str:
         raise FlyteRecoverableException(str(error)) from error
     if found:
         return failure_line(found[0])
-    work = Work(task="evaluation", run_url=concluded.run_url, iteration=concluded.weight_version)
+    work = TaskSubject(task="evaluation", run_url=concluded.run_url, iteration=concluded.weight_version)
     keep(work, RuntimeError(told), told)
     return told

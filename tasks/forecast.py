@@ -6,8 +6,8 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from resources.pools import ControlPoolConfig, task_settings
 from resources.visible_text import markup
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.store import StoreUnavailable
+from storage.stores.connect import connect
+from storage.stores.store import StoreUnavailable
 from tasks.configuration.run_config import parse
 from tasks.pod_story import tells
 

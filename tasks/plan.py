@@ -7,13 +7,13 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from resources.pools import ControlPoolConfig, task_settings
 from storage.clock import SystemClock
 from storage.process_identity import process_name
-from storage.run import ConcludedByAnother
-from storage.store import StoreUnavailable
+from storage.records.run import ConcludedByAnother
+from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import parse
 from tasks.pod_story import tells
 from tasks.prompts.auto_tokenizer import forgo_models
-from tasks.reporting.last_failures import Work
+from tasks.reporting.last_failures import TaskSubject
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -47,7 +47,7 @@ def plan(
     del after
     forgo_models_in_a_container()
     settings, clock = parse(config), SystemClock()
-    work = Work(task="plan", run_url=settings.run.url, execution=execution_name())
+    work = TaskSubject(task="plan", run_url=settings.run.url, execution=execution_name())
     with tells(f"run {settings.run.url}, plan of the next iteration", work) as log:
         try:
             with progress() as shown:

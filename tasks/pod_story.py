@@ -17,13 +17,13 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from resources.granted import Granted, MachineTooSmall, granted, is_in_a_pod, memory_peak
 from resources.visible_text import shortened, show_logs, visible
 from resources.work_log import WorkLog, chain_of, which_of_chain, work_log
-from storage.failures import Task
-from storage.open_sessions import close_at_exit
-from storage.store import StoreDenied, StoreUnavailable
+from storage.records.failures import Task
+from storage.stores.open_sessions import close_at_exit
+from storage.stores.store import StoreDenied, StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.device.gpu_check import WrongGpus
 from tasks.learning.rank_ends import RanksFailed
-from tasks.reporting.last_failures import Work, forget, keep, keep_silent_end
+from tasks.reporting.last_failures import TaskSubject, forget, keep, keep_silent_end
 
 CAUSE_CHARACTERS_MAX = 400
 _ADVICE: tuple[tuple[type[BaseException], str], ...] = (
@@ -64,13 +64,13 @@ def place_of(plan: PlanReference, slot: int | None = None) -> str:
     return place if slot is None else f"{place}, slot {slot}"
 
 
-def work_on(plan: PlanReference, task: Task) -> Work:
+def work_on(plan: PlanReference, task: Task) -> TaskSubject:
     """The work of a task on a planned iteration."""
-    return Work(task=task, run_url=plan.run_url, execution=plan.execution, iteration=plan.iteration)
+    return TaskSubject(task=task, run_url=plan.run_url, execution=plan.execution, iteration=plan.iteration)
 
 
 @contextmanager
-def tells(place: str, work: Work | None, what: str = "") -> Iterator[WorkLog | None]:
+def tells(place: str, work: TaskSubject | None, what: str = "") -> Iterator[WorkLog | None]:
     """Write what the task does in the block, and how it ends; yields the log, or None where there is none.
 
     Keep an error inside the block as the last failure of its task in the run, until the task succeeds. In a pod,

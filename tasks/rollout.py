@@ -10,11 +10,11 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from resources.notice import EXIT_CODE, PreemptionNotice
 from resources.pools import PoolConfig, pod_template
 from storage.clock import SystemClock
-from storage.store import StoreUnavailable
+from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import PlanReference, SlotOutcome
 from tasks.device.gpu_check import WrongNode
 from tasks.pod_story import place_of, tells
-from tasks.reporting.last_failures import Work
+from tasks.reporting.last_failures import TaskSubject
 
 if TYPE_CHECKING:
     from tasks.sampling.session.session_outcome import SessionOutcome
@@ -64,7 +64,7 @@ def attempt(
 
     # A standing member fails at the iteration that the run has come to.
     at = plan.iteration if iterations == 1 else None
-    work = Work(task="rollout", run_url=plan.run_url, execution=plan.execution, iteration=at, slot=slot)
+    work = TaskSubject(task="rollout", run_url=plan.run_url, execution=plan.execution, iteration=at, slot=slot)
     what = "rollout" if iterations == 1 else "standing crew"
     with tells(place_of(plan, slot), work, what) as log, PreemptionNotice() as notice:
         try:

@@ -7,15 +7,15 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.granted import is_in_a_pod
 from resources.pools import ControlPoolConfig, task_settings
-from storage.connect import connect
-from storage.crew_records import note_rollout_ended
-from storage.failures import slot_failures
-from storage.run import next_iteration
-from storage.store import StoreUnavailable
+from storage.records.crew_records import note_rollout_ended
+from storage.records.failures import slot_failures
+from storage.records.run import next_iteration
+from storage.stores.connect import connect
+from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.local_map import after_standing_map, failed_slots
 from tasks.pod_story import place_of, tells
-from tasks.reporting.last_failures import Work, keep
+from tasks.reporting.last_failures import TaskSubject, keep
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -35,7 +35,9 @@ def rollout_ended(plan: PlanReference, pool: str, slots: list[int], iterations: 
         known = slot_failures(store, first, plan.execution)
         for slot, cause in failed_slots(plan).items():
             if slot not in known:
-                work = Work(task="rollout", run_url=plan.run_url, execution=plan.execution, iteration=first, slot=slot)
+                work = TaskSubject(
+                    task="rollout", run_url=plan.run_url, execution=plan.execution, iteration=first, slot=slot
+                )
                 keep(work, RuntimeError(cause), cause)
 
     # On one machine it is no phase of its own.

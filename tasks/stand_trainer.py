@@ -7,10 +7,10 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.notice import EXIT_CODE
 from resources.pools import PoolConfig, pod_template
-from storage.store import StoreUnavailable
+from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.pod_story import place_of, tells
-from tasks.reporting.last_failures import Work
+from tasks.reporting.last_failures import TaskSubject
 
 DEFAULT_POOL = PoolConfig()
 
@@ -29,7 +29,7 @@ def stand_trainer(plan: PlanReference, iterations: int) -> bool:
     from tasks.sharing.standing_trainer import stand  # noqa: PLC0415 - when the task runs
 
     # It fails at the iteration that the run has come to.
-    work = Work(task="train", run_url=plan.run_url, execution=plan.execution)
+    work = TaskSubject(task="train", run_url=plan.run_url, execution=plan.execution)
     with tells(place_of(plan), work, "standing trainer") as log:
         try:
             is_over = stand(plan, iterations)

@@ -9,7 +9,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from resources.ending import ends_on_notice
 from resources.pools import PoolConfig, pod_template
 from storage.clock import Clock, SystemClock
-from storage.records import TrainingRecord
+from storage.records.records import TrainingRecord
 from tasks.configuration.references import PlanReference, TrainOutcome
 from tasks.pod_story import place_of, tells, work_on
 
@@ -33,7 +33,7 @@ def train(plan: PlanReference) -> TrainOutcome:
 def trained(plan: PlanReference, advance: Callable[[str, int, str, Clock], TrainingRecord]) -> TrainOutcome:
     """The body of the task; raises FlyteRecoverableException if another attempt may help, and ends at SIGTERM.
 
-    advance: `tasks.learning.advance.advance`, or what calls that.
+    advance: `tasks.learning.train_iteration.advance`, or what calls that.
     """
     from tasks.learning.launch import MAY_PASS  # noqa: PLC0415 - when the task runs
     from tasks.learning.rank_ends import RanksFailed  # noqa: PLC0415

@@ -17,9 +17,9 @@ from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
 
 from resources.ending import ends_on_notice
 from resources.pools import pod_template
-from storage.connect import connect
-from storage.run import read_plan
-from storage.store import StoreUnavailable
+from storage.records.run import read_plan
+from storage.stores.connect import connect
+from storage.stores.store import StoreUnavailable
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.references import PlanReference, TrainOutcome
 from tasks.train import DEFAULT_POOL, trained
@@ -72,9 +72,9 @@ def gang(nnodes: int, nproc_per_node: int) -> Gang:
 )
 def train_elastic(plan: PlanReference) -> TrainOutcome:
     """Run the train task on every rank; the first rank's outcome counts."""
-    from tasks.learning.advance import advance  # noqa: PLC0415 - when the task runs
+    from tasks.learning.train_iteration import train_iteration  # noqa: PLC0415 - when the task runs
 
-    return trained(plan, advance)
+    return trained(plan, train_iteration)
 
 
 def elastic_trainer(nnodes: int, nproc_per_node: int) -> Any:

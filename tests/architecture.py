@@ -50,7 +50,7 @@ LIBRARIES_ALLOWED = {
 TRACKERS = {"tensorboard", "wandb", "mlflow"}
 _FLYTE_MODULES = r"resources\.(pools|pod_template|images|flyte_admin|kubernetes_api)|tasks\.\w+|workflows(\.\w+)?"
 CONFINED = {
-    "torch": r"tasks\.learning\.(?!(padding|follow|recorded_batches|pretrained)$)\w+"
+    "torch": r"tasks\.learning\.(?!(padding|journal_follower|recorded_batches|pretrained)$)\w+"
     r"|tasks\.sampling\.engines\.(torch_engine|adapter_merge|\w*decoder|batch|kernels|window|row_attention|step_graphs|\w+_cache|slot_table|steady_positions|keyed_noise\w*|weight_tensors|vllm_(engine|sampler|handover|patch))"
     r"|tasks\.(models\.stored_names|preparing\.(model_trial|small_copy)|grading\.reward_model|(device|doctor)\.\w+)",
     "triton": r"tasks\.sampling\.engines\.keyed_noise_triton",
@@ -62,7 +62,7 @@ CONFINED = {
 # Libraries that take long to import, and the modules that need not wait for them.
 HEAVY = {"torch", "triton", "transformers", "datasets", "vllm", "s3fs", "math_verify", "flytekit"} | TRACKERS
 LIGHT = re.compile(
-    r"storage\.(?!(s3|s3_answers|cloud)$)[\w.]+|resources\.(?!(pod_template|flyte_admin)$)\w+|tasks\.(configuration|crew_model|planning|prompts|reporting)\.\w+"
+    r"storage\.(?!(stores\.)?(s3|s3_answers|cloud)$)[\w.]+|resources\.(?!(pod_template|flyte_admin)$)\w+|tasks\.(configuration|crew_model|planning|prompts|reporting)\.\w+"
     r"|tasks\.sharing\.(?!phase_trainer$)\w+|tasks\.sampling\.engines\.(choose|vllm_names|vllm_settings)"
 )
 # What containers import waits for Flyte and nothing else that is heavy. The plugin of train_elastic imports torch.

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from storage.prompt_table import PromptRow
-from storage.shard import Finish
-from storage.turns import TurnRecord, decode_turn
+from storage.journal.shard import Finish
+from storage.journal.turns import TurnRecord, decode_turn
+from storage.records.prompt_table import PromptRow
 from tasks.turns.environments import Answer, Environments, OpenTurn
 
 STOP = 0

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from storage import layout, records
-from storage.assembly import JournalReader
 from storage.clock import ManualClock
-from tasks.crew_model.rebalance import Seeker, Turns
+from storage.journal.assembly import JournalReader
+from storage.records import layout, records
+from tasks.crew_model.rebalance import Seeker, Transfers
 from tasks.sampling.session.claimant import Claimant
 from tests.journals import a_plan, beat
 
@@ -37,7 +37,7 @@ def look(claimant, seeker, known, released=0):
     claimant.refresh()
     seen = claimant.look(known, held=seeker.held, released=released)
     taken = [*seen.stray]
-    turns = Turns(seeker, seen.holders, seen.unclaimed, seen.unseen)
+    turns = Transfers(seeker, seen.holders, seen.unclaimed, seen.unseen)
     while not seen.stray and (transfer := turns.next()):
         work = claimant.take(transfer).work
         turns.took(transfer, len(work))

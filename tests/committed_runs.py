@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from storage import layout, records
-from storage.assembly import JournalReader
-from storage.compaction import read_batches
 from storage.digests import digest_of
-from storage.prompt_table import PromptRow, encode_prompts
-from storage.records import BatchRecord, GradedResponse, PlanRecord, ReportRecord, RunRecord
-from storage.shard import Finish
-from storage.store import ObjectStore
+from storage.journal.assembly import JournalReader
+from storage.journal.compaction import read_batches
+from storage.journal.shard import Finish
+from storage.records import layout, records
+from storage.records.prompt_table import PromptRow, encode_prompts
+from storage.records.records import BatchRecord, GradedResponse, PlanRecord, ReportRecord, RunRecord
+from storage.stores.store import ObjectStore
 from storage.weights.tensor_sets import TensorBlock, publish
 from tests.journals import Incarnation, a_plan
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from storage.memory import MemoryStore
+from storage.stores.memory import MemoryStore
 
 
 class Killed(BaseException):

@@ -15,7 +15,7 @@ from tests.small_run import (
     memory_store,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 
 URL = "memory://evaluate"
@@ -35,7 +35,7 @@ def trained_run(model: Path) -> dict[str, bytes]:
     store = memory_store("evaluate")
     plan_iteration(config(URL, model, rewards=OWN_REWARD))
     roll_out(URL, 0)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     commit_iteration(URL, 0)
     return everything(store)
 

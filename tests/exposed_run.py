@@ -4,15 +4,15 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from storage import layout, records
 from storage.clock import ManualClock, SystemClock
-from storage.connect import connect
-from storage.records import BatchRecord, GradedResponse, ReportRecord
-from storage.run import read_plan
+from storage.records import layout, records
+from storage.records.records import BatchRecord, GradedResponse, ReportRecord
+from storage.records.run import read_plan
+from storage.stores.connect import connect
 from tasks.reporting.run_metrics import RunMetrics
 from tests.journals import Incarnation, beat
 from tests.kept_failures import keep_slot
-from tests.small_run import commit_iteration, config, model_directory, plan_iteration, roll_out, train_iteration
+from tests.small_run import commit_iteration, config, model_directory, plan_iteration, roll_out, train_small
 
 SAMPLE = re.compile(r'([a-z_]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\} (\S+)')
 LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
@@ -24,7 +24,7 @@ def exposed(folder: Path) -> tuple[str, ReportRecord]:
     settings = config(url, model_directory(folder / "model"), pools={"rollout": {"count": 2, "usd_per_hour": 1.5}})
     plan_iteration(settings, SystemClock())
     roll_out(url, 0)
-    train_iteration(url, 0)
+    train_small(url, 0)
     report = commit_iteration(url, 0)
     plan_iteration(settings)
     store = connect(url)

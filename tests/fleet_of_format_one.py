@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from storage import fleet_layout, records
-from storage.fleet_records import (
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_records import (
     AdmittedRun,
     FleetRecord,
     HostBeat,
@@ -16,6 +16,7 @@ from storage.fleet_records import (
     SpentRecord,
     WaitingRun,
 )
+from storage.records import records
 
 HOST, WAITING = "a1c09d2f5b7e8833", "5d20c7a94e1b6f08"
 RUN_URL = "s3://bucket/run"

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from storage import fleet_layout, records
 from storage.clock import ManualClock
-from storage.fleet_records import AdmittedRun, FleetRecord, HostBeat, HostRecord
-from storage.store import ObjectStore
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_records import AdmittedRun, FleetRecord, HostBeat, HostRecord
+from storage.records import records
+from storage.stores.store import ObjectStore
 
 TTL_S = 30.0
 FLEET = FleetRecord(run_prefixes=("memory://runs",), host_ttl_s=TTL_S, created_at_s=0.0)

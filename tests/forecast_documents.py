@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from storage.forecast_records import SetupForecast, Spread
+from storage.records.forecast_records import SetupForecast, Spread
 
 
 def document(url: str = "memory://nothing-to-probe", **sections: Any) -> dict[str, Any]:

@@ -10,27 +10,29 @@ from typing import Any
 
 import numpy as np
 
-from storage import canonical, layout, records
-from storage.asks import AskRecord
-from storage.collected import CollectedRecord
-from storage.crew_records import RolloutEndedRecord
 from storage.digests import digest_of
-from storage.evaluation_records import EvaluatedPrompt, EvaluationRecord
-from storage.failures import FailureRecord
-from storage.fleet_records import DueRecord
-from storage.forecast_records import ForecastInput, ForecastRecord, SetupForecast, Spread
-from storage.framing import trailer_digest
-from storage.length_tables import LengthTable, empty_table, encode_lengths
-from storage.memory import MemoryStore, NestedStore
-from storage.phase_failure import NonFiniteRecord, PhaseFailureRecord
-from storage.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
-from storage.prompt_table import PromptRow, encode_prompts
-from storage.records import (
-    AliveRecord,
+from storage.fleet.fleet_records import DueRecord
+from storage.fleet.phase_failure import NonFiniteRecord, PhaseFailureRecord
+from storage.journal.asks import AskRecord
+from storage.journal.response_parts import ResponsesRecord, StoredPart
+from storage.journal.responses import Response, encode_responses
+from storage.journal.shard import Finish, Origin, Row, encode_shard
+from storage.records import canonical, layout, records
+from storage.records.collected import CollectedRecord
+from storage.records.crew_records import RolloutEndedRecord
+from storage.records.evaluation_records import EvaluatedPrompt, EvaluationRecord
+from storage.records.failures import FailureRecord
+from storage.records.forecast_records import ForecastInput, ForecastRecord, SetupForecast, Spread
+from storage.records.framing import trailer_digest
+from storage.records.length_tables import LengthTable, empty_table, encode_lengths
+from storage.records.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
+from storage.records.prompt_table import PromptRow, encode_prompts
+from storage.records.records import (
     BatchRecord,
     ClaimRecord,
     ClosedRecord,
     GradedResponse,
+    HeartbeatRecord,
     LeaseRecord,
     PlanRecord,
     ReportRecord,
@@ -42,11 +44,9 @@ from storage.records import (
     Span,
     TrainingRecord,
 )
-from storage.response_parts import ResponsesRecord, StoredPart
-from storage.responses import Response, encode_responses
-from storage.reward_models import RewardModelRecord, StoredFile
-from storage.shard import Finish, Origin, Row, encode_shard
-from storage.store import ObjectStore
+from storage.records.reward_models import RewardModelRecord, StoredFile
+from storage.stores.memory import MemoryStore, NestedStore
+from storage.stores.store import ObjectStore
 from storage.weights.tensor_sets import TensorBlock, publish
 from storage.weights.versions import publish_version
 from tests.fleet_of_format_one import NONCE, of_the_fleet
@@ -248,7 +248,7 @@ def of_the_crew() -> dict[str, records.AnyRecord]:
             unit=0, epoch=2, incarnation=SECOND, slot=0, responses=(0, 1), sealed={FIRST: 0}, **NONCE
         ),
         layout.ask(0, FIRST, 0): AskRecord(asker=SECOND, responses=(1,), **NONCE),
-        layout.alive(0, SECOND): AliveRecord(
+        layout.alive(0, SECOND): HeartbeatRecord(
             incarnation=SECOND,
             slot=0,
             state="working",

@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from storage.clock import Clock
-from storage.prompt_table import PromptRow
-from storage.records import PlanRecord
-from storage.store import ObjectStore
+from storage.records.prompt_table import PromptRow
+from storage.records.records import PlanRecord
+from storage.stores.store import ObjectStore
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.trainer import TrainerConfig
 from tasks.grading.grader import Grader
-from tasks.learning.follow import FollowConfig
+from tasks.learning.journal_follower import FollowConfig
 from tasks.learning.learner import Learner
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.learning.trainer import IterationTrainer

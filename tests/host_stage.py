@@ -3,11 +3,12 @@
 import heapq
 import itertools
 
-from storage import fleet_layout, layout, records
 from storage.clock import ManualClock
-from storage.fleet_records import DueRecord, HostBeat, SpentRecord
-from storage.memory import NestedStore
-from storage.records import RunRecord
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_records import DueRecord, HostBeat, SpentRecord
+from storage.records import layout, records
+from storage.records.records import RunRecord
+from storage.stores.memory import NestedStore
 from tasks.sharing.host import Host
 from tasks.sharing.host_settings import HostSettings
 from tasks.sharing.workers import Restored, WorkerState

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from storage import canonical, layout, records
-from storage.assembly import JournalReader
-from storage.claims import take_over
-from storage.envelope import wrap
-from storage.journal import JournalWriter, PendingRows
-from storage.records import AliveRecord, PlanRecord, SamplingParams, SlotPlan
-from storage.shard import Finish
-from storage.store import ObjectStore
+from storage.journal.assembly import JournalReader
+from storage.journal.claims import take_over
+from storage.journal.journal import JournalWriter, PendingRows
+from storage.journal.shard import Finish
+from storage.records import canonical, layout, records
+from storage.records.envelope import wrap
+from storage.records.records import HeartbeatRecord, PlanRecord, SamplingParams, SlotPlan
+from storage.stores.store import ObjectStore
 from tasks.planning.division import assign_groups
 
 LOGPROB = -1.5
@@ -102,9 +102,9 @@ def beat(
     number: int,
     state: Literal["loading", "working", "gone"] = "working",
     updated_at_s: float = 0.0,
-) -> AliveRecord:
+) -> HeartbeatRecord:
     """A heartbeat."""
-    return AliveRecord(
+    return HeartbeatRecord(
         incarnation=incarnation,
         slot=0,
         state=state,
@@ -126,4 +126,4 @@ def beat(
 def newer_heartbeat(key: str, number: int = 1) -> bytes:
     """A heartbeat for `key` as a later version may write it: whole, and with one more field."""
     body = canonical.encode(beat(key.rsplit("/", 1)[1].removesuffix(".json"), number=number))
-    return wrap(key, AliveRecord.KIND, body[:-1] + b',"zeal":1}')
+    return wrap(key, HeartbeatRecord.KIND, body[:-1] + b',"zeal":1}')

@@ -1,7 +1,7 @@
 """Failures of slots, kept in a run as the rollout task keeps them."""
 
-from storage.failures import FailureRecord, keep_failure
-from storage.store import ObjectStore
+from storage.records.failures import FailureRecord, keep_failure
+from storage.stores.store import ObjectStore
 
 
 def keep_slot(

@@ -8,7 +8,7 @@ from pathlib import Path
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from storage.store import StoreDenied
+from storage.stores.store import StoreDenied
 from tasks.configuration.references import PlanReference
 
 

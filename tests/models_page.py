@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from storage.records import SamplingParams
+from storage.records.records import SamplingParams
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import collate
 from tasks.learning.policy import Policy

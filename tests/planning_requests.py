@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from storage.planning_records import SeedingRecord
+from storage.records.planning_records import SeedingRecord
 from tasks.configuration.planning import PlanningConfig
 from tasks.crew_model.ownership import CrewRules
 from tasks.crew_model.step_time import NOMINAL, StepTime
-from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
+from tasks.planning.capacity import GroupLengths, PoolCapacity, StepWaits, TrainerCapacity
 from tasks.planning.request import PlanningRequest
 
 CURVE = StepTime(((1, 0.02), (32, 0.021), (64, 0.025), (128, 0.04), (256, 0.08)))
@@ -19,8 +19,8 @@ RULES = CrewRules(flush_interval_s=5.0, heartbeat_interval_s=5.0, claim_ttl_s=30
 POOLS = ("rollout", "spot", "far")
 
 
-def an_offer(pool: str = "rollout", **changes: Any) -> CrewOffer:
-    plain = CrewOffer(
+def an_offer(pool: str = "rollout", **changes: Any) -> PoolCapacity:
+    plain = PoolCapacity(
         pool=pool,
         count_min=1,
         count_max=4,
@@ -41,7 +41,7 @@ def alike_lengths(groups: int) -> GroupLengths:
     return GroupLengths("none", np.full(groups, 400.0), np.full(groups, 900.0))
 
 
-def a_request(*offers: CrewOffer, groups: int = 16, **changes: Any) -> PlanningRequest:
+def a_request(*offers: PoolCapacity, groups: int = 16, **changes: Any) -> PlanningRequest:
     """With `settings` as a dictionary."""
     settings = PlanningConfig(**changes.pop("settings", {}))
     plain = PlanningRequest(
@@ -58,7 +58,7 @@ def waits(**changes: Any) -> StepWaits:
 
 
 @st.composite
-def offers(draw: st.DrawFn) -> tuple[CrewOffer, ...]:
+def offers(draw: st.DrawFn) -> tuple[PoolCapacity, ...]:
     found = []
     for pool in POOLS[: draw(st.integers(0, 3))]:
         count_max = draw(st.integers(0, 4))
@@ -106,7 +106,7 @@ def requests(draw: st.DrawFn) -> PlanningRequest:
         seeding_s_initial=draw(seconds),
         seeding_s_min=draw(st.sampled_from([0.0, 5.0])),
     )
-    reserved = ReservedOffer(
+    reserved = TrainerCapacity(
         engines=draw(st.integers(1, 3)),
         usd_per_h=draw(st.sampled_from([0.0, 8.0])),
         responses_max=32,

@@ -16,7 +16,7 @@ from flytekit.core.type_engine import TypeEngine
 from flytekit.models.literals import LiteralMap
 
 from resources.process import descendants
-from storage.connect import connect
+from storage.stores.connect import connect
 from tasks.configuration.references import PlanReference
 
 ROOT = Path(__file__).parents[1]

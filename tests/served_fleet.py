@@ -4,10 +4,11 @@ import threading
 from contextlib import contextmanager
 from dataclasses import replace
 
-from storage import fleet_layout, records
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.fleet_records import HostRecord, SpentRecord
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_records import HostRecord, SpentRecord
+from storage.records import records
+from storage.stores.connect import connect
 from storage.weights import tensor_sets
 from tasks.admitting.fleet_admission import Profile, admit
 from tasks.learning.collecting import collect_and_wait
@@ -16,7 +17,7 @@ from tasks.sharing.host_settings import HostSettings
 from tasks.sharing.member_process import ProcessMember
 from tasks.sharing.membership import create_fleet, open_fleet
 from tasks.sharing.process_workers import ProcessWorkers
-from tests.small_run import EXECUTION, commit_iteration, config, plan_iteration, roll_out, train_iteration
+from tests.small_run import EXECUTION, commit_iteration, config, plan_iteration, roll_out, train_small
 
 LIMIT_S = 600
 SETTINGS = HostSettings(poll_interval_s=0.02, look_interval_s=0.1, spent_interval_s=0.2)
@@ -100,7 +101,7 @@ def alone(tmp_path, model, name, iterations, **sections):
     for iteration in range(iterations):
         plan_iteration(settings)
         roll_out(url, iteration)
-        train_iteration(url, iteration)
+        train_small(url, iteration)
         commit_iteration(url, iteration)
     return states(url)
 

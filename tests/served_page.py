@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from storage.clock import ManualClock
-from storage.store import ObjectStore
+from storage.stores.store import ObjectStore
 from tasks.viewing.page_server import PageServer
 from tasks.viewing.run_reader import RunReader
 

@@ -3,16 +3,16 @@
 import math
 import os
 
-from storage.asks import AskRecord, Asks
-from storage.assembly import JournalReader
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
-from storage.prompt_table import PromptRow
-from storage.records import PlanRecord, SamplingParams, SlotPlan
+from storage.journal.asks import AskRecord, Asks
+from storage.journal.assembly import JournalReader
+from storage.records.prompt_table import PromptRow
+from storage.records.records import PlanRecord, SamplingParams, SlotPlan
+from storage.stores.memory import MemoryStore
 from tasks.planning.division import assign_groups
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.session.actions import Lane
-from tasks.sampling.session.heartbeat import Heartbeat
+from tasks.sampling.session.heartbeat import HeartbeatWriter
 from tasks.sampling.session.session import BESIDE, Session
 from tasks.sampling.session.session_config import SessionConfig
 
@@ -69,7 +69,7 @@ class InTurns(Session):
     def __init__(self, store, plan, *, engine, config, clock, **given) -> None:
         super().__init__(store, plan, engine=engine, config=config, clock=clock, **given)
         self.engine = engine
-        self._heartbeat = Heartbeat(store, plan.iteration, self.incarnation, engine, config, clock)
+        self._heartbeat = HeartbeatWriter(store, plan.iteration, self.incarnation, engine, config, clock)
         self._until_s: dict[Lane, float] = {}
         self._has_ended = dict.fromkeys(Lane, False)
 

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from storage import connect
 from storage.clock import Clock, ManualClock, SystemClock
-from storage.memory import MemoryStore
-from storage.records import ReportRecord, TrainingRecord
-from storage.run import read_plan
-from storage.store import ObjectStore, StoreUnavailable
+from storage.records.records import ReportRecord, TrainingRecord
+from storage.records.run import read_plan
+from storage.stores import connect
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ObjectStore, StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, parse
-from tasks.learning.advance import advance
+from tasks.learning.train_iteration import train_iteration
 from tasks.preparing.iteration import prepare
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.sampling.session.member import generate_slot
@@ -91,8 +91,8 @@ def roll_out(url: str, iteration: int) -> None:
         generate_slot(url, iteration, slot.slot, lambda: False, SystemClock())
 
 
-def train_iteration(url: str, iteration: int) -> TrainingRecord:
-    return advance(url, iteration, EXECUTION, SystemClock())
+def train_small(url: str, iteration: int) -> TrainingRecord:
+    return train_iteration(url, iteration, EXECUTION, SystemClock())
 
 
 def learned(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -13,11 +13,11 @@ import pytest
 
 from resources import user_process
 from resources.prices import UnknownMachine
-from storage import layout
 from storage.clock import ManualClock
-from storage.connect import connect
-from storage.memory import MemoryStore
-from storage.store import ConflictingRecord, CorruptObject, StoreDenied, StoreUnfit
+from storage.records import layout
+from storage.stores.connect import connect
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ConflictingRecord, CorruptObject, StoreDenied, StoreUnfit
 from tasks.configuration.run_config import ConfigError
 from tasks.grading.reward import GradingError
 from tasks.learning.pretrained import ModelError
@@ -31,7 +31,7 @@ from tests.small_run import (
     memory_store,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -330,7 +330,7 @@ def test_train_refuses_what_is_damaged_by_its_name(full_store, part, truncated):
     key = damaged(full_store, part, truncated=truncated)
     before = everything(full_store)
     with pytest.raises(CorruptObject) as caught:
-        train_iteration(URL, 0)
+        train_small(URL, 0)
     assert caught.value.key == key
     assert "\n" not in str(caught.value)
     assert everything(full_store) == before
@@ -356,12 +356,12 @@ def test_plan_refuses_what_is_damaged_by_its_name(full_store, model, part):
 
 @pytest.mark.slow
 def test_a_damaged_batch_is_not_replayed(full_store):
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     for key in full_store.list(layout.weights(1)) + full_store.list(layout.checkpoint(1)):
         full_store.delete(key)
     key = damaged(full_store, "batches/000000", truncated=True)
     with pytest.raises(CorruptObject) as caught:
-        train_iteration(URL, 0)
+        train_small(URL, 0)
     assert caught.value.key == key
     assert full_store.list(layout.weights(1)) == []
 

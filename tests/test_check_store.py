@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from gleaner import main
-from storage import connect
-from storage.fitness import prove
-from storage.memory import MemoryStore
-from tests.storage.test_race import CheckThenAct
+from storage.stores import connect
+from storage.stores.fitness import prove
+from storage.stores.memory import MemoryStore
+from tests.storage.stores.test_race import CheckThenAct
 
 ROOT = Path(__file__).parents[1]
 

@@ -25,8 +25,8 @@ from resources.pools import PoolConfig
 from resources.prices import price_table
 from resources.quantities import quantity_text
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.records import ReportRecord
+from storage.records.records import ReportRecord
+from storage.stores.connect import connect
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.data import DataConfig
 from tasks.configuration.optimizer import OptimizerConfig
@@ -34,9 +34,9 @@ from tasks.configuration.rewards import RewardConfig
 from tasks.configuration.run_config import OPERATIONAL, RunConfig, parse
 from tasks.grading.grader import Grader
 from tasks.grading.reward import GradingCase
-from tasks.learning.advance import advance
 from tasks.learning.advantage import advantages_of
 from tasks.learning.collecting import collect
+from tasks.learning.train_iteration import train_iteration
 from tasks.preparing.iteration import prepare
 from tasks.prompts.loading import load_prompts
 from tasks.reporting.conclusion import conclude_iteration
@@ -139,7 +139,7 @@ def test_documents_name_what_exists(rule: Callable[[Path, str], Iterator[str]], 
 )
 def test_the_rules_complain(rule: Callable[[Path, str], Iterator[str]], text: str, complaint: str) -> None:
     assert complaint in "; ".join(rule(GUIDE / "index.md", text))
-    fine = "[a](configuration.md#run) [b](https://x.org) `storage/s3.py` `examples/*.yaml` `Makefile` `make demo`"
+    fine = "[a](configuration.md#run) [b](https://x.org) `storage/clock.py` `examples/*.yaml` `Makefile` `make demo`"
     assert list(rule(GUIDE / "index.md", fine)) == []
 
 
@@ -305,7 +305,7 @@ def report(model: Path, algorithm: str) -> ReportRecord:
     reference, [[slot]] = prepare(parse(document), "test", clock)
     generate_slot(reference.run_url, 0, slot, lambda: False, clock)
     collect(reference.run_url, 0, "test", clock)
-    advance(reference.run_url, 0, "test", clock)
+    train_iteration(reference.run_url, 0, "test", clock)
     return conclude_iteration(connect(reference.run_url), 0, {"rollout": 1.0, "train": 1.0}, clock)
 
 
@@ -383,7 +383,7 @@ def test_rows_in_the_guide_are_readable_prompts(tmp_path: Path) -> None:
 
 
 def test_price_files_in_the_guide_are_readable(tmp_path: Path) -> None:
-    found = blocks(GUIDE / "cost.md", "yaml", "price file")
+    found = blocks(GUIDE / "forecast.md", "yaml", "price file")
     assert found
     for body in found:
         (tmp_path / "prices.yaml").write_text(body, encoding="utf-8")

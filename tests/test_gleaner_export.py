@@ -8,9 +8,9 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file
 
 from gleaner import main
-from storage import layout, records
-from storage.connect import connect
-from storage.records import PlanRecord, RunRecord
+from storage.records import layout, records
+from storage.records.records import PlanRecord, RunRecord
+from storage.stores.connect import connect
 from storage.weights.tensor_sets import TensorBlock, publish
 from tasks.configuration.run_config import dump, parse
 from tests.committed_runs import begin, run_of

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage import layout, records
-from storage.assembly import JournalReader
-from storage.connect import connect
-from storage.records import AliveRecord
-from storage.run import read_plan, read_run
+from storage.journal.assembly import JournalReader
+from storage.records import layout, records
+from storage.records.records import HeartbeatRecord
+from storage.records.run import read_plan, read_run
+from storage.stores.connect import connect
 from tasks.configuration.run_config import dump, parse
 from tests.forked import ForkedScript
 from tests.small_run import config, model_directory, plan_iteration, roll_out
@@ -70,7 +70,7 @@ def test_told_to_leave_it_ends_well_and_another_machine_goes_on(tmp_path, word):
     told, errors = first.communicate(timeout=LIMIT_S)
     assert first.returncode == 0, errors
     assert "left after helping with 1 iteration" in told
-    [alive] = [records.read(connect(url), AliveRecord, key) for key in connect(url).list(layout.alive_all(0))]
+    [alive] = [records.read(connect(url), HeartbeatRecord, key) for key in connect(url).list(layout.alive_all(0))]
     assert alive.state == "gone"
     assert alive.tokens_generated == sum(len(response.token_ids) for response in responses(url)) > 0
 
@@ -134,7 +134,7 @@ def test_an_engine_that_dies_for_good_is_said_in_one_line_and_holds_nothing_back
     [line] = [line for line in errors.splitlines() if line.startswith("gleaner: ")]
     assert line.startswith("gleaner: the engine died, 2 of 2 restarts tried: CUDA error: unspecified launch failure")
     assert "Traceback" not in errors
-    [alive] = [records.read(connect(url), AliveRecord, key) for key in connect(url).list(layout.alive_all(0))]
+    [alive] = [records.read(connect(url), HeartbeatRecord, key) for key in connect(url).list(layout.alive_all(0))]
     assert alive.state == "gone"
     roll_out(url, 0)
     assert all(response.finish.ends_response for response in responses(url))

@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from gleaner import main
-from storage import layout, records
-from storage.connect import connect
-from storage.records import PlanRecord
+from storage.records import layout, records
+from storage.records.records import PlanRecord
+from storage.stores.connect import connect
 from tests.committed_runs import run_of
 from tests.viewed_run import CONFIG, write_viewed_run
 

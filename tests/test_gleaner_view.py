@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from gleaner import main
 from resources.local_http import LOOPBACK
-from storage.connect import connect
+from storage.stores.connect import connect
 from tests.committed_runs import begin
 
 pytestmark = pytest.mark.slow

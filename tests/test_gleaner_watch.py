@@ -16,11 +16,11 @@ import pytest
 from click.testing import CliRunner
 
 from gleaner import main
-from storage import layout, records
-from storage.connect import connect
+from storage.records import layout, records
+from storage.stores.connect import connect
 from tests.committed_runs import begin
 from tests.journals import Incarnation, a_plan
-from tests.small_run import commit_iteration, config, model_directory, plan_iteration, roll_out, train_iteration
+from tests.small_run import commit_iteration, config, model_directory, plan_iteration, roll_out, train_small
 
 ROOT = Path(__file__).parents[1]
 PLAN = a_plan(groups=2, generations=2, slots=2)
@@ -79,7 +79,7 @@ def test_a_whole_run_from_plan_to_commit(tmp_path):
     look()
     roll_out(run, 0)
     rolled_out = look()
-    train_iteration(run, 0)
+    train_small(run, 0)
     trained = look()
     report = commit_iteration(run, 0)
     committed = look()

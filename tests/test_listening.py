@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from resources.process import descendants
-from storage import layout
-from storage.connect import connect
+from storage.records import layout
+from storage.stores.connect import connect
 from tasks.rollout import rollout
 from tasks.train import train
 from tests.committed_runs import begin as begin_run

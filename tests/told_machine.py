@@ -2,10 +2,10 @@
 
 from tasks.sampling.engines.engine import TokenDelta
 from tasks.sampling.session.actions import (
-    Beat,
+    ClaimedResponse,
     Claims,
     ClaimSlot,
-    Decoded,
+    DecodeResult,
     DecodeStep,
     Done,
     Failed,
@@ -15,7 +15,7 @@ from tasks.sampling.session.actions import (
     Rest,
     StartResponses,
     Wake,
-    Work,
+    WriteHeartbeat,
 )
 from tasks.sampling.session.session_config import SessionConfig
 from tasks.sampling.session.session_outcome import EngineHealth
@@ -70,9 +70,9 @@ class Told:
         assert isinstance(self.tell(Lane.DECODE)[0], Rest)
         assert self.tell(Lane.FLUSH) == (Rest(2.0),)
         assert self.tell(Lane.CLAIM) == (ReadClosed(),)
-        assert isinstance(self.tell(Lane.CLAIM, False)[0], Beat)
+        assert isinstance(self.tell(Lane.CLAIM, False)[0], WriteHeartbeat)
         assert self.tell(Lane.CLAIM)[0] == ClaimSlot()
-        work = tuple(Work(response, 1, ()) for response in OWN)
+        work = tuple(ClaimedResponse(response, 1, ()) for response in OWN)
         assert self.tell(Lane.CLAIM, work, Claims(dict.fromkeys(OWN, 1), 1, 0)) == (ReadClosed(),)
         assert self.tell(Lane.CLAIM, False) == (Rest(4.0),)
         assert self.woken
@@ -90,4 +90,4 @@ class Told:
     def decoded(self, *tokens, finish=None):
         """Each response in flight has got these tokens."""
         deltas = [TokenDelta(r, tokens, (-1.0,) * len(tokens), finish) for r in sorted(self.state.holdings.in_flight)]
-        return self.tell(Lane.DECODE, Decoded(deltas, 1.0))
+        return self.tell(Lane.DECODE, DecodeResult(deltas, 1.0))

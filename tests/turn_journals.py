@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from storage import layout
-from storage.assembly import JournalReader
-from storage.memory import MemoryStore
-from storage.records import GradedResponse, PlanRecord
-from storage.shard import Finish, Origin, Row, encode_shard
-from storage.store import ObjectStore
-from storage.turns import CallRecord, TurnRecord, encode_turn
+from storage.journal.assembly import JournalReader
+from storage.journal.shard import Finish, Origin, Row, encode_shard
+from storage.journal.turns import CallRecord, TurnRecord, encode_turn
+from storage.records import layout
+from storage.records.records import GradedResponse, PlanRecord
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ObjectStore
 from tasks.reporting.turns_tally import TurnsTally
 from tests.journals import Incarnation, a_plan
 

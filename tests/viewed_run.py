@@ -4,13 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from examples.warm_start import build_tokenizer
-from storage import layout, records
-from storage.connect import connect
 from storage.digests import digest_of
-from storage.prompt_table import encode_prompts
-from storage.records import ClosedRecord, PlanRecord, ReportRecord, SlotLife
-from storage.retention import settle
-from storage.store import ObjectStore
+from storage.journal.retention import settle
+from storage.records import layout, records
+from storage.records.prompt_table import encode_prompts
+from storage.records.records import ClosedRecord, PlanRecord, ReportRecord, SlotLife
+from storage.stores.connect import connect
+from storage.stores.store import ObjectStore
 from tasks.configuration.run_config import dump, parse
 from tests.committed_runs import PROMPTS, begin, grade, plan_iteration, roll_out, run_of
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from storage import layout, records
-from storage.claims import ClaimBook, take_over
-from storage.journal import ShardReader
-from storage.memory import MemoryStore
-from storage.records import AliveRecord, BatchRecord, GradedResponse, ReportRecord
-from storage.store import ObjectStore, StoreUnavailable
+from storage.journal.claims import ClaimBook, take_over
+from storage.journal.journal import ShardReader
+from storage.records import layout, records
+from storage.records.records import BatchRecord, GradedResponse, HeartbeatRecord, ReportRecord
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ObjectStore, StoreUnavailable
 from tests.committed_runs import begin
 from tests.journals import a_plan
 
@@ -68,7 +68,7 @@ def beat(store: ObjectStore, name: str, number: int, **changes: Any) -> None:
         "engine": "none",
         "batch_invariant": True,
     }
-    records.put(store, layout.alive(0, name), AliveRecord(**fields | changes))
+    records.put(store, layout.alive(0, name), HeartbeatRecord(**fields | changes))
 
 
 def steal(store: ObjectStore, unit: int, responses: tuple[int, ...], victim: str, thief: str) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from storage import layout
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
+from storage.records import layout
+from storage.stores.memory import MemoryStore
 from storage.weights.cache import WeightCache
 from storage.weights.manifest import ITEM_BYTES, TensorBlock
 from storage.weights.tensor_sets import publish

@@ -19,10 +19,10 @@ from typing import Any
 import yaml
 from click.testing import CliRunner
 
-from storage import layout, records
-from storage.records import AliveRecord
-from storage.run import next_iteration
-from storage.store import ObjectMissing, ObjectStore
+from storage.records import layout, records
+from storage.records.records import HeartbeatRecord
+from storage.records.run import next_iteration
+from storage.stores.store import ObjectMissing, ObjectStore
 
 ROOT = Path(__file__).parents[1]
 # Many times what a run takes on an idle machine.
@@ -121,7 +121,7 @@ def kill_a_slot_in_the_middle(store: ObjectStore, runs: Callable[[], bool]) -> s
     while runs():
         for key in store.list(layout.alive_all(next_iteration(store))):
             try:
-                alive = records.read(store, AliveRecord, key)
+                alive = records.read(store, HeartbeatRecord, key)
                 store.get(layout.shard(next_iteration(store), alive.incarnation, 0), 0, 1)
             except ObjectMissing:
                 continue

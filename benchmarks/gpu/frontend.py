@@ -17,8 +17,8 @@ from benchmarks.gpu.engine_arm import prepare_bare_environment
 from benchmarks.gpu.model import write_model
 from benchmarks.gpu.sizes import Size
 from benchmarks.reporting import interleave, ratios
-from storage.noise_keys import noise_key
-from storage.records import SamplingParams
+from storage.journal.noise_keys import noise_key
+from storage.records.records import SamplingParams
 from tasks.configuration.rollout import VllmConfig
 from tasks.learning.pretrained import read_tensors
 from tasks.sampling.engines.engine import Engine, GenerationRequest

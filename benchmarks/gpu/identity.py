@@ -15,8 +15,8 @@ from typing import Any, Literal
 from benchmarks.gpu.model import peaked_model
 from benchmarks.gpu.sizes import ModelShape, Size
 from benchmarks.parity_work import Answer, Decoding, compare, random_cuts
-from storage.noise_keys import noise_key
-from storage.records import SamplingParams
+from storage.journal.noise_keys import noise_key
+from storage.records.records import SamplingParams
 from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.engine import Engine, GenerationRequest
 from tasks.sampling.engines.torch_engine import TorchEngine

@@ -21,15 +21,15 @@ from typing import Any, Self
 from benchmarks.gpu.model import CONTEXT_LENGTH_MAX, write_model
 from benchmarks.gpu.sizes import Size
 from examples.warm_start import build_tokenizer
-from storage import layout
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.liveness import read_heartbeat
-from storage.records import ReportRecord
-from storage.run import exists
-from storage.store import ObjectStore
+from storage.journal.liveness import read_heartbeat
+from storage.records import layout
+from storage.records.records import ReportRecord
+from storage.records.run import exists
+from storage.stores.connect import connect
+from storage.stores.store import ObjectStore
 from tasks.configuration.run_config import RunConfig, parse
-from tasks.learning.advance import advance
+from tasks.learning.train_iteration import train_iteration
 from tasks.preparing.iteration import prepare
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.sampling.engines.vllm_names import installed_version
@@ -70,7 +70,7 @@ def measure(size: Size) -> Iterator[dict[str, Any]]:
                     for slot in range(_MEMBERS):
                         closing.callback(_ended, _member(config.run.url, slot))
                 kill = _Kill(store, iteration) if iteration == _KILLED_IN else None
-                _timed(seconds, "train", partial(advance, config.run.url, iteration, _EXECUTION, clock))
+                _timed(seconds, "train", partial(train_iteration, config.run.url, iteration, _EXECUTION, clock))
                 report = _timed(seconds, "conclude", partial(conclude_iteration, store, iteration, _USD_PER_H, clock))
             found["iterations"][name] = {f"{task}, s": spent for task, spent in seconds.items()} | _metrics(report)
             if kill is not None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.reporting import Measured, measured
 from benchmarks.seeds.work_bound import WorkBound, work_bound
-from storage.records import TRAIN_POOL
+from storage.records.records import TRAIN_POOL
 from tasks.crew_model.events import Stalled
 from tasks.forecasting.results import SimulatedRun
 from tasks.forecasting.scenario import AvailabilityScenario, Scenario, load

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from benchmarks.seeds.findings import Finding
-from storage.fleet_records import AdmittedRun
+from storage.fleet.fleet_records import AdmittedRun
 from tasks.sharing.shared_cycles import Conditions, saving, saving_bound, share_trainer
 
 PAPER = "PlexRL"

@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from storage import layout, records
-from storage.run import exists
-from storage.store import CorruptObject, ObjectStore
+from storage.records import layout, records
+from storage.records.run import exists
+from storage.stores.store import CorruptObject, ObjectStore
 from storage.weights.manifest import Manifest, TensorBlock
 from storage.weights.tensor_sets import Draft, digest_all, draft_set, read_manifest, same_tensors, with_metadata
 

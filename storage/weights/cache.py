@@ -18,12 +18,11 @@ from pathlib import Path
 
 from storage.clock import Clock
 from storage.digests import digest_of
-from storage.own_files import is_own_folder, own_file
-from storage.paths import expanded
+from storage.paths import expanded, is_own_folder, own_file
 from storage.threads import Check, in_threads
 from storage.waiting import Wait
 from storage.weights.manifest import TensorBlock, TensorEntry
-from storage.weights.mapped import MappedFile, Place, write_at
+from storage.weights.mapped import FilePosition, MappedFile, write_at
 from storage.weights.objects import THREADS
 
 log = logging.getLogger(__name__)
@@ -237,14 +236,14 @@ def open_cache(directory: str | None, bytes_max: int) -> WeightCache | None:
     try:
         path.mkdir(mode=0o700, parents=directory is not None, exist_ok=True)
     except OSError as error:
-        log.warning("rollout.weight_cache_dir: %s: %s; weights are not cached", path, error.strerror)
+        log.warning("weight cache %s: %s; weights are not cached", path, error.strerror)
         return None
     if path.is_symlink():
-        log.warning("rollout.weight_cache_dir: %s is a link; allowed: what it leads to; weights are not cached", path)
+        log.warning("weight cache %s is a link; allowed: what the link leads to; weights are not cached", path)
         return None
     if not is_own_folder(path):
         log.warning(
-            "rollout.weight_cache_dir: %s is not a directory that this user alone may write to; weights are not cached",
+            "weight cache %s is not a directory that this user alone may write to; weights are not cached",
             path,
         )
         return None
@@ -277,7 +276,7 @@ def _header(run_url: str, version: int, blocks: Mapping[str, TensorBlock]) -> tu
 
 
 def _block(entry: TensorEntry, file: MappedFile, start: int, end: int) -> TensorBlock:
-    return TensorBlock(entry.dtype, entry.shape, file.data[start:end], Place(file, start))
+    return TensorBlock(entry.dtype, entry.shape, file.data[start:end], FilePosition(file, start))
 
 
 def _write_pack(

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from storage import layout
-from storage.store import ObjectMissing, ObjectStore
+from storage.records import layout
+from storage.stores.store import ObjectMissing, ObjectStore
 from storage.threads import Check, in_threads
 from storage.weights import deltas
 from storage.weights.cache import WeightCache

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from storage.shortage import raise_shortage
+from storage.stores.shortage import raise_shortage
 
 SEGMENT = 1 << 16  # elements; gaps count from the segment's start, so that a gap always fits two bytes
 CHUNK = 1 << 20  # elements handled at a time: a multiple of SEGMENT that fits a core's cache

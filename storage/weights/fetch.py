@@ -11,9 +11,9 @@ from functools import partial
 
 import numpy as np
 
-from storage import layout, records
 from storage.digests import digest_of
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.records import layout, records
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.threads import Check, in_threads
 from storage.weights import deltas
 from storage.weights.cache import WeightCache
@@ -26,7 +26,7 @@ GROUP_BYTES = 128 << 20  # of differences, in memory at a time
 
 
 @dataclass(frozen=True)
-class Place:
+class PlacedManifest:
     """A manifest, and the version below whose prefix it and its objects lie."""
 
     version: int
@@ -41,8 +41,8 @@ class Way:
     `version` is that of the start.
     """
 
-    start: Place | TensorBlock | None = None
-    differences: tuple[Place, ...] = ()
+    start: PlacedManifest | TensorBlock | None = None
+    differences: tuple[PlacedManifest, ...] = ()
     num_bytes: int = 0
     version: int = 0
 
@@ -128,7 +128,7 @@ class Fetch:
         for name, block in self.cache.find(entries, self.check).items():
             best[name] = replace(unfinished.pop(name), start=block, version=at)
 
-    def _step(self, at: int, name: str, way: Way, best: dict[str, Way], link: Place | None) -> Way | None:
+    def _step(self, at: int, name: str, way: Way, best: dict[str, Way], link: PlacedManifest | None) -> Way | None:
         """Note in `best` a start at version `at`; returns the way that leads one version further back, if any."""
         manifest = self._manifest_at(at)
         entry = manifest.tensors.get(name)
@@ -147,12 +147,12 @@ class Fetch:
             return way
         return Way(None, (*way.differences, link), way.num_bytes + (step.stored_bytes or 0))
 
-    def _link(self, at: int, *, past_whole: bool) -> Place | None:
+    def _link(self, at: int, *, past_whole: bool) -> PlacedManifest | None:
         """The manifest that describes `at` as differences; for a version that is stored whole, only if `past_whole`."""
         manifest = self._manifest_at(at)
         prefix = layout.weights(at)
         if any(entry.encoding != "full" for entry in manifest.tensors.values()):
-            return Place(at, layout.manifest(prefix), manifest)
+            return PlacedManifest(at, layout.manifest(prefix), manifest)
         if not past_whole:
             return None
         key = layout.delta_manifest(prefix)
@@ -162,24 +162,24 @@ class Fetch:
             return None
         # Two trainers may have published. A difference that leads to another result than the manifest's is not
         # followed.
-        return Place(at, key, delta) if delta.base is not None else None
+        return PlacedManifest(at, key, delta) if delta.base is not None else None
 
-    def _place(self, at: int, name: str, entry: TensorEntry) -> Place:
+    def _place(self, at: int, name: str, entry: TensorEntry) -> PlacedManifest:
         """The place of the whole tensor that `entry`, of version `at`, describes."""
         if entry.version is None:
-            return Place(at, _manifest_key(at), self._manifest_at(at))
+            return PlacedManifest(at, _manifest_key(at), self._manifest_at(at))
         there = self._manifest_at(entry.version)
         target = there.tensors.get(name)
         if target is None or target.payload != entry.payload or (target.object, target.version) != (entry.object, None):
             raise CorruptObject(_manifest_key(at), f"tensor {name!r} is not what version {entry.version} stores")
-        return Place(entry.version, _manifest_key(entry.version), there)
+        return PlacedManifest(entry.version, _manifest_key(entry.version), there)
 
     def _read(self, ways: Mapping[str, Way]) -> Pieces:
         """All that the ways need from the store, verified."""
-        wanted: dict[Place, list[str]] = {}
+        wanted: dict[PlacedManifest, list[str]] = {}
         for name, way in ways.items():
             for place in (way.start, *way.differences):
-                if isinstance(place, Place):
+                if isinstance(place, PlacedManifest):
                     wanted.setdefault(place, []).append(name)
         found = [
             (each, place, names)
@@ -198,13 +198,13 @@ class Fetch:
         """The tensor at the end of its way; raises CorruptObject if it is not what the manifest says."""
         name, way = named
         entry = self.manifest.tensors[name]
-        start = pieces[way.start.key, name] if isinstance(way.start, Place) else way.start
+        start = pieces[way.start.key, name] if isinstance(way.start, PlacedManifest) else way.start
         if start is None or (start.dtype, start.shape) != (entry.dtype, entry.shape):
             raise CorruptObject(_manifest_key(self.version), f"tensor {name!r} is based on a tensor of another shape")
-        if not way.differences and isinstance(way.start, Place) and self._is_result(way.start.manifest, name):
+        if not way.differences and isinstance(way.start, PlacedManifest) and self._is_result(way.start.manifest, name):
             return name, start
         data = memoryview(start.data)
-        if way.differences and not isinstance(way.start, Place):
+        if way.differences and not isinstance(way.start, PlacedManifest):
             # Memory from the cache is shared in this process; what was read just now may be changed in place.
             data = np.frombuffer(data, np.uint8).copy().data
         key = _manifest_key(self.version)

@@ -1,7 +1,7 @@
 """Whether a published set of tensors is stored whole, for little reading: before work begins that depends on it."""
 
-from storage import layout
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.records import layout
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.threads import in_threads
 from storage.weights.objects import THREADS, ObjectLayout, layouts, read_pieces
 from storage.weights.tensor_sets import read_manifest

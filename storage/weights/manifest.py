@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict
 
-from storage import canonical
 from storage.digests import DIGEST_PATTERN, digest_of
-from storage.weights.mapped import Place
+from storage.records import canonical
+from storage.weights.mapped import FilePosition
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 PUBLISHED_AT_S = "published_at_s"  # in a manifest's metadata: the publisher's wall clock, for people
@@ -40,7 +40,7 @@ class TensorBlock:
     dtype: str
     shape: tuple[int, ...]
     data: memoryview | bytes
-    place: Place | None = field(default=None, compare=False, repr=False)
+    place: FilePosition | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         expected = num_bytes(self.dtype, self.shape)

@@ -22,7 +22,7 @@ class MappedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FilePosition:
     """Where a tensor's bytes begin in a file."""
 
     file: MappedFile

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from storage.digests import Hasher
-from storage.store import CorruptObject, ObjectStore, read_into
+from storage.stores.store import CorruptObject, ObjectStore, read_into
 from storage.threads import Check, in_threads
 from storage.weights.manifest import (
     HEADER_LENGTH_BYTES,

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from storage import layout, records
 from storage.digests import digest_of
-from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore, commit
+from storage.records import layout, records
+from storage.stores.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore, commit
 from storage.threads import in_threads
 from storage.weights.manifest import (
     DIFFERENCE,

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from storage import layout, records
 from storage.clock import Clock
 from storage.digests import digest_of
-from storage.run import exists
-from storage.store import ObjectStore
+from storage.records import layout, records
+from storage.records.run import exists
+from storage.stores.store import ObjectStore
 from storage.threads import Check
 from storage.weights import deltas
 from storage.weights.cache import WeightCache

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from resources.visible_text import visible_line
 from storage.clock import SystemClock
-from storage.fleet_records import GIB
+from storage.fleet.fleet_records import GIB
 from storage.paths import expanded
 from tasks.admitting.fleet_admission import Profile, admit_at_last, host_name
 from tasks.admitting.fleet_admission import admit as admit_run

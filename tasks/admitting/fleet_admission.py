@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
-from storage import fleet_layout, records
 from storage.clock import Clock
-from storage.connect import connect
-from storage.fleet_reading import has_left, read_run, waiting_runs
-from storage.fleet_records import GIB, AdmittedRun, FleetRecord, Prediction
-from storage.run import exists, holds_run, reports
-from storage.store import ConflictingRecord, ObjectStore
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_reading import has_left, read_run, waiting_runs
+from storage.fleet.fleet_records import GIB, AdmittedRun, FleetRecord, Prediction
+from storage.records import records
+from storage.records.run import exists, holds_run, reports
+from storage.stores.connect import connect
+from storage.stores.store import ConflictingRecord, ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.crew_model.events import Stalled
 from tasks.forecasting.expected_profile import expected_profile
@@ -25,7 +26,7 @@ from tasks.sharing.fleet_ledger import measured_cycle_s
 from tasks.sharing.fleet_rooms import look_at_rooms
 from tasks.sharing.membership import check_no_other_fleet, open_fleet
 from tasks.sharing.residents import resident_state_bytes
-from tasks.sharing.seat_placement import Room
+from tasks.sharing.seat_placement import HostRoom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +172,7 @@ def _check_queue(
         )
 
 
-def _check_devices(run: AdmittedRun, rooms: Sequence[Room]) -> None:
+def _check_devices(run: AdmittedRun, rooms: Sequence[HostRoom]) -> None:
     """Raise ValueError if there are hosts, and none of them has a device for each rank of the run, and no other."""
     found = sorted({room.devices for room in rooms})
     if found and run.ranks not in found:
@@ -181,7 +182,7 @@ def _check_devices(run: AdmittedRun, rooms: Sequence[Room]) -> None:
         )
 
 
-def _check_memory(run: AdmittedRun, rooms: Sequence[Room]) -> None:
+def _check_memory(run: AdmittedRun, rooms: Sequence[HostRoom]) -> None:
     """Raise ValueError if there are hosts for the run's ranks, and none of them could hold its state alone."""
     largest = max((room.memory_bytes for room in rooms if room.devices == run.ranks), default=run.state_bytes)
     if largest < run.state_bytes:

@@ -7,16 +7,16 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 
-from storage import fleet_layout
-from storage.fleet_reading import read_run
-from storage.fleet_records import FleetRecord, SpentEntry, SpentRecord, read_record
-from storage.seats import newest_seat
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_reading import read_run
+from storage.fleet.fleet_records import FleetRecord, SpentEntry, SpentRecord, read_record
+from storage.fleet.seats import newest_seat
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.reporting.deck import styled
 from tasks.reporting.host_chart import host_chart
 from tasks.sharing.membership import open_fleet
-from tasks.sharing.troubles import EXPECTED
+from tasks.sharing.tolerated_errors import EXPECTED
 
 log = logging.getLogger(__name__)
 # A record is written once a minute; an hour of the host is read at most.
@@ -42,7 +42,7 @@ def host_tab(config: RunConfig) -> dict[str, str]:
 
 
 def last_phases(store: ObjectStore, host: str, run: str) -> list[SpentEntry]:
-    """What the host spent since the run's last phase but one, as far as it has recorded that, in order."""
+    """Return the recorded time of the host from the end of the run's third-last phase on, in order of time."""
     found: list[SpentEntry] = []
     for key in store.list(fleet_layout.spent_by(host))[: -RECORDS_MAX - 1 : -1]:
         found = [*read_record(store, SpentRecord, key).entries, *found]

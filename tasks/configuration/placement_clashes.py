@@ -1,9 +1,9 @@
-"""What a run's place of training must be together with other sections, and which urls are those of a fleet."""
+"""Clashes of a run's place of training with other sections, and the urls of fleets."""
 
 from collections.abc import Iterator, Sequence
 
 from resources.pools import PoolConfig
-from storage.connect import LOCAL, check_url, is_below, overlap, place
+from storage.stores.connect import LOCAL, check_url, is_below, overlap, place
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rewards import RewardConfig

@@ -10,9 +10,9 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from storage.records import TRAIN_POOL, SlotPlan
+from storage.records.records import TRAIN_POOL, SlotPlan
 from tasks.crew_model.accounts import Account
-from tasks.crew_model.crew_member import EngineModel, Member
+from tasks.crew_model.crew_member import EngineModel, ModelMember
 from tasks.crew_model.events import Events
 from tasks.crew_model.ownership import CrewRules, Ownership
 from tasks.crew_model.rebalance import LOOKS_MAX, should_cut
@@ -20,7 +20,7 @@ from tasks.crew_model.response_progress import Responses
 from tasks.crew_model.work_search import WorkSearch
 
 
-class Crew:
+class CrewModel:
     """All members of an iteration, those on the trainer's machines included.
 
     on_group: called with the number of every complete group. on_end: called when all responses have ended. on_leave:
@@ -41,10 +41,10 @@ class Crew:
         observation_tokens: int = 0,
         on_group: Callable[[int], None],
         on_end: Callable[[], None],
-        on_leave: Callable[[Member], None],
+        on_leave: Callable[[ModelMember], None],
         on_members: Callable[[], None],
-        on_held: Callable[[Member], None] = lambda member: None,  # noqa: ARG005
-        enough: Callable[[Member], bool] | None = None,
+        on_held: Callable[[ModelMember], None] = lambda member: None,  # noqa: ARG005
+        enough: Callable[[ModelMember], bool] | None = None,
     ) -> None:
         self._events = events
         self._responses = responses
@@ -90,14 +90,14 @@ class Crew:
         """The first slot number beyond those of the plan."""
         return max(self._slots, default=-1) + 1
 
-    def begin(self, slot: int, engine: EngineModel, account: Account, weight: float = 1.0) -> Member:
+    def begin(self, slot: int, engine: EngineModel, account: Account, weight: float = 1.0) -> ModelMember:
         """A process of the slot begins and claims; weight: its share of the pool's machine.
 
         A slot outside the plan has no groups of its own: a member that joins in it takes what it finds.
         """
         self._incarnations += 1
         planned = self._slots.get(slot)
-        member = Member(
+        member = ModelMember(
             f"{slot}-{self._incarnations}",
             slot,
             engine,
@@ -117,14 +117,14 @@ class Crew:
             self._on_members()
         return member
 
-    def work(self, member: Member) -> None:
+    def work(self, member: ModelMember) -> None:
         """The weights are in place: the member begins to decode."""
         self._end_quiet()
         member.work(self._events.now_s)
         if self.ended_s is None:
             self._go_on(member)
 
-    def stop(self, member: Member, *, notice: bool) -> None:
+    def stop(self, member: ModelMember, *, notice: bool) -> None:
         """The member's process ends. With notice it flushes and says so, and others may claim at once."""
         self._end_quiet()
         member.advance(self._events.now_s)
@@ -141,21 +141,21 @@ class Crew:
         for member in self._ownership.members.values():
             member.advance(self._events.now_s)
 
-    def _first_look(self, member: Member) -> None:
+    def _first_look(self, member: ModelMember) -> None:
         # A member of a standing crew looks with its first heartbeat, when its process knows of it.
         if self._enough is None and member.alive and member.room and self.ended_s is None:
             self._end_quiet()
             self._look(member, self._search())
             self._note_next_end(member)
 
-    def _go_on(self, member: Member) -> None:
+    def _go_on(self, member: ModelMember) -> None:
         """Begin waiting responses as far as there is room, look for work if there are none, and note the next end."""
         self._fill(member)
         if not member.unfinished:
             self._look(member, self._search())
         self._note_next_end(member)
 
-    def _fill(self, member: Member) -> None:
+    def _fill(self, member: ModelMember) -> None:
         member.advance(self._events.now_s)
         responses = self._responses
         if responses.owed and member.state == "working":
@@ -167,7 +167,7 @@ class Crew:
             left, group = responses.turn_end(response) - kept, responses.group(response)
             member.start(response, left, group, self._prompt_tokens, prefix)
 
-    def _ask_again(self, member: Member) -> None:
+    def _ask_again(self, member: ModelMember) -> None:
         """Ask for the answers that are owed to responses of other members, which have stopped."""
         owed = [response for response in member.waiting if response in self._responses.owed]
         if owed:
@@ -175,7 +175,7 @@ class Crew:
         for response in owed:
             self._ask(member, response)
 
-    def _ask(self, member: Member, response: int) -> None:
+    def _ask(self, member: ModelMember, response: int) -> None:
         """Let a response wait for the answer that it is owed."""
         answer = self._responses.next_answer(response)
         if answer is None:
@@ -184,7 +184,7 @@ class Crew:
         member.wait_for_answer(response, due_s)
         self._events.at(due_s, lambda: self._answered(member, response, due_s))
 
-    def _answered(self, member: Member, response: int, due_s: float) -> None:
+    def _answered(self, member: ModelMember, response: int, due_s: float) -> None:
         if member.acting.get(response) != due_s:
             return
         self._end_quiet()
@@ -194,13 +194,13 @@ class Crew:
         self._fill(member)
         self._note_next_end(member)
 
-    def _note_next_end(self, member: Member) -> None:
+    def _note_next_end(self, member: ModelMember) -> None:
         member.version += 1
         version, next_s = member.version, member.next_end_s()
         if next_s is not None:
             self._events.at(next_s, lambda: self._decoded(member, version))
 
-    def _decoded(self, member: Member, version: int) -> None:
+    def _decoded(self, member: ModelMember, version: int) -> None:
         if version != member.version:
             return
         self._end_quiet()
@@ -231,12 +231,12 @@ class Crew:
             ask=self._ask_holder,
         )
 
-    def _ask_holder(self, member: Member, holder: Member, responses: tuple[int, ...]) -> None:
+    def _ask_holder(self, member: ModelMember, holder: ModelMember, responses: tuple[int, ...]) -> None:
         """A member asks for responses: their holder journals them and gives them up before the member looks again."""
         answer_s = min(self._rules.flush_interval_s, self._rules.heartbeat_interval_s)
         self._events.after(answer_s, lambda: self._give(member, holder, responses))
 
-    def _give(self, member: Member, holder: Member, responses: tuple[int, ...]) -> None:
+    def _give(self, member: ModelMember, holder: ModelMember, responses: tuple[int, ...]) -> None:
         member.asked.pop(holder.name, None)
         if not (member.alive and holder.state == "working" and self.ended_s is None):
             return
@@ -251,7 +251,7 @@ class Crew:
             self._fill(each)
             self._note_next_end(each)
 
-    def _look(self, member: Member, search: WorkSearch) -> bool:
+    def _look(self, member: ModelMember, search: WorkSearch) -> bool:
         """Look for work once; a member that finds none and may leave early leaves. Returns whether anything changed."""
         givers = search.seek(member)
         found = bool(givers or member.waiting)
@@ -271,7 +271,7 @@ class Crew:
             return True
         return found
 
-    def _may_leave(self, member: Member) -> bool:
+    def _may_leave(self, member: ModelMember) -> bool:
         """Whether it holds nothing, its own unit has ended, nothing is free, and the trainer has nothing to hand on."""
         held = member.unfinished or member.account.pool == TRAIN_POOL or member.state != "working"
         others = self._ownership.members.values()
@@ -321,7 +321,7 @@ class Crew:
         else:
             self._quiet_from_s = self._events.now_s
 
-    def _cut(self, alive: Sequence[Member]) -> None:
+    def _cut(self, alive: Sequence[ModelMember]) -> None:
         """A member that has ended most of its responses leaves the rest to the others, if they have room for them."""
         share = self._rules.cut_share
         crew = [member for member in alive if member.state == "working" and member.account.pool != TRAIN_POOL]

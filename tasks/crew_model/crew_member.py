@@ -59,7 +59,7 @@ class EngineModel:
         )
 
 
-class Member:
+class ModelMember:
     """One process life in a slot. `advance` brings its time up to date, before anything else is asked.
 
     state: "loading" until the weights are in place, then "working"; "gone" when it has left, "dead" when its machine

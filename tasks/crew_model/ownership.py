@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from storage.records import SlotPlan
+from storage.records.records import SlotPlan
 from tasks.crew_model.accounts import BYTES_PER_TOKEN
-from tasks.crew_model.crew_member import Member
+from tasks.crew_model.crew_member import ModelMember
 from tasks.crew_model.response_progress import Responses
 
 
@@ -38,13 +38,13 @@ class Ownership:
 
     def __init__(self, responses: Responses, slots: Sequence[SlotPlan], rules: CrewRules) -> None:
         self.responses = responses
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, ModelMember] = {}
         self.unclaimed = {slot.slot: list(responses.of_unit[slot.slot]) for slot in slots if slot.groups}
         self.moved = 0
         self._rules = rules
         self._former: dict[int, set[str]] = {}
 
-    def claim_own(self, member: Member) -> None:
+    def claim_own(self, member: ModelMember) -> None:
         """Claim what earlier processes of the slot hold, and what is unclaimed in its unit, in the plan's order."""
         own = self.responses.of_unit.get(member.slot, ())
         mine = set(self.unclaimed.pop(member.slot, ()))
@@ -65,7 +65,7 @@ class Ownership:
                 break
         return tuple(found)
 
-    def take_unclaimed(self, member: Member, responses: Iterable[int]) -> None:
+    def take_unclaimed(self, member: ModelMember, responses: Iterable[int]) -> None:
         """Give the member unclaimed responses."""
         taken = set(responses)
         for unit in {self.responses.unit[response] for response in taken}:
@@ -77,7 +77,7 @@ class Ownership:
         self.moved += len(taken)
         self._hold(member, sorted(taken))
 
-    def take(self, member: Member, holder: Member, responses: Sequence[int]) -> None:
+    def take(self, member: ModelMember, holder: ModelMember, responses: Sequence[int]) -> None:
         """Take responses from another member; a living one has journalled what it has decoded of them."""
         for response in responses:
             if response in holder.running:
@@ -87,11 +87,11 @@ class Ownership:
         self.moved += len(responses)
         self._hold(member, responses)
 
-    def held_before(self, member: Member, response: int) -> bool:
+    def held_before(self, member: ModelMember, response: int) -> bool:
         """Whether the member held the response earlier."""
         return member.name in self._former.get(response, ())
 
-    def stop(self, member: Member, state: str, now_s: float) -> None:
+    def stop(self, member: ModelMember, state: str, now_s: float) -> None:
         """A process ends: "gone" if it flushed and said so, "dead" if its machine was lost.
 
         It keeps what it holds until another member takes it.
@@ -110,12 +110,12 @@ class Ownership:
         if not member.unfinished:
             del self.members[member.name]
 
-    def _hand_out(self, holder: Member, responses: Sequence[int]) -> None:
+    def _hand_out(self, holder: ModelMember, responses: Sequence[int]) -> None:
         holder.drop(responses)
         if not holder.alive and not holder.unfinished:
             del self.members[holder.name]
 
-    def _hold(self, member: Member, responses: Sequence[int]) -> None:
+    def _hold(self, member: ModelMember, responses: Sequence[int]) -> None:
         own = self.responses.unit
         member.waiting.extend(responses)
         member.own.update(response for response in responses if own[response] == member.slot)

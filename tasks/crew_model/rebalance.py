@@ -171,7 +171,7 @@ def _free(holders: Collection[Holder], unclaimed: int) -> int:
     return unclaimed + sum(holder.unfinished for holder in holders if holder.lost)
 
 
-class Turns:
+class Transfers:
     """The transfers of one look: at most one from each source, while there is room.
 
     holders: the members that were looked at, by incarnation. unclaimed: how many responses have no claim. unseen: how

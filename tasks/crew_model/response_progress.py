@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from storage.records import SlotPlan
+from storage.records.records import SlotPlan
 from tasks.crew_model.accounts import Life
 
 

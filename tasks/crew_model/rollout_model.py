@@ -1,7 +1,7 @@
 """One rollout by the event model: members of a plan begin, decode, help each other and stop, until all has ended.
 
-Planning asks this model about each width that it considers. The forecast drives the same `Crew` itself, because its
-machines come and go in the middle of a rollout.
+Planning asks this model about each width that it considers. The forecast drives the same `CrewModel` itself, because
+its machines come and go in the middle of a rollout.
 """
 
 import random
@@ -12,10 +12,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from storage.records import TRAIN_POOL, SlotPlan
+from storage.records.records import TRAIN_POOL, SlotPlan
 from tasks.crew_model.accounts import Account
-from tasks.crew_model.crew import Crew
-from tasks.crew_model.crew_member import EngineModel, Member
+from tasks.crew_model.crew import CrewModel
+from tasks.crew_model.crew_member import EngineModel, ModelMember
 from tasks.crew_model.events import Events
 from tasks.crew_model.ownership import CrewRules
 from tasks.crew_model.response_progress import Responses
@@ -91,10 +91,10 @@ class _Rollout:
             for slot, member in enumerate(members)
         ]
         self._members = members
-        self._lives: list[Member | None] = [None] * len(members)
+        self._lives: list[ModelMember | None] = [None] * len(members)
         self._events = Events()
         self._ends_s = np.zeros(len(lengths))
-        self._crew = Crew(
+        self._crew = CrewModel(
             self._events,
             Responses(lengths, slots),
             slots,
@@ -123,7 +123,7 @@ class _Rollout:
         if planned.stop_s is not None and life.alive:
             self._events.at(planned.stop_s, partial(self._stop, life))
 
-    def _stop(self, life: Member) -> None:
+    def _stop(self, life: ModelMember) -> None:
         if life.alive and self._crew.alone_from_s is None:
             self._crew.stop(life, notice=True)
 
@@ -135,6 +135,6 @@ def _pool(member: PlannedMember) -> str:
     return "crew" if member.in_crew else TRAIN_POOL
 
 
-def _lived_s(member: Member, ended_s: float) -> float:
+def _lived_s(member: ModelMember, ended_s: float) -> float:
     left_s = ended_s if member.life.ended_s is None else member.life.ended_s
     return max(0.0, left_s - member.life.began_s)

@@ -6,7 +6,7 @@ The rules are production's (tasks/crew_model/rebalance.py).
 import random
 from collections.abc import Callable
 
-from tasks.crew_model.crew_member import Member
+from tasks.crew_model.crew_member import ModelMember
 from tasks.crew_model.ownership import Ownership
 from tasks.crew_model.rebalance import (
     LOOKS_MAX,
@@ -14,14 +14,14 @@ from tasks.crew_model.rebalance import (
     Holder,
     Seeker,
     Transfer,
-    Turns,
+    Transfers,
     choose,
     looked_at,
     next_transfer,
 )
 
 # Called with the seeker, the holder and the responses.
-Ask = Callable[[Member, Member, tuple[int, ...]], None]
+Ask = Callable[[ModelMember, ModelMember, tuple[int, ...]], None]
 # After this many fruitless looks in a row, it is worth checking whether any member can find something.
 FRUITLESS = 4
 
@@ -47,7 +47,7 @@ class WorkSearch:
         self._fruitless = 0
         self._waits: bool | None = None
 
-    def seek(self, member: Member) -> list[str]:
+    def seek(self, member: ModelMember) -> list[str]:
         """Take what rebalancing allows until there is no room or nothing to take; returns the givers, in their order.
 
         At most LOOKS_MAX others are looked at, and each gives once.
@@ -63,7 +63,7 @@ class WorkSearch:
         others = [name for name in members if name != member.name]
         names = looked_at(others, self._rng)
         holders = {name: self._holder(members[name]) for name in names}
-        turns = Turns(seeker, holders, self._unclaimed(), len(others) - len(names))
+        turns = Transfers(seeker, holders, self._unclaimed(), len(others) - len(names))
         givers: list[str] = []
         self._fruitless += 1
         while transfer := turns.next():
@@ -82,7 +82,7 @@ class WorkSearch:
             self._waits = bool(self._ownership.unclaimed) or any(not m.alive or m.waiting for m in members)
         return self._waits
 
-    def _may_find(self, member: Member, seeker: Seeker) -> bool:
+    def _may_find(self, member: ModelMember, seeker: Seeker) -> bool:
         """Whether the rules give the seeker anything from any single member; if not, several give nothing either.
 
         It is checked only after several fruitless looks, and once for all seekers that are alike, until something
@@ -98,7 +98,7 @@ class WorkSearch:
             )
         return self._hopeful[alike]
 
-    def _seeker(self, member: Member) -> Seeker:
+    def _seeker(self, member: ModelMember) -> Seeker:
         return Seeker(
             room=member.room,
             running=len(member.running),
@@ -108,7 +108,7 @@ class WorkSearch:
             free_only=self._free_only or member.isolated,
         )
 
-    def _holder(self, member: Member) -> Holder:
+    def _holder(self, member: ModelMember) -> Holder:
         if member.name not in self._seen:
             member.advance(self._now_s)
             self._seen[member.name] = _seen(member, self._now_s, self._claim_ttl_s)
@@ -117,7 +117,7 @@ class WorkSearch:
     def _unclaimed(self) -> int:
         return sum(len(responses) for responses in self._ownership.unclaimed.values())
 
-    def _ask_for(self, member: Member, transfer: Transfer) -> int:
+    def _ask_for(self, member: ModelMember, transfer: Transfer) -> int:
         """Ask the holder for responses, unless it has not answered yet; returns how many."""
         holder = self._ownership.members[transfer.incarnation or ""]
         if holder.name in member.asked:
@@ -129,7 +129,7 @@ class WorkSearch:
             self._ask(member, holder, chosen)
         return len(chosen)
 
-    def _take(self, member: Member, transfer: Transfer) -> int:
+    def _take(self, member: ModelMember, transfer: Transfer) -> int:
         self._hopeful.clear()
         self._fruitless = 0
         self._waits = None
@@ -146,7 +146,7 @@ class WorkSearch:
         return len(chosen)
 
 
-def _seen(member: Member, now_s: float, claim_ttl_s: float) -> Holder:
+def _seen(member: ModelMember, now_s: float, claim_ttl_s: float) -> Holder:
     """A member as its heartbeat shows it; a dead member's last heartbeat counts until it has been silent too long."""
     running, unfinished = len(member.running) + len(member.journalled), member.unfinished
     return Holder(
@@ -164,7 +164,7 @@ def _seen(member: Member, now_s: float, claim_ttl_s: float) -> Holder:
     )
 
 
-def _candidates(ownership: Ownership, seeker: Member, holder: Member) -> list[Candidate]:
+def _candidates(ownership: Ownership, seeker: ModelMember, holder: ModelMember) -> list[Candidate]:
     """What the holder decodes and what waits for a place; who lives keeps a response whose answer a tool owes."""
     kept, begun = ownership.responses.kept, holder.begun
     return [

@@ -6,16 +6,16 @@ error. A plan that the files no longer have stays on.
 
 from collections.abc import Iterator, Mapping
 
-from storage.fitness import Finding
+from storage.stores.fitness import Finding
 from tasks.configuration.run_config import ConfigError, RunConfig, differences, dump, parse, settings_digest
 from tasks.configuration.schedules import ScheduledRun
-from tasks.doctor.cluster import WORKFLOW, Admin, Asked, Place, Plan
+from tasks.doctor.cluster import WORKFLOW, Admin, ClusterDemand, ClusterTarget, Plan
 
 AGAIN = "register again, under another version"
 _DIFFERENCES_SHOWN = 3
 
 
-def plan_findings(admin: Admin, place: Place, asked: Asked) -> Iterator[Finding]:
+def plan_findings(admin: Admin, place: ClusterTarget, asked: ClusterDemand) -> Iterator[Finding]:
     """One finding for each plan that is on, and for each that shall be."""
     active = admin.active_plans(place.project, place.domain, WORKFLOW)
     for plan in active:
@@ -35,7 +35,7 @@ def _shown(plan: Plan) -> str:
     )
 
 
-def _lack(plan: Plan, place: Place, asked: Asked) -> str | None:
+def _lack(plan: Plan, place: ClusterTarget, asked: ClusterDemand) -> str | None:
     if asked.scheduled is None:
         is_its_run = asked.settings is not None and _run_of(plan) == asked.settings.run.url.rstrip("/")
         return _other_settings(plan, asked.settings) if is_its_run and asked.settings is not None else None

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from resources.pools import PoolConfig, PoolsConfig, pool_path
 from resources.unreadable import NoAnswer, NotReadable
-from storage.connect import connect
-from storage.fitness import Finding, prove
-from storage.store import StorageError
+from storage.stores.connect import connect
+from storage.stores.fitness import Finding, prove
+from storage.stores.store import StorageError
 from tasks.configuration.run_config import RunConfig
 from tasks.configuration.schedules import ScheduledRun
 from tasks.configuration.trainer import TrainerConfig
@@ -28,7 +28,7 @@ class Unread(Finding):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ClusterTarget:
     """Where a run would be: project and domain of Flyte, the namespace of its pods, and that of Flyte itself."""
 
     project: str
@@ -38,7 +38,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ClusterDemand:
     """What a run asks of a cluster. store_url: None if it is not to be tried; settings: None without a configuration.
 
     scheduled: the runs that shall have launch plans, by their names; None where nothing says which.
@@ -106,7 +106,7 @@ def looked_at(name: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Find
         yield Unread(name, f"not readable: {error}")
 
 
-def flyte_findings(admin: Admin, place: Place) -> Iterator[Finding]:
+def flyte_findings(admin: Admin, place: ClusterTarget) -> Iterator[Finding]:
     """The admin API itself, the project, and whether its workflow is registered."""
     try:
         yield Finding("Flyte", f"{admin.release()} at {admin.endpoint}")
@@ -120,7 +120,7 @@ def flyte_findings(admin: Admin, place: Place) -> Iterator[Finding]:
     yield from looked_at("registered versions", lambda: [_registered(admin, place)])
 
 
-def _project(domains: dict[str, list[str]], place: Place) -> Finding:
+def _project(domains: dict[str, list[str]], place: ClusterTarget) -> Finding:
     shown = f"{place.project}, domain {place.domain}"
     if place.project not in domains:
         found = ", ".join(sorted(domains)) or "none"
@@ -131,7 +131,7 @@ def _project(domains: dict[str, list[str]], place: Place) -> Finding:
     return Finding("project", shown)
 
 
-def _registered(admin: Admin, place: Place) -> Finding:
+def _registered(admin: Admin, place: ClusterTarget) -> Finding:
     found = admin.registered(place.project, place.domain, WORKFLOW)
     if found is None:
         lack = f"{WORKFLOW} is not in {place.project}, {place.domain}: register it (pyflyte register), or run --remote"

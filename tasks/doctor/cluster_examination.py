@@ -9,19 +9,27 @@ from resources.flyte_admin import FlyteAdmin
 from resources.kubernetes_api import KubernetesApi
 from resources.pools import PoolsConfig
 from resources.unreadable import NotReadable
-from storage.fitness import Finding
+from storage.stores.fitness import Finding
 from tasks.configuration.run_config import load
 from tasks.configuration.schedules import names_runs, scheduled_runs
 from tasks.configuration.trainer import TrainerConfig
 from tasks.doctor.active_plans import plan_findings
-from tasks.doctor.cluster import Asked, Cluster, Place, Unread, flyte_findings, looked_at, store_findings
+from tasks.doctor.cluster import (
+    Cluster,
+    ClusterDemand,
+    ClusterTarget,
+    Unread,
+    flyte_findings,
+    looked_at,
+    store_findings,
+)
 from tasks.doctor.cluster_objects import kubernetes_findings
 from tasks.doctor.cluster_room import LIMITS, limit_findings, quota_findings
 from tasks.doctor.flyte_settings import configured_limits, flyte_settings, setting_findings
 
 
 def examine_cluster(
-    flyte_config: Path, run_config: Path | None, place: Place, kube_context: str | None
+    flyte_config: Path, run_config: Path | None, place: ClusterTarget, kube_context: str | None
 ) -> Iterator[Finding]:
     """Look at a cluster; it is fit if no finding has a lack. Raises ValueError for a wrong run_config.
 
@@ -47,7 +55,9 @@ def examine_cluster(
         yield from store_findings(asked.store_url)
 
 
-def _with_kubernetes(admin: FlyteAdmin, cluster: Cluster, place: Place, asked: Asked) -> Iterator[Finding]:
+def _with_kubernetes(
+    admin: FlyteAdmin, cluster: Cluster, place: ClusterTarget, asked: ClusterDemand
+) -> Iterator[Finding]:
     settings: dict[str, Any] | None
     try:
         settings, why = flyte_settings(cluster, place), ""
@@ -66,12 +76,12 @@ def _with_kubernetes(admin: FlyteAdmin, cluster: Cluster, place: Place, asked: A
     yield from looked_at("quotas", lambda: quota_findings(cluster, place, asked))
 
 
-def _asked(run_config: Path | None) -> Asked:
+def _asked(run_config: Path | None) -> ClusterDemand:
     scheduled = scheduled_runs(os.environ, Path()) if names_runs(os.environ) else None
     if run_config is None:
-        return Asked(pools=PoolsConfig(), trainer=TrainerConfig(), scheduled=scheduled)
+        return ClusterDemand(pools=PoolsConfig(), trainer=TrainerConfig(), scheduled=scheduled)
     settings = load(run_config)
-    return Asked(
+    return ClusterDemand(
         pools=settings.pools,
         trainer=settings.trainer,
         store_url=settings.run.url,

@@ -8,8 +8,8 @@ from typing import Any
 
 from resources.pools import PoolConfig
 from resources.unreadable import NotReadable
-from storage.fitness import Finding
-from tasks.doctor.cluster import Asked, Cluster, Place, Unread, looked_at
+from storage.stores.fitness import Finding
+from tasks.doctor.cluster import Cluster, ClusterDemand, ClusterTarget, Unread, looked_at
 from tasks.doctor.network_policies import NAME, policy_finding
 
 # Flyte takes what a pod template says of containers from those with these names.
@@ -25,10 +25,10 @@ _OF_VARIABLES = (
     ("configMapKeyRef", "name", "config map", "configmaps"),
     ("secretKeyRef", "name", "secret", "secrets"),
 )
-Look = Callable[[Cluster, Place, str], str | None]
+Look = Callable[[Cluster, ClusterTarget, str], str | None]
 
 
-def kubernetes_findings(cluster: Cluster, place: Place, asked: Asked) -> Iterator[Finding]:
+def kubernetes_findings(cluster: Cluster, place: ClusterTarget, asked: ClusterDemand) -> Iterator[Finding]:
     """The namespace, and every object that the pools name."""
     yield from looked_at("namespace", lambda: [_namespace(cluster, place)])
     if asked.trainer.nnodes > 1:
@@ -67,7 +67,7 @@ def _sources(pool: PoolConfig) -> Iterator[tuple[dict[str, Any], tuple[str, str,
         yield from ((variable.get("valueFrom") or {}, names) for names in _OF_VARIABLES)
 
 
-def _looked_up(cluster: Cluster, place: Place, kind: str, name: str, look: Look, paths: list[str]) -> Finding:
+def _looked_up(cluster: Cluster, place: ClusterTarget, kind: str, name: str, look: Look, paths: list[str]) -> Finding:
     title = f"{kind} {name}"
     try:
         lack = look(cluster, place, name)
@@ -77,7 +77,7 @@ def _looked_up(cluster: Cluster, place: Place, kind: str, name: str, look: Look,
     return Finding(title, f"there, for {asking}", lack and f"{lack} ({asking})")
 
 
-def _namespace(cluster: Cluster, place: Place) -> Finding:
+def _namespace(cluster: Cluster, place: ClusterTarget) -> Finding:
     found = cluster.get(f"/api/v1/namespaces/{place.namespace}")
     lack = "not there: Flyte makes it for a project and its domain; correct --project, --domain or --namespace"
     return Finding(f"namespace {place.namespace}", "there", None if found else lack)
@@ -88,19 +88,19 @@ def _training_operator(cluster: Cluster) -> Finding:
     return Finding("training operator", "there", None if cluster.get(TRAINING_OPERATOR) else lack)
 
 
-def _in_namespace(place: Place, plural: str, name: str, group: str = "/api/v1") -> str:
+def _in_namespace(place: ClusterTarget, plural: str, name: str, group: str = "/api/v1") -> str:
     return f"{group}/namespaces/{place.namespace}/{plural}/{name}"
 
 
 def _namespaced(plural: str) -> Look:
-    def look(cluster: Cluster, place: Place, name: str) -> str | None:
+    def look(cluster: Cluster, place: ClusterTarget, name: str) -> str | None:
         found = cluster.get(_in_namespace(place, plural, name), metadata_only=True)
         return None if found else f"not in namespace {place.namespace}: make it there, or name another"
 
     return look
 
 
-def _pod_template(cluster: Cluster, place: Place, name: str) -> str | None:
+def _pod_template(cluster: Cluster, place: ClusterTarget, name: str) -> str | None:
     found = cluster.get(_in_namespace(place, "podtemplates", name))
     if found is None:
         # Flyte looks in its own namespace, too.
@@ -115,7 +115,7 @@ def _pod_template(cluster: Cluster, place: Place, name: str) -> str | None:
     return None
 
 
-def _queue(cluster: Cluster, place: Place, name: str) -> str | None:
+def _queue(cluster: Cluster, place: ClusterTarget, name: str) -> str | None:
     group = cluster.get(KUEUE)
     if group is None:
         return "Kueue is not installed, so its label holds nothing back: install it, or leave out queue"
@@ -131,6 +131,6 @@ def _queue(cluster: Cluster, place: Place, name: str) -> str | None:
     return None
 
 
-def _priority_class(cluster: Cluster, _place: Place, name: str) -> str | None:
+def _priority_class(cluster: Cluster, _place: ClusterTarget, name: str) -> str | None:
     found = cluster.get(f"/apis/scheduling.k8s.io/v1/priorityclasses/{name}")
     return None if found else "not there, so an API server refuses the pods: make it, or name another"

@@ -6,8 +6,8 @@ from typing import Any
 
 from resources.pools import PoolConfig
 from resources.quantities import amount
-from storage.fitness import Finding
-from tasks.doctor.cluster import WORKFLOW, Admin, Asked, Cluster, Place, Unread
+from storage.stores.fitness import Finding
+from tasks.doctor.cluster import WORKFLOW, Admin, Cluster, ClusterDemand, ClusterTarget, Unread
 
 LIMITS = "task_resources.limits"
 GPU = "nvidia.com/gpu"
@@ -27,7 +27,7 @@ def needs(pool: PoolConfig) -> dict[str, tuple[Fraction, str]]:
 
 
 def limit_findings(
-    admin: Admin, place: Place, asked: Asked, configured: Callable[[], Mapping[str, Any] | None]
+    admin: Admin, place: ClusterTarget, asked: ClusterDemand, configured: Callable[[], Mapping[str, Any] | None]
 ) -> Iterator[Finding]:
     """Flyte's limits against the pools.
 
@@ -50,14 +50,14 @@ def limit_findings(
         yield Finding(LIMITS, shown, f"{lack} ({source}): raise the limit, or Flyte caps the pods without a word")
 
 
-def _caps(limits: Mapping[str, Any], asked: Asked) -> Iterator[str]:
+def _caps(limits: Mapping[str, Any], asked: ClusterDemand) -> Iterator[str]:
     for path, pool in asked.named_pools().items():
         for name, (need, text) in needs(pool).items():
             if name in limits and need > amount(str(limits[name])):
                 yield f"{path} asks for {name} {text}, the limit is {limits[name]}"
 
 
-def quota_findings(cluster: Cluster, place: Place, asked: Asked) -> Iterator[Finding]:
+def quota_findings(cluster: Cluster, place: ClusterTarget, asked: ClusterDemand) -> Iterator[Finding]:
     """Each quota of the namespace: must hold the largest pod, and should hold all pods of an iteration at once."""
     listed = cluster.get(f"/api/v1/namespaces/{place.namespace}/resourcequotas")
     quotas = (listed or {}).get("items", [])
@@ -73,7 +73,7 @@ def quota_findings(cluster: Cluster, place: Place, asked: Asked) -> Iterator[Fin
             yield Finding(title, "", lack)
 
 
-def _shortages(hard: Mapping[str, str], asked: Asked) -> Iterator[str]:
+def _shortages(hard: Mapping[str, str], asked: ClusterDemand) -> Iterator[str]:
     pools = asked.named_pools()
     for resource, names in _BOUNDS.items():
         for name in names:

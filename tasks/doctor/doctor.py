@@ -7,8 +7,8 @@ from typing import NoReturn
 
 import click
 
-from storage.fitness import Finding
-from tasks.doctor.cluster import Place, Unread
+from storage.stores.fitness import Finding
+from tasks.doctor.cluster import ClusterTarget, Unread
 from tasks.reporting.progress import progress
 
 
@@ -53,7 +53,7 @@ def doctor(
     from tasks.doctor.cluster_examination import examine_cluster  # noqa: PLC0415 - it imports flytekit: a second
 
     pods = namespace or f"{project}-{domain}"
-    place = Place(project=project, domain=domain, namespace=pods, flyte_namespace=flyte_namespace)
+    place = ClusterTarget(project=project, domain=domain, namespace=pods, flyte_namespace=flyte_namespace)
     tell(examine_cluster(flyte_config, config, place, kube_context))
 
 

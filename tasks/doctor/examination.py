@@ -6,11 +6,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from storage.fitness import Finding
 from storage.package_version import VERSION
+from storage.stores.fitness import Finding
 from tasks.device.gpu_check import WrongGpus, check_gpus
 from tasks.device.visible_gpus import VisibleGpus, visible_gpus
-from tasks.doctor.machine_room import GIB, room_findings
+from tasks.doctor.free_space import GIB, room_findings
 from tasks.doctor.self_tests import attention_finding, noise_finding
 from tasks.sampling.engines.vllm_names import TRIED
 

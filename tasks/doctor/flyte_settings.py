@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 
 from resources.unreadable import NotReadable
-from storage.fitness import Finding
-from tasks.doctor.cluster import Asked, Cluster, Place
+from storage.stores.fitness import Finding
+from tasks.doctor.cluster import Cluster, ClusterDemand, ClusterTarget
 
 PENDING = "plugins.k8s.pod-pending-timeout"
 SPOT = "plugins.k8s.interruptible-node-selector-requirement"
@@ -22,10 +22,10 @@ CACHE = "storage.cache.max_size_mbs"
 PLUGINS = "tasks.task-plugins.enabled-plugins"
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s)")
 _S_OF = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
-Judge = Callable[[Any, Asked], str | None]
+Judge = Callable[[Any, ClusterDemand], str | None]
 
 
-def flyte_settings(cluster: Cluster, place: Place) -> dict[str, Any]:
+def flyte_settings(cluster: Cluster, place: ClusterTarget) -> dict[str, Any]:
     """All settings in the ConfigMaps of Flyte's namespace, merged, with keys in small letters.
 
     Raises NotReadable, also where there are none.
@@ -58,7 +58,7 @@ def configured_limits(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"cpu": "2", "memory": "1Gi", "gpu": "1"} | (setting(settings, "task_resources.limits") or {})
 
 
-def setting_findings(settings: Mapping[str, Any], asked: Asked) -> Iterator[Finding]:
+def setting_findings(settings: Mapping[str, Any], asked: ClusterDemand) -> Iterator[Finding]:
     """One finding for each setting that the page names."""
     for path, judge in JUDGES.items():
         value = setting(settings, path)
@@ -82,24 +82,24 @@ def _seconds(text: str) -> float:
     return sum(float(number) * _S_OF[unit] for number, unit in _SECONDS.findall(text))
 
 
-def _pending(value: Any, _asked: Asked) -> str | None:
+def _pending(value: Any, _asked: ClusterDemand) -> str | None:
     if value is not None and _seconds(str(value)) > 0:
         return None
     return "off: pods that never get a machine keep an execution open for ever; set it to hours, such as 6h"
 
 
-def _spot(value: Any, asked: Asked) -> str | None:
+def _spot(value: Any, asked: ClusterDemand) -> str | None:
     if value or not any(pool.interruptible for pool in asked.named_pools().values()):
         return None
     return "not set: members run wherever Kubernetes puts them, not on spot machines; set the label of your spot nodes"
 
 
-def _reserved(value: Any, _asked: Asked) -> str | None:
+def _reserved(value: Any, _asked: ClusterDemand) -> str | None:
     return None if value else "not set: the trainer may get a spot machine; set that a node is not one"
 
 
 def _at_least(least: int, default: int, harm: str) -> Judge:
-    def judge(value: Any, _asked: Asked) -> str | None:
+    def judge(value: Any, _asked: ClusterDemand) -> str | None:
         found = int(default if value is None else value)
         return None if found >= least else f"{found}: {harm}; set {least} or more"
 
@@ -107,26 +107,26 @@ def _at_least(least: int, default: int, harm: str) -> Judge:
 
 
 def _lasts(least: str, default: str, harm: str) -> Judge:
-    def judge(value: Any, _asked: Asked) -> str | None:
+    def judge(value: Any, _asked: ClusterDemand) -> str | None:
         found = str(default if value is None else value)
         return None if _seconds(found) >= _seconds(least) else f"{found}: {harm}; set {least} or more"
 
     return judge
 
 
-def _threshold(value: Any, _asked: Asked) -> str | None:
+def _threshold(value: Any, _asked: ClusterDemand) -> str | None:
     if value is None or int(value) == -1:
         return None
     return f"{value}: the last attempt of a slot need not be on a reserved machine; leave it at -1"
 
 
-def _cache(value: Any, _asked: Asked) -> str | None:
+def _cache(value: Any, _asked: ClusterDemand) -> str | None:
     if value is None or int(value) == 0 or int(value) >= 2048:
         return None
     return f"{value}: larger workflows than 1/1,024 of it are compiled again at every look; set 0, or 2048 and more"
 
 
-def _plugins(value: Any, asked: Asked) -> str | None:
+def _plugins(value: Any, asked: ClusterDemand) -> str | None:
     if value is None:
         return None
     wanted = {"container"} | ({"pytorch"} if asked.trainer.nnodes > 1 else set())

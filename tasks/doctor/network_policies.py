@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from resources.labels import POOL_LABEL, RUN_LABEL, url_label
-from storage.fitness import Finding
-from tasks.doctor.cluster import Asked, Cluster, Place
+from storage.stores.fitness import Finding
+from tasks.doctor.cluster import Cluster, ClusterDemand, ClusterTarget
 
 NAME = "network policy"
 GUIDE = "make the one in docs/guide/platform.md"
@@ -23,7 +23,7 @@ _OPERATORS: dict[str, Callable[[str | None, list[str]], bool]] = {
 }
 
 
-def policy_finding(cluster: Cluster, place: Place, asked: Asked) -> Finding:
+def policy_finding(cluster: Cluster, place: ClusterTarget, asked: ClusterDemand) -> Finding:
     """Whether only the trainer's pods reach each other, and they do."""
     found = cluster.get(f"/apis/networking.k8s.io/v1/namespaces/{place.namespace}/networkpolicies") or {}
     train = trainer_labels(asked)
@@ -31,7 +31,7 @@ def policy_finding(cluster: Cluster, place: Place, asked: Asked) -> Finding:
     return Finding(NAME, "the trainer's pods alone reach each other", lack)
 
 
-def trainer_labels(asked: Asked) -> dict[str, str]:
+def trainer_labels(asked: ClusterDemand) -> dict[str, str]:
     """The labels of the trainer's pods that do not change."""
     run = {} if asked.store_url is None else {RUN_LABEL: url_label(asked.store_url)}
     asked_for = {**asked.pools.labels, **asked.pools.train.labels}

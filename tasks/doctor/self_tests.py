@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own custom
 
-from storage.fitness import Finding
-from storage.noise_keys import mix64
+from storage.journal.noise_keys import mix64
+from storage.stores.fitness import Finding
 from tasks.sampling.engines.keyed_noise import sample, signed64
 
 _GAMMA, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1

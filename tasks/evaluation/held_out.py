@@ -4,7 +4,7 @@ import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from storage.prompt_table import PromptRow
+from storage.records.prompt_table import PromptRow
 from tasks.configuration.evaluation import EvaluationConfig
 from tasks.configuration.rewards import RewardConfig
 from tasks.configuration.rollout import RolloutConfig

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from storage import layout, model_files, records
-from storage.assembly import JournalReader
 from storage.clock import Clock
-from storage.evaluation_records import EvaluationRecord
-from storage.prompt_table import PromptRow, read_prompts
-from storage.records import BatchRecord, PlanRecord
-from storage.response_parts import parts_of_plan
-from storage.retention import settle
-from storage.run import connect_to_run, exists, read_plan
-from storage.store import ObjectStore, StorageError, StoreUnavailable
+from storage.journal.assembly import JournalReader
+from storage.journal.response_parts import parts_of_plan
+from storage.journal.retention import settle
+from storage.records import layout, model_files, records
+from storage.records.evaluation_records import EvaluationRecord
+from storage.records.prompt_table import PromptRow, read_prompts
+from storage.records.records import BatchRecord, PlanRecord
+from storage.records.run import connect_to_run, exists, read_plan
+from storage.stores.store import ObjectStore, StorageError, StoreUnavailable
 from tasks.configuration.evaluation import EvaluationConfig, settings, settings_digest
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.planning import PlanningConfig
@@ -25,7 +25,7 @@ from tasks.configuration.rewards import RewardConfig
 from tasks.configuration.run_config import RunConfig
 from tasks.evaluation.scores import evaluated_prompts, score_metrics
 from tasks.grading.run_rewards import content_digests, open_grader
-from tasks.learning.follow import FollowConfig, GroupTimeout
+from tasks.learning.journal_follower import FollowConfig, GroupTimeout
 from tasks.learning.recorded_batches import RecordedBatches, check_some_graded
 from tasks.prompts.decode import open_completion_decoder
 from tasks.reporting.conclusion import resume_metrics
@@ -132,7 +132,7 @@ def _grade(
 ) -> list[BatchRecord]:
     """Grade and record every response as it ends; the iteration is then closed.
 
-    This runs after the crew's map, and no trainer generates: only members that join can still produce what is missing.
+    The crew's map has ended, and no trainer generates: only members that join can produce missing responses.
     """
     watch = CrewWatch(store, plan, config.rollout, PlanningConfig(), clock, execution=execution, crew_ended=True)
     follow = replace(FollowConfig.of(config), in_plan_order=False)
@@ -157,7 +157,7 @@ def _grade(
 
 
 def evaluation_of(config: RunConfig) -> EvaluationConfig:
-    """The section `evaluation`; without one, the prompts of training are evaluated as they are sampled there."""
+    """The section `evaluation`; a run without the section evaluates the prompts and the sampling of its training."""
     if config.evaluation is None:
         return EvaluationConfig(data=config.data, sampling=config.sampling)
     return config.evaluation

@@ -1,14 +1,14 @@
 """Scores of an evaluation: from graded responses to numbers. Pure functions.
 
-Metrics begin with `val/`; pass@k and mean@n have the names that verl gives them.
+Metrics begin with `val/`; pass@k and mean@n are named as in verl.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from storage.evaluation_records import EvaluatedPrompt
-from storage.records import GradedResponse
+from storage.records.evaluation_records import EvaluatedPrompt
+from storage.records.records import GradedResponse
 from tasks.configuration.evaluation import EvaluationConfig
 from tasks.evaluation.intervals import bootstrap_interval, interval, pass_at_k
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from resources.spot_trace import TooFewPlacesError
-from storage.forecast_records import ForecastRecord, Setting, SetupForecast, Spread
-from storage.telling import Tell, untold
+from storage.records.forecast_records import ForecastRecord, Setting, SetupForecast, Spread
+from storage.waiting import Progress, no_progress
 from tasks.configuration.forecast import ForecastConfig
 from tasks.configuration.run_config import ConfigError, RunConfig, dump, parse
 from tasks.crew_model.accounts import NO_MACHINE
@@ -62,10 +62,12 @@ class _Outcome:
         return sum(self.usd_parts.values())
 
 
-def forecast(config: RunConfig, probe: Probe | NoProbe, created_at_s: float, tell: Tell = untold) -> ForecastRecord:
+def forecast(
+    config: RunConfig, probe: Probe | NoProbe, created_at_s: float, progress: Progress = no_progress
+) -> ForecastRecord:
     """Compare the setups of a configuration; the same result for the same configuration, prices and probe.
 
-    tell: called for each run that is simulated. Raises ValueError or LookupError, which names the missing
+    progress: called for each run that is simulated. Raises ValueError or LookupError, which names the missing
     or wrong field, TraceError and ScenarioError for files that cannot be used.
     """
     settings, inputs = config.forecast, gather(config, probe)
@@ -74,7 +76,7 @@ def forecast(config: RunConfig, probe: Probe | NoProbe, created_at_s: float, tel
         refused = refusal(config, setup.settings)
         if refused is not None:
             return SetupForecast(name=setup.name, settings=setup.settings, refused=refused)
-        return _simulated(setup, settings, partial(tell, f"simulating {setup.name}"))
+        return _simulated(setup, settings, partial(progress, f"simulating {setup.name}"))
 
     compared = setups(config, inputs)
     results = [result(setup) for setup in compared]
@@ -91,7 +93,7 @@ def forecast(config: RunConfig, probe: Probe | NoProbe, created_at_s: float, tel
     if any(pool.availability is not None for pool in setup.scenario.pools):
         for factor in SENSITIVITY:
             what = f"simulating {setup.name}, {factor:g} times the losses"
-            again = _simulated(_hastened(setup, factor), settings, partial(tell, what))
+            again = _simulated(_hastened(setup, factor), settings, partial(progress, what))
             if again.usd is not None:
                 sensitivity[f"{factor:g}"] = again.usd
     return ForecastRecord(
@@ -234,12 +236,12 @@ def _usd(usd: float) -> str:
     return f"${usd:,.0f}" if usd >= 10 else f"${usd:.2f}"
 
 
-def _simulated(setup: Setup, settings: ForecastConfig, tell: Callable[[int, int], None]) -> SetupForecast:
+def _simulated(setup: Setup, settings: ForecastConfig, progress: Callable[[int, int], None]) -> SetupForecast:
     """One run per seed. A setup that the planner refuses, or that is larger than the trace's, has no figures."""
     outcomes: list[_Outcome] = []
     try:
         for seed in range(settings.seeds):
-            tell(seed, settings.seeds)
+            progress(seed, settings.seeds)
             run = simulate(setup.scenario, seed=seed)
             if run.stopped is not None or not run.iterations:
                 refused = run.stopped or "no iteration ended"

@@ -6,8 +6,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from tasks.planning.capacity import GroupLengths
 from tasks.planning.lengths import ALPHA
-from tasks.planning.offer import GroupLengths
 
 TAIL_SHARE = 0.2
 HIGH = 0.9

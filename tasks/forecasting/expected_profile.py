@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from storage.records import TRAIN_POOL
+from storage.records.records import TRAIN_POOL
 from tasks.configuration.run_config import RunConfig
 from tasks.forecasting.inputs import gather
 from tasks.forecasting.probe import NoProbe

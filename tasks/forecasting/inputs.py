@@ -14,8 +14,8 @@ from resources.model_config import CONFIG, ModelConfigError, model_fields
 from resources.model_size import ModelSize, size_from_config
 from resources.pools import PoolConfig
 from resources.prices import request_prices
-from storage.forecast_records import ForecastInput
 from storage.paths import expanded
+from storage.records.forecast_records import ForecastInput
 from tasks.configuration.engine_settings import engine_settings
 from tasks.configuration.forecast import VLLM_COLD_START_S, VLLM_INVARIANT_START_S, VLLM_START_S
 from tasks.configuration.rollout import OUR_ENGINES

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from storage.planning_records import SeedingRecord
+from storage.records.planning_records import SeedingRecord
 from tasks.forecasting.links import BYTES_PER_GBIT
 from tasks.forecasting.response_lengths import Ints
 from tasks.forecasting.results import SimulatedIteration
 from tasks.forecasting.scenario import PoolScenario, Scenario
 from tasks.history.planning_inputs import REPORTS_READ
-from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
+from tasks.planning.capacity import GroupLengths, PoolCapacity, StepWaits, TrainerCapacity
 from tasks.planning.request import PlanningRequest
 
 SECONDS_PER_HOUR = 3600.0
@@ -54,7 +54,7 @@ class Knowledge:
         """
         scenario, last = self._scenario, self._recent[-1] if self._recent else None
         trainer, policy = scenario.trainer, scenario.policy
-        reserved = ReservedOffer(
+        reserved = TrainerCapacity(
             engines=trainer.engines,
             usd_per_h=trainer.usd_per_h,
             responses_max=trainer.responses_max,
@@ -103,11 +103,11 @@ class Knowledge:
             return waited_s / sum(each.iteration.tokens for each in self._recent)
         return 0.0 if tools is None else tools.answers * tools.answer_s / float(lengths.expected.mean())
 
-    def _offer(self, pool: PoolScenario, available: int | None, there: int) -> CrewOffer:
+    def _offer(self, pool: PoolScenario, available: int | None, there: int) -> PoolCapacity:
         """The offer of a pool. Its start is from process to weights, as in reports, without the machine's own start."""
         losses = sum(each.iteration.losses[pool.name] for each in self._recent)
         machine_s = sum(sum(each.iteration.seconds[pool.name].values()) for each in self._recent)
-        return CrewOffer(
+        return PoolCapacity(
             pool=pool.name,
             count_min=pool.count_min,
             count_max=pool.count,

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from tasks.crew_model.accounts import Account
-from tasks.crew_model.crew_member import Member
+from tasks.crew_model.crew_member import ModelMember
 from tasks.crew_model.events import Events
 from tasks.forecasting.availability import Change
 from tasks.forecasting.scenario import PoolScenario
@@ -29,7 +29,7 @@ class Machine:
         self.ready = False
         self.there = True
         self.slot: int | None = None
-        self.member: Member | None = None
+        self.member: ModelMember | None = None
         self.weight_version: int | None = None
         self.pull: int | None = None
         self.pulling: int | None = None

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from storage.connect import connect
-from storage.planning_records import PoolObservation
-from storage.records import TRAIN_POOL, ReportRecord
-from storage.run import holds_run, next_iteration, read_report
-from storage.store import ObjectStore, StoreDenied, StoreUnavailable
+from storage.records.planning_records import PoolObservation
+from storage.records.records import TRAIN_POOL, ReportRecord
+from storage.records.run import holds_run, next_iteration, read_report
+from storage.stores.connect import connect
+from storage.stores.store import ObjectStore, StoreDenied, StoreUnavailable
 from tasks.history.planning_inputs import REPORTS_READ
 
 QUANTILES = 41

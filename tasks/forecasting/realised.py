@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from storage import canonical, layout, records
 from storage.digests import digest_of
-from storage.forecast_records import ForecastRecord, Setting, SetupForecast, Spread
-from storage.records import ReportRecord
-from storage.run import holds_run, read_plan, reports
-from storage.store import ConflictingRecord, ObjectStore
+from storage.records import canonical, layout, records
+from storage.records.forecast_records import ForecastRecord, Setting, SetupForecast, Spread
+from storage.records.records import ReportRecord
+from storage.records.run import holds_run, read_plan, reports
+from storage.stores.store import ConflictingRecord, ObjectStore
 from tasks.configuration.iteration_config import resolved_in_force
 from tasks.forecasting.setups import CONFIGURED
 

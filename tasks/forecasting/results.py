@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from storage.planning_records import DecisionRecord
-from storage.records import TRAIN_POOL
+from storage.records.planning_records import DecisionRecord
+from storage.records.records import TRAIN_POOL
 from tasks.crew_model.accounts import NO_MACHINE, WITHOUT_PROCESS
 
 
@@ -15,7 +15,7 @@ class SimulatedIteration:
     up.
     rollout_s: from the plan to the end of the last response. train_s: computing and publishing, without waiting;
     retrain_s: the part of it that was trained before the trainer's machines generated again. wait_train_s,
-    wait_remote_s: as in tasks.planning.offer.StepWaits. control_s: from published weights to the next plan.
+    wait_remote_s: as in tasks.planning.capacity.StepWaits. control_s: from published weights to the next plan.
     seeding_s: time in which the trainer's machines generated.
     members: by pool, the mean number with weights while responses were decoded; planned: the number that the plan asked
     for.
@@ -23,7 +23,7 @@ class SimulatedIteration:
     tokens: of responses, as trained; tokens_regenerated: tokens decoded for nothing, besides. moved: responses that
     changed hands. losses: by pool, lost machines that were in use. seconds, usd: by pool and by what they were spent
     on, as in tasks.crew_model.accounts.PARTS (dollars also of "requests" and "egress"); the trainer's pool is
-    TRAIN_POOL of storage.records. gpu_s: of all machines.
+    TRAIN_POOL of storage.records.records. gpu_s: of all machines.
     """
 
     iteration: int

@@ -16,7 +16,7 @@ from resources.documents import DocumentError, read_document
 from resources.pools import POOL_NAME
 from resources.prices import GET_USD, PUT_USD
 from resources.spot_trace import PROCESSES
-from storage.records import TRAIN_POOL
+from storage.records.records import TRAIN_POOL
 from tasks.configuration.planning import PlanningConfig
 from tasks.crew_model.ownership import CrewRules
 from tasks.crew_model.step_time import StepTime

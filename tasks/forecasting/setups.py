@@ -7,7 +7,7 @@ follows from them.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from storage.forecast_records import Setting
+from storage.records.forecast_records import Setting
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.run_config import RunConfig
 from tasks.forecasting.crew_inputs import CrewPool

@@ -7,9 +7,9 @@ one rollout at a time, so that the next one also waits for the end of the previo
 import random
 from functools import partial
 
-from storage.records import TRAIN_POOL
+from storage.records.records import TRAIN_POOL
 from tasks.crew_model.accounts import Account
-from tasks.crew_model.crew import Crew
+from tasks.crew_model.crew import CrewModel
 from tasks.crew_model.crew_member import EngineModel
 from tasks.crew_model.events import Events, Stalled
 from tasks.crew_model.response_progress import Responses
@@ -146,7 +146,7 @@ class _Simulation:
             accounts=accounts,
             began_s=now_s,
         )
-        iteration.crew = Crew(
+        iteration.crew = CrewModel(
             self._events,
             responses,
             plan.slots,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import yaml
 from rich.table import Table
 
-from storage.forecast_records import ForecastRecord, Setting, SetupForecast, Spread
+from storage.records.forecast_records import ForecastRecord, Setting, SetupForecast, Spread
 from tasks.forecasting.comparison import with_settings
 from tasks.forecasting.realised import Comparison
 from tasks.reporting.terminal import Terminal

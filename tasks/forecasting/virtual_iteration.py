@@ -4,16 +4,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from storage.records import TRAIN_POOL
+from storage.records.records import TRAIN_POOL
 from tasks.crew_model.accounts import Account, mean_members
-from tasks.crew_model.crew import Crew
+from tasks.crew_model.crew import CrewModel
 from tasks.crew_model.response_progress import Responses
 from tasks.forecasting.response_lengths import Ints
 from tasks.forecasting.results import SimulatedIteration
 from tasks.forecasting.scenario import Policy
 from tasks.forecasting.virtual_trainer import Training
+from tasks.planning.capacity import StepWaits
 from tasks.planning.iteration_plan import IterationPlan
-from tasks.planning.offer import StepWaits
 
 
 @dataclass(kw_only=True)
@@ -33,7 +33,7 @@ class Iteration:
     training: Training
     accounts: dict[str, Account]
     began_s: float
-    crew: Crew = field(init=False)
+    crew: CrewModel = field(init=False)
     members_at_end: int = 0
     next_s: float | None = None
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from tasks.crew_model.crew_member import EngineModel, Member
+from tasks.crew_model.crew_member import EngineModel, ModelMember
 from tasks.crew_model.events import Events
 from tasks.forecasting.links import Links
 from tasks.forecasting.machines import Machine, Stock
@@ -56,13 +56,13 @@ class Processes(ABC):
         """A machine was lost; its slot starts again on the next one."""
 
     @abstractmethod
-    def left(self, iteration: Iteration, member: Member) -> None:
+    def left(self, iteration: Iteration, member: ModelMember) -> None:
         """A member leaves before the iteration has ended."""
 
-    def held(self, iteration: Iteration, member: Member) -> None:  # noqa: B027
+    def held(self, iteration: Iteration, member: ModelMember) -> None:  # noqa: B027
         """A member without weights holds something."""
 
-    def enough(self, iteration: Iteration, member: Member) -> bool:  # noqa: ARG002
+    def enough(self, iteration: Iteration, member: ModelMember) -> bool:  # noqa: ARG002
         """Whether the member, which holds nothing, is to work on another iteration."""
         return False
 
@@ -72,7 +72,7 @@ class Processes(ABC):
 
     def _enter(
         self, iteration: Iteration, stock: Stock, machine: Machine, slot: int, part: str | None = None
-    ) -> Member:
+    ) -> ModelMember:
         """Let the machine's process claim in the iteration, whose account gets its time from now on."""
         account = iteration.accounts[stock.pool.name]
         machine.settle(self.events.now_s, part, account)
@@ -152,7 +152,7 @@ class MappedProcesses(Processes):
         if machine.slot is not None and not self._current.is_generated:
             stock.want(machine.slot)
 
-    def left(self, iteration: Iteration, member: Member) -> None:
+    def left(self, iteration: Iteration, member: ModelMember) -> None:
         stock, machine = self._of_member[iteration.number, member.name]
         self._leave(iteration, machine, "standing")
         machine.slot = None

@@ -9,7 +9,7 @@ concluded, where a report counts it for the one that follows.
 from dataclasses import dataclass, field
 from functools import partial
 
-from tasks.crew_model.crew_member import Member
+from tasks.crew_model.crew_member import ModelMember
 from tasks.forecasting.machines import Machine, Stock
 from tasks.forecasting.virtual_iteration import Iteration
 from tasks.forecasting.virtual_processes import Processes
@@ -89,16 +89,16 @@ class StandingProcesses(Processes):
         if machine.slot is not None and not self._over:
             stock.want(machine.slot)
 
-    def left(self, iteration: Iteration, member: Member) -> None:
+    def left(self, iteration: Iteration, member: ModelMember) -> None:
         stock, machine = self._of_member[iteration.number, member.name]
         self._leave(iteration, machine, "idle")
         self._go_on(stock, machine)
 
-    def held(self, iteration: Iteration, member: Member) -> None:
+    def held(self, iteration: Iteration, member: ModelMember) -> None:
         stock, machine = self._of_member[iteration.number, member.name]
         self._equip(stock, machine, iteration.version)
 
-    def enough(self, iteration: Iteration, member: Member) -> bool:
+    def enough(self, iteration: Iteration, member: ModelMember) -> bool:
         """Whether the member, which holds nothing, is to work on another iteration."""
         _, machine = self._of_member[iteration.number, member.name]
         following = self._next(machine)

@@ -12,8 +12,8 @@ from itertools import count, takewhile
 
 from tasks.configuration.planning import PlanningConfig
 from tasks.crew_model.accounts import Account
-from tasks.crew_model.crew import Crew
-from tasks.crew_model.crew_member import EngineModel, Member
+from tasks.crew_model.crew import CrewModel
+from tasks.crew_model.crew_member import EngineModel, ModelMember
 from tasks.crew_model.events import Events
 from tasks.crew_model.response_progress import Responses
 from tasks.forecasting.scenario import PhaseScenario, TrainerScenario
@@ -58,12 +58,12 @@ class Training:
         self._replay_s = replay_tokens * scenario.train_s_per_token
         self._complete: set[int] = set()
         self._trained = self._trained_tokens = 0
-        self._engines: list[Member] = []
+        self._engines: list[ModelMember] = []
         self._until_member = False
         self._checks = 0
         self._phase = "before"
         self._since_s = events.now_s
-        self._crew: Crew | None = None
+        self._crew: CrewModel | None = None
         self._engine: EngineModel | None = None
         self.began_s = self.ended_s = events.now_s
         self.seeding_s = self.generated_s = self.wait_s = self.train_s = self.retrain_s = 0.0
@@ -73,7 +73,7 @@ class Training:
         """Seconds of training that begin when every group is trained."""
         return self._scenario.train_fixed_s
 
-    def begin(self, crew: Crew, slots: Sequence[int], engine: EngineModel, seeding_s: float | None) -> None:
+    def begin(self, crew: CrewModel, slots: Sequence[int], engine: EngineModel, seeding_s: float | None) -> None:
         """Give the machines to this iteration. slots: slots of the plan, one per engine that generates.
 
         seeding_s: how long they generate; None: until nothing is left.
@@ -128,7 +128,7 @@ class Training:
         self._engines = [crew.begin(slot, engine, self._account, weight) for slot in slots]
         self._events.after(self._scenario.process_s, partial(self._work, self._engines))
 
-    def _work(self, engines: list[Member]) -> None:
+    def _work(self, engines: list[ModelMember]) -> None:
         """The engines have started, and the weights are on their machines: decode."""
         if self._phase == "generating" and engines is self._engines and self._crew is not None:
             for member in engines:

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from storage.assembly import Assembled
-from storage.prompt_table import PromptRow
-from storage.turns import decode_turn
+from storage.journal.assembly import Assembled
+from storage.journal.turns import decode_turn
+from storage.records.prompt_table import PromptRow
 from tasks.grading.reward import GradedConversation, GradingCase
 from tasks.turns.reading import ReadMessages
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from transformers.quantizers import AutoHfQuantizer
 
 from resources.regular_files import check_files
-from storage.shortage import raise_shortage
+from storage.stores.shortage import raise_shortage
 from tasks.grading.reward import GradingError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from storage import reward_models
-from storage.own_files import is_own_folder, own_file
-from storage.paths import expanded
-from storage.store import ObjectStore
+from storage.paths import expanded, is_own_folder, own_file
+from storage.records import reward_models
+from storage.stores.store import ObjectStore
 from tasks.configuration.rewards import RewardConfig, reward_names
 from tasks.configuration.turns import TurnsConfig
 from tasks.grading.grader import Grader

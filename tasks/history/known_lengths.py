@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from storage.length_tables import LengthTable, commit_lengths, empty_table, newest_lengths
-from storage.prompt_table import PromptRow
-from storage.records import PlanRecord
-from storage.store import ObjectStore
+from storage.records.length_tables import LengthTable, commit_lengths, empty_table, newest_lengths
+from storage.records.prompt_table import PromptRow
+from storage.records.records import PlanRecord
+from storage.stores.store import ObjectStore
 from tasks.configuration.planning import PlanningConfig
+from tasks.planning.capacity import GroupLengths
 from tasks.planning.lengths import choose_predictor, learn, predict, recent_recalls, score
-from tasks.planning.offer import GroupLengths
 from tasks.planning.prompt_features import prompt_features
 
 log = logging.getLogger(__name__)

@@ -11,18 +11,18 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from storage import layout
-from storage.hints import read_hint
-from storage.planning_records import PoolObservation
-from storage.records import TRAIN_POOL, PlanRecord, ReportRecord
-from storage.run import read_plan
-from storage.store import ObjectStore
+from storage.records import layout
+from storage.records.hints import read_hint
+from storage.records.planning_records import PoolObservation
+from storage.records.records import TRAIN_POOL, PlanRecord, ReportRecord
+from storage.records.run import read_plan
+from storage.stores.store import ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.crew_model.ownership import CrewRules
 from tasks.crew_model.step_time import NOMINAL, StepTime
 from tasks.history.spent import spent_usd
+from tasks.planning.capacity import GroupLengths, PoolCapacity, StepWaits, TrainerCapacity
 from tasks.planning.explain import CREW, ITERATION
-from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
 from tasks.planning.request import PlanningRequest
 
 REPORTS_READ = 8
@@ -103,8 +103,8 @@ def _tool_s_per_token(recent: Sequence[ReportRecord]) -> float:
 
 def crew_offers(
     config: RunConfig, recent: Sequence[ReportRecord], written: PlanRecord | None = None
-) -> tuple[CrewOffer, ...]:
-    """One offer per pool of the crew, in the configuration's order; unobserved figures are CrewOffer's defaults.
+) -> tuple[PoolCapacity, ...]:
+    """One offer per pool of the crew, in the configuration's order; unobserved figures are PoolCapacity's defaults.
 
     written: the plan of the newest report.
     """
@@ -113,7 +113,7 @@ def crew_offers(
         observed = _observations(name, recent)
         machine_h = sum(seen.machine_s for seen in observed) / SECONDS_PER_HOUR
         offers.append(
-            CrewOffer(
+            PoolCapacity(
                 pool=name,
                 count_min=pool.count_min,
                 count_max=pool.count,
@@ -131,9 +131,9 @@ def crew_offers(
     return tuple(offers)
 
 
-def _reserved_offer(config: RunConfig, recent: Sequence[ReportRecord]) -> ReservedOffer:
+def _reserved_offer(config: RunConfig, recent: Sequence[ReportRecord]) -> TrainerCapacity:
     trainer, observed = config.trainer, _observations(TRAIN_POOL, recent)
-    return ReservedOffer(
+    return TrainerCapacity(
         engines=trainer.nnodes * trainer.nproc_per_node,
         usd_per_h=trainer.nnodes * config.pools.train.price_usd_per_h,
         responses_max=config.rollout.max_responses_in_flight,

@@ -2,8 +2,8 @@
 
 import logging
 
-from storage.run import read_report
-from storage.store import CorruptObject, ObjectStore
+from storage.records.run import read_report
+from storage.stores.store import CorruptObject, ObjectStore
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ A run goes on with the commit that it began with.
 
 from pathlib import Path
 
-from storage.connect import connect
-from storage.run import read_run
-from storage.sources import HubSource
-from storage.store import ObjectMissing, StoreDenied, StoreUnavailable
+from storage.records.run import read_run
+from storage.records.sources import HubSource
+from storage.stores.connect import connect
+from storage.stores.store import ObjectMissing, StoreDenied, StoreUnavailable
 from tasks.configuration.run_config import RunConfig
 from tasks.hub.repositories import HubError, commit_of, count_parameters, model_config
 

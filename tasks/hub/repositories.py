@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from resources.model_config import CONFIG
-from storage import model_files
 from storage.paths import expanded
+from storage.records import model_files
 from tasks.hub.careful_client import COMMIT, WrongAnswer, ask_with_care
 from tasks.learning.pretrained import count_parameters as count_in_folder
 

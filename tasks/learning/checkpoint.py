@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from storage import canonical, layout, records
 from storage.clock import Clock, SystemClock
-from storage.run import exists
-from storage.store import ConflictingRecord, CorruptObject, ObjectStore
+from storage.records import canonical, layout, records
+from storage.records.run import exists
+from storage.stores.store import ConflictingRecord, CorruptObject, ObjectStore
 from storage.weights import tensor_sets
 from storage.weights.tensor_sets import PUBLISHED_AT_S, WRITE_S
 from tasks.configuration.optimizer import ADAMW, OptimizerName

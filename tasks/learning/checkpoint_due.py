@@ -7,11 +7,11 @@ time of one writing. Hindsight could save at most half of the time that this tak
 
 from collections.abc import Sequence
 
-from storage import layout, records
-from storage.records import PlanRecord, TrainingRecord
-from storage.run import read_settings
-from storage.store import ObjectStore
-from storage.stored_versions import restored_from
+from storage.records import layout, records
+from storage.records.records import PlanRecord, TrainingRecord
+from storage.records.run import read_settings
+from storage.stores.store import ObjectStore
+from storage.weights.stored_versions import restored_from
 from storage.weights.tensor_sets import WRITE_S, read_manifest
 from tasks.configuration.trainer import TrainerConfig
 

@@ -11,22 +11,23 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from resources.work_log import at_work
-from storage import fleet_layout, layout, model_files, prompt_table, records
 from storage.clock import Clock
-from storage.collected import CollectedRecord
-from storage.connect import connect
-from storage.fleet_records import DueRecord
-from storage.metered import MeteredStore
-from storage.phase_failure import phase_failure
-from storage.records import PlanRecord, TrainingRecord
-from storage.run import connect_to_run, exists, is_trained, read_plan
-from storage.seats import newest_seat
-from storage.store import ObjectMissing, ObjectStore, StorageError
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_records import DueRecord
+from storage.fleet.phase_failure import phase_failure
+from storage.fleet.seats import newest_seat
+from storage.records import layout, model_files, prompt_table, records
+from storage.records.collected import CollectedRecord
+from storage.records.records import PlanRecord, TrainingRecord
+from storage.records.run import connect_to_run, exists, is_trained, read_plan
+from storage.stores.connect import connect
+from storage.stores.metered import MeteredStore
+from storage.stores.store import ObjectMissing, ObjectStore, StorageError
 from storage.waiting import Wait
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.run_config import RunConfig
 from tasks.grading.run_rewards import open_grader
-from tasks.learning.follow import FollowConfig
+from tasks.learning.journal_follower import FollowConfig
 from tasks.learning.lease import keep_lease
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.prompts.decode import open_completion_decoder

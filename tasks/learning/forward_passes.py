@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from storage.assembly import Assembled
-from storage.prompt_table import PromptRow
-from storage.records import GradedResponse, PlanRecord
+from storage.journal.assembly import Assembled
+from storage.records.prompt_table import PromptRow
+from storage.records.records import GradedResponse, PlanRecord
 from tasks.learning.batching import TokenBatch, collate, dealt_passes, idle_batch
 from tasks.learning.padding import SharedPrompt
 from tasks.learning.ranks import Ranks

@@ -8,8 +8,8 @@ import gc
 import torch
 
 from storage.clock import Clock
-from storage.records import PlanRecord
-from storage.store import ObjectStore
+from storage.records.records import PlanRecord
+from storage.stores.store import ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.learning.ranks import Ranks
 from tasks.sampling.session.crew_watch import CrewWatch

@@ -6,11 +6,11 @@ Ranks of several machines are started by torch's elastic launcher instead (`task
 from pathlib import Path
 
 from resources.work_log import at_work
-from storage import layout, records
 from storage.clock import Clock
-from storage.records import TrainingRecord
-from storage.run import connect_to_run, read_plan
-from storage.store import StoreUnavailable
+from storage.records import layout, records
+from storage.records.records import TrainingRecord
+from storage.records.run import connect_to_run, read_plan
+from storage.stores.store import StoreUnavailable
 from tasks.configuration.iteration_config import config_in_force
 from tasks.device.gpu_check import WrongNode
 from tasks.learning.rank_ends import RanksFailed
@@ -18,22 +18,22 @@ from tasks.learning.started_ranks import StartedRanks
 from tasks.sampling.engines.engine import EngineDied
 
 PROGRAM = Path(__file__).with_name("training_rank.py")
-# What `advance` raises where another attempt may help.
+# What `train_iteration` raises where another attempt may help.
 MAY_PASS = (StoreUnavailable, EngineDied, WrongNode)
-IMPORTS = ("tasks.learning.advance", "transformers.modeling_utils")
+IMPORTS = ("tasks.learning.train_iteration", "transformers.modeling_utils")
 
 
 def advance_here(run_url: str, iteration: int, execution: str, clock: Clock) -> TrainingRecord:
-    """See `tasks.learning.advance`: it is called here, or with trainer.nproc_per_node above 1 by every rank.
+    """See `tasks.learning.train_iteration`: it is called here, or with trainer.nproc_per_node above 1 by every rank.
 
     Raises what it raises, or RanksFailed.
     """
     store = connect_to_run(run_url)
     count = config_in_force(store, read_plan(store, iteration)).trainer.nproc_per_node
     if count == 1:
-        from tasks.learning.advance import advance  # noqa: PLC0415 - ranks import torch, and this process need not
+        from tasks.learning.train_iteration import train_iteration  # noqa: PLC0415 - ranks import torch, and this process need not
 
-        return advance(run_url, iteration, execution, clock)
+        return train_iteration(run_url, iteration, execution, clock)
     at_work(f"{count} ranks train; rank 0 says how far they are")
     with StartedRanks(PROGRAM, [run_url, str(iteration), execution], IMPORTS, count, None, lambda _: None) as ranks:
         failure = ranks.wait()

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from storage.clock import Clock
-from storage.run import beat_lease
-from storage.store import ObjectStore, StorageError
+from storage.records.run import beat_lease
+from storage.stores.store import ObjectStore, StorageError
 
 log = logging.getLogger(__name__)
 BEATS_PER_TTL = 5

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from storage import layout, records
-from storage.compaction import read_batches
-from storage.phase_failure import NonFiniteRecord
-from storage.records import PlanRecord
-from storage.store import ObjectStore, StorageError
+from storage.fleet.phase_failure import NonFiniteRecord
+from storage.journal.compaction import read_batches
+from storage.records import layout, records
+from storage.records.records import PlanRecord
+from storage.stores.store import ObjectStore, StorageError
 from tasks.learning.optimizer import NonFiniteGradient
 from tasks.learning.ranks import Ranks
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, deserialize, safe_open
 
 from resources.model_config import CONFIG, ModelConfigError, model_fields, whole_number
 from resources.regular_files import check_files
-from storage.shortage import raise_shortage
+from storage.stores.shortage import raise_shortage
 from storage.weights.tensor_sets import TensorBlock
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from storage.store import StoreUnavailable
+from storage.stores.store import StoreUnavailable
 from tasks.learning.loopback import file_store, impostor
 from tasks.learning.missed_ranks import MissedRanks, Position
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from storage.records import GradedResponse, PlanRecord
+from storage.records.records import GradedResponse, PlanRecord
 from tasks.configuration.run_config import parse
 from tasks.learning.advantage import advantages_of
 from tasks.learning.estimates import counted, length_penalties, trained

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from resources.work_log import at_work
-from storage import layout, records
-from storage.assembly import Assembled, JournalReader
 from storage.clock import Clock
-from storage.prompt_table import PromptRow
-from storage.records import BatchRecord, ClosedRecord, GradedResponse, PlanRecord, is_filtered
-from storage.run import exists
-from storage.shard import Finish
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.journal.assembly import Assembled, JournalReader
+from storage.journal.shard import Finish
+from storage.records import layout, records
+from storage.records.prompt_table import PromptRow
+from storage.records.records import BatchRecord, ClosedRecord, GradedResponse, PlanRecord, is_filtered
+from storage.records.run import exists
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from tasks.grading.cases import grading_case
 from tasks.grading.grader import Graded, Grader
 from tasks.grading.reward import GradingCase, GradingError
-from tasks.learning.follow import FollowConfig, GroupFollower, RecordedElsewhereError
+from tasks.learning.journal_follower import FollowConfig, GroupFollower, RecordedElsewhereError
 from tasks.learning.padding import padded_tokens
 from tasks.turns.reading import ReadMessages
 

@@ -13,17 +13,17 @@ from pathlib import Path
 import numpy as np
 
 from resources.work_log import at_work
-from storage import layout, prompt_table, records
-from storage.assembly import Assembled
 from storage.clock import Clock
-from storage.compaction import stored_rows
-from storage.prompt_table import PromptRow
-from storage.records import BatchRecord, GradedResponse, PlanRecord
-from storage.response_parts import ResponsesRecord
-from storage.responses import Response
-from storage.run import exists, read_plan
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
-from storage.stored_versions import restored_from
+from storage.journal.assembly import Assembled
+from storage.journal.compaction import stored_rows
+from storage.journal.response_parts import ResponsesRecord
+from storage.journal.responses import Response
+from storage.records import layout, prompt_table, records
+from storage.records.prompt_table import PromptRow
+from storage.records.records import BatchRecord, GradedResponse, PlanRecord
+from storage.records.run import exists, read_plan
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.weights.stored_versions import restored_from
 from storage.weights.tensor_sets import digest_all, read_manifest
 from storage.weights.versions import pull_version
 from tasks.configuration.iteration_config import config_in_force

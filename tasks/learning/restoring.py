@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from storage import layout
 from storage.clock import Clock
-from storage.store import ObjectStore
+from storage.records import layout
+from storage.stores.store import ObjectStore
 from storage.weights.tensor_sets import TensorBlock, read_manifest
 from storage.weights.versions import pull_version
 from tasks.configuration.optimizer import OptimizerConfig

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from storage.store import ObjectStore
+from storage.stores.store import ObjectStore
 from storage.weights.tensor_sets import Manifest, TensorBlock, TensorEntry, names_by_object, stream
 from tasks.learning.ranks import Ranks
 from tasks.learning.sharded import OwnRows, Stored, Unread, own_rows

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, Self
 
 from storage.clock import SystemClock
-from storage.own_files import folder_for_sockets
+from storage.paths import folder_for_sockets
 from storage.waiting import STOPPED_LIMIT_S, STOPPED_LOOK_S, StoppedProcesses
 from tasks.learning.rank_ends import RankFailure, failure_of
 from tasks.learning.rank_process import END_TIME_LIMIT_S, RankProcess, State

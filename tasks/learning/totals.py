@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from storage.records import PlanRecord
+from storage.records.records import PlanRecord
 from tasks.configuration.algorithm import LossAggregation
 from tasks.learning.importance import effective_sample_size, log_ratio_counts, log_ratios, ratio_quantile
 from tasks.learning.loss import TokenLosses, denominator, kl_penalty

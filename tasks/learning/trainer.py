@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from resources.work_log import at_work
 from storage.clock import Clock
-from storage.prompt_table import PromptRow
-from storage.records import BatchRecord, GradedResponse, PlanRecord, TrainingRecord
-from storage.store import ObjectStore
+from storage.records.prompt_table import PromptRow
+from storage.records.records import BatchRecord, GradedResponse, PlanRecord, TrainingRecord
+from storage.stores.store import ObjectStore
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import TokenBatch, is_idle, mini_batches

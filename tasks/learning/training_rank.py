@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 
 def main(address: str, run_url: str, iteration: str, execution: str) -> None:
     """Train an iteration with the other ranks of the launcher that listens at the socket `address`."""
-    from tasks.learning.advance import advance  # noqa: PLC0415 - imports torch
     from tasks.learning.launch import MAY_PASS  # noqa: PLC0415
     from tasks.learning.ranks import misses_peer  # noqa: PLC0415
+    from tasks.learning.train_iteration import train_iteration  # noqa: PLC0415 - imports torch
 
     place = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
     logging.basicConfig(format=f"%(asctime)s {place} %(levelname)s %(message)s")
@@ -30,7 +30,7 @@ def main(address: str, run_url: str, iteration: str, execution: str) -> None:
     log_of_work = work_log(f"run {run_url}, iteration {iteration}, {place}") if is_told else nullcontext()
     with reporting_to(address) as report, ends_on_notice(), log_of_work:
         try:
-            advance(run_url, int(iteration), execution, SystemClock(), Path(address).parent)
+            train_iteration(run_url, int(iteration), execution, SystemClock(), Path(address).parent)
         except Exception as error:  # noqa: BLE001 - the launcher is told
             message = " ".join(f"{place}: {type(error).__name__}: {error}".split())
             # `joined` has logged the traceback.

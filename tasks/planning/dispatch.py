@@ -18,10 +18,11 @@ from typing import Literal
 import numpy as np
 
 from resources.prices import dollars
+from tasks.planning.capacity import GroupLengths
 from tasks.planning.division import assign_groups
 from tasks.planning.makespan import (
+    DispatchMember,
     Lengths,
-    Member,
     drawn_lengths,
     ends_s,
     lower_bound_s,
@@ -29,9 +30,8 @@ from tasks.planning.makespan import (
     member_time_s,
     response_lengths,
 )
-from tasks.planning.offer import GroupLengths
 
-__all__ = ["Assignment", "Dispatch", "Member", "dispatch"]
+__all__ = ["Assignment", "Dispatch", "DispatchMember", "dispatch"]
 
 
 Objective = Literal["makespan", "gpu_seconds"]
@@ -85,7 +85,7 @@ class Dealing:
 
 
 @dataclass(frozen=True)
-class Work:
+class GroupWork:
     """The groups of an iteration.
 
     lengths: expected lengths, [groups, num_generations] tokens. order: the groups' numbers, longest first. keep_order:
@@ -113,15 +113,15 @@ class Work:
         """A member's groups in the order in which it begins them."""
         return sorted(groups) if self.keep_order else sorted(groups, key=self._place.__getitem__)
 
-    def end_s(self, member: Member, groups: Sequence[int]) -> float:
+    def end_s(self, member: DispatchMember, groups: Sequence[int]) -> float:
         """When the member has decoded these groups."""
         return ends_s(self.lengths, [self.begun(groups)], [member])[0]
 
-    def timed(self, dealt: Sequence[Sequence[int]], members: Sequence[Member]) -> Dealing:
+    def timed(self, dealt: Sequence[Sequence[int]], members: Sequence[DispatchMember]) -> Dealing:
         groups = [self.begun(part) for part in dealt]
         return Dealing(groups, ends_s(self.lengths, groups, members))
 
-    def seconds_per_token(self, member: Member, members: int) -> float:
+    def seconds_per_token(self, member: DispatchMember, members: int) -> float:
         """Seconds for one token of the member's groups if each member decodes an even share at once."""
         batch = max(1, min(member.responses_max, math.ceil(self.lengths.size / members)))
         return member.step_time.step_s(batch) / batch
@@ -130,7 +130,7 @@ class Work:
 def dispatch(
     lengths: GroupLengths,
     num_generations: int,
-    members: Sequence[Member],
+    members: Sequence[DispatchMember],
     objective: Objective,
     *,
     keep_order: bool = False,
@@ -148,7 +148,7 @@ def dispatch(
     if not members:
         raise ValueError("members: none given; allowed: at least one")
     responses = response_lengths(lengths, num_generations, length_max)
-    work = Work(responses, tuple(np.lexsort((-responses[:, 0], -lengths.expected)).tolist()), keep_order)
+    work = GroupWork(responses, tuple(np.lexsort((-responses[:, 0], -lengths.expected)).tolist()), keep_order)
     draws = min(DRAWS_MAX, max(DRAWS_MIN, DRAWN_RESPONSES // responses.size))
     drawn = drawn_lengths(lengths, num_generations, length_max, draws)
     dealing = _dealt(work, members, objective, drawn)
@@ -165,7 +165,7 @@ def dispatch(
     )
 
 
-def _dealt(work: Work, members: Sequence[Member], objective: Objective, drawn: Lengths) -> Dealing:
+def _dealt(work: GroupWork, members: Sequence[DispatchMember], objective: Objective, drawn: Lengths) -> Dealing:
     """The best of the ways to deal."""
     evenly = in_turn(work, members)
     alike = not np.ptp(work.lengths, axis=0).any()
@@ -183,12 +183,12 @@ def _dealt(work: Work, members: Sequence[Member], objective: Objective, drawn: L
     return min(dealings, key=lambda dealing: mean_makespan_s(drawn, dealing.groups, members))
 
 
-def in_turn(work: Work, members: Sequence[Member]) -> Dealing:
+def in_turn(work: GroupWork, members: Sequence[DispatchMember]) -> Dealing:
     """Groups dealt by number, as plan.py deals them when nothing is known about them."""
     return work.timed(assign_groups(len(work.order), len(members)), members)
 
 
-def longest_first(work: Work, members: Sequence[Member]) -> Dealing:
+def longest_first(work: GroupWork, members: Sequence[DispatchMember]) -> Dealing:
     """Each next group goes to the member that would be free first if each decoded an even share at once (LPT)."""
     seconds = [work.seconds_per_token(member, len(members)) for member in members]
     heap = [(member.start_s, place) for place, member in enumerate(members)]
@@ -201,7 +201,7 @@ def longest_first(work: Work, members: Sequence[Member]) -> Dealing:
     return work.timed(dealt, members)
 
 
-def exactly_longest_first(work: Work, members: Sequence[Member]) -> Dealing:
+def exactly_longest_first(work: GroupWork, members: Sequence[DispatchMember]) -> Dealing:
     """Each next group goes to the member that would have decoded it and what it has first, by exact times (LPT)."""
     dealt: list[list[int]] = [[] for _ in members]
     ends = [0.0] * len(members)
@@ -219,7 +219,7 @@ def exactly_longest_first(work: Work, members: Sequence[Member]) -> Dealing:
     return work.timed(dealt, members)
 
 
-def _cheapest(work: Work, members: Sequence[Member]) -> Dealing:
+def _cheapest(work: GroupWork, members: Sequence[DispatchMember]) -> Dealing:
     """The least machine time, or dollars, of the dealings in ranges that end no later than even ranges."""
     places, even = _by_speed(members), even_ranges(work, members)
     by_price = sorted(places, key=lambda k: members[k].usd_per_h * members[k].step_time.step_s(1))
@@ -229,7 +229,7 @@ def _cheapest(work: Work, members: Sequence[Member]) -> Dealing:
     return min((even, *filter(None, full)), key=lambda dealing: float(np.dot(dealing.ends_s, weights)))
 
 
-def balanced_ranges(work: Work, members: Sequence[Member]) -> Dealing:
+def balanced_ranges(work: GroupWork, members: Sequence[DispatchMember]) -> Dealing:
     """Contiguous ranges whose last one ends as early as possible: few of the longest groups for the first member."""
     places, best = _by_speed(members), even_ranges(work, members)
     least_s = lower_bound_s(work.lengths, members)
@@ -240,7 +240,7 @@ def balanced_ranges(work: Work, members: Sequence[Member]) -> Dealing:
     return best
 
 
-def even_ranges(work: Work, members: Sequence[Member]) -> Dealing:
+def even_ranges(work: GroupWork, members: Sequence[DispatchMember]) -> Dealing:
     """Contiguous ranges of groups, sized by each member's speed, the longest for the quickest."""
     places = _by_speed(members)
     speeds = [1 / work.seconds_per_token(members[place], len(members)) for place in places]
@@ -251,7 +251,9 @@ def even_ranges(work: Work, members: Sequence[Member]) -> Dealing:
     return work.timed(dealt, members)
 
 
-def full_ranges(work: Work, members: Sequence[Member], places: Sequence[int], cap_s: float) -> Dealing | None:
+def full_ranges(
+    work: GroupWork, members: Sequence[DispatchMember], places: Sequence[int], cap_s: float
+) -> Dealing | None:
     """Contiguous ranges of as much as each member ends in `cap_s`, in the order `places`; None if groups are left.
 
     The last members may get none.
@@ -264,12 +266,12 @@ def full_ranges(work: Work, members: Sequence[Member], places: Sequence[int], ca
     return None if left else work.timed(dealt, members)
 
 
-def _by_speed(members: Sequence[Member]) -> list[int]:
+def _by_speed(members: Sequence[DispatchMember]) -> list[int]:
     """Places of the members, ordered by the time of a single response."""
     return sorted(range(len(members)), key=lambda k: (members[k].step_time.step_s(1), members[k].start_s, k))
 
 
-def _count_within(work: Work, member: Member, groups: Sequence[int], cap_s: float) -> int:
+def _count_within(work: GroupWork, member: DispatchMember, groups: Sequence[int], cap_s: float) -> int:
     """How many of the first of these groups the member ends in `cap_s`."""
     low, high = 0, 1
     while high <= len(groups) and work.end_s(member, groups[:high]) <= cap_s:
@@ -282,7 +284,7 @@ def _count_within(work: Work, member: Member, groups: Sequence[int], cap_s: floa
 
 
 def _assignment(
-    work: Work, groups: list[int], end_s: float, member: Member, members: int, drawn: Lengths
+    work: GroupWork, groups: list[int], end_s: float, member: DispatchMember, members: int, drawn: Lengths
 ) -> Assignment:
     """Bound a member's batch if that decodes its groups sooner, or keeps the longest groups apart."""
     if not groups:
@@ -303,7 +305,7 @@ def _assignment(
     return Assignment(groups=tuple(groups), batch_max=tokens.size if few and longer else None, ends_s=end_s)
 
 
-def _smaller_batches(member: Member, batch: int, num_generations: int) -> list[int]:
+def _smaller_batches(member: DispatchMember, batch: int, num_generations: int) -> list[int]:
     """Batches of whole groups worth trying: half, a quarter, and the one at which the decode rate stops rising."""
     tried = {batch // 2, batch // 4, member.step_time.plateau(batch) + num_generations - 1}
     sizes = {size - size % num_generations for size in tried}

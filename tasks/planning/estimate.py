@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from resources.prices import dollars
-from storage.planning_records import SeedingRecord
+from storage.records.planning_records import SeedingRecord
 from tasks.crew_model.crew_member import EngineModel
 from tasks.crew_model.rollout_model import PlannedMember, Rollout, modelled_rollout
+from tasks.planning.capacity import PoolCapacity, TrainerCapacity
 from tasks.planning.makespan import drawn_lengths, streamed_s
-from tasks.planning.offer import CrewOffer, ReservedOffer
 from tasks.planning.planned_crew import engines_stop_s, holding, ready, step_time
 from tasks.planning.request import PlanningRequest
 
@@ -79,7 +79,7 @@ class _Times:
 class _Alike:
     """Members of one offer that begin and stop together."""
 
-    offer: CrewOffer | ReservedOffer
+    offer: PoolCapacity | TrainerCapacity
     count: int
     start_s: float
     stop_s: float | None = None
@@ -213,16 +213,16 @@ class Estimator:
         A lost machine is replaced by one that starts anew; meanwhile the others do its work.
         """
         offer, absent = alike.offer, 0.0
-        if isinstance(offer, CrewOffer):
+        if isinstance(offer, PoolCapacity):
             absent = offer.losses_per_h * (offer.start_s + offer.machine_start_s) / _SECONDS_PER_HOUR
         engine = self._engine(offer, self._each * played * (1 + absent) / alike.count)
-        in_crew = isinstance(offer, CrewOffer)
+        in_crew = isinstance(offer, PoolCapacity)
         member = PlannedMember(engine=engine, start_s=alike.start_s, stop_s=alike.stop_s, in_crew=in_crew)
         return [member] * played
 
-    def _engine(self, offer: CrewOffer | ReservedOffer, each: float) -> EngineModel:
+    def _engine(self, offer: PoolCapacity | TrainerCapacity, each: float) -> EngineModel:
         """The engine of a member that decodes `each` responses for each one that is played."""
-        key = offer.pool if isinstance(offer, CrewOffer) else None, each
+        key = offer.pool if isinstance(offer, PoolCapacity) else None, each
         if key not in self._engines:
             curve, most = holding(self._request, offer)
             prefill = step_time(self._request, offer).prefill_tokens_per_s(offer.responses_max)

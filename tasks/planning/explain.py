@@ -5,7 +5,7 @@ predicted until a step time was measured.
 """
 
 from resources.prices import dollars
-from storage.planning_records import DecisionRecord, SeedingRecord
+from storage.records.planning_records import DecisionRecord, SeedingRecord
 from tasks.planning.division import assign_groups
 from tasks.planning.estimate import Estimate
 from tasks.planning.makespan import lower_bound_s

@@ -5,8 +5,8 @@ The plan task calls it in every iteration, and the forecast's simulator calls th
 
 from dataclasses import dataclass
 
-from storage.planning_records import DecisionRecord, SeedingRecord
-from storage.records import SlotPlan
+from storage.records.planning_records import DecisionRecord, SeedingRecord
+from storage.records.records import SlotPlan
 from tasks.planning.explain import explain
 from tasks.planning.request import BudgetExceeded, PlanningRequest
 from tasks.planning.width import choose_width

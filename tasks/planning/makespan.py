@@ -17,14 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.crew_model.step_time import StepTime
+from tasks.planning.capacity import GroupLengths
 from tasks.planning.log_normal import spread_of
-from tasks.planning.offer import GroupLengths
 
 Lengths = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
+class DispatchMember:
     """A machine to which groups are dealt.
 
     responses_max: the most responses it decodes together. start_s: seconds until it begins to decode. Raises ValueError
@@ -116,7 +116,7 @@ def slot_totals(tokens: list[float], slots_max: int) -> list[float]:
     return slots
 
 
-def ends_s(lengths: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[Member]) -> list[float]:
+def ends_s(lengths: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[DispatchMember]) -> list[float]:
     """When each member has decoded its groups, its start included; 0 for a member without groups.
 
     lengths: [groups, num_generations]; dealt: each member's groups in the order in which it begins them.
@@ -125,12 +125,12 @@ def ends_s(lengths: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[M
     return ends
 
 
-def mean_makespan_s(drawn: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[Member]) -> float:
+def mean_makespan_s(drawn: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[DispatchMember]) -> float:
     """When the last member has decoded its groups: the mean over `drawn`, [draws, groups, num_generations]."""
     return float(_ends_s(drawn, dealt, members).max(axis=0).mean())
 
 
-def _ends_s(drawn: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[Member]) -> Lengths:
+def _ends_s(drawn: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[DispatchMember]) -> Lengths:
     """The ends of all members in all draws: [members, draws]."""
     ends = np.zeros((len(members), len(drawn)))
     for place, (groups, member) in enumerate(zip(dealt, members, strict=True)):
@@ -140,7 +140,7 @@ def _ends_s(drawn: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[Me
     return ends
 
 
-def lower_bound_s(lengths: Lengths, members: Sequence[Member]) -> float:
+def lower_bound_s(lengths: Lengths, members: Sequence[DispatchMember]) -> float:
     """Seconds before which no assignment of responses of these lengths to these members can end.
 
     It is the larger of two: the time of all tokens, if every member decodes at its best rate from its start on, and the
@@ -158,7 +158,7 @@ def lower_bound_s(lengths: Lengths, members: Sequence[Member]) -> float:
     return max(alone_s, now_s + left / rate)
 
 
-def _best_tokens_per_s(member: Member) -> float:
+def _best_tokens_per_s(member: DispatchMember) -> float:
     batches = np.arange(1, member.responses_max + 1)
     return float(np.max(batches / member.step_time.table(member.responses_max)[1:]))
 
@@ -166,7 +166,9 @@ def _best_tokens_per_s(member: Member) -> float:
 Seconds = npt.NDArray[np.float64]
 
 
-def group_ends_s(lengths: Lengths, groups: Sequence[int], member: Member, batch_max: int | None = None) -> Seconds:
+def group_ends_s(
+    lengths: Lengths, groups: Sequence[int], member: DispatchMember, batch_max: int | None = None
+) -> Seconds:
     """When each of a member's groups has ended with all its responses: [len(groups)], in their order.
 
     lengths: of all groups, [groups, num_generations] tokens. groups: in the order in which they begin.

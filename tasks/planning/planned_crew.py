@@ -8,14 +8,14 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from storage.planning_records import SeedingRecord
-from storage.records import TRAIN_POOL
+from storage.records.planning_records import SeedingRecord
+from storage.records.records import TRAIN_POOL
 from tasks.crew_model.step_time import NOMINAL, StepTime
 from tasks.crew_model.tool_waits import decoded_together, while_held
-from tasks.planning.dispatch import MANY_RESPONSES, Assignment, Member, dispatch
+from tasks.planning.capacity import GroupLengths, PoolCapacity, TrainerCapacity
+from tasks.planning.dispatch import MANY_RESPONSES, Assignment, DispatchMember, dispatch
 from tasks.planning.division import assign_groups
 from tasks.planning.makespan import ends_s, group_ends_s, streamed_s
-from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer
 from tasks.planning.request import PlanningRequest
 from tasks.planning.seeding import next_seeding, work_engine_s
 
@@ -28,7 +28,7 @@ class PlannedCrew:
     """
 
     counts: tuple[int, ...]
-    members: tuple[Member, ...]
+    members: tuple[DispatchMember, ...]
     assignments: tuple[Assignment, ...]
     seeding: SeedingRecord | None
     dealt_s: float
@@ -86,7 +86,7 @@ def members_rate(request: PlanningRequest) -> float:
     return sum(rate * count for rate, count in rates) / max(1, sum(count for _, count in rates))
 
 
-def _rate(request: PlanningRequest, offer: CrewOffer | ReservedOffer) -> float:
+def _rate(request: PlanningRequest, offer: PoolCapacity | TrainerCapacity) -> float:
     """Tokens per second at the batch that each member gets if all members are asked for."""
     everybody = sum(other.count_max for other in request.offers)
     everybody += 0 if request.reserved is None else request.reserved.engines
@@ -123,16 +123,16 @@ def seedings(request: PlanningRequest, counts: tuple[int, ...]) -> tuple[Seeding
     return tuple({s: replace(controlled, seeding_s=s) for s in (controlled.seeding_s, 0.0, None)}.values())
 
 
-def ready(offer: CrewOffer, count: int) -> int:
+def ready(offer: PoolCapacity, count: int) -> int:
     """How many of the members asked for are expected to need no new machine."""
     if not offer.kept:
         return 0 if offer.machine_start_s else offer.expected(count)
     return offer.expected(count) if offer.there is None else min(offer.expected(count), offer.there)
 
 
-def _members(request: PlanningRequest, offer: CrewOffer, count: int) -> tuple[Member, ...]:
+def _members(request: PlanningRequest, offer: PoolCapacity, count: int) -> tuple[DispatchMember, ...]:
     curve, most = holding(request, offer)
-    at_once = Member(
+    at_once = DispatchMember(
         pool=offer.pool,
         step_time=curve,
         responses_max=most,
@@ -171,10 +171,10 @@ def engines_stop_s(seeding: SeedingRecord, starts_s: Sequence[float], busy_s: fl
     return max(busy_s + seeding.seeding_s, min(starts_s))
 
 
-def _engine(request: PlanningRequest, reserved: ReservedOffer) -> Member:
+def _engine(request: PlanningRequest, reserved: TrainerCapacity) -> DispatchMember:
     """One of the trainer's engines; it adds no price, because its machine is paid for in any case."""
     curve, most = holding(request, reserved)
-    return Member(
+    return DispatchMember(
         pool=TRAIN_POOL,
         step_time=curve,
         responses_max=most,
@@ -182,7 +182,7 @@ def _engine(request: PlanningRequest, reserved: ReservedOffer) -> Member:
     )
 
 
-def step_time(request: PlanningRequest, offer: CrewOffer | ReservedOffer) -> StepTime:
+def step_time(request: PlanningRequest, offer: PoolCapacity | TrainerCapacity) -> StepTime:
     """The measured step time; for an unmeasured pool, that of the first measured one, members and engines alike."""
     curves = [offer.step_time, *(other.step_time for other in request.offers)]
     if request.reserved is not None:
@@ -190,13 +190,15 @@ def step_time(request: PlanningRequest, offer: CrewOffer | ReservedOffer) -> Ste
     return next((curve for curve in curves if curve is not NOMINAL), NOMINAL)
 
 
-def holding(request: PlanningRequest, offer: CrewOffer | ReservedOffer) -> tuple[StepTime, int]:
+def holding(request: PlanningRequest, offer: PoolCapacity | TrainerCapacity) -> tuple[StepTime, int]:
     """(seconds of a token by the responses that a member holds, the most it holds), with their waiting for tools."""
     responses = len(request.lengths) * request.num_generations
     return while_held(step_time(request, offer), offer.responses_max, request.tool_s_per_token, responses)
 
 
-def _in_places(request: PlanningRequest, offer: CrewOffer | ReservedOffer | None, assignment: Assignment) -> Assignment:
+def _in_places(
+    request: PlanningRequest, offer: PoolCapacity | TrainerCapacity | None, assignment: Assignment
+) -> Assignment:
     """The assignment with its bound as a number of responses that are decoded, not held."""
     if assignment.batch_max is None or offer is None:
         return assignment
@@ -204,7 +206,7 @@ def _in_places(request: PlanningRequest, offer: CrewOffer | ReservedOffer | None
     return replace(assignment, batch_max=decoded_together(curve, most, wait_s, assignment.batch_max))
 
 
-def _dealt(request: PlanningRequest, members: tuple[Member, ...]) -> tuple[Assignment, ...]:
+def _dealt(request: PlanningRequest, members: tuple[DispatchMember, ...]) -> tuple[Assignment, ...]:
     """Groups dealt by length and speed, or as if all were alike if that is asked for or lets training end sooner."""
     if request.settings.dispatch == "in_turn" or not request.knows_lengths:
         return _dealt_alike(request, members)
@@ -218,7 +220,7 @@ def _dealt(request: PlanningRequest, members: tuple[Member, ...]) -> tuple[Assig
     return min(dealings, key=lambda dealt: trained_s(request, members, dealt))
 
 
-def _dealt_alike(request: PlanningRequest, members: tuple[Member, ...]) -> tuple[Assignment, ...]:
+def _dealt_alike(request: PlanningRequest, members: tuple[DispatchMember, ...]) -> tuple[Assignment, ...]:
     """Groups dealt in turn if all members are alike, or if that is asked for; else by speed."""
     kinds = {(member.step_time, member.responses_max, member.start_s) for member in members}
     if len(kinds) == 1 or request.settings.dispatch == "in_turn":
@@ -232,7 +234,9 @@ def _dealt_alike(request: PlanningRequest, members: tuple[Member, ...]) -> tuple
     return tuple(replace(a, ends_s=end if a.groups else 0.0) for a, end in zip(dealt_alike, ends, strict=True))
 
 
-def _dispatched(request: PlanningRequest, members: tuple[Member, ...], lengths: GroupLengths) -> tuple[Assignment, ...]:
+def _dispatched(
+    request: PlanningRequest, members: tuple[DispatchMember, ...], lengths: GroupLengths
+) -> tuple[Assignment, ...]:
     return dispatch(
         lengths,
         request.num_generations,
@@ -243,7 +247,7 @@ def _dispatched(request: PlanningRequest, members: tuple[Member, ...], lengths: 
     ).assignments
 
 
-def trained_s(request: PlanningRequest, members: Sequence[Member], assignments: Sequence[Assignment]) -> float:
+def trained_s(request: PlanningRequest, members: Sequence[DispatchMember], assignments: Sequence[Assignment]) -> float:
     """When training ends, while members generate what they were dealt."""
     lengths = request.responses
     ends: list[npt.NDArray[np.float64]] = []

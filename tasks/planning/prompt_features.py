@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from storage.length_tables import FEATURES, HASHED
+from storage.records.length_tables import FEATURES, HASHED
 
 # Columns in which datasets keep the answer; verl nests it one level deep.
 ANSWERS = frozenset({"answer", "solution", "worked", "ground_truth", "completion", "response", "target"})
@@ -18,7 +18,7 @@ _MULTIPLIERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 
 
 class Prompt(Protocol):
-    """The parts of a prompt that are used; storage.prompt_table.PromptRow has them."""
+    """The parts of a prompt that are used; storage.records.prompt_table.PromptRow has them."""
 
     @property
     def prompt_id(self) -> str: ...

@@ -10,7 +10,7 @@ the mean over pairs i, j with L_i > L_j of ln(1 + exp(s_j - s_i)).
 import numpy as np
 import numpy.typing as npt
 
-from storage.length_tables import HASHED
+from storage.records.length_tables import HASHED
 from tasks.planning.prompt_features import PromptFeatures
 
 Floats = npt.NDArray[np.float64]

@@ -8,12 +8,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from storage.planning_records import SeedingRecord
+from storage.records.planning_records import SeedingRecord
 from tasks.configuration.planning import PlanningConfig
 from tasks.crew_model.ownership import CrewRules
 from tasks.crew_model.step_time import NOMINAL
+from tasks.planning.capacity import GroupLengths, PoolCapacity, StepWaits, TrainerCapacity
 from tasks.planning.makespan import response_lengths
-from tasks.planning.offer import CrewOffer, GroupLengths, ReservedOffer, StepWaits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +36,11 @@ class PlanningRequest:
 
     num_generations: int
     lengths: GroupLengths
-    offers: tuple[CrewOffer, ...]
+    offers: tuple[PoolCapacity, ...]
     settings: PlanningConfig
     rules: CrewRules
     keep_order: bool = False
-    reserved: ReservedOffer | None = None
+    reserved: TrainerCapacity | None = None
     waits: StepWaits | None = None
     seeding: SeedingRecord | None = None
     width: tuple[tuple[str, int], ...] = ()

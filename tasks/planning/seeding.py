@@ -7,9 +7,9 @@ x + (R - N T_seed) / n = T_seed + T, which gives `closed_form_s`. The controller
 
 from dataclasses import replace
 
-from storage.planning_records import SeedingRecord
+from storage.records.planning_records import SeedingRecord
 from tasks.configuration.planning import PlanningConfig
-from tasks.planning.offer import StepWaits
+from tasks.planning.capacity import StepWaits
 
 # RLBoost's eta: the seeding time changes by the difference of the two waits, divided by at least this.
 ADAPTATION = 3.0

@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 
 from resources.model_config import model_fields
-from storage import model_files
-from storage.connect import LOCAL, place
 from storage.paths import expanded
-from storage.prompt_table import PromptRow
-from storage.telling import Tell, untold
+from storage.records import model_files
+from storage.records.prompt_table import PromptRow
+from storage.stores.connect import LOCAL, place
+from storage.waiting import Progress, no_progress
 from tasks.configuration.data import ARITHMETIC
 from tasks.configuration.evaluation import EvaluationConfig
 from tasks.configuration.pool_clashes import sizes_not_meant
@@ -21,10 +21,10 @@ from tasks.evaluation.held_out import check_number, draw_held_out, load_held_out
 from tasks.grading.grader import check_rewards
 from tasks.learning.pretrained import ModelError, check_model, vocabulary_size
 from tasks.preparing.adapter_fit import check_targets
-from tasks.preparing.at_hand import InputsAtHand, inputs_at_hand
 from tasks.preparing.engine_fit import check_engine_fits
 from tasks.preparing.findings import Findings
 from tasks.preparing.held_run import check_fleet, check_held_run
+from tasks.preparing.local_inputs import LocalInputs, open_local_inputs
 from tasks.preparing.model_check import check_model_use
 from tasks.preparing.stop_tokens import look_at_responses
 from tasks.preparing.tools import compared, model_tokenizer, openings, prompt_tokenizer
@@ -50,7 +50,7 @@ def check_settings(config: RunConfig) -> None:
     findings.settled()
 
 
-def check_files(config: RunConfig, tell: Tell = untold) -> list[str]:
+def check_files(config: RunConfig, progress: Progress = no_progress) -> list[str]:
     """`check_settings`, and open everything that the configuration names, as the first plan of a run does.
 
     Writes nothing. Returns a line about each thing that was looked at, and then the doubts. What is refused ends
@@ -60,40 +60,40 @@ def check_files(config: RunConfig, tell: Tell = untold) -> list[str]:
     findings = Findings()
     findings.look(check_settings, config)
     findings.doubt(settings_in_vain, config)
-    tell("looking at what run.url holds", 0, 0)
+    progress("looking at what run.url holds", 0, 0)
     findings.doubt(check_held_run, config)
     findings.doubt(check_fleet, config)
-    with inputs_at_hand() as inputs:
-        _look_at(config, inputs, tell, findings)
+    with open_local_inputs() as inputs:
+        _look_at(config, inputs, progress, findings)
     return findings.settled()
 
 
-def _look_at(config: RunConfig, inputs: InputsAtHand, tell: Tell, findings: Findings) -> None:
+def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, findings: Findings) -> None:
     """Look at each thing once. The configuration is as it was written: what is at hand replaces ids of the hub here."""
-    tell("looking at the model", 0, 0)
+    progress("looking at the model", 0, 0)
     directory = _look_at_model(config, inputs, findings)
     findings.look(config.algorithm.estimator.check, with_turns=config.turns is not None)
     findings.seen.append(f"advantage estimator: {config.algorithm.advantage_estimator}")
     findings.look(config.algorithm.loss.check)
     findings.seen.append(f"policy loss: {config.algorithm.policy_loss}")
-    tell("reading prompts, and trying the rewards", 0, 0)
+    progress("reading prompts, and trying the rewards", 0, 0)
     data = findings.look(inputs.data, config.data)
     prompts = None if data is None else findings.look(load_prompts, data)
     _look_at_rewards(config, inputs, prompts, findings)
     tokenizer = None if directory is None else findings.look(prompt_tokenizer, config, directory)
     if directory is not None and tokenizer is not None and prompts is not None:
-        tell(f"tokenising {len(prompts):,} prompts", 0, 0)
+        progress(f"tokenising {len(prompts):,} prompts", 0, 0)
         _look_at_prompts(config, prompts, tokenizer, directory, findings)
         if config.turns is not None:
-            tell("opening an environment, or an agent", 0, 0)
+            progress("opening an environment, or an agent", 0, 0)
             findings.saw(_look_at_turns, config, config.turns, prompts, tokenizer, directory)
     if config.evaluation is not None:
-        tell("looking at the evaluation", 0, 0)
+        progress("looking at the evaluation", 0, 0)
         _look_at_evaluation(config, config.evaluation, inputs, directory, tokenizer, findings)
     findings.seen[:0] = [f"{name}: {found.repo} at commit {found.commit}" for name, found in inputs.found.items()]
 
 
-def _look_at_model(config: RunConfig, inputs: InputsAtHand, findings: Findings) -> Path | None:
+def _look_at_model(config: RunConfig, inputs: LocalInputs, findings: Findings) -> Path | None:
     """The model's directory; None if nothing in it can be relied on."""
     policy = findings.look(inputs.policy, config.policy)
     directory = None if policy is None else findings.look(model_directory, replace(config, policy=policy))
@@ -111,7 +111,7 @@ def _look_at_model(config: RunConfig, inputs: InputsAtHand, findings: Findings) 
     return directory
 
 
-def _look_at_rewards(config: RunConfig, inputs: InputsAtHand, prompts: PromptSet | None, findings: Findings) -> None:
+def _look_at_rewards(config: RunConfig, inputs: LocalInputs, prompts: PromptSet | None, findings: Findings) -> None:
     """Load each reward function, and try it on the prompts if these can be read."""
     rewards = findings.look(inputs.rewards, config.rewards)
     if rewards is None:
@@ -162,7 +162,7 @@ def _look_at_turns(
 def _look_at_evaluation(
     config: RunConfig,
     written: EvaluationConfig,
-    inputs: InputsAtHand,
+    inputs: LocalInputs,
     directory: Path | None,
     tokenizer: Tokenizer | None,
     findings: Findings,

@@ -5,15 +5,15 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from resources.pools import ControlPoolConfig
-from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
-from storage.connect import connect
 from storage.digests import digest_of
-from storage.evaluations import begun_evaluations, ended_evaluations, version_of
-from storage.records import PlanRecord, RunRecord, SettingsRecord, SlotPlan
-from storage.run import exists, read_plan, read_run
-from storage.store import ConflictingRecord, ObjectMissing, ObjectStore, StoreUnavailable, commit
-from storage.stored_versions import list_versions
+from storage.records import layout, model_files, prompt_table, records
+from storage.records.evaluations import begun_evaluations, ended_evaluations, version_of
+from storage.records.records import PlanRecord, RunRecord, SettingsRecord, SlotPlan
+from storage.records.run import exists, read_plan, read_run
+from storage.stores.connect import connect
+from storage.stores.store import ConflictingRecord, ObjectMissing, ObjectStore, StoreUnavailable, commit
+from storage.weights.stored_versions import list_versions
 from tasks.configuration.evaluation import settings_digest
 from tasks.configuration.iteration_config import settings_of
 from tasks.configuration.references import PlanReference
@@ -28,13 +28,13 @@ from tasks.evaluation.measure import (
 )
 from tasks.grading.run_rewards import held_models, models_named, publish_models
 from tasks.planning.division import assign_groups
-from tasks.preparing.at_hand import InputsAtHand, inputs_at_hand
 from tasks.preparing.held_run import check_same_run
+from tasks.preparing.local_inputs import LocalInputs, open_local_inputs
 from tasks.preparing.started_slots import started_slots
 from tasks.preparing.stop_tokens import stop_ids_of_run
 from tasks.preparing.tools import model_tokenizer, openings, prompt_tokenizer, tools_told
 from tasks.prompts.draw import prompts_at
-from tasks.reporting.last_failures import Work, keep
+from tasks.reporting.last_failures import TaskSubject, keep
 
 log = logging.getLogger(__name__)
 DEFAULT_POOL = ControlPoolConfig()
@@ -64,7 +64,7 @@ def prepare(config: RunConfig, version: int, execution: str, clock: Clock) -> tu
             "not sure: evaluation: not given, so the prompts of training (data) are evaluated; none is held out"
         )
     version = published(run, version)
-    with inputs_at_hand(run) as inputs:
+    with open_local_inputs(run) as inputs:
         return _prepare(run, stored, config, inputs, version, execution, clock)
 
 
@@ -72,7 +72,7 @@ def _prepare(
     run: ObjectStore,
     stored: RunRecord,
     config: RunConfig,
-    inputs: InputsAtHand,
+    inputs: LocalInputs,
     version: int,
     execution: str,
     clock: Clock,
@@ -131,7 +131,7 @@ def prepare_beside(
         return none, [], []
     except Exception as error:  # noqa: BLE001 - whatever it is, only the evaluation has failed
         log.warning("the evaluation of version %d cannot be planned: %s", version, error)
-        work = Work(task="evaluation", run_url=run_url, execution=execution, iteration=version)
+        work = TaskSubject(task="evaluation", run_url=run_url, execution=execution, iteration=version)
         keep(work, error, f"{type(error).__name__}: {error}")
         return none, [], [none]
     return reference, slots, [reference]

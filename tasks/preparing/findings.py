@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
-from storage.store import StorageError
+from storage.stores.store import StorageError
 from tasks.grading.reward import GradingError
 from tasks.sampling.engines.engine import EngineError
 

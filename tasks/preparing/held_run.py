@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from storage.connect import LOCAL, connect, place
-from storage.run import AnotherRun, next_iteration, read_report, read_run
-from storage.store import ObjectMissing, ObjectStore, StoreDenied, StoreUnavailable, StoreUnfit
+from storage.records.run import AnotherRun, next_iteration, read_report, read_run
+from storage.stores.connect import LOCAL, connect, place
+from storage.stores.store import ObjectMissing, ObjectStore, StoreDenied, StoreUnavailable, StoreUnfit
 from tasks.configuration.run_config import RunConfig, changes, parse
 from tasks.planning.standing_advice import advice_to_stand
 from tasks.sharing.membership import check_admitted

@@ -9,17 +9,15 @@ from pathlib import Path
 from resources.granted import check_granted
 from resources.model_config import model_fields
 from resources.work_log import at_work
-from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock
-from storage.connect import connect
 from storage.digests import digest_of
-from storage.fitness import probe
-from storage.nesting import FLEET, check_own_place
-from storage.planning_records import LengthsRecord
+from storage.fleet.nesting import FLEET, check_own_place
 from storage.process_identity import has_ended, number_here
-from storage.prompt_table import PromptRow
-from storage.records import PlanRecord, SettingsRecord
-from storage.run import (
+from storage.records import layout, model_files, prompt_table, records
+from storage.records.planning_records import LengthsRecord
+from storage.records.prompt_table import PromptRow
+from storage.records.records import PlanRecord, SettingsRecord
+from storage.records.run import (
     RunBusy,
     acquire_lease,
     exists,
@@ -33,7 +31,9 @@ from storage.run import (
     read_run,
     release_lease,
 )
-from storage.store import ConflictingRecord, ObjectStore, commit
+from storage.stores.connect import connect
+from storage.stores.fitness import probe
+from storage.stores.store import ConflictingRecord, ObjectStore, commit
 from storage.weights.tensor_sets import publish
 from tasks.configuration.iteration_config import settings_of
 from tasks.configuration.references import PlanReference
@@ -44,13 +44,13 @@ from tasks.grading.run_rewards import held_models, models_named, publish_models
 from tasks.history.known_lengths import expected_lengths
 from tasks.history.planning_inputs import planning_request
 from tasks.learning.pretrained import read_tensors, vocabulary_size
+from tasks.planning.capacity import GroupLengths
 from tasks.planning.division import groups_in_budget
 from tasks.planning.iteration_plan import BudgetExceeded, plan_iteration
-from tasks.planning.offer import GroupLengths
 from tasks.preparing.adapter_fit import check_targets
-from tasks.preparing.at_hand import InputsAtHand, inputs_at_hand
 from tasks.preparing.checks import check_held_out, check_settings, draw, model_directory
 from tasks.preparing.engine_fit import check_engine_fits
+from tasks.preparing.local_inputs import LocalInputs, open_local_inputs
 from tasks.preparing.model_check import check_model_use
 from tasks.preparing.needed_state import check_needed_state
 from tasks.preparing.started_slots import started_slots
@@ -149,7 +149,7 @@ def prepare(
     _check_before_anything(config)
     store, is_new = _place_of(config.run.url)
     held = held_models(store, config.rewards)
-    with inputs_at_hand(None if is_new else store) as inputs:
+    with open_local_inputs(None if is_new else store) as inputs:
         local = _at_hand(store, config, inputs, held)
         _check_machine(local, is_new)
         prompts = load_prompts(local.data, check_rows=is_new)
@@ -198,7 +198,7 @@ def prepare(
     return _reference(config, written, execution), slots
 
 
-def _at_hand(store: ObjectStore, config: RunConfig, inputs: InputsAtHand, held: set[str]) -> RunConfig:
+def _at_hand(store: ObjectStore, config: RunConfig, inputs: LocalInputs, held: set[str]) -> RunConfig:
     """The configuration with local paths for what the run does not hold yet; held: its reward models."""
     local = replace(config, data=inputs.data(config.data))
     if not exists(store, layout.manifest(layout.weights(0))):
@@ -209,7 +209,7 @@ def _at_hand(store: ObjectStore, config: RunConfig, inputs: InputsAtHand, held: 
 
 
 def _open(
-    store: ObjectStore, config: RunConfig, model_dir: Path, execution: str, clock: Clock, inputs: InputsAtHand | None
+    store: ObjectStore, config: RunConfig, model_dir: Path, execution: str, clock: Clock, inputs: LocalInputs | None
 ) -> None:
     """Create the run, or compare it with the configuration, and take its lease; inputs: of a run that is new.
 

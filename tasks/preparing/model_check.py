@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from storage.canonical import encode
+from storage.records.canonical import encode
 from tasks.configuration.run_config import RunConfig
 from tasks.learning.pretrained import ModelError
 from tasks.preparing.model_kind import beyond_embeddings, check_kind

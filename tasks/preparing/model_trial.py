@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from resources.model_config import CONFIG, model_fields
-from storage.canonical import decode
-from storage.records import SamplingParams
+from storage.records.canonical import decode
+from storage.records.records import SamplingParams
 from storage.weights.tensor_sets import TensorBlock
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.adapted_policy import AdaptedPolicy, inject_adapters

@@ -1,10 +1,10 @@
 """What training an iteration will read: it is looked at before the iteration's rollout is paid for."""
 
-from storage import layout
-from storage.run import ConcludedByAnother, is_trained, next_iteration, read_plan, release_lease
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
-from storage.stored_versions import restored_from
+from storage.records import layout
+from storage.records.run import ConcludedByAnother, is_trained, next_iteration, read_plan, release_lease
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.weights.inspection import inspect_set
+from storage.weights.stored_versions import restored_from
 from tasks.configuration.run_config import RunConfig
 
 

@@ -6,12 +6,12 @@ A plan is written once, but executions are interrupted: what an earlier one gene
 import logging
 from collections.abc import Iterable, Sequence
 
-from storage import layout
-from storage.assembly import unended_responses
-from storage.crew_records import note_rollout_ended
-from storage.records import PlanRecord
-from storage.run import exists
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.journal.assembly import unended_responses
+from storage.records import layout
+from storage.records.crew_records import note_rollout_ended
+from storage.records.records import PlanRecord
+from storage.records.run import exists
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 
 log = logging.getLogger(__name__)
 # No pool's name has it, so the note beside that of the pool's map, which has ended, does not replace that.

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storage.prompt_table import PromptRow
-from storage.run import read_plan
-from storage.store import ObjectMissing, ObjectStore
+from storage.records.prompt_table import PromptRow
+from storage.records.run import read_plan
+from storage.stores.store import ObjectMissing, ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.learning.pretrained import ModelError, stop_token_ids, vocabulary_size
 from tasks.preparing.special_tokens import is_dropped, special_ids, unseen_by_rewards

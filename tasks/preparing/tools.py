@@ -5,7 +5,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from storage.prompt_table import PromptRow
+from storage.journal.noise_keys import group_seed
+from storage.records.prompt_table import PromptRow
 from tasks.configuration.data import DataConfig
 from tasks.configuration.run_config import RunConfig
 from tasks.configuration.turns import TurnsConfig
@@ -20,7 +21,6 @@ from tasks.sampling.engines.choose import context_length
 from tasks.turns.agent_environments import first_requests
 from tasks.turns.conversation import Conversation
 from tasks.turns.first_request import read_opening
-from tasks.turns.group_seed import group_seed
 from tasks.turns.process_environments import load_schemas, reset_texts
 from tasks.turns.tool_schemas import Schema, check_names
 

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from resources.regular_files import read_file
-from storage.shortage import raise_shortage
+from storage.stores.shortage import raise_shortage
 from tasks.prompts.prompt import PromptError
 
 _SHOWN_CHARACTERS_MAX = 80

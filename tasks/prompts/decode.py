@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from storage.records import SamplingParams
+from storage.records.records import SamplingParams
 from tasks.prompts.auto_tokenizer import read_tokenizer
 
 Decode = Callable[[Sequence[int]], str]

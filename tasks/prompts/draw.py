@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from storage.prompt_table import PromptRow
+from storage.records.prompt_table import PromptRow
 from tasks.configuration.data import DataConfig
 from tasks.prompts.openings import opened
 from tasks.prompts.order import prompt_index

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from storage.prompt_table import PromptRow
+from storage.records.prompt_table import PromptRow
 from tasks.configuration.data import DataConfig
 from tasks.prompts.differences import Differences
 from tasks.prompts.order import prompt_index

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from resources.regular_files import check_files, read_file
-from storage.shortage import raise_shortage
+from storage.stores.shortage import raise_shortage
 from tasks.prompts.prompt import PromptError
 
 

@@ -1,6 +1,6 @@
-"""Conclusion: verifies that an iteration trained on exactly what was planned, measures it, and commits its report.
+"""Conclusion: verify that an iteration trained exactly on its plan, measure the iteration, and commit the report.
 
-It reads only records and shards. The report is the same whichever process concludes, and however often.
+The inputs are records and shards alone. Every process that concludes an iteration gets an equal report.
 """
 
 import logging
@@ -12,22 +12,16 @@ from itertools import groupby
 import numpy as np
 
 from resources.prices import RequestPrices
-from storage import layout, records
-from storage.assembly import JournalReader
 from storage.clock import Clock
-from storage.collected import collected
-from storage.compaction import read_batches, unused_responses
-from storage.prompt_table import read_prompts
-from storage.records import (
-    GradedResponse,
-    PlanRecord,
-    ReportRecord,
-    SlotLife,
-    TrainingRecord,
-)
-from storage.response_parts import PART_TOKENS, parts_of_plan
-from storage.run import exists, read_plan
-from storage.store import ObjectMissing, ObjectStore, StorageError
+from storage.journal.assembly import JournalReader
+from storage.journal.compaction import read_batches, unused_responses
+from storage.journal.response_parts import PART_TOKENS, parts_of_plan
+from storage.records import layout, records
+from storage.records.collected import collected
+from storage.records.prompt_table import read_prompts
+from storage.records.records import GradedResponse, PlanRecord, ReportRecord, SlotLife, TrainingRecord
+from storage.records.run import exists, read_plan
+from storage.stores.store import ObjectMissing, ObjectStore, StorageError
 from storage.weights.tensor_sets import PUBLISHED_AT_S, WRITE_S, read_manifest
 from tasks.history.known_lengths import learn_lengths
 from tasks.history.spent import USD_RUN, spent_usd
@@ -147,12 +141,12 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock, par
 
 
 def _published(store: ObjectStore, training: TrainingRecord, longest_s: float) -> TrainingRecord:
-    """The training record with the bytes of its weights; training ends when these say that they were published.
+    """Return the training record with the bytes of the published weights; training ends at the publication.
 
-    A trainer of the run's own has its machine until its checkpoint is stored, if one was due, so training ends then. A
-    host, which trains what is said to be due, stores its own beside the next rollout.
-    Another machine may have stored them, after the trainer was lost; by a clock that is provably wrong if that took
-    less than no time, or longer than `longest_s`. Training then ends as its record says.
+    A run's own trainer holds the machine until a due checkpoint is stored, and training ends then. A host stores
+    the checkpoint beside the next rollout. After the loss of a trainer another machine may have stored weights: a
+    time of publication before the end of training, or more than `longest_s` after, proves a wrong clock. Training
+    then ends as the record says.
     """
     manifest = read_manifest(store, layout.weights(training.weight_version))
     stored_bytes = float(sum(entry.bytes for entry in manifest.objects.values()))
@@ -199,7 +193,7 @@ def filter_metrics(
 
 
 def response_metrics(graded: Sequence[GradedResponse], plan: PlanRecord) -> dict[str, float]:
-    """Rewards and lengths, under TRL's names, over all graded responses, so that filtering does not improve them.
+    """Return rewards and lengths, under TRL's names, over all graded responses: filtering must not improve them.
 
     Lengths count the tokens that the policy sampled.
     """

@@ -1,19 +1,19 @@
-"""Presence of a crew when its iteration is concluded: which members are still there, and which slots never started.
+"""Presence of a crew at the conclusion of its iteration: the remaining members, and the slots that never started.
 
-A conclusion waits for no rollout pod. It only lets members that are about to leave say so, because the report would
-otherwise count them as lost.
+A conclusion waits for no rollout pod. A member that is about to leave gets the time for a good-bye: the report
+counts a member without a good-bye as lost.
 """
 
 import logging
 from collections.abc import Mapping
 
-from storage import layout
 from storage.clock import Clock
-from storage.crew_records import ended_slots
-from storage.liveness import read_heartbeat
-from storage.records import TRAIN_POOL, AliveRecord, PlanRecord
-from storage.run import read_plan, read_report, read_settings
-from storage.store import ObjectStore
+from storage.journal.liveness import read_heartbeat
+from storage.records import layout
+from storage.records.crew_records import ended_slots
+from storage.records.records import TRAIN_POOL, HeartbeatRecord, PlanRecord
+from storage.records.run import read_plan, read_report, read_settings
+from storage.stores.store import ObjectStore
 
 log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.2
@@ -26,7 +26,7 @@ def await_goodbyes(store: ObjectStore, plan: PlanRecord, limit_s: float, clock: 
     is dead, and not waited for. Neither are the trainer's members: its task has ended.
     """
     ends_s = clock.monotonic() + limit_s
-    known: dict[str, AliveRecord] = {}
+    known: dict[str, HeartbeatRecord] = {}
     while staying := _staying(store, plan, known):
         if clock.monotonic() >= ends_s:
             log.info("iteration %d: %d members have not said that they left", plan.iteration, len(staying))
@@ -34,10 +34,11 @@ def await_goodbyes(store: ObjectStore, plan: PlanRecord, limit_s: float, clock: 
         clock.sleep(POLL_INTERVAL_S)
 
 
-def _staying(store: ObjectStore, plan: PlanRecord, known: dict[str, AliveRecord]) -> list[AliveRecord]:
-    """The members that have not left. known: what was read before; a member that left stays so.
+def _staying(store: ObjectStore, plan: PlanRecord, known: dict[str, HeartbeatRecord]) -> list[HeartbeatRecord]:
+    """Return the members that have not left.
 
-    One whose heartbeat cannot be read could never say so, so it is not waited for.
+    known: heartbeats of an earlier reading; a member that has left does not return. A member with an unreadable
+    heartbeat cannot say good-bye, and is not waited for.
     """
     for key in store.list(layout.alive_all(plan.iteration)):
         if key not in known or known[key].state != "gone":
@@ -46,7 +47,7 @@ def _staying(store: ObjectStore, plan: PlanRecord, known: dict[str, AliveRecord]
                 known.pop(key, None)
             else:
                 known[key] = found
-    last: dict[int | str, AliveRecord] = {}
+    last: dict[int | str, HeartbeatRecord] = {}
     for alive in known.values():
         # Slot numbers beyond the plan may be shared.
         who = alive.slot if alive.slot < len(plan.slots) else alive.incarnation
@@ -56,10 +57,10 @@ def _staying(store: ObjectStore, plan: PlanRecord, known: dict[str, AliveRecord]
 
 
 def slots_not_come(store: ObjectStore, iteration: int, execution: str) -> dict[int, list[int]]:
-    """Maps iterations to their slots that the execution may still start although the iteration is concluded.
+    """Map iterations to the slots that the execution may still start although the iteration is concluded.
 
-    iteration: the execution's last one, which is committed. A slot is left out if a process took part in it, or if the
-    map that it belongs to has ended. A standing member is one pod for all iterations, under the last one here.
+    iteration: the last of the execution, committed. Left out are slots with a process that took part, and slots of
+    an ended map. A standing member is one pod for all iterations, listed here under the last iteration.
     """
     found: dict[int, list[int]] = {}
     last, stands, never_came = iteration, False, None

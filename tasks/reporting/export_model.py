@@ -19,15 +19,15 @@ from typing import Any
 
 from resources.documents import parse_json
 from resources.model_config import model_fields
-from storage import layout, model_files
 from storage.clock import Clock
 from storage.paths import expanded
-from storage.run import exists, next_iteration, read_plan
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
-from storage.stored_versions import list_versions
+from storage.records import layout, model_files
+from storage.records.run import exists, next_iteration, read_plan
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.weights.adapters import BASE_VERSION, adapter_record
 from storage.weights.manifest import PUBLISHED_AT_S, Manifest, TensorBlock, num_bytes
 from storage.weights.objects import Described, encode_header, in_file_order
+from storage.weights.stored_versions import list_versions
 from storage.weights.tensor_sets import read_manifest
 from tasks.learning.pretrained import stop_token_ids
 from tasks.sampling.session.pulled_model import pull_model
@@ -44,7 +44,16 @@ TIED_HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedModel:
-    """The written model: `dtype` of most weights, `num_bytes` of all tensors, and how many `files` hold them."""
+    """The written model.
+
+    Attributes:
+        path: The folder.
+        version: The weight version.
+        dtype: The dtype of most weights.
+        tensors: How many tensors were written.
+        num_bytes: The bytes of all tensors.
+        files: How many files hold the tensors.
+    """
 
     path: Path
     version: int
@@ -278,7 +287,7 @@ def _usual_dtype(described: Described) -> str:
 
 
 def _tied(config: Mapping[str, Any], manifest: Manifest) -> list[str]:
-    """The head, if the files hold it beside the embedding that it is tied to; readers tie it again."""
+    """Return the name of the tied head, if the files hold the head beside the embedding; readers tie both again."""
     head = manifest.tensors.get(TIED_HEAD)
     if head is None or not config.get("tie_word_embeddings"):
         return []
@@ -326,7 +335,7 @@ def _with_architecture(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """The configuration with `dtype` and its older name `torch_dtype`, also in those of its parts that have one."""
+    """Return the configuration and its nested parts with `dtype`, also under the older name `torch_dtype`."""
     changed = {
         name: _with_dtype(part, dtype)
         if isinstance(part, dict) and name.endswith("_config") and {"dtype", "torch_dtype"} & part.keys()
@@ -347,8 +356,8 @@ def _put_in_place(unfinished: Path, target: Path) -> None:
 
 def _ranges(versions: Iterable[int]) -> str:
     """Ascending numbers as text, such as "0, 3, 7 to 9"."""
-    shown = []
+    ranges = []
     for _, group in groupby(enumerate(versions), lambda pair: pair[1] - pair[0]):
         run = [version for _, version in group]
-        shown.append(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)))
-    return ", ".join(shown)
+        ranges.append(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)))
+    return ", ".join(ranges)

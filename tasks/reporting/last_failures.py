@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from resources.secret_text import environment_secrets, without_secrets
 from resources.visible_text import shortened, visible
-from storage import layout
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.failures import (
+from storage.process_identity import has_ended
+from storage.records import layout
+from storage.records.failures import (
     ERROR_LENGTH_MAX,
     FailureRecord,
     Task,
@@ -23,9 +23,9 @@ from storage.failures import (
     keep_failure,
     last_failures,
 )
-from storage.process_identity import has_ended
-from storage.run import AnotherRun, ConcludedByAnother, RunBusy, exists, lease_holder, next_iteration
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.records.run import AnotherRun, ConcludedByAnother, RunBusy, exists, lease_holder, next_iteration
+from storage.stores.connect import connect
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from tasks.reporting.charts import utc
 
 log = logging.getLogger(__name__)
@@ -39,10 +39,15 @@ _PASSED: dict[Task, Callable[[int], str]] = {"plan": layout.plan, "rollout": lay
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
-    """What a task works on. iteration: None for a plan's, and for a standing member's, which its run says.
+class TaskSubject:
+    """The subject of a task.
 
-    run_url: the run's; of an evaluation's members, that of its directory.
+    Attributes:
+        task: The kind of task.
+        run_url: The run; for members of an evaluation, the directory of the evaluation.
+        execution: The execution.
+        iteration: None for a plan and for a standing member, whose run names the iteration.
+        slot: The slot of a member; None for other tasks.
     """
 
     task: Task
@@ -52,7 +57,7 @@ class Work:
     slot: int | None = None
 
 
-def keep(work: Work, error: BaseException, cause: str, limit_s: float = KEEP_LIMIT_S) -> None:
+def keep(work: TaskSubject, error: BaseException, cause: str, limit_s: float = KEEP_LIMIT_S) -> None:
     """Write into the run that the work failed; returns after `limit_s` at the latest, and raises nothing.
 
     cause: why, in words. Where there is no run yet nothing is written.
@@ -68,23 +73,23 @@ def keep(work: Work, error: BaseException, cause: str, limit_s: float = KEEP_LIM
     _within(limit_s, act, "the failure is not kept in the run")
 
 
-def keep_silent_end(work: Work, attempt: int, limit_s: float = KEEP_LIMIT_S) -> None:
-    """In a later attempt, write that the one before was killed, if none of this execution has left a word.
+def keep_silent_end(work: TaskSubject, attempt: int, limit_s: float = KEEP_LIMIT_S) -> None:
+    """In a later attempt, record that the previous attempt was killed, unless the execution has recorded a failure.
 
-    A container cannot tell that its memory ran out. attempt: the number of this one, from 0.
+    A container cannot report that its memory ran out. attempt: the number of the present attempt, from 0.
     """
 
     def act() -> None:
         store = connect(work.run_url)
-        told = (each for each in last_failures(store, 0) if each.execution == work.execution)
-        if not any(each.task == work.task for each in told):
+        kept = (each for each in last_failures(store, 0) if each.execution == work.execution)
+        if not any(each.task == work.task for each in kept):
             keep_failure(store, _record(store, work, f"attempt {attempt} was killed: {KILLED}"))
 
     if attempt:
         _within(limit_s, act, "that an attempt was killed is not kept in the run")
 
 
-def forget(work: Work, limit_s: float = KEEP_LIMIT_S) -> None:
+def forget(work: TaskSubject, limit_s: float = KEEP_LIMIT_S) -> None:
     """Note in the run that the work has succeeded, in the same manner; what slots failed at stays until `conclude`."""
     if work.slot is not None:
         return
@@ -107,9 +112,9 @@ def failure_line(failure: FailureRecord) -> str:
 
 
 def silent_end(holder: str | None) -> str:
-    """A line about who holds a run's lease, if that is a process of this machine that has ended; else empty.
+    """Return a line about the holder of a run's lease, if the holder is an ended process of this machine; else empty.
 
-    A process that is killed leaves no word, and one machine has no console that tells of it.
+    A killed process leaves no word, and a single machine has no console.
     """
     if holder is None or not has_ended(holder):
         return ""
@@ -131,10 +136,10 @@ def holder_of(store: ObjectStore) -> str | None:
 def failure_lines(store: ObjectStore, failed: Sequence[FailureRecord]) -> list[str]:
     """What failed last, a line each; if nothing did, that the process which advanced the run has ended without a word.
 
-    failed: as `storage.failures.last_failures` gives it.
+    failed: as `storage.records.failures.last_failures` gives it.
     """
-    told = [failure_line(each) for each in failed]
-    return told or [line for line in [silent_end(holder_of(store))] if line]
+    lines = [failure_line(each) for each in failed]
+    return lines or [line for line in [silent_end(holder_of(store))] if line]
 
 
 def one_line(text: str) -> str:
@@ -142,7 +147,7 @@ def one_line(text: str) -> str:
     return shortened(visible(" ".join(without_secrets(text, environment_secrets()).split())), ERROR_LENGTH_MAX)
 
 
-def _record(store: ObjectStore, work: Work, cause: str) -> FailureRecord:
+def _record(store: ObjectStore, work: TaskSubject, cause: str) -> FailureRecord:
     return FailureRecord(
         task=work.task,
         iteration=_iteration(store, work),
@@ -154,7 +159,7 @@ def _record(store: ObjectStore, work: Work, cause: str) -> FailureRecord:
     )
 
 
-def _iteration(store: ObjectStore, work: Work) -> int:
+def _iteration(store: ObjectStore, work: TaskSubject) -> int:
     if work.iteration is not None:
         return work.iteration
     iteration, passed = next_iteration(store), _PASSED.get(work.task)
@@ -164,7 +169,7 @@ def _iteration(store: ObjectStore, work: Work) -> int:
 
 
 def _within(limit_s: float, act: Callable[[], None], or_else: str) -> None:
-    """Do it in a thread that is waited for this long, and is left behind then."""
+    """Run `act` in a thread, wait for at most `limit_s`, then leave the thread behind."""
 
     def run() -> None:
         try:

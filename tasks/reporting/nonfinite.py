@@ -1,12 +1,12 @@
 """What was not finite: reads the record that a stopped training step left in its run. Never writes."""
 
-from storage import layout
-from storage.compaction import read_responses
-from storage.hints import read_hint
-from storage.phase_failure import NonFiniteRecord
-from storage.responses import Response
-from storage.run import next_iteration
-from storage.store import ObjectStore
+from storage.fleet.phase_failure import NonFiniteRecord
+from storage.journal.compaction import read_responses
+from storage.journal.responses import Response
+from storage.records import layout
+from storage.records.hints import read_hint
+from storage.records.run import next_iteration
+from storage.stores.store import ObjectStore
 
 
 def read_nonfinite(store: ObjectStore, iteration: int) -> NonFiniteRecord | None:

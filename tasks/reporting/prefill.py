@@ -5,10 +5,10 @@ Pure functions of what was planned, journalled and announced; reads nothing.
 
 from collections.abc import Sequence
 
-from storage.assembly import JournalReader
-from storage.prompt_table import PromptRow
-from storage.records import PlanRecord, SlotLife
-from storage.shard import Finish, Origin
+from storage.journal.assembly import JournalReader
+from storage.journal.shard import Finish, Origin
+from storage.records.prompt_table import PromptRow
+from storage.records.records import PlanRecord, SlotLife
 
 
 def prefill_metrics(lives: Sequence[SlotLife], naive: int) -> dict[str, float]:

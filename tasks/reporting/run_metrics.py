@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from storage.clock import Clock
-from storage.run import read_report
-from storage.store import ObjectMissing, ObjectStore, StoreUnavailable
+from storage.records.run import read_report
+from storage.stores.store import ObjectMissing, ObjectStore, StoreUnavailable
 from tasks.reporting.crew_view import RunView
 from tasks.reporting.exposition import SUMS, Committed, exposition
 from tasks.reporting.watch import Watcher

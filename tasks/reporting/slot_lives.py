@@ -1,18 +1,18 @@
-"""The lives of the crew's incarnations: when each lived, and what became of the tokens that it decoded.
+"""The lives of the crew's incarnations: the time of each life, and the fate of the decoded tokens.
 
-Claims and journal say what counts; heartbeats say when an incarnation lived, and what it decoded and lost.
+Claims and journal say which tokens count; heartbeats give the times, and the tokens decoded and lost.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from storage import layout
-from storage.assembly import JournalReader
-from storage.liveness import read_heartbeat
-from storage.records import JOINED_POOL, TRAIN_POOL, AliveRecord, GradedResponse, PlanRecord, SlotLife, Span
-from storage.shard import Finish
-from storage.store import ObjectStore
+from storage.journal.assembly import JournalReader
+from storage.journal.liveness import read_heartbeat
+from storage.journal.shard import Finish
+from storage.records import layout
+from storage.records.records import JOINED_POOL, TRAIN_POOL, GradedResponse, HeartbeatRecord, PlanRecord, SlotLife, Span
+from storage.stores.store import ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class JournalTally:
         reader: JournalReader,
         graded: Iterable[GradedResponse],
         unused: Collection[int],
-        announced: Iterable[AliveRecord],
+        announced: Iterable[HeartbeatRecord],
     ) -> None:
         self.reader = reader
         # Made claims, and has no heartbeat that can be read.
@@ -71,7 +71,7 @@ class JournalTally:
         return found
 
 
-def read_heartbeats(store: ObjectStore, plan: PlanRecord) -> list[AliveRecord]:
+def read_heartbeats(store: ObjectStore, plan: PlanRecord) -> list[HeartbeatRecord]:
     """The last heartbeat of every incarnation, where there is one that can be read and names a pool with a price."""
     found = (read_heartbeat(store, key) for key in store.list(layout.alive_all(plan.iteration)))
     pools = {JOINED_POOL, TRAIN_POOL, *(place.pool for place in plan.slots)}
@@ -79,8 +79,8 @@ def read_heartbeats(store: ObjectStore, plan: PlanRecord) -> list[AliveRecord]:
 
 
 def unannounced(
-    plan: PlanRecord, announced: Sequence[AliveRecord], tally: JournalTally, until_s: float
-) -> list[AliveRecord]:
+    plan: PlanRecord, announced: Sequence[HeartbeatRecord], tally: JournalTally, until_s: float
+) -> list[HeartbeatRecord]:
     """For each silent incarnation of the tally a heartbeat that claims and journal allow.
 
     When it lived is not known. It counts as paid for since the plan, until the last heartbeat of the others (without
@@ -100,7 +100,7 @@ def unannounced(
     for incarnation in sorted(tally.silent):
         slot, held = reader.book.incarnations[incarnation], reader.book.held_by(incarnation)
         estimated.append(
-            AliveRecord(
+            HeartbeatRecord(
                 incarnation=incarnation,
                 slot=slot,
                 state="gone" if held and held <= reader.shards.ended else "working",
@@ -121,11 +121,11 @@ def unannounced(
     return estimated
 
 
-def slot_lives(announced: Sequence[AliveRecord], tally: JournalTally) -> list[SlotLife]:
-    """The lives of incarnations that announced themselves, by slot and start.
+def slot_lives(announced: Sequence[HeartbeatRecord], tally: JournalTally) -> list[SlotLife]:
+    """Return the lives of incarnations that announced themselves, by slot and start.
 
-    tokens_regenerated: what it decoded, as far as its last heartbeat told, less what counts and what is unused. These
-    tokens were unflushed at a kill, or void because another member had claimed the response.
+    tokens_regenerated: the decoded tokens of the last heartbeat, without counted and unused tokens. Such tokens
+    were unflushed at a kill, or void because another member had claimed the response.
     """
     journalled, lives = tally.reader.shards, []
     for alive in announced:

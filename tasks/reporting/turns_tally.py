@@ -6,10 +6,10 @@ Only what counts is measured: not the turns before a response began again, and n
 from collections import Counter
 from collections.abc import Iterable
 
-from storage.assembly import JournalReader
-from storage.records import GradedResponse, Span
-from storage.shard import Finish
-from storage.turns import TurnRecord, decode_turn
+from storage.journal.assembly import JournalReader
+from storage.journal.shard import Finish
+from storage.journal.turns import TurnRecord, decode_turn
+from storage.records.records import GradedResponse, Span
 
 # The outcomes of calls that have a metric of their own.
 OUTCOMES = ("invalid", "raised", "timed_out")

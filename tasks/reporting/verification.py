@@ -3,9 +3,9 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from storage.assembly import JournalReader
-from storage.compaction import ENDS, unused_responses
-from storage.records import GradedResponse, PlanRecord, is_filtered
+from storage.journal.assembly import JournalReader
+from storage.journal.compaction import ENDS, unused_responses
+from storage.records.records import GradedResponse, PlanRecord, is_filtered
 
 
 class IntegrityError(Exception):
@@ -22,8 +22,8 @@ def verified_parts(
 
     Yields each part of the reader when it is verified, while its rows are in memory. Each response is trained once. If
     the plan says how many groups are wanted, it may instead be filtered once, or be unused
-    (`storage.compaction.unused_responses`). Raises IntegrityError; for what the batches alone say, before the first
-    part.
+    (`storage.journal.compaction.unused_responses`). Raises IntegrityError; for what the batches alone say, before the
+    first part.
     """
     _check_batches(plan, trained, filtered)
     graded = {response.response: response for response in (*trained, *filtered)}
@@ -49,7 +49,7 @@ def _check_batches(plan: PlanRecord, trained: Sequence[GradedResponse], filtered
 
 
 def _check_journal(plan: PlanRecord, recorded: GradedResponse, reader: JournalReader) -> None:
-    """Check that the journal holds a response as its batch names it."""
+    """Check that the journal's response equals the response of the batch."""
     assembled = reader.follow(recorded.response, recorded.lineage)
     found, said = (len(assembled.token_ids), assembled.policy_length), (recorded.length, recorded.policy_length)
     if found != said or assembled.finish != ENDS[recorded.finish_reason]:

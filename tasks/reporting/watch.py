@@ -8,20 +8,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from storage import layout, records
-from storage.assembly import JournalReader
-from storage.claims import Owner
 from storage.clock import Clock
-from storage.failures import last_failures
-from storage.liveness import Liveness
-from storage.records import BatchRecord, PlanRecord
-from storage.run import exists, holds_run, next_iteration, read_plan, read_report
-from storage.shard import Finish
-from storage.store import CorruptObject, ObjectMissing, ObjectStore, StoreUnavailable
+from storage.journal.assembly import JournalReader
+from storage.journal.claims import Owner
+from storage.journal.liveness import Liveness
+from storage.journal.shard import Finish
+from storage.records import layout, records
+from storage.records.failures import last_failures
+from storage.records.records import BatchRecord, PlanRecord
+from storage.records.run import exists, holds_run, next_iteration, read_plan, read_report
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore, StoreUnavailable
 from tasks.configuration.iteration_config import resolved_in_force
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.run_config import parse
-from tasks.reporting.crew_view import UNREAD, Crew, Heartbeat, Phase, Progress, RunView, Totals
+from tasks.reporting.crew_view import UNREAD, CrewView, Phase, Progress, RunView, Totals, WatchedHeartbeat
 from tasks.reporting.last_failures import holder_of, silent_end
 
 
@@ -123,7 +123,7 @@ class OpenIteration:
         self._responses_trained = 0
         self._micro_batches = 0
         self._liveness = Liveness(store, plan.iteration, clock)
-        self._heartbeats: dict[str, Heartbeat] = {}
+        self._heartbeats: dict[str, WatchedHeartbeat] = {}
 
     def look(self) -> RunView:
         """Read what is new, and return the view."""
@@ -147,14 +147,14 @@ class OpenIteration:
             members=members,
         )
 
-    def _read_crew(self) -> Crew:
+    def _read_crew(self) -> CrewView:
         """Read the batches, claims and shards that are new."""
         self._read_batches()
         self._reader.book.refresh()
         unfinished = [r for r in range(self._plan.num_responses) if self._known_end(r) is None]
         self._reader.shards.advance_all(self._reader.incarnations_to_read(unfinished))
         progress = {response: self._progress(response) for response in range(self._plan.num_responses)}
-        return Crew(self._plan, self._reader.book, progress, self._prices_usd_per_h)
+        return CrewView(self._plan, self._reader.book, progress, self._prices_usd_per_h)
 
     def _gone(self) -> set[str]:
         """The incarnations that have said good-bye, as far as was read."""
@@ -218,20 +218,20 @@ class OpenIteration:
             self._ended[response] = owner, state
         return state
 
-    def _read_heartbeats(self, crew: Crew) -> None:
+    def _read_heartbeats(self, crew: CrewView) -> None:
         """Read heartbeats of members worth showing, and of those without claims, unless they left or fell silent."""
         prefix = layout.alive_all(self._plan.iteration)
         listed = [key.removeprefix(prefix).removesuffix(".json") for key in self._store.list(prefix)]
         idle = [name for name in listed if name not in self._reader.book.incarnations]
-        names = crew.matter(self._heartbeats, self._silent_after_s)
+        names = crew.incarnations_to_show(self._heartbeats, self._silent_after_s)
         names += [name for name in idle if self._heartbeats.get(name, UNREAD).is_alive(self._silent_after_s)]
         for name, sign in self._liveness.look(list(dict.fromkeys(names))).items():
             if sign.found:
-                self._heartbeats[name] = Heartbeat(sign.record, sign.silent_s, sign.changed)
+                self._heartbeats[name] = WatchedHeartbeat(sign.record, sign.silent_s, sign.changed)
 
 
 def known_prices(config: Mapping[str, Any]) -> dict[str, float]:
-    """Dollars per hour of a slot by pool; none if the price table of this machine lacks one of them."""
+    """Return dollars per hour of a slot by pool; empty if the machine's price table lacks a pool."""
     try:
         pools = parse(config, held=True).pools.rollout_pools
         return {name: pool.price_usd_per_h for name, pool in pools.items()}

@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from storage.fleet_records import AdmittedRun
-from tasks.sharing.seat_placement import Room
+from storage.fleet.fleet_records import AdmittedRun
+from tasks.sharing.seat_placement import HostRoom
 from tasks.sharing.shared_cycles import Conditions, share_trainer
 
 # The closed form answers on a host that is busy for at most this part of the time, if its slowdown is at most this part
@@ -157,12 +157,14 @@ def simulate_until_sure(
     return found
 
 
-def choices(newcomer: AdmittedRun, rooms: Sequence[Room], slowdown_max: float, switch_s: float | None) -> list[Choice]:
+def choices(
+    newcomer: AdmittedRun, rooms: Sequence[HostRoom], slowdown_max: float, switch_s: float | None
+) -> list[Choice]:
     """Predict what the newcomer does on each host; the choice with the least worst slowdown is first, ties by name.
 
     switch_s: as measured; None: as long as the largest state takes to leave and to come back. A host that cannot train
-    the newcomer is no choice. One that does not hold all states (`Room.holds`) is none either, because a state that is
-    read from its checkpoint in every phase makes each switch longer than that.
+    the newcomer is no choice. One that does not hold all states (`HostRoom.holds`) is none either, because a state
+    that is read from its checkpoint in every phase makes each switch longer than that.
     """
     found = []
     for room in rooms:

@@ -4,11 +4,12 @@ import logging
 import math
 from collections.abc import Mapping
 
-from storage import fleet_layout, records
 from storage.clock import Clock
-from storage.fleet_records import FleetRecord, WaitingRun
-from storage.records import nonce
-from storage.store import ObjectStore, StorageError
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_records import FleetRecord, WaitingRun
+from storage.records import records
+from storage.records.records import nonce
+from storage.stores.store import ObjectStore, StorageError
 from storage.waiting import Wait
 
 log = logging.getLogger(__name__)

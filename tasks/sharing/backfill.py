@@ -7,7 +7,7 @@ has what it flushed, so nothing is lost when it leaves, and it may leave at any 
 import logging
 from collections.abc import Collection, Mapping
 
-from tasks.sharing.near_states import Need
+from tasks.sharing.state_cache import Need
 from tasks.sharing.workers import BackfillMember
 
 log = logging.getLogger(__name__)

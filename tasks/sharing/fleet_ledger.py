@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import get_args
 
-from storage.connect import connect
-from storage.fleet_records import AdmittedRun, HostBeat, HostRecord, RestoredState, SpentRecord, Tier
-from storage.records import ReportRecord
-from storage.run import holds_run, reports
-from storage.store import StorageError
+from storage.fleet.fleet_records import AdmittedRun, HostBeat, HostRecord, RestoredState, SpentRecord, Tier
+from storage.records.records import ReportRecord
+from storage.records.run import holds_run, reports
+from storage.stores.connect import connect
+from storage.stores.store import StorageError
 from tasks.sharing.billing import Bill, bill
 from tasks.sharing.shared_cycles import saving_bound
 

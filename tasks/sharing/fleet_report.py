@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from storage.fleet_reading import FleetReader, has_left
+from storage.fleet.fleet_reading import FleetReader, has_left
 from tasks.sharing.billing import without_gaps
 from tasks.sharing.fleet_ledger import (
     FleetReport,

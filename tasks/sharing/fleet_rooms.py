@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from storage.clock import Clock
-from storage.fleet_reading import FleetReader, has_left, living_hosts, log_damaged
-from storage.fleet_records import AdmittedRun, FleetRecord
-from storage.store import ObjectStore
-from tasks.sharing.seat_placement import Room, place
+from storage.fleet.fleet_reading import FleetReader, has_left, living_hosts, log_damaged
+from storage.fleet.fleet_records import AdmittedRun, FleetRecord
+from storage.stores.store import ObjectStore
+from tasks.sharing.seat_placement import HostRoom, place
 
 # How many of a host's last records tell how long it switches.
 RECORDS_READ = 20
@@ -22,18 +22,18 @@ class FleetRooms:
     seconds of a phase until it trains and while its state is parked, on the living hosts; None: none has trained yet.
     """
 
-    rooms: tuple[Room, ...]
+    rooms: tuple[HostRoom, ...]
     runs: dict[str, AdmittedRun]
     machines: dict[str, str]
     switch_s: float | None
 
-    def rooms_for(self, newcomer: AdmittedRun) -> tuple[Room, ...]:
+    def rooms_for(self, newcomer: AdmittedRun) -> tuple[HostRoom, ...]:
         """The rooms; if no host lives, one that could come, with memory for all runs of as many ranks."""
         if self.rooms:
             return self.rooms
         runs = tuple(run for run in self.runs.values() if run.ranks == newcomer.ranks)
         memory_bytes = sum(run.state_bytes for run in (newcomer, *runs))
-        return (Room(host="", memory_bytes=memory_bytes, devices=newcomer.ranks, seated=runs),)
+        return (HostRoom(host="", memory_bytes=memory_bytes, devices=newcomer.ranks, seated=runs),)
 
 
 def look_at_rooms(
@@ -52,7 +52,7 @@ def look_at_rooms(
     runs = {run.id: run for run in reader.runs() if run.id != without and not has_left(store, run.id)}
     hosts = living_hosts(store, fleet, clock, meanwhile)
     rooms = {
-        host.incarnation: Room(host=host.incarnation, memory_bytes=host.memory_bytes, devices=host.devices)
+        host.incarnation: HostRoom(host=host.incarnation, memory_bytes=host.memory_bytes, devices=host.devices)
         for host in hosts
     }
     waiting = []
@@ -74,7 +74,7 @@ def look_at_rooms(
     )
 
 
-def _with(room: Room, run: AdmittedRun) -> Room:
+def _with(room: HostRoom, run: AdmittedRun) -> HostRoom:
     return replace(room, seated=(*room.seated, run))
 
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from storage.fleet_reading import FleetReader, has_left
-from storage.fleet_records import AdmittedRun, HostRecord, SpentKind, WaitingRun
-from storage.store import ObjectStore
+from storage.fleet.fleet_reading import FleetReader, has_left
+from storage.fleet.fleet_records import AdmittedRun, HostRecord, SpentKind, WaitingRun
+from storage.stores.store import ObjectStore
 from tasks.sharing.membership import open_fleet
 
 

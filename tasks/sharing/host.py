@@ -10,20 +10,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from storage import fleet_layout, records
 from storage.clock import Clock
-from storage.connect import connect
-from storage.fleet_records import AdmittedRun, FleetRecord, HostBeat, HostRecord
-from storage.store import ObjectStore
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_records import AdmittedRun, FleetRecord, HostBeat, HostRecord
+from storage.records import records
+from storage.stores.connect import connect
+from storage.stores.store import ObjectStore
 from tasks.sharing.backfill import Backfill
-from tasks.sharing.due_phase import OpenStore, RunView
 from tasks.sharing.host_settings import HostSettings
-from tasks.sharing.near_states import NearStates, Need
 from tasks.sharing.phase_order import DueRun, next_run
+from tasks.sharing.phase_poller import OpenStore, PhasePoller
 from tasks.sharing.residents import expected_s
 from tasks.sharing.seating import Seating
 from tasks.sharing.spending import KINDS, Spending
-from tasks.sharing.troubles import Troubles
+from tasks.sharing.state_cache import Need, StateCache
+from tasks.sharing.tolerated_errors import ToleratedErrors
 from tasks.sharing.unfinished import unfinished_tokens
 from tasks.sharing.workers import BackfillMember, PhaseWorkers, WorkerState
 
@@ -44,7 +45,7 @@ class _Served:
     """
 
     run: AdmittedRun
-    view: RunView
+    view: PhasePoller
     due: tuple[int, float] | None = None
     begun_s: float = 0.0
     publishes_since_s: float | None = None
@@ -84,12 +85,12 @@ class Host:
         self._open_store = open_store
         self._is_told_to_end = is_told_to_end
         self._began_s = clock.monotonic()
-        self._troubles = Troubles()
+        self._errors = ToleratedErrors()
         self._seating = Seating(store, fleet, me, clock)
         self._spending = Spending(me.incarnation)
         self._unfinished = unfinished
         self._backfill = Backfill(member, settings.backfill_s, settings.notice_s)
-        self._near = NearStates(workers, me, self._spending.note_restored)
+        self._near = StateCache(workers, me, self._spending.note_restored)
         self._served: dict[str, _Served] = {}
         self._trains: tuple[str, int] | None = None
         self._announced = False
@@ -125,7 +126,7 @@ class Host:
             self._backfill.leave(self._now_s())
             return self._backfill.run is None and not any(self._workers.state(run).is_busy for run in self._served)
         if self._now_s() >= self._next_look_s:
-            with self._troubles.of("looking at the fleet"):
+            with self._errors.tolerated("looking at the fleet"):
                 self._look()
         self._look_for_due()
         if self._trains is None:
@@ -140,7 +141,7 @@ class Host:
         ended_s = self._now_s()
         self._spending.record(self._seating.seated, ended_s)
         while not self._spending.is_written and self._now_s() < ended_s + self._fleet.host_ttl_s:
-            with self._troubles.of("writing what was spent"):
+            with self._errors.tolerated("writing what was spent"):
                 self._spending.write(self._store)
             if not self._spending.is_written:
                 self._clock.sleep(self._settings.poll_interval_s)
@@ -166,7 +167,7 @@ class Host:
             state=state,
         )
         self._beats += 1
-        with self._troubles.of("writing the heartbeat"):
+        with self._errors.tolerated("writing the heartbeat"):
             records.put(self._store, fleet_layout.alive(self._me.incarnation), beat)
 
     def _record_if_due(self) -> None:
@@ -177,7 +178,7 @@ class Host:
         """Record what was spent by now, for the runs that are seated now."""
         self._next_record_s = self._now_s() + self._settings.spent_interval_s
         self._spending.record(self._seating.seated, self._now_s())
-        with self._troubles.of("writing what was spent"):
+        with self._errors.tolerated("writing what was spent"):
             self._spending.write(self._store)
 
     def _look(self) -> None:
@@ -196,10 +197,10 @@ class Host:
             for run in seated.values():
                 if run.id not in self._served:
                     log.info("run %s (%s) is seated here", run.id, run.run_url)
-                    self._served[run.id] = _Served(run, RunView(run, self._open_store))
+                    self._served[run.id] = _Served(run, PhasePoller(run, self._open_store))
         for name in self._seating.seated:
             if not self._workers.state(name).bytes_held:
-                with self._troubles.of(f"the plans of run {self._served[name].run.run_url}"):
+                with self._errors.tolerated(f"the plans of run {self._served[name].run.run_url}"):
                     self._served[name].view.look_for_plan()
 
     def _drop_unseated(self) -> None:
@@ -229,7 +230,7 @@ class Host:
 
     def _due_of(self, served: _Served) -> int | None:
         """The iteration whose phase is due. A run that is in trouble is left alone for a while, the others are not."""
-        with self._troubles.of(f"run {served.run.run_url}"):
+        with self._errors.tolerated(f"run {served.run.run_url}"):
             iteration = served.view.due()
             if iteration is None:
                 served.pause_s = 0.0
@@ -255,7 +256,7 @@ class Host:
         if self._backfill.may_begin(needs, self._now_s()):
             found = {}
             for each in needs:
-                with self._troubles.of(f"what is unfinished of run {each.run.run_url}"):
+                with self._errors.tolerated(f"what is unfinished of run {each.run.run_url}"):
                     found[each.run.id] = self._served[each.run.id].view.unfinished(self._unfinished)
             self._backfill.begin(needs, found, self._now_s())
             if self._backfill.run is not None:
@@ -304,7 +305,7 @@ class Host:
 
     def _is_still_mine(self, run: AdmittedRun) -> bool:
         """Whether the seat is still this host's; a courtesy that saves a phase of a host that was frozen."""
-        with self._troubles.of(f"the seat of {run.run_url}"):
+        with self._errors.tolerated(f"the seat of {run.run_url}"):
             if self._seating.is_mine(run.id):
                 return True
             log.info("the seat of run %s was taken over", run.id)
@@ -315,7 +316,7 @@ class Host:
         run, needs = served.run, self._needs()
         served.due, served.begun_s, self._trains = None, self._now_s(), (run.id, iteration)
         self._spending.note("switch", run.id, iteration, served.begun_s)
-        with self._troubles.of(f"the worker of {run.run_url}"):
+        with self._errors.tolerated(f"the worker of {run.run_url}"):
             self._near.begin(run, iteration, needs)
 
     def _needs(self) -> list[Need]:
@@ -335,7 +336,7 @@ class Host:
             iteration = served.due[0] if served.due is not None else served.view.planned
             if iteration is not None and not self._is_under_way(name) and self._now_s() >= served.paused_until_s:
                 ready[name] = iteration
-        with self._troubles.of("reading a state ahead"):
+        with self._errors.tolerated("reading a state ahead"):
             self._near.prefetch(self._needs(), ready)
         for name, served in self._served.items():
             if served.prefetches_since_s is None and self._workers.state(name).phase == "prefetching":
@@ -387,7 +388,7 @@ class Host:
             log.error("run %s: its worker is %s: %s", served.run.run_url, state.phase, state.message)
             if state.lasting and state.iteration is not None:
                 # The run's own train task is to end with this message.
-                with self._troubles.of(f"the failure of {served.run.run_url}"):
+                with self._errors.tolerated(f"the failure of {served.run.run_url}"):
                     served.view.fail(state.iteration, state.message)
             self._put_off(served)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from storage.fleet_records import AdmittedRun
+from storage.fleet.fleet_records import AdmittedRun
 
 
 @dataclass(frozen=True, kw_only=True)

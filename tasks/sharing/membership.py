@@ -3,18 +3,19 @@
 from collections.abc import Sequence
 
 from resources.secret_text import secret_in
-from storage import fleet_layout, records
 from storage.clock import Clock
-from storage.connect import check_url, connect, is_below
-from storage.fleet_reading import FleetReader, has_left, read_run
-from storage.fleet_records import AdmittedRun, FleetRecord, LeftRecord
-from storage.nesting import check_own_place
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_reading import FleetReader, has_left, read_run
+from storage.fleet.fleet_records import AdmittedRun, FleetRecord, LeftRecord
+from storage.fleet.nesting import check_own_place
 from storage.package_version import VERSION
-from storage.run import exists, holds_run, next_iteration, plans_in_flight, read_plan
-from storage.store import ConflictingRecord, ObjectMissing, ObjectStore
+from storage.records import records
+from storage.records.run import exists, holds_run, next_iteration, plans_in_flight, read_plan
+from storage.stores.connect import check_url, connect, is_below
+from storage.stores.store import ConflictingRecord, ObjectMissing, ObjectStore
 from tasks.configuration.iteration_config import resolved_in_force
 from tasks.configuration.run_config import RunConfig
-from tasks.sharing.due_phase import other_version
+from tasks.sharing.phase_poller import other_version
 
 # Of the fleet that has one run and one host. It only delays the successor of a host that was killed.
 STANDING_TTL_S = 20.0

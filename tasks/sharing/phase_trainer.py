@@ -1,9 +1,9 @@
 """Training the phases of one run in one process, or in one of several ranks, which keeps the run's state between them.
 
-What is learned is what `tasks.learning.advance` learns: the same batches, the same step, the same objects, each created
-once. Two things differ: the collector records the batches, never this process; and a state in host memory, which was
-parked there or read ahead, is used again instead of being read again, or replayed, if it equals the stored one. Of
-several ranks each keeps its part, and all do the same.
+A phase learns what `tasks.learning.train_iteration` learns: the same batches, the same step, the same objects, each
+created once. The collector records the batches, never this process. A state in host memory, which
+was parked there or read ahead, is used again if it equals the stored one, instead of being read again or replayed. Each
+of several ranks keeps its part of the state.
 """
 
 import logging
@@ -14,18 +14,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from resources.freed_memory import give_back
-from storage import layout, model_files, prompt_table, records
 from storage.clock import Clock, SystemClock
 from storage.digests import digest_of
-from storage.metered import MeteredStore
-from storage.records import PlanRecord
-from storage.run import connect_to_run, exists, is_trained, read_plan
-from storage.store import ObjectMissing, ObjectStore, StorageError, StoreUnavailable
+from storage.records import layout, model_files, prompt_table, records
+from storage.records.records import PlanRecord
+from storage.records.run import connect_to_run, exists, is_trained, read_plan
+from storage.stores.metered import MeteredStore
+from storage.stores.store import ObjectMissing, ObjectStore, StorageError, StoreUnavailable
 from storage.weights.tensor_sets import PUBLISHED_AT_S, read_manifest
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.run_config import RunConfig, dump
 from tasks.device.gpu_check import check_gpus
-from tasks.learning.advance import request_metrics, take_step
 from tasks.learning.checkpoint_due import is_checkpoint_due
 from tasks.learning.generation import free_device
 from tasks.learning.learner import Learner
@@ -36,6 +35,7 @@ from tasks.learning.recorded_batches import FollowedBatches
 from tasks.learning.replaying import base_of, replay, restorable
 from tasks.learning.restoring import StoredState, learner_of, restore_learner
 from tasks.learning.totals import check_staleness
+from tasks.learning.train_iteration import request_metrics, take_step
 from tasks.learning.trained_model import training_device
 from tasks.sharing.residents import is_usable
 from tasks.sharing.workers import Restored, WorkerPhase, WorkerState
@@ -117,8 +117,8 @@ class PhaseTrainer:
         """Train the phase of an iteration, unless its weights are published, and publish them.
 
         Afterwards the device is free, and the state is in host memory if it is as good as the stored one. Raises what
-        `tasks.learning.advance` raises; the state is dropped then. With several ranks NoLongerDue, too, after which
-        none of them can go on.
+        `tasks.learning.train_iteration` raises; the state is dropped then. With several ranks NoLongerDue, too,
+        after which none of them can go on.
         """
         self._iteration, self._restored, self._replays = iteration, None, 0
         self._says("restoring")
@@ -270,7 +270,7 @@ class PhaseTrainer:
         version = plan.iteration + 1
         saves = self._first_finds(lambda: is_checkpoint_due(self._store, plan, config.trainer))
         try:
-            publish_and_save(self._store, version, learner, base, config.trainer, self._clock, saves=saves)
+            publish_and_save(self._store, version, learner, base, self._clock, saves=saves)
         except AnotherWasFirstError:
             log.info("another trainer has stored version %d first; this state is dropped", version)
             return None

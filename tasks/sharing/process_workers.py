@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter
 
-from storage.fleet_records import AdmittedRun
+from storage.fleet.fleet_records import AdmittedRun
 from tasks.learning.started_ranks import StartedRanks
 from tasks.sharing.rank_states import failed, merged
 from tasks.sharing.workers import WorkerPhase, WorkerState

@@ -6,11 +6,11 @@ Two hosts that see different records may both want a seat. Creating its next epo
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from storage.fleet_records import AdmittedRun
+from storage.fleet.fleet_records import AdmittedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class HostRoom:
     """A living host that takes seats, and the runs that are seated on it. devices: as in `HostRecord`."""
 
     host: str
@@ -32,7 +32,7 @@ def load(runs: Iterable[AdmittedRun]) -> float:
     return sum(run.load for run in runs)
 
 
-def place(free: Iterable[AdmittedRun], rooms: Sequence[Room]) -> Mapping[str, str]:
+def place(free: Iterable[AdmittedRun], rooms: Sequence[HostRoom]) -> Mapping[str, str]:
     """Returns the host of each run whose seat is free, by run id; a run that no host can train is left out.
 
     A run goes to the host for which it was admitted, if that is among the rooms. Then the run with the greatest load is
@@ -51,11 +51,11 @@ def place(free: Iterable[AdmittedRun], rooms: Sequence[Room]) -> Mapping[str, st
     return placed
 
 
-def _expecting(run: AdmittedRun, able: Iterable[Room]) -> list[Room]:
+def _expecting(run: AdmittedRun, able: Iterable[HostRoom]) -> list[HostRoom]:
     """Of these hosts the one for which the run was admitted, if there is one."""
     return [] if run.predicted is None else [room for room in able if room.host == run.predicted.host]
 
 
-def _is_crowded(run: AdmittedRun, room: Room, seated: Mapping[str, Sequence[AdmittedRun]]) -> bool:
+def _is_crowded(run: AdmittedRun, room: HostRoom, seated: Mapping[str, Sequence[AdmittedRun]]) -> bool:
     """Whether the states of all runs together exceed the host's memory."""
     return sum(one.state_bytes for one in (run, *seated[room.host])) > room.memory_bytes

@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TypeVar
 
-from storage import fleet_layout
 from storage.clock import Clock
-from storage.fleet_reading import read_allowed_run
-from storage.fleet_records import AdmittedRun, FleetRecord, HostBeat, HostRecord, SeatRecord, read_record
-from storage.liveness import Heartbeats, Sign
-from storage.run import exists
-from storage.seats import read_seat, take_seat
-from storage.store import CorruptObject, ObjectStore
-from tasks.sharing.seat_placement import Room, place
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_reading import read_allowed_run
+from storage.fleet.fleet_records import AdmittedRun, FleetRecord, HostBeat, HostRecord, SeatRecord, read_record
+from storage.fleet.seats import read_seat, take_seat
+from storage.journal.liveness import Heartbeats, SeenHeartbeat
+from storage.records.run import exists
+from storage.stores.store import CorruptObject, ObjectStore
+from tasks.sharing.seat_placement import HostRoom, place
 
 log = logging.getLogger(__name__)
 # A host that was silent for so many times the TTL is not looked at again until it takes a seat.
@@ -34,7 +34,7 @@ class Seating:
         self._left: set[str] = set()
         self._seats: dict[str, SeatRecord] = {}
         self._hosts: dict[str, HostRecord] = {}
-        self._signs: dict[str, Sign[HostBeat]] = {}
+        self._signs: dict[str, SeenHeartbeat[HostBeat]] = {}
         self._unreadable: set[str] = set()
         self._forgotten: set[str] = set()
 
@@ -143,7 +143,7 @@ class Seating:
         """Take the free seats that placement gives this host; a race for one is decided by the store."""
         free = self._free()
         rooms = [
-            Room(
+            HostRoom(
                 host=name,
                 memory_bytes=record.memory_bytes,
                 devices=record.devices,

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from resources.notice import PreemptionNotice
 from resources.visible_text import show_logs
 from storage.clock import SystemClock
-from storage.fleet_records import GIB, HostRecord
-from storage.records import nonce
+from storage.fleet.fleet_records import GIB, HostRecord
+from storage.records.records import nonce
 from tasks.device.visible_gpus import visible_gpus
 from tasks.sharing.host import Host
 from tasks.sharing.host_settings import HostSettings

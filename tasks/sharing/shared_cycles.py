@@ -11,11 +11,11 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from storage.fleet_records import AdmittedRun, SpentEntry, SpentKind
+from storage.fleet.fleet_records import AdmittedRun, SpentEntry, SpentKind
 from tasks.sharing.backfill import choose_backfill
-from tasks.sharing.near_states import Need
 from tasks.sharing.phase_order import DueRun, next_run
 from tasks.sharing.residents import expected_s
+from tasks.sharing.state_cache import Need
 
 # How often an idle trainer looks whether no phase is expected for long enough.
 LOOKS_PER_QUIET = 4

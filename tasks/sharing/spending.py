@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Iterable
 
 from resources.work_log import at_work
-from storage import fleet_layout, records
-from storage.fleet_records import RestoredState, SpentEntry, SpentKind, SpentRecord
-from storage.store import ObjectStore
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_records import RestoredState, SpentEntry, SpentKind, SpentRecord
+from storage.records import records
+from storage.stores.store import ObjectStore
 from tasks.sharing.workers import Restored, WorkerPhase
 
 log = logging.getLogger(__name__)

@@ -7,10 +7,11 @@ it knows when it is no longer needed.
 import logging
 import math
 
-from storage import fleet_layout, layout
 from storage.clock import Clock, SystemClock
-from storage.run import connect_to_run, exists, lease_holder, read_plan
-from storage.store import CorruptObject, ObjectMissing, ObjectStore, StorageError
+from storage.fleet import fleet_layout
+from storage.records import layout
+from storage.records.run import connect_to_run, exists, lease_holder, read_plan
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore, StorageError
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.references import PlanReference
 from tasks.sharing.host_settings import HostSettings

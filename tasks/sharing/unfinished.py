@@ -1,9 +1,9 @@
 """How many tokens of a run's iteration are still to be generated: a guess, to choose which run a host helps."""
 
-from storage import layout, records
-from storage.records import AliveRecord, PlanRecord
-from storage.run import exists, read_plan, read_report
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.records import layout, records
+from storage.records.records import HeartbeatRecord, PlanRecord
+from storage.records.run import exists, read_plan, read_report
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 
 
 def unfinished_tokens(store: ObjectStore, iteration: int) -> float:
@@ -26,7 +26,7 @@ def _responses(store: ObjectStore, plan: PlanRecord) -> int:
     members = []
     for key in store.list(layout.alive_all(plan.iteration)):
         try:
-            members.append(records.read(store, AliveRecord, key))
+            members.append(records.read(store, HeartbeatRecord, key))
         except (ObjectMissing, CorruptObject):
             continue
     return sum(each.unfinished for each in members) if members else plan.num_responses

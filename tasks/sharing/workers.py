@@ -9,7 +9,7 @@ prefetch it), which does not touch the devices.
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from storage.fleet_records import AdmittedRun, Tier
+from storage.fleet.fleet_records import AdmittedRun, Tier
 
 WorkerPhase = Literal[
     "absent",

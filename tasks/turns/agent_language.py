@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storage.turns import added_messages, decode_turn
+from storage.journal.turns import added_messages, decode_turn
 from tasks.turns.conversation import Conversation
 from tasks.turns.own_template import Message
 from tasks.turns.policy_turn import PolicyTurn, ToolCall
@@ -85,7 +85,7 @@ class AgentLanguage:
     ) -> list[Message]:
         """The messages of a response, the policy's and the agent's in turn.
 
-        token_ids, origins, events: as in storage.assembly.Assembled.
+        token_ids, origins, events: as in storage.journal.assembly.Assembled.
         """
         found: list[Message] = []
         place = 0

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from storage.turns import decode_turn
+from storage.journal.turns import decode_turn
 from tasks.prompts.prompt import PromptError
 from tasks.turns.own_template import Message, in_plain_messages
 from tasks.turns.policy_turn import PolicyTurn, Reader, read_gemma, read_parsed, read_tagged, unreadable
@@ -122,8 +122,8 @@ class Conversation:
     ) -> list[Message]:
         """The whole conversation as chat messages: the prompt's, then the assistant's and the tools' in turn.
 
-        token_ids, origins, events: of the response, as in storage.assembly.Assembled. An assistant's message has
-        `content`, `tool_calls` if there are any, and `thinking` if the model's response template sets it apart; a
+        token_ids, origins, events: of the response, as in storage.journal.assembly.Assembled. An assistant's message
+        has `content`, `tool_calls` if there are any, and `thinking` if the model's response template sets it apart; a
         tool's has `name` and `content`.
         """
         found, place = list(prompt), 0

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from storage import layout
-from storage.records import PlanRecord
-from storage.store import ObjectStore
+from storage.journal.noise_keys import group_seed
+from storage.records import layout
+from storage.records.records import PlanRecord
+from storage.stores.store import ObjectStore
 from tasks.configuration.turns import TurnsConfig
 from tasks.prompts.auto_tokenizer import read_tokenizer
 from tasks.prompts.openings import reset_columns
@@ -14,7 +15,6 @@ from tasks.turns.agent_environments import AgentEnvironments
 from tasks.turns.agent_language import AgentLanguage
 from tasks.turns.conversation import Conversation
 from tasks.turns.environments import Environments, OpenTurn
-from tasks.turns.group_seed import group_seed
 from tasks.turns.living_environments import Reset
 from tasks.turns.process_environments import ProcessEnvironments
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from storage.prompt_table import PromptRow
-from storage.records import PlanRecord
+from storage.records.prompt_table import PromptRow
+from storage.records.records import PlanRecord
 from tasks.configuration.turns import TurnsConfig
 from tasks.prompts.auto_tokenizer import read_tokenizer
 from tasks.turns.agent_language import AgentLanguage

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from storage.clock import Clock
-from storage.noise_keys import mix64, noise_key
-from storage.shard import Finish
-from storage.turns import CallRecord, Rebuilt, TurnRecord, call_id, encode_turn
+from storage.journal.noise_keys import mix64, noise_key
+from storage.journal.shard import Finish
+from storage.journal.turns import CallRecord, Rebuilt, TurnRecord, call_id, encode_turn
 from tasks.turns.environments import Answer, OpenTurn
 
 _MASK = (1 << 64) - 1

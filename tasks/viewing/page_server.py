@@ -17,7 +17,7 @@ from aiohttp import web
 from resources.local_http import LOOPBACK, WithoutTracebacks, answers_to
 from resources.visible_text import visible
 from storage.clock import Clock
-from storage.store import StorageError
+from storage.stores.store import StorageError
 from tasks.viewing.page_data import encode, page_data
 from tasks.viewing.page_file import content_policy, render_page
 from tasks.viewing.run_reader import RunReader

@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from storage import layout
-from storage.assembly import JournalReader
-from storage.compaction import each_batch
-from storage.records import BatchRecord, GradedResponse, PlanRecord, Span
-from storage.response_parts import PART_TOKENS, divide
-from storage.run import exists
-from storage.shard import Finish
-from storage.store import CorruptObject, ObjectMissing, ObjectStore
+from storage.journal.assembly import JournalReader
+from storage.journal.compaction import each_batch
+from storage.journal.response_parts import PART_TOKENS, divide
+from storage.journal.shard import Finish
+from storage.records import layout
+from storage.records.records import BatchRecord, GradedResponse, PlanRecord, Span
+from storage.records.run import exists
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 
 # trained, filtered: recorded in a batch. ended: not graded yet. acting: it waits for its environment. failed: that is
 # lost for good, and the response is left out of its group. unused: the iteration was closed without it.

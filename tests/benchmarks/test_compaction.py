@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks import compaction
 from benchmarks.compaction import ARMS, FORGETS_NOTHING, MIB, MILLION, Measured, measure, write_iteration
-from storage import layout
-from storage.compaction import read_batches
-from storage.connect import connect
+from storage.journal.compaction import read_batches
+from storage.records import layout
+from storage.stores.connect import connect
 
 PART_TOKENS = MILLION // 2
 # As benchmarks.compaction: token id and log-prob.

@@ -5,14 +5,14 @@ import pytest
 
 from benchmarks.dispatch_optimum import WAYS, Instance, drawn, optimum_s, ratios, targets
 from tasks.crew_model.step_time import StepTime
-from tasks.planning.makespan import Member
-from tasks.planning.offer import GroupLengths
+from tasks.planning.capacity import GroupLengths
+from tasks.planning.makespan import DispatchMember
 
 
 def test_the_optimum_of_a_sum_that_is_split_evenly():
     """One response at a time: 8 + 7 against 6 + 5 + 4, and longest first would take 8 + 5 + 4."""
     lengths = np.array([8.0, 7.0, 6.0, 5.0, 4.0])
-    alone = Member(pool="crew", step_time=StepTime(((1, 1.0),)), responses_max=1)
+    alone = DispatchMember(pool="crew", step_time=StepTime(((1, 1.0),)), responses_max=1)
     instance = Instance(GroupLengths("known", lengths, lengths), 1, (alone, alone))
     assert optimum_s(instance) == 15.0
     assert WAYS["longest first, by exact times"](instance) == 17.0

@@ -4,10 +4,10 @@ import pytest
 
 from benchmarks.flow import identical, idle_share
 from storage.clock import SystemClock
-from storage.records import SlotLife
+from storage.records.records import SlotLife
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.session.member import generate_slot
-from tests.small_run import config, memory_store, plan_iteration, roll_out, train_iteration
+from tests.small_run import config, memory_store, plan_iteration, roll_out, train_small
 
 URL = "memory://flow"
 
@@ -36,7 +36,7 @@ def test_responses_of_other_weights_are_not_identical(model):
     store = memory_store("flow")
     plan_iteration(config(URL, model))
     roll_out(URL, 0)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     assert identical(store, 0) == 12
 
     class Newer(ScriptedEngine):
@@ -47,5 +47,5 @@ def test_responses_of_other_weights_are_not_identical(model):
     plan_iteration(config(URL, model))
     for slot in (0, 1):
         generate_slot(URL, 0, slot, lambda: False, SystemClock(), lambda *_: Newer(_[2], 64))
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     assert identical(store, 0) == 0

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.journal import IN_FLIGHT, Sample, entropy_bytes, flushes, interval_row, requests_row, zipf
-from storage.shard import Finish
+from storage.journal.shard import Finish
 
 
 def test_entropy_is_that_of_the_frequencies():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.predictors import NEWEST, ORACLE, Recorded, walk
-from storage.prompt_table import PromptRow
+from storage.records.prompt_table import PromptRow
 from tasks.planning.prompt_features import prompt_features
 
 SIZE = 20

@@ -17,10 +17,10 @@ from benchmarks.resume_training import (
     stamps,
     unnamed_objects,
 )
-from storage import layout, records
-from storage.connect import connect
-from storage.memory import MemoryStore
-from storage.records import BatchRecord, GradedResponse, TrainingRecord
+from storage.records import layout, records
+from storage.records.records import BatchRecord, GradedResponse, TrainingRecord
+from storage.stores.connect import connect
+from storage.stores.memory import MemoryStore
 from storage.weights import tensor_sets
 from storage.weights.tensor_sets import TensorBlock
 from tests.forked import ForkedScript

@@ -26,7 +26,7 @@ from benchmarks.seeds.findings import Finding, summary
 from benchmarks.seeds.global_cut import crew_gpu_s
 from resources.accelerators import accelerator
 from resources.model_size import ModelSize
-from storage.records import TRAIN_POOL
+from storage.records.records import TRAIN_POOL
 from tasks.forecasting.engine_estimate import STEP_S, Device, decode_step_s, prefill_tokens_per_s, step_points
 from tasks.forecasting.response_lengths import ResponseLengths
 from tasks.forecasting.simulate import simulate

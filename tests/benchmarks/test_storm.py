@@ -10,8 +10,8 @@ from benchmarks.resume import make_model
 from benchmarks.squad import Blow, Squad, SquadRun, draw_blows, engine_time
 from benchmarks.storm import ARMS, VLLM, Size, arm_rows, blows_for, plan_run
 from resources.spot_trace import SpotEvent, SpotTrace
-from storage.connect import connect
-from storage.run import read_plan
+from storage.records.run import read_plan
+from storage.stores.connect import connect
 from tasks.configuration.iteration_config import config_in_force
 
 

@@ -9,11 +9,11 @@ import pytest
 from benchmarks.crew_processes import StepLog
 from benchmarks.turns import EndingEngine, Kept, kills_targets, records_of, same, speed_targets
 from examples.call_ledger import Audit
-from storage.assembly import Assembled
-from storage.noise_keys import noise_key
-from storage.records import SamplingParams
-from storage.shard import Finish
-from storage.turns import TurnRecord, encode_turn
+from storage.journal.assembly import Assembled
+from storage.journal.noise_keys import noise_key
+from storage.journal.shard import Finish
+from storage.journal.turns import TurnRecord, encode_turn
+from storage.records.records import SamplingParams
 from tasks.sampling.engines.engine import GenerationRequest
 from tasks.sampling.engines.torch_engine import TorchEngine
 from tests.tiny_model import VOCAB_SIZE, tiny_config, tiny_model, weight_blocks

@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks.view import GENERATIONS, measure_page, write_run
-from storage.memory import MemoryStore
-from storage.run import read_plan
+from storage.records.run import read_plan
+from storage.stores.memory import MemoryStore
 from tasks.viewing.response_index import read_index
 from tasks.viewing.run_reader import RunReader
 from tests.browser import chromium

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from storage.noise_keys import noise_key
-from storage.records import SamplingParams
+from storage.journal.noise_keys import noise_key
+from storage.records.records import SamplingParams
 from storage.weights.tensor_sets import TensorBlock
 from tasks.sampling.engines.engine import Engine, EngineError, FinishReason, GenerationRequest
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import pytest
 
-from storage.fitness import probe
-from storage.store import ObjectMissing, ObjectStore, commit, read_into
+from storage.stores.fitness import probe
+from storage.stores.store import ObjectMissing, ObjectStore, commit, read_into
 
 THREADS = 16
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from examples.compare import identical_responses
-from storage.assembly import Assembled
-from storage.responses import Response
-from storage.shard import Finish
-from storage.turns import CallRecord, TurnRecord, encode_turn
+from storage.journal.assembly import Assembled
+from storage.journal.responses import Response
+from storage.journal.shard import Finish
+from storage.journal.turns import CallRecord, TurnRecord, encode_turn
 
 
 def turn(*, result: str = "1", reward: float | None = 1.0, unknown: bool = False, seconds: float = 0.1) -> bytes:

@@ -12,7 +12,7 @@ from examples.call_ledger import CallLedger, audited
 from examples.hidden_sums import BASE, KEYS, LEDGER, STEP_COUNTS, HiddenSums, dataset_rows, right_sum
 from examples.tools_demo import CONFIG
 from examples.tools_warm_start import LOOK, chat_tokenizer, demonstration
-from storage.turns import CallRecord, TurnRecord
+from storage.journal.turns import CallRecord, TurnRecord
 from tasks.turns.conversation import Conversation
 from tasks.turns.current_call import CALL, CurrentCall
 from tasks.turns.policy_turn import PolicyTurn, ToolCall

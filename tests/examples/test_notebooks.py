@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from storage.connect import connect
-from storage.retention import settle
-from tests.small_run import commit_iteration, config, plan_iteration, roll_out, train_iteration
+from storage.journal.retention import settle
+from storage.stores.connect import connect
+from tests.small_run import commit_iteration, config, plan_iteration, roll_out, train_small
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples").glob("*.ipynb"))
 READING = next(path for path in NOTEBOOKS if path.name == "read_a_run.ipynb")
@@ -54,7 +54,7 @@ def test_the_notebook_reads_and_plots_a_run(tmp_path, model, monkeypatch, capsys
     for iteration in range(2):
         plan_iteration(config(url, model))
         roll_out(url, iteration)
-        train_iteration(url, iteration)
+        train_small(url, iteration)
         commit_iteration(url, iteration)
     settle(connect(url), 0)
     (tmp_path / "examples").mkdir()

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.real_demo import PROBLEMS, write_problems, write_settings
 from examples.real_model import make_real_model, missing
-from storage.noise_keys import noise_key
-from storage.records import SamplingParams
+from storage.journal.noise_keys import noise_key
+from storage.records.records import SamplingParams
 from tasks.configuration.lora import LoraConfig
 from tasks.configuration.run_config import RunConfig, load
 from tasks.configuration.trainer import TrainerConfig

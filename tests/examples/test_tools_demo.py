@@ -7,10 +7,10 @@ import yaml
 
 from examples.call_ledger import CallLedger
 from examples.tools_demo import CONFIG, ITERATION_KILLED, SLEEP_S, Kills, report, write_settings
-from storage.memory import MemoryStore
-from storage.responses import Response
-from storage.shard import Finish
-from storage.turns import CallRecord, TurnRecord, encode_turn
+from storage.journal.responses import Response
+from storage.journal.shard import Finish
+from storage.journal.turns import CallRecord, TurnRecord, encode_turn
+from storage.stores.memory import MemoryStore
 from tasks.configuration.run_config import parse
 from tasks.turns.current_call import CurrentCall
 

@@ -15,14 +15,14 @@ import pytest
 
 from resources.documents import BYTES_MAX, parse_json, parse_yaml
 from resources.prices import PricesError, price_table
-from storage import layout
-from storage.compaction import read_responses
-from storage.envelope import wrap
-from storage.framing import append_trailer
-from storage.memory import MemoryStore
-from storage.prompt_table import PromptRow, decode_prompts, encode_prompts, schema
-from storage.records import RESPONSES_MAX
-from storage.store import CorruptObject
+from storage.journal.compaction import read_responses
+from storage.records import layout
+from storage.records.envelope import wrap
+from storage.records.framing import append_trailer
+from storage.records.prompt_table import PromptRow, decode_prompts, encode_prompts, schema
+from storage.records.records import RESPONSES_MAX
+from storage.stores.memory import MemoryStore
+from storage.stores.store import CorruptObject
 from tasks.configuration.run_config import ConfigError, load
 from tasks.forecasting.scenario import ScenarioError
 from tasks.forecasting.scenario import load as load_scenario

@@ -12,17 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gleaner import main
-from storage import fleet_layout, layout, records
 from storage.clock import ManualClock
-from storage.connect import connect, is_below
-from storage.fleet_reading import FleetReader, waiting_runs
-from storage.fleet_records import (
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_reading import FleetReader, waiting_runs
+from storage.fleet.fleet_records import (
     SeatRecord,
     SpentEntry,
     SpentRecord,
     WaitingRun,
 )
-from storage.memory import MemoryStore
+from storage.records import layout, records
+from storage.stores.connect import connect, is_below
+from storage.stores.memory import MemoryStore
 from tasks.configuration.run_config import parse
 from tasks.preparing.iteration import prepare
 from tasks.sharing.billing import bill, total_s, without_gaps
@@ -71,7 +72,7 @@ def other_type(body):
 def with_fields(body, change):
     document = json.loads(body)
     changed = {name: change(value) for name, value in document["body"].items()}
-    from storage.envelope import wrap  # noqa: PLC0415
+    from storage.records.envelope import wrap  # noqa: PLC0415
 
     return wrap(document["key"], document["kind"], json.dumps(changed, sort_keys=True, separators=(",", ":")).encode())
 

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.crew_records import ended_slots, note_rollout_ended
-from storage.failures import last_failures, slot_failures
-from storage.liveness import Liveness, read_heartbeat
-from storage.memory import MemoryStore
-from storage.shard import Finish
+from storage.journal.liveness import Liveness, read_heartbeat
+from storage.journal.shard import Finish
+from storage.records import layout, records
+from storage.records.crew_records import ended_slots, note_rollout_ended
+from storage.records.failures import last_failures, slot_failures
+from storage.stores.memory import MemoryStore
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rollout import RolloutConfig
-from tasks.crew_model.rebalance import Seeker, Turns
+from tasks.crew_model.rebalance import Seeker, Transfers
 from tasks.reporting.crew_presence import await_goodbyes
 from tasks.reporting.watch import Watcher
 from tasks.sampling.session.claimant import Claimant
@@ -96,7 +96,7 @@ def test_a_member_takes_what_is_left_once_it_is_silent_and_not_before(store, clo
     def look():
         me.refresh()
         seen = me.look(me.owned(), held=0, released=0)
-        turns = Turns(Seeker(room=8, running=0), seen.holders, seen.unclaimed)
+        turns = Transfers(Seeker(room=8, running=0), seen.holders, seen.unclaimed)
         transfer = turns.next()
         return seen, transfer and [item.response for item in me.take(transfer).work]
 

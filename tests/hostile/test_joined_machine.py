@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from storage import fleet_layout, layout, records
-from storage.claims import ClaimBook
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.memory import MemoryStore
-from storage.records import AliveRecord, ClaimRecord, SettingsRecord
-from storage.run import read_plan, read_run
-from storage.shard import Finish, Origin, Row, encode_shard
-from storage.store import ConflictingRecord, CorruptObject, StoreDenied
-from storage.turns import CallRecord, TurnRecord, encode_turn
+from storage.fleet import fleet_layout
+from storage.journal.claims import ClaimBook
+from storage.journal.shard import Finish, Origin, Row, encode_shard
+from storage.journal.turns import CallRecord, TurnRecord, encode_turn
+from storage.records import layout, records
+from storage.records.records import ClaimRecord, HeartbeatRecord, SettingsRecord
+from storage.records.run import read_plan, read_run
+from storage.stores.connect import connect
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ConflictingRecord, CorruptObject, StoreDenied
 from tasks.sampling.session.join import JoinLimits, join_run
 from tests.small_run import (
     commit_iteration,
@@ -29,7 +30,7 @@ from tests.small_run import (
     model_directory,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "elastic.md"
@@ -140,7 +141,7 @@ def test_a_joined_machine_needs_no_more_than_the_table_grants(model):
     written = {_pattern(key) for key in {*store.list("")} - before}
     assert len(written) == 3  # there are no environments, and there is no other member to ask
     store.enforced = False
-    train_iteration("memory://granted", 0)
+    train_small("memory://granted", 0)
 
 
 def worst(store, plan):
@@ -168,7 +169,7 @@ def worst(store, plan):
         for name in names:
             bodies[f"{folder}{name}"] = records.encode(f"{folder}{name}", settings)
     for incarnation in {key.rpartition("/")[2].removesuffix(".json") for key in store.list(layout.alive_all(0))}:
-        beat = AliveRecord(
+        beat = HeartbeatRecord(
             incarnation=incarnation,
             slot=0,
             state="gone",
@@ -212,7 +213,7 @@ def test_the_worst_that_a_joined_machine_can_write_runs_nothing_and_teaches_noth
             store.enforced = True
             worst(store, read_plan(store, 0))
             store.enforced = False
-        trained = learned(train_iteration(url, 0).metrics)
+        trained = learned(train_small(url, 0).metrics)
         report = commit_iteration(url, 0)
         weights = {key: body for key, body in everything(store).items() if key.startswith(layout.weights(1))}
         found[name] = trained, report.rewards, report.lengths, {key: weights[key] for key in weights if "safe" in key}
@@ -233,12 +234,12 @@ def test_a_policy_that_grants_the_whole_iteration_lets_it_stop_a_run_and_not_cho
         with pytest.raises(
             ConflictingRecord, match=r"plan\.json has another configuration [\s\S]*\n  rewards\.0\.function"
         ):
-            train_iteration(url, 0)
+            train_small(url, 0)
     else:
         key = "iterations/000000/settings.json"
         settings = SettingsRecord(config={**read_run(store).config, "rewards": [{"function": EVIL}]}, execution="test")
         store.put(key, records.encode(key, settings))
-        train_iteration(url, 0)
+        train_small(url, 0)
     assert not planted.exists()
 
 

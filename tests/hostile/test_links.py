@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from storage import layout
-from storage.local import LocalStore
-from storage.retention import sweep
-from storage.retention_config import RetentionConfig
-from storage.store import ObjectStore, StoreDenied
+from storage.journal.retention import sweep
+from storage.journal.retention_config import RetentionConfig
+from storage.records import layout
+from storage.stores.local import LocalStore
+from storage.stores.store import ObjectStore, StoreDenied
 from tests.committed_runs import run_of
 
 VICTIM = "victim"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from storage.clock import ManualClock
-from storage.run import holds_run
+from storage.records.run import holds_run
 from tasks.grading.reward import GradingError
 from tasks.preparing.checks import check_files
 from tasks.preparing.iteration import prepare

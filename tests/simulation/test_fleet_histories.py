@@ -13,9 +13,10 @@ import pytest
 from simulation.judge_fleet import live_and_judge_fleet
 from simulation.simulated_fleet_history import FleetHistory, FleetStrike, draw_fleet_history
 from simulation.simulated_workers import SimulatedWorkers
-from storage import liveness, records
-from storage.fleet_records import DueRecord
-from tasks.sharing import backfill, billing, due_phase, host, near_states, residents, seating, spending
+from storage.fleet.fleet_records import DueRecord
+from storage.journal import liveness
+from storage.records import records
+from tasks.sharing import backfill, billing, host, phase_poller, residents, seating, spending, state_cache
 
 pytestmark = pytest.mark.slow
 
@@ -150,7 +151,7 @@ def test_a_seat_that_is_overwritten_is_found(monkeypatch):
 
 
 def test_a_phase_that_begins_before_it_is_due_is_found(monkeypatch):
-    monkeypatch.setattr(due_phase, "read_due", lambda _, iteration: DueRecord(iteration=iteration, groups=1))
+    monkeypatch.setattr(phase_poller, "read_due", lambda _, iteration: DueRecord(iteration=iteration, groups=1))
     assert is_found("early")
 
 
@@ -176,7 +177,7 @@ def test_a_run_that_pays_for_idle_time_is_found(monkeypatch):
 
 
 def test_states_that_are_never_dropped_are_found(monkeypatch):
-    monkeypatch.setattr(near_states, "make_room", lambda *_, **__: ())
+    monkeypatch.setattr(state_cache, "make_room", lambda *_, **__: ())
     assert is_found("memory")
 
 
@@ -197,7 +198,7 @@ def test_a_host_that_never_takes_the_seats_of_the_dead_is_found(monkeypatch):
     def by_its_word(sign, _ttl_s):
         return sign.record is not None and sign.record.state == "gone"
 
-    monkeypatch.setattr(liveness.Sign, "lost", by_its_word)
+    monkeypatch.setattr(liveness.SeenHeartbeat, "lost", by_its_word)
     monkeypatch.setattr(seating, "FORGOTTEN_TTLS", 1e9)
     assert is_found("livelock", lambda history: any(strike.kind == "kill" for strike in history.strikes))
 
@@ -287,7 +288,7 @@ def test_a_host_that_ends_without_a_word_is_found(monkeypatch):
 
 
 def test_a_state_that_is_read_ahead_before_its_iteration_is_planned_is_found(monkeypatch):
-    monkeypatch.setattr(due_phase.RunView, "planned", property(lambda self: self._iteration))
+    monkeypatch.setattr(phase_poller.PhasePoller, "planned", property(lambda self: self._iteration))
     assert is_found("early")
 
 
@@ -303,5 +304,5 @@ def test_a_state_that_leaves_memory_although_that_holds_all_is_found(monkeypatch
     def fits(history):
         return sum(run.state_bytes for run in history.runs) <= min(each.memory_bytes for each in history.hosts)
 
-    monkeypatch.setattr(near_states, "make_room", all_that_may)
+    monkeypatch.setattr(state_cache, "make_room", all_that_may)
     assert is_found("memory", lambda history: is_calm(history) and len(history.runs) > 1 and fits(history))

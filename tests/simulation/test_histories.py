@@ -16,15 +16,16 @@ from simulation.judge import fates_of_groups
 from simulation.simulated_history import draw_history
 from simulation.undisturbed import Whole
 from simulation.virtual_time import Process, ProcessClock, Timeline
-from storage import journal, layout, records
-from storage.assembly import JournalReader
-from storage.faults import Crashed
-from storage.journal import JournalWriter
-from storage.memory import MemoryStore
-from storage.records import ClosedRecord, SlotPlan, Span
-from storage.run import exists
-from storage.shard import Finish, encode_shard
-from storage.store import ObjectMissing, StoreUnavailable, commit
+from storage.journal import journal
+from storage.journal.assembly import JournalReader
+from storage.journal.journal import JournalWriter
+from storage.journal.shard import Finish, encode_shard
+from storage.records import layout, records
+from storage.records.records import ClosedRecord, SlotPlan, Span
+from storage.records.run import exists
+from storage.stores.faults import Crashed
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ObjectMissing, StoreUnavailable, commit
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.sampling.session import claimant
 from tests.judged_histories import drawn, is_found
@@ -113,7 +114,7 @@ def test_overwriting_instead_of_creating_is_found(monkeypatch):
     def overwrite(store, key, body):
         return (store.put(key, body) or True) if "/claims/" in key else commit(store, key, body)
 
-    monkeypatch.setattr("storage.records.commit_bytes", overwrite)
+    monkeypatch.setattr("storage.records.records.commit_bytes", overwrite)
     assert is_found(drawn(), doubled=1)
 
 

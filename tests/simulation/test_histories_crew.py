@@ -11,9 +11,9 @@ from simulation.judge import live_and_judge
 from simulation.judge_absence import check_latecomers
 from simulation.ledger import Ledger
 from simulation.simulated_history import draw_history
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.records import TRAIN_POOL, ClosedRecord
+from storage.records import layout, records
+from storage.records.records import TRAIN_POOL, ClosedRecord
 from tasks.sampling.session import decode_lane
 from tasks.sampling.session.actions import ReadClosed
 from tasks.sampling.session.claim_lane import ClaimLane

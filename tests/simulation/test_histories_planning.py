@@ -8,7 +8,7 @@ import pytest
 
 from simulation.judge import live_and_judge
 from simulation.simulated_history import History, Speed, draw_history
-from storage.records import TRAIN_POOL
+from storage.records.records import TRAIN_POOL
 from tasks.crew_model import rebalance
 from tasks.sampling.session.claimant import Claimant
 from tasks.sampling.session.holdings import Holdings

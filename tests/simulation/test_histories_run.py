@@ -9,7 +9,8 @@ import pytest
 from simulation import simulated_step, simulated_trainer
 from simulation.judge import live_and_judge
 from simulation.simulated_history import Strike, draw_history
-from storage import compaction, layout, retention, run
+from storage.journal import compaction, retention
+from storage.records import layout, run
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.preparing import iteration
 from tasks.reporting import conclusion

@@ -8,9 +8,9 @@ import pytest
 
 from simulation.judge import live_and_judge
 from simulation.simulated_history import STOP_TOKEN, History, Speed, Strike, draw_history
-from storage.records import PlanRecord, SamplingParams, SlotPlan
-from storage.shard import Finish
-from storage.turns import call_id
+from storage.journal.shard import Finish
+from storage.journal.turns import call_id
+from storage.records.records import PlanRecord, SamplingParams, SlotPlan
 from tasks.sampling.session import claimant
 from tasks.sampling.session.holdings import Holdings
 from tasks.sampling.session.performer import Performer

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from simulation.simulated_history import Strike
-from storage import layout, records
-from storage.records import BatchRecord
-from storage.store import ObjectMissing
+from storage.records import layout, records
+from storage.records.records import BatchRecord
+from storage.stores.store import ObjectMissing
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.sampling.session import decode_lane
-from tasks.sampling.session.actions import Beat, WriteShard
+from tasks.sampling.session.actions import WriteHeartbeat, WriteShard
 from tasks.sampling.session.claimant import Claimant
 from tasks.sampling.session.flush_lane import FlushLane
 from tasks.sampling.session.holdings import Holdings
@@ -69,7 +69,7 @@ def test_a_member_that_says_gone_before_its_last_flush_is_found(monkeypatch):
     def early(state):
         if state.announced:
             before, state.holdings.state = state.holdings.state, "gone"
-            yield Beat(state.vitals())
+            yield WriteHeartbeat(state.vitals())
             state.holdings.state = before
         yield from hand_in(state)
 

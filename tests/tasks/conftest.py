@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.store import ObjectStore
+from storage.stores.store import ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tests.evaluated_run import EVALUATION, URL, trained_run
 from tests.small_run import OWN_REWARD, config, memory_store

@@ -5,14 +5,14 @@ import json
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from storage import layout, records
 from storage.clock import SystemClock
-from storage.compaction import read_responses
-from storage.memory import MemoryStore
-from storage.records import SettingsRecord
-from storage.run import acquire_lease, next_iteration, read_report, read_run
-from storage.store import ObjectMissing, StoreDenied
-from storage.stored_versions import list_versions
+from storage.journal.compaction import read_responses
+from storage.records import layout, records
+from storage.records.records import SettingsRecord
+from storage.records.run import acquire_lease, next_iteration, read_report, read_run
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ObjectMissing, StoreDenied
+from storage.weights.stored_versions import list_versions
 from tasks.conclude import conclude
 from tasks.configuration.iteration_config import settings_of
 from tasks.configuration.references import PlanReference, TrainOutcome
@@ -27,7 +27,7 @@ from tests.small_run import (
     memory_store,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ def trained(model):
     pools = {"rollout": {"count": 2, "usd_per_hour": 3.6}, "train": {"usd_per_hour": 36.0}}
     reference = plan_iteration(config(URL, model, pools=pools))
     roll_out(URL, 0)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     return store, reference
 
 
@@ -112,7 +112,7 @@ def test_slots_that_failed_and_pods_that_did_not_come_are_told_at_the_end(model,
     store = memory_store("conclude-task")
     reference = plan_iteration(config(URL, model, rollout={"idle_timeout_s": 5.0}))
     generate_slot(URL, 0, 0, lambda: False, SystemClock())  # all of it
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     keep_slot(store, 0, EXECUTION, 1, "ValueError: <no> space left", host="far-machine")
     conclude(trained=after(reference), last=False)
     assert "an attempt of slot 1 failed, on far-machine: ValueError: <no> space left" in caplog.text
@@ -130,7 +130,7 @@ def test_the_run_goes_on_from_what_is_kept(model):
     for iteration in range(4):
         reference = plan_iteration(config(URL, model, retention={"keep_weights": 2, "keep_checkpoints": 1}))
         roll_out(URL, iteration)
-        train_iteration(URL, iteration)
+        train_small(URL, iteration)
         conclude(trained=after(reference), last=False)
     assert next_iteration(store) == 4
     assert list_versions(store, layout.WEIGHTS).newest == 4
@@ -148,7 +148,7 @@ def test_every_iteration_is_a_line_of_metrics_whatever_became_of_the_lines_befor
     for iteration, mishap in enumerate(mishaps):
         reference = plan_iteration(config(URL, model))
         roll_out(URL, iteration)
-        train_iteration(URL, iteration)
+        train_small(URL, iteration)
         conclude(trained=after(reference), last=False)
         lines = [json.loads(line) for line in store.get(layout.METRICS).splitlines()]
         assert [line["iteration"] for line in lines] == list(range(iteration + 1))
@@ -193,7 +193,7 @@ def test_a_journal_is_kept_on_request(model):
     store = memory_store("conclude-task")
     reference = plan_iteration(config(URL, model, retention={"compact": False}))
     roll_out(URL, 0)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     before = store.list(layout.journal(0))
     conclude(trained=after(reference), last=False)
     assert store.list(layout.journal(0)) == before

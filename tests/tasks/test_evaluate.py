@@ -10,17 +10,17 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 from gleaner import main
 from resources import user_process
-from storage import layout, records
 from storage.clock import ManualClock, SystemClock
-from storage.compaction import read_responses
-from storage.connect import connect
-from storage.evaluation_records import EvaluationRecord
-from storage.evaluations import evaluations
-from storage.failures import last_failures
-from storage.memory import MemoryStore
-from storage.records import PlanRecord
-from storage.run import read_plan
-from storage.store import ConflictingRecord, StoreUnavailable
+from storage.journal.compaction import read_responses
+from storage.records import layout, records
+from storage.records.evaluation_records import EvaluationRecord
+from storage.records.evaluations import evaluations
+from storage.records.failures import last_failures
+from storage.records.records import PlanRecord
+from storage.records.run import read_plan
+from storage.stores.connect import connect
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ConflictingRecord, StoreUnavailable
 from tasks.conclude import conclude
 from tasks.configuration.references import TrainOutcome
 from tasks.configuration.run_config import dump
@@ -43,7 +43,7 @@ from tests.small_run import (
     memory_store,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 from tests.tasks.grading.tiny_reward_model import save_reward_model
 from workflows.evaluation import grades_with_a_model
@@ -299,7 +299,7 @@ def test_the_next_iteration_keeps_the_line(store, settings):
     run_tasks(settings)
     reference = plan_iteration(settings)
     roll_out(URL, 1)
-    train_iteration(URL, 1)
+    train_small(URL, 1)
     conclude(trained=TrainOutcome(plan=reference, weight_version=2, reward=0), last=True)
     assert [(line.get("iteration"), line["weight_version"]) for line in lines(store)] == [(0, 1), (None, 1), (1, 2)]
 

@@ -6,10 +6,10 @@ import pytest
 
 from examples.tools_warm_start import chat_tokenizer
 from storage.clock import ManualClock, SystemClock
-from storage.compaction import read_responses
-from storage.connect import connect
-from storage.prompt_table import read_prompts
-from storage.run import read_plan
+from storage.journal.compaction import read_responses
+from storage.records.prompt_table import read_prompts
+from storage.records.run import read_plan
+from storage.stores.connect import connect
 from tasks.evaluation.measure import measure
 from tasks.preparing.evaluation import prepare
 from tasks.sampling.session.member import generate_slot

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from storage import layout
-from storage.connect import connect
-from storage.run import exists
+from storage.records import layout
+from storage.records.run import exists
+from storage.stores.connect import connect
 from tasks.collect import collect
 from tasks.conclude import conclude
 from tasks.configuration.references import PlanReference, TrainOutcome

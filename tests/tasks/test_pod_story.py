@@ -10,13 +10,13 @@ from flyteidl.core import errors_pb2
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.granted import Granted, MachineTooSmall
-from storage.store import StoreDenied, StoreUnavailable
+from storage.stores.store import StoreDenied, StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.learning.rank_ends import RanksFailed
 from tasks.learning.rank_process import FAILURE
 from tasks.learning.rank_report import RankReport
 from tasks.pod_story import CAUSE_CHARACTERS_MAX, TaskFailed, TaskFailedForNow, place_of, story, tells
-from tasks.reporting.last_failures import Work
+from tasks.reporting.last_failures import TaskSubject
 from tasks.sampling.engines.engine import EngineDied
 from tasks.train import train
 from tests.processes import LIMIT_S, container
@@ -25,7 +25,7 @@ from tests.small_run import config, model_directory, plan_iteration
 GIB = 1 << 30
 GRANTED = Granted(cpus=2.0, memory_bytes=4 * GIB, gpus=0)
 PLACE = "run s3://b/r, iteration 3, slot 2"
-WORK = Work(task="train", run_url="memory://pod-story", iteration=3)
+WORK = TaskSubject(task="train", run_url="memory://pod-story", iteration=3)
 
 
 def told(error, peak_bytes=3 * GIB, killed=0):

@@ -8,14 +8,14 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources import granted as granted_module
 from resources.granted import Granted, MachineTooSmall
-from storage import layout
 from storage.clock import SystemClock
-from storage.failures import slot_failures
-from storage.memory import MemoryStore
+from storage.records import layout
+from storage.records.failures import slot_failures
+from storage.stores.memory import MemoryStore
 from storage.weights.tensor_sets import published_bytes
 from tasks.configuration.references import PlanReference
 from tasks.device.gpu_check import WrongGpus
-from tasks.learning.advance import advance
+from tasks.learning.train_iteration import train_iteration
 from tasks.preparing.iteration import prepare
 from tasks.rollout import rollout
 from tasks.sampling.session.member import generate_slot
@@ -53,7 +53,7 @@ WORK = {
         lambda: stand(POST, lambda: False, CLOCK),
     ],
     "train": [
-        lambda: advance(URL, 0, EXECUTION, CLOCK),
+        lambda: train_iteration(URL, 0, EXECUTION, CLOCK),
         lambda: PhaseTrainer(URL, CLOCK, lambda _: None).train(0),
     ],
 }

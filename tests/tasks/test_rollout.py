@@ -4,10 +4,10 @@ import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.notice import EXIT_CODE
-from storage import layout, records
-from storage.connect import connect
-from storage.failures import slot_failures
-from storage.records import AliveRecord
+from storage.records import layout, records
+from storage.records.failures import slot_failures
+from storage.records.records import HeartbeatRecord
+from storage.stores.connect import connect
 from tasks.configuration.references import PlanReference
 from tasks.rollout import rollout
 from tasks.sampling.engines.engine import EngineDied, EngineError
@@ -25,8 +25,8 @@ URL = "memory://rollout-task"
 # The notice is given once the slot has said that it works, which is before its first token.
 TOLD_TO_GO = """
 import os, signal, sys, threading, time
-from storage import layout
-from storage.connect import connect
+from storage.records import layout
+from storage.stores.connect import connect
 from tasks.configuration.references import PlanReference
 from tasks.rollout import rollout
 
@@ -47,7 +47,7 @@ def test_the_task_generates_its_slot_and_says_what_it_did(model):
     store = memory_store("rollout-task")
     reference = plan_iteration(config(URL, model))
     outcome = rollout(slot=1, plan=reference)
-    alive = records.read(store, AliveRecord, layout.alive(0, outcome.incarnation))
+    alive = records.read(store, HeartbeatRecord, layout.alive(0, outcome.incarnation))
     assert (outcome.slot, alive.slot, alive.state) == (1, 1, "gone")
     assert outcome.responses_finished == 6
     assert (outcome.tokens_generated, outcome.tokens_recovered) == (alive.tokens_generated, 0)
@@ -68,7 +68,7 @@ def test_told_to_go_it_flushes_and_exits_with_the_code_that_flyte_retries(model,
     assert done.returncode == EXIT_CODE == 137, output
     store = connect(url)
     [key] = store.list(layout.alive_all(0))
-    victim = records.read(store, AliveRecord, key)
+    victim = records.read(store, HeartbeatRecord, key)
     assert victim.state == "gone"
     outcome = rollout(slot=0, plan=reference)
     assert outcome.tokens_recovered == victim.tokens_generated
@@ -84,7 +84,8 @@ def test_a_plan_that_is_not_there_is_named():
 
 def test_an_engine_that_dies_again_and_again_is_worth_another_attempt_elsewhere(model, monkeypatch):
     store = memory_store("rollout-task")
-    reference = plan_iteration(config(URL, model, rollout={"engine_restarts_max": 1}))
+    reference = plan_iteration(config(URL, model))
+    monkeypatch.setattr("tasks.sampling.session.member.ENGINE_RESTARTS_MAX", 1)
     step, steps = ScriptedEngine.step, []
 
     def dies(engine):
@@ -97,7 +98,7 @@ def test_an_engine_that_dies_again_and_again_is_worth_another_attempt_elsewhere(
     with pytest.raises(FlyteRecoverableException, match=r"1 of 1 restarts tried: CUDA error: unspecified launch"):
         rollout(slot=0, plan=reference)
     monkeypatch.undo()
-    [victim] = [records.read(store, AliveRecord, key) for key in store.list(layout.alive_all(0))]
+    [victim] = [records.read(store, HeartbeatRecord, key) for key in store.list(layout.alive_all(0))]
     assert (victim.state, len(steps)) == ("gone", 7)
     assert rollout(slot=0, plan=reference).tokens_recovered == victim.tokens_generated > 0
 

@@ -5,9 +5,9 @@ import functools
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from storage import layout
-from storage.crew_records import ended_slots
-from storage.failures import slot_failures
+from storage.records import layout
+from storage.records.crew_records import ended_slots
+from storage.records.failures import slot_failures
 from tasks.configuration.references import PlanReference
 from tasks.local_map import crew_map
 from tasks.rollout_ended import rollout_ended

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 import pytest
 
 from resources.notice import EXIT_CODE
-from storage import fleet_layout, layout, records
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.fleet_reading import FleetReader
-from storage.fleet_records import DueRecord, FleetRecord
-from storage.run import exists, is_trained, release_lease
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_reading import FleetReader
+from storage.fleet.fleet_records import DueRecord, FleetRecord
+from storage.records import layout, records
+from storage.records.run import exists, is_trained, release_lease
+from storage.stores.connect import connect
 from tasks.learning.collecting import collect_and_wait
 from tasks.learning.launch import advance_here
 from tasks.stand_trainer import stand_trainer

@@ -8,9 +8,9 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.notice import EXIT_CODE
 from resources.process import descendants
-from storage import layout
+from storage.records import layout
 from tasks.configuration.references import PlanReference
-from tasks.learning.follow import GroupTimeout
+from tasks.learning.journal_follower import GroupTimeout
 from tasks.train import train
 from tests.processes import LIMIT_S, PID_1, are_gone, command, container, first_process, wait_until
 from tests.small_run import (

@@ -12,8 +12,8 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from resources.local_starter import running_starter
 from resources.notice import EXIT_CODE
 from resources.process import descendants
-from storage import layout
-from storage.connect import connect
+from storage.records import layout
+from storage.stores.connect import connect
 from tasks.learning.rank_ends import RanksFailed
 from tasks.train import train
 from tests.open_ports import answers_at, listeners, own_address

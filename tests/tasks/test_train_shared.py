@@ -3,13 +3,14 @@
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from storage import fleet_layout, records
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.fleet_reading import read_run
-from storage.phase_failure import fail_phase
-from storage.run import read_plan
-from storage.seats import take_seat
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_reading import read_run
+from storage.fleet.phase_failure import fail_phase
+from storage.fleet.seats import take_seat
+from storage.records import records
+from storage.records.run import read_plan
+from storage.stores.connect import connect
 from tasks.admitting.fleet_admission import Profile, admit
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.references import PlanReference

@@ -9,12 +9,12 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 import tasks.concluding.iteration as concluding
 from gleaner import main
-from storage import layout
 from storage.clock import SystemClock
-from storage.failures import forget_slots, last_failures
 from storage.process_identity import has_ended, process_name, process_space
-from storage.run import AnotherRun, RunBusy, acquire_lease, release_lease
-from storage.store import StoreUnavailable
+from storage.records import layout
+from storage.records.failures import forget_slots, last_failures
+from storage.records.run import AnotherRun, RunBusy, acquire_lease, release_lease
+from storage.stores.store import StoreUnavailable
 from tasks.collect import collect
 from tasks.conclude import conclude
 from tasks.configuration.references import TrainOutcome
@@ -28,7 +28,7 @@ from tasks.train import train
 from tasks.viewing.page_file import render_page
 from tasks.viewing.run_summary import summary
 from tests.kept_failures import keep_slot
-from tests.small_run import config, memory_store, plan_iteration, roll_out, train_iteration
+from tests.small_run import config, memory_store, plan_iteration, roll_out, train_small
 from tests.watched_run import planned
 
 URL = "memory://what-broke"
@@ -119,10 +119,10 @@ def test_a_collector_and_a_conclusion_that_failed_are_told_first(run, monkeypatc
     monkeypatch.setattr(collecting, "collect", lambda *_: None)
     collect(plan=reference)
     quiet(store)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     after = TrainOutcome(plan=reference, weight_version=1, reward=0.0)
     with monkeypatch.context() as broken:
-        broken.setattr(concluding, "commit_and_tell", breaks(ValueError("it does not add up")))
+        broken.setattr(concluding, "commit_and_report", breaks(ValueError("it does not add up")))
         with pytest.raises(ValueError, match="add up"):
             conclude(trained=after, last=False)
     assert screens(store)[0].startswith("failed: conclude of iteration 0, ")
@@ -156,7 +156,7 @@ def test_slots_that_failed_are_told_until_their_iteration_is_committed(run):
     store, _, reference = run
     keep_slot(store, 0, reference.execution, 1, "EngineError: no vLLM")
     assert screens(store)[0].startswith("failed: rollout of iteration 0, slot 1, ")
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     conclude(trained=TrainOutcome(plan=reference, weight_version=1, reward=0.0), last=False)
     quiet(store)
     assert "an attempt of slot 1 failed, on m: EngineError: no vLLM" in store.get(layout.deck(0)).decode()
@@ -165,10 +165,10 @@ def test_slots_that_failed_are_told_until_their_iteration_is_committed(run):
 @pytest.mark.slow
 def test_the_deck_begins_with_what_still_fails(run):
     store, _, reference = run
-    train_iteration(URL, 0)
-    from tasks.reporting.last_failures import Work, keep  # noqa: PLC0415
+    train_small(URL, 0)
+    from tasks.reporting.last_failures import TaskSubject, keep  # noqa: PLC0415
 
-    keep(Work(task="evaluation", run_url=URL, iteration=0), ValueError(), "ValueError: <b>no</b> reward")
+    keep(TaskSubject(task="evaluation", run_url=URL, iteration=0), ValueError(), "ValueError: <b>no</b> reward")
     conclude(trained=TrainOutcome(plan=reference, weight_version=1, reward=0.0), last=False)
     deck = store.get(layout.deck(0)).decode()
     told = deck.index("failed: evaluation of version 0, ")

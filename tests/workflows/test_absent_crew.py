@@ -7,11 +7,11 @@ import pytest
 
 from examples.compare import undisturbed_equals
 from resources.local_starter import running_starter
-from storage import layout, records
-from storage.connect import connect
-from storage.failures import slot_failures
-from storage.records import SettingsRecord
-from storage.run import read_plan, reports
+from storage.records import layout, records
+from storage.records.failures import slot_failures
+from storage.records.records import SettingsRecord
+from storage.records.run import read_plan, reports
+from storage.stores.connect import connect
 from tests.whole_runs import ROOT, config_file, train_here
 
 pytestmark = pytest.mark.slow

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from resources.process import descendants
-from storage import layout
-from storage.connect import connect
-from storage.run import exists
+from storage.records import layout
+from storage.records.run import exists
+from storage.stores.connect import connect
 from tests.processes import are_gone, wait_until
 from tests.whole_runs import KILLABLE, ROOT, config_file, ended, pyflyte
 

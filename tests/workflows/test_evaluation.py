@@ -12,16 +12,16 @@ import pytest
 import yaml
 from flytekit.tools.translator import get_serializable
 
-from storage import layout
 from storage.clock import SystemClock
-from storage.compaction import read_responses
-from storage.connect import connect
-from storage.evaluations import evaluations
-from storage.run import next_iteration
+from storage.journal.compaction import read_responses
+from storage.records import layout
+from storage.records.evaluations import evaluations
+from storage.records.run import next_iteration
+from storage.stores.connect import connect
 from tasks.configuration.run_config import load
 from tasks.preparing.evaluation import prepare
 from tasks.sampling.session.member import generate_slot
-from tests.small_run import commit_iteration, everything, plan_iteration, roll_out, train_iteration
+from tests.small_run import commit_iteration, everything, plan_iteration, roll_out, train_small
 from tests.whole_runs import (
     KILLABLE,
     ONE_SLOT,
@@ -112,7 +112,7 @@ def test_an_evaluation_survives_a_kill_and_is_made_once(tmp_path, model):
     url = load(config).run.url
     plan_iteration(load(config))
     roll_out(url, 0)
-    train_iteration(url, 0)
+    train_small(url, 0)
     commit_iteration(url, 0)
     store = connect(url)
     with a_slot_is_killed(store) as killed:

@@ -8,9 +8,9 @@ from flytekit import LaunchPlan
 from flytekit.exceptions.user import FlyteUserRuntimeException
 from flytekit.tools.translator import get_serializable
 
-from storage import fleet_layout
 from storage.clock import SystemClock
-from storage.connect import connect
+from storage.fleet import fleet_layout
+from storage.stores.connect import connect
 from tasks.fleet_host import fleet_host
 from tasks.sharing.fleet_view import look_at_fleet
 from tasks.sharing.membership import create_fleet

@@ -11,11 +11,11 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.tools.translator import get_serializable
 
 from resources.pools import PoolsConfig
-from storage import layout
-from storage.connect import connect
-from storage.evaluations import evaluations
-from storage.failures import last_failures
-from storage.run import next_iteration
+from storage.records import layout
+from storage.records.evaluations import evaluations
+from storage.records.failures import last_failures
+from storage.records.run import next_iteration
+from storage.stores.connect import connect
 from tasks.configuration.references import EvaluationOutcome, IterationOutcome
 from tasks.evaluate import evaluate
 from tasks.evaluations_ended import EvaluationsFailed, evaluations_ended

@@ -7,7 +7,7 @@ from flytekit import task, workflow
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.pools import PoolsConfig
-from storage.store import StoreDenied
+from storage.stores.store import StoreDenied
 from workflows.local_attempts import built_on
 
 POOLS = PoolsConfig()

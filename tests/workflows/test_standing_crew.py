@@ -3,11 +3,11 @@
 import pytest
 
 from examples.compare import undisturbed_equals
-from storage import layout, records
-from storage.connect import connect
-from storage.crew_records import ended_slots
-from storage.records import AliveRecord, SettingsRecord
-from storage.run import read_plan, reports
+from storage.records import layout, records
+from storage.records.crew_records import ended_slots
+from storage.records.records import HeartbeatRecord, SettingsRecord
+from storage.records.run import read_plan, reports
+from storage.stores.connect import connect
 from tests.whole_runs import KILLABLE, config_file, ended, kill_a_slot_in_the_middle, pyflyte, train_here
 
 pytestmark = pytest.mark.slow
@@ -15,7 +15,7 @@ STANDING = KILLABLE | {"rollout": KILLABLE["rollout"] | {"crew": "standing"}}
 
 
 def beats(store, iteration):
-    return [records.read(store, AliveRecord, key) for key in store.list(layout.alive_all(iteration))]
+    return [records.read(store, HeartbeatRecord, key) for key in store.list(layout.alive_all(iteration))]
 
 
 def test_with_staleness_killed_members_come_again_and_the_tokens_are_the_same(tmp_path, model):

@@ -4,11 +4,12 @@ import itertools
 
 import pytest
 
-from storage import fleet_layout, records
-from storage.connect import connect
-from storage.fleet_reading import FleetReader
-from storage.fleet_records import FleetRecord
-from storage.run import reports
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_reading import FleetReader
+from storage.fleet.fleet_records import FleetRecord
+from storage.records import records
+from storage.records.run import reports
+from storage.stores.connect import connect
 from tests.processes import wait_until
 from tests.served_fleet import states
 from tests.whole_runs import ONE_SLOT, config_file, train_here

@@ -7,10 +7,10 @@ import pytest
 
 import gleaner
 from examples.compare import undisturbed_equals
-from storage import layout
-from storage.connect import connect
-from storage.run import read_plan, reports
-from storage.stored_versions import list_versions
+from storage.records import layout
+from storage.records.run import read_plan, reports
+from storage.stores.connect import connect
+from storage.weights.stored_versions import list_versions
 from tasks.configuration.iteration_config import config_in_force
 from tests.small_run import everything
 from tests.whole_runs import (

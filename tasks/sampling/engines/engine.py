@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from storage.records import SamplingParams
+from storage.records.records import SamplingParams
 from storage.weights.tensor_sets import TensorBlock
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
 
 from storage.clock import Clock
-from storage.noise_keys import mix64
+from storage.journal.noise_keys import mix64
 from storage.weights.tensor_sets import TensorBlock
 from tasks.sampling.engines.admission import check_idle, check_requests, finish_reason
 from tasks.sampling.engines.engine import EngineError, GenerationRequest, TokenDelta

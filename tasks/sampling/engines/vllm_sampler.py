@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from storage.records import SamplingParams
+from storage.records.records import SamplingParams
 from tasks.sampling.engines.keyed_noise import sample, signed64
 from tasks.sampling.engines.vllm_names import resolve
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from storage.journal import PendingRows
-from storage.records import AliveRecord
+from storage.journal.journal import PendingRows
+from storage.records.records import HeartbeatRecord
 from tasks.crew_model.rebalance import Holder, Transfer
 from tasks.sampling.engines.engine import TokenDelta
-from tasks.sampling.session.heartbeat import Vitals
+from tasks.sampling.session.heartbeat import HeartbeatState
 
 
 class Lane(Enum):
@@ -25,7 +25,7 @@ class Lane(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ClaimedResponse:
     """A response to extend from the end of `prefix`, under a claim of `epoch`.
 
     logprobs: of the prefix's tokens that the policy sampled, in a run with turns. events: the answers to its turns.
@@ -68,10 +68,10 @@ class WriteShard:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class WriteHeartbeat:
     """Overwrite the heartbeat."""
 
-    vitals: Vitals
+    vitals: HeartbeatState
 
 
 # Actions of the decode lane.
@@ -131,7 +131,7 @@ class TakeAnswers:
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """Wait for new tokens. Result: Decoded."""
+    """Wait for new tokens. Result: DecodeResult."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class AbortResponses:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodeResult:
     """The new tokens, and how long the engine took for them."""
 
     deltas: list[TokenDelta]
@@ -160,7 +160,10 @@ class ReadClosed:
 
 @dataclass(frozen=True, slots=True)
 class ClaimSlot:
-    """Claim what the slot's earlier incarnations hold, and what is unclaimed in its unit. Result: tuple of Work."""
+    """Claim what the slot's earlier incarnations hold, and what is unclaimed in its unit.
+
+    Result: tuple of ClaimedResponse.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +213,7 @@ class Taken:
     asked: how many responses their holder was asked for instead, now or by an earlier look.
     """
 
-    work: tuple[Work, ...] = ()
+    work: tuple[ClaimedResponse, ...] = ()
     claims: int = 0
     asked: int = 0
 
@@ -235,19 +238,19 @@ class Seen:
     was seen to have ended. working: the heartbeats of other crew members that decode.
     """
 
-    stray: tuple[Work, ...] = ()
+    stray: tuple[ClaimedResponse, ...] = ()
     holders: Mapping[str, Holder] = field(default_factory=dict)
     unseen: int = 0
     unclaimed: int = 0
     nothing_left: bool = False
-    working: tuple[AliveRecord, ...] = ()
+    working: tuple[HeartbeatRecord, ...] = ()
 
 
 Action = (
     Rest
     | Wake
     | WriteShard
-    | Beat
+    | WriteHeartbeat
     | LoadWeights
     | RestartEngine
     | StartResponses

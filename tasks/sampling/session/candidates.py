@@ -1,7 +1,7 @@
 """Candidates: the responses of a holder that another member may take."""
 
-from storage.assembly import JournalReader
-from storage.shard import Finish
+from storage.journal.assembly import JournalReader
+from storage.journal.shard import Finish
 from tasks.crew_model.rebalance import Candidate
 
 

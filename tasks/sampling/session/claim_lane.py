@@ -8,11 +8,11 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
-from tasks.crew_model.rebalance import Turns
+from tasks.crew_model.rebalance import Transfers
 from tasks.sampling.session.actions import (
     Action,
     AskEnough,
-    Beat,
+    ClaimedResponse,
     ClaimSlot,
     Lane,
     LookAround,
@@ -25,7 +25,7 @@ from tasks.sampling.session.actions import (
     Seen,
     Take,
     Taken,
-    Work,
+    WriteHeartbeat,
 )
 from tasks.sampling.session.duties import Duties, Steps
 from tasks.sampling.session.state import State
@@ -62,9 +62,9 @@ class ClaimLane:
         if state.closed:
             return
         if not state.announced:
-            yield Beat(state.vitals())
+            yield WriteHeartbeat(state.vitals())
             state.announced = True
-        work: tuple[Work, ...] = yield ClaimSlot()
+        work: tuple[ClaimedResponse, ...] = yield ClaimSlot()
         yield from self._ask_closed()
         state.claimed = True
         if not state.closed:
@@ -158,7 +158,7 @@ class ClaimLane:
                 state.take(seen.stray)
             return
         found = 0
-        turns = Turns(seeker, seen.holders, seen.unclaimed, seen.unseen)
+        turns = Transfers(seeker, seen.holders, seen.unclaimed, seen.unseen)
         while transfer := turns.next():
             taken: Taken | None = yield from self._read(partial(Take, transfer))
             if taken is None:

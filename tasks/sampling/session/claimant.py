@@ -9,18 +9,18 @@ import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from storage import layout
-from storage.asks import AskRecord, Asks
-from storage.assembly import JournalReader
-from storage.claims import take_over
 from storage.clock import Clock
-from storage.journal import PARALLEL_READS
-from storage.liveness import Liveness, MemberSign
-from storage.records import TRAIN_POOL, PlanRecord
-from storage.run import exists
-from storage.store import ObjectStore
+from storage.journal.asks import AskRecord, Asks
+from storage.journal.assembly import JournalReader
+from storage.journal.claims import take_over
+from storage.journal.journal import PARALLEL_READS
+from storage.journal.liveness import Liveness, MemberSign
+from storage.records import layout
+from storage.records.records import TRAIN_POOL, PlanRecord
+from storage.records.run import exists
+from storage.stores.store import ObjectStore
 from tasks.crew_model.rebalance import Candidate, Cause, Holder, Transfer, choose, looked_at
-from tasks.sampling.session.actions import Seen, Taken, Work
+from tasks.sampling.session.actions import ClaimedResponse, Seen, Taken
 from tasks.sampling.session.candidates import candidates_of
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class Claimant:
         """The responses that others have asked this incarnation for since the last call."""
         return self._asks.read(self._incarnation)
 
-    def take_own_slot(self) -> tuple[Work, ...]:
+    def take_own_slot(self) -> tuple[ClaimedResponse, ...]:
         """Claim at once what earlier incarnations of this slot hold, and the unclaimed responses of its own unit."""
         book = self._reader.book
         book.refresh()
@@ -340,7 +340,7 @@ class Claimant:
             responses=responses,
         )
 
-    def _work(self, responses: Iterable[int]) -> tuple[Work, ...]:
+    def _work(self, responses: Iterable[int]) -> tuple[ClaimedResponse, ...]:
         """The unfinished ones of the responses just claimed, with their journalled tokens."""
         work = []
         for response in responses:
@@ -354,7 +354,7 @@ class Claimant:
                 turns = assembled.events, assembled.turn_start, assembled.owes, assembled.restarts
                 # Only those who answer turns ask for them.
                 logprobs = tuple(assembled.logprobs.tolist()) if self._plan.config.get("turns") else ()
-                work.append(Work(response, owner.epoch, prefix, *turns, logprobs))
+                work.append(ClaimedResponse(response, owner.epoch, prefix, *turns, logprobs))
         return tuple(work)
 
     def _has_ended(self, response: int) -> bool:

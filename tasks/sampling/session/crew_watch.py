@@ -7,14 +7,14 @@ time.
 import logging
 import uuid
 
-from storage import layout
 from storage.clock import Clock
-from storage.crew_records import ended_slots
-from storage.failures import FailureRecord, slot_failures
-from storage.journal import PARALLEL_READS
-from storage.liveness import Liveness, MemberSign
-from storage.records import TRAIN_POOL, PlanRecord
-from storage.store import ObjectStore, StoreDenied, StoreUnavailable, StoreUnfit
+from storage.journal.journal import PARALLEL_READS
+from storage.journal.liveness import Liveness, MemberSign
+from storage.records import layout
+from storage.records.crew_records import ended_slots
+from storage.records.failures import FailureRecord, slot_failures
+from storage.records.records import TRAIN_POOL, PlanRecord
+from storage.stores.store import ObjectStore, StoreDenied, StoreUnavailable, StoreUnfit
 from storage.waiting import SILENT_S, moment
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rollout import RolloutConfig

@@ -7,13 +7,12 @@ next turn, so the engine never waits for storage.
 import logging
 from contextlib import suppress
 
-from storage.store import StorageError, StoreUnavailable
+from storage.stores.store import StorageError, StoreUnavailable
 from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.session.actions import (
     AbortResponses,
-    Beat,
     BeginTurns,
-    Decoded,
+    DecodeResult,
     DecodeStep,
     Lane,
     LoadWeights,
@@ -21,6 +20,7 @@ from tasks.sampling.session.actions import (
     RestartEngine,
     StartResponses,
     TakeAnswers,
+    WriteHeartbeat,
     WriteShard,
 )
 from tasks.sampling.session.duties import Steps
@@ -91,7 +91,7 @@ def _go_on(state: State) -> Steps:
         state.take_answers(answers)
     if holdings.in_flight:
         batch = len(holdings.in_flight)
-        decoded: Decoded = yield DecodeStep()
+        decoded: DecodeResult = yield DecodeStep()
         state.rate.record(batch, decoded.took_s, sum(len(delta.token_ids) for delta in decoded.deltas))
         for delta in decoded.deltas:
             holdings.record(delta)
@@ -158,7 +158,7 @@ def _hand_in(state: State) -> Steps:
     yield WriteShard(holdings.take_pending())
     state.ends_journalled = holdings.ends
     holdings.state = "gone"
-    yield Beat(state.vitals())
+    yield WriteHeartbeat(state.vitals())
 
 
 def _until_ended(state: State, lanes: set[Lane], limit_s: float) -> Steps:

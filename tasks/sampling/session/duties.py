@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
-from storage.store import StoreUnavailable
+from storage.stores.store import StoreUnavailable
 from tasks.sampling.session.actions import Action
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ A generator of actions, which is sent the result of each. It reads nothing and w
 or a long look for work puts off no flush.
 """
 
-from tasks.sampling.session.actions import Beat, Lane, Rest, WriteShard
+from tasks.sampling.session.actions import Lane, Rest, WriteHeartbeat, WriteShard
 from tasks.sampling.session.duties import Duties, Steps
 from tasks.sampling.session.state import State
 
@@ -67,4 +67,4 @@ class FlushLane:
         state.ends_journalled, state.released_journalled, state.looks_due = ends, released, asked
 
     def _beat(self) -> Steps:
-        yield Beat(self._state.vitals())
+        yield WriteHeartbeat(self._state.vitals())

@@ -1,4 +1,4 @@
-"""Heartbeat: an incarnation's report about itself, written at an interval to one object that it overwrites.
+"""HeartbeatWriter: an incarnation's report about itself, written at an interval to one object that it overwrites.
 
 Other members learn from it that the incarnation lives, how much it holds and how fast it decodes. They treat it as a
 hint: no token counts because of a heartbeat.
@@ -8,18 +8,18 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from storage import layout, records
 from storage.clock import Clock
-from storage.metered import requests_of
-from storage.records import AliveRecord
-from storage.store import ObjectStore
+from storage.records import layout, records
+from storage.records.records import HeartbeatRecord
+from storage.stores.metered import requests_of
+from storage.stores.store import ObjectStore
 from tasks.sampling.engines.engine import Engine
 from tasks.sampling.session.session_config import SessionConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vitals:
-    """The part of a heartbeat that changes; the fields are those of AliveRecord."""
+class HeartbeatState:
+    """The part of a heartbeat that changes; the fields are those of HeartbeatRecord."""
 
     state: Literal["loading", "working", "gone"]
     tokens_generated: int
@@ -38,7 +38,7 @@ class Vitals:
     step_s: tuple[tuple[int, float], ...]
 
 
-class Heartbeat:
+class HeartbeatWriter:
     """Writes AliveRecords, one at a time; they include the request counts if `store` is metered."""
 
     def __init__(
@@ -55,11 +55,11 @@ class Heartbeat:
         self._beats = 0
         self._decoded: deque[tuple[float, int]] = deque()
 
-    def beat(self, vitals: Vitals) -> None:
+    def beat(self, vitals: HeartbeatState) -> None:
         """Overwrite the heartbeat."""
         self._beats += 1
         requests = requests_of(self._store)
-        record = AliveRecord(
+        record = HeartbeatRecord(
             incarnation=self._incarnation,
             slot=self._config.slot,
             beat=self._beats,
@@ -80,7 +80,7 @@ class Heartbeat:
         )
         records.put(self._store, self._key, record)
 
-    def _tokens_per_s(self, vitals: Vitals) -> float | None:
+    def _tokens_per_s(self, vitals: HeartbeatState) -> float | None:
         """The decode rate over the last `claim_ttl_s`; None until it has decoded for half of that without a pause.
 
         Over a shorter time, a long prefill would look as if the member had stopped.

@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from storage.journal import PendingRows
-from storage.shard import Finish
+from storage.journal.journal import PendingRows
+from storage.journal.shard import Finish
 from tasks.sampling.engines.engine import FinishReason, TokenDelta
-from tasks.sampling.session.actions import HeldTurn, Work
+from tasks.sampling.session.actions import ClaimedResponse, HeldTurn
 from tasks.turns.environments import Answer
 
 FINISH = {FinishReason.STOP: Finish.STOP, FinishReason.LENGTH: Finish.LENGTH}
@@ -19,7 +19,7 @@ FINISH = {FinishReason.STOP: Finish.STOP, FinishReason.LENGTH: Finish.LENGTH}
 class Held:
     """A response to extend: the epoch of its claim, and its tokens and answered turns so far, journalled or not.
 
-    logprobs: of the policy's tokens, in a run with turns. turn_start, restarts: as in Work.
+    logprobs: of the policy's tokens, in a run with turns. turn_start, restarts: as in ClaimedResponse.
     """
 
     epoch: int
@@ -86,7 +86,7 @@ class Holdings:
         """The most responses to decode together now, on an engine that can decode `engine_max`."""
         return min(self.batch_max or engine_max, engine_max) if self.is_isolated else engine_max
 
-    def take(self, work: Work) -> None:
+    def take(self, work: ClaimedResponse) -> None:
         """Hold a response; if it is held under an earlier claim, it begins again from the tokens of the new one."""
         if work.response in self.held:
             self.let_go({work.response})

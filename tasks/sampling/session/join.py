@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from resources.process import started_at_s
-from storage import layout
 from storage.clock import Clock
-from storage.connect import connect
-from storage.records import JOINED_POOL, PlanRecord
-from storage.run import exists, next_iteration, read_plan, read_run
-from storage.store import ObjectMissing, ObjectStore
+from storage.records import layout
+from storage.records.records import JOINED_POOL, PlanRecord
+from storage.records.run import exists, next_iteration, read_plan, read_run
+from storage.stores.connect import connect
+from storage.stores.store import ObjectMissing, ObjectStore
 from storage.waiting import Wait
 from storage.weights.cache import open_cache
 from tasks.configuration import user_function

@@ -7,21 +7,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from storage.clock import Clock
-from storage.journal import JournalWriter
-from storage.noise_keys import noise_key
-from storage.prompt_table import PromptRow
-from storage.records import PlanRecord
-from storage.store import ObjectStore
+from storage.journal.journal import JournalWriter
+from storage.journal.noise_keys import noise_key
+from storage.records.prompt_table import PromptRow
+from storage.records.records import PlanRecord
+from storage.stores.store import ObjectStore
 from tasks.sampling.engines.engine import Engine, GenerationRequest
 from tasks.sampling.session.actions import (
     AbortResponses,
     Action,
     AskEnough,
-    Beat,
     BeginTurns,
     Claims,
     ClaimSlot,
-    Decoded,
+    DecodeResult,
     DecodeStep,
     Done,
     Event,
@@ -39,10 +38,11 @@ from tasks.sampling.session.actions import (
     StartResponses,
     Take,
     TakeAnswers,
+    WriteHeartbeat,
     WriteShard,
 )
 from tasks.sampling.session.claimant import Claimant
-from tasks.sampling.session.heartbeat import Heartbeat
+from tasks.sampling.session.heartbeat import HeartbeatWriter
 from tasks.sampling.session.session_config import SessionConfig
 from tasks.turns.environments import Environments, OpenTurn
 
@@ -90,7 +90,7 @@ class Performer:
             parallel_reads=config.parallel_reads,
         )
         self._writer = JournalWriter(store, plan.iteration, incarnation, plan.weight_version)
-        self._heartbeat = Heartbeat(store, plan.iteration, incarnation, engine, config, clock)
+        self._heartbeat = HeartbeatWriter(store, plan.iteration, incarnation, engine, config, clock)
         self._claims_told: tuple[int, int] | None = None
         self._performs = {
             Lane.DECODE: self._engine_action,
@@ -125,7 +125,7 @@ class Performer:
             case DecodeStep():
                 began_s = self._clock.monotonic()
                 deltas = self._engine.step()
-                return Decoded(deltas, self._clock.monotonic() - began_s)
+                return DecodeResult(deltas, self._clock.monotonic() - began_s)
             case AbortResponses(responses, engine_lives):
                 if self._environments is not None:
                     self._environments.forget(responses)
@@ -177,7 +177,7 @@ class Performer:
         match action:
             case WriteShard(pending):
                 return self._writer.write(pending)
-            case Beat(vitals):
+            case WriteHeartbeat(vitals):
                 return self._heartbeat.beat(vitals)
             case _:
                 raise TypeError(f"no action of this lane: {action}")

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from storage.clock import Clock
-from storage.store import ObjectStore
+from storage.stores.store import ObjectStore
 from storage.weights.cache import WeightCache
 from storage.weights.tensor_sets import TensorBlock
 from tasks.sampling.engines.adapted_weights import AdaptedWeights

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from functools import partial
 
-from storage import layout
 from storage.clock import Clock
-from storage.store import ObjectStore
+from storage.records import layout
+from storage.stores.store import ObjectStore
 from storage.threads import Check
 from storage.weights.adapters import BASE_VERSION, adapter_of, adapter_record
 from storage.weights.cache import WeightCache

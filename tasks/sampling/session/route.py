@@ -7,10 +7,10 @@ iteration waits for. After the last iteration it goes through those that are ope
 
 from contextlib import suppress
 
-from storage import layout
-from storage.records import PlanRecord
-from storage.run import execution_of, exists, lease_holder, published_version, read_plan
-from storage.store import ObjectMissing, ObjectStore
+from storage.records import layout
+from storage.records.records import PlanRecord
+from storage.records.run import execution_of, exists, lease_holder, published_version, read_plan
+from storage.stores.store import ObjectMissing, ObjectStore
 
 
 class Route:

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from storage import layout
-from storage.assembly import unended_responses
 from storage.clock import Clock
-from storage.records import TRAIN_POOL, PlanRecord
-from storage.run import exists
-from storage.store import ObjectStore
+from storage.journal.assembly import unended_responses
+from storage.records import layout
+from storage.records.records import TRAIN_POOL, PlanRecord
+from storage.records.run import exists
+from storage.stores.store import ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import EngineDied

@@ -11,9 +11,9 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from storage.clock import Clock
-from storage.prompt_table import PromptRow
-from storage.records import PlanRecord
-from storage.store import ObjectStore
+from storage.records.prompt_table import PromptRow
+from storage.records.records import PlanRecord
+from storage.stores.store import ObjectStore
 from tasks.sampling.engines.engine import Engine
 from tasks.sampling.session.actions import Action, Done, Event, Lane, Noticed, Rest, Wake
 from tasks.sampling.session.performer import Load, Performer

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from storage.journal import PARALLEL_READS
+from storage.journal.journal import PARALLEL_READS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from resources.pools import PoolsConfig
 from resources.process import started_at_s
 from resources.work_log import at_work
-from storage import layout
-from storage.assembly import unended_responses
 from storage.clock import Clock
-from storage.connect import connect
-from storage.metered import metered
-from storage.records import TRAIN_POOL, PlanRecord
-from storage.run import exists, read_plan
-from storage.store import CorruptObject, ObjectMissing, ObjectStore, StoreUnavailable
+from storage.journal.assembly import unended_responses
+from storage.records import layout
+from storage.records.records import TRAIN_POOL, PlanRecord
+from storage.records.run import exists, read_plan
+from storage.stores.connect import connect
+from storage.stores.metered import metered
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore, StoreUnavailable
 from tasks.configuration.iteration_config import config_in_force
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import EngineDied

@@ -7,12 +7,12 @@ import logging
 import math
 from collections.abc import Collection, Sequence
 
-from storage.records import PlanRecord
+from storage.records.records import PlanRecord
 from tasks.crew_model.decode_rate import DecodeRate
 from tasks.crew_model.rebalance import Seeker, should_cut
 from tasks.sampling.engines.engine import EngineDied
-from tasks.sampling.session.actions import Action, Claims, HeldTurn, Lane, Seen, Taken, Work
-from tasks.sampling.session.heartbeat import Vitals
+from tasks.sampling.session.actions import Action, ClaimedResponse, Claims, HeldTurn, Lane, Seen, Taken
+from tasks.sampling.session.heartbeat import HeartbeatState
 from tasks.sampling.session.holdings import Holdings
 from tasks.sampling.session.session_config import SessionConfig
 from tasks.sampling.session.session_outcome import EngineHealth, SessionOutcome
@@ -118,7 +118,7 @@ class State:
         if lost := self.holdings.see(claims.owned):
             log.info("slot %d: %d responses were claimed by another member", self.config.slot, lost)
 
-    def take(self, work: tuple[Work, ...]) -> None:
+    def take(self, work: tuple[ClaimedResponse, ...]) -> None:
         """Hold responses, after which the heartbeat's load covers every claim that this member has made."""
         self._hold(work)
         self.claims_handed_out = self.claims.made
@@ -132,7 +132,7 @@ class State:
         self._hold(taken.work)
         self.claims_handed_out += taken.claims
 
-    def _hold(self, work: tuple[Work, ...]) -> None:
+    def _hold(self, work: tuple[ClaimedResponse, ...]) -> None:
         for item in work:
             self.holdings.take(item)
 
@@ -142,11 +142,11 @@ class State:
             return 0
         return max(0, self.holdings.batch_limit(self.engine_max) - len(self.holdings.in_flight))
 
-    def vitals(self) -> Vitals:
+    def vitals(self) -> HeartbeatState:
         """The heartbeat of this moment."""
         holdings = self.holdings
         unjournalled = holdings.ends - self.ends_journalled
-        return Vitals(
+        return HeartbeatState(
             state=holdings.state,
             tokens_generated=holdings.generated,
             tokens_recovered=self.claims.recovered,

@@ -6,7 +6,6 @@ each lane; the crash histories drive it in virtual time, tests in one thread.
 
 from tasks.sampling.session.actions import (
     Action,
-    Beat,
     Done,
     Event,
     Failed,
@@ -14,6 +13,7 @@ from tasks.sampling.session.actions import (
     Noticed,
     Rest,
     Wake,
+    WriteHeartbeat,
     WriteShard,
 )
 from tasks.sampling.session.claim_lane import ClaimLane
@@ -89,7 +89,7 @@ class StateMachine:
             assert not isinstance(action, WriteShard), "tokens were taken for a shard that is not written"
             steps.close()
             return ()
-        if isinstance(action, WriteShard | Beat):
+        if isinstance(action, WriteShard | WriteHeartbeat):
             kinds = {type(other) for other in state.doing.values()}
             assert type(action) not in kinds, f"two lanes write at once: {type(action).__name__}"
         state.doing[lane] = action

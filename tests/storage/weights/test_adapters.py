@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from storage import layout, records
 from storage.clock import SystemClock
-from storage.memory import MemoryStore
-from storage.store import ConflictingRecord, CorruptObject, ObjectMissing
+from storage.records import layout, records
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ConflictingRecord, CorruptObject, ObjectMissing
 from storage.weights.adapters import AdapterRecord, adapter_of, adapter_record, loaded_bytes, publish_adapter
 from storage.weights.manifest import TensorBlock
 from storage.weights.tensor_sets import publish, read_manifest

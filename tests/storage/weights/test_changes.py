@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from storage import layout
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
+from storage.records import layout
+from storage.stores.memory import MemoryStore
 from storage.weights import deltas
 from storage.weights.changes import Changes
 from storage.weights.manifest import ITEM_BYTES

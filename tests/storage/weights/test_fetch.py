@@ -5,9 +5,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from storage import layout
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
+from storage.records import layout
+from storage.stores.memory import MemoryStore
 from storage.weights import fetch
 from storage.weights.cache import WeightCache
 from storage.weights.manifest import TensorBlock

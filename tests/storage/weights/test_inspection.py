@@ -1,8 +1,8 @@
 import pytest
 
-from storage import layout
-from storage.memory import MemoryStore
-from storage.store import CorruptObject
+from storage.records import layout
+from storage.stores.memory import MemoryStore
+from storage.stores.store import CorruptObject
 from storage.weights import inspection
 from storage.weights.inspection import inspect_set
 from storage.weights.manifest import TensorBlock

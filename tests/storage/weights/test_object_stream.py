@@ -5,9 +5,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from storage.memory import MemoryStore
-from storage.metered import MeteredStore
-from storage.store import CorruptObject, ObjectMissing
+from storage.stores.memory import MemoryStore
+from storage.stores.metered import MeteredStore
+from storage.stores.store import CorruptObject, ObjectMissing
 from storage.weights import tensor_sets
 from storage.weights.tensor_sets import TensorBlock, names_by_object, publish, stream
 

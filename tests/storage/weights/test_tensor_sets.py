@@ -10,11 +10,11 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import canonical, layout, records
-from storage.envelope import wrap
-from storage.local import LocalStore
-from storage.memory import MemoryStore
-from storage.store import ConflictingRecord, CorruptObject, ObjectMissing, StoreUnavailable
+from storage.records import canonical, layout, records
+from storage.records.envelope import wrap
+from storage.stores.local import LocalStore
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ConflictingRecord, CorruptObject, ObjectMissing, StoreUnavailable
 from storage.weights import tensor_sets
 from storage.weights.tensor_sets import (
     ITEM_BYTES,
@@ -92,7 +92,7 @@ def test_an_empty_set():
 
 @pytest.mark.slow
 def test_the_s3_store_gives_the_same(s3_url):
-    from storage.connect import connect  # noqa: PLC0415 - the rest of the file needs no server
+    from storage.stores.connect import connect  # noqa: PLC0415 - the rest of the file needs no server
 
     store = connect(f"{s3_url}/weights")
     tensors = some_tensors() | {"big": block("BF16", (RANGE_BYTES // 2 + 7,))}

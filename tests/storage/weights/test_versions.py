@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
-from storage.store import ConflictingRecord, CorruptObject, ObjectMissing
+from storage.records import layout, records
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ConflictingRecord, CorruptObject, ObjectMissing
 from storage.weights.tensor_sets import publish, pull, read_manifest
 from storage.weights.versions import bases, publish_version, pull_version
 from tests.weight_chains import Counting, block, cache_at, chain, contents, everything, first, pulled, stepped

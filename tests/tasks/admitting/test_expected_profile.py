@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from storage import fleet_layout, layout, records
 from storage.clock import ManualClock
-from storage.connect import connect
-from storage.fleet_records import AdmittedRun, FleetRecord
-from storage.records import ReportRecord, RunRecord
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_records import AdmittedRun, FleetRecord
+from storage.records import layout, records
+from storage.records.records import ReportRecord, RunRecord
+from storage.stores.connect import connect
 from tasks.admitting.fleet_admission import Profile, admit
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.forecasting.expected_profile import expected_profile

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from storage import fleet_layout, layout, records
 from storage.clock import ManualClock
-from storage.connect import connect
-from storage.fleet_records import AdmittedRun, FleetRecord, LeftRecord, Prediction, WaitingRun
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_records import AdmittedRun, FleetRecord, LeftRecord, Prediction, WaitingRun
+from storage.fleet.seats import newest_seat, take_seat
 from storage.package_version import VERSION
-from storage.records import ReportRecord, RunRecord
-from storage.seats import newest_seat, take_seat
+from storage.records import layout, records
+from storage.records.records import ReportRecord, RunRecord
+from storage.stores.connect import connect
 from tasks.admitting.fleet_admission import (
     MustWaitError,
     Profile,

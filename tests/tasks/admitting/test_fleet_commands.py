@@ -7,10 +7,11 @@ import yaml
 from click.testing import CliRunner
 
 from gleaner import main
-from storage import fleet_layout, records
 from storage.clock import ManualClock
-from storage.connect import connect
-from storage.fleet_records import AdmittedRun, FleetRecord, HostRecord, RestoredState, SpentEntry, SpentRecord
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_records import AdmittedRun, FleetRecord, HostRecord, RestoredState, SpentEntry, SpentRecord
+from storage.records import records
+from storage.stores.connect import connect
 from tasks.admitting.fleet_admission import expected_state_bytes
 from tasks.configuration.run_config import parse
 from tasks.preparing.iteration import prepare

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from storage import fleet_layout, records
-from storage.fleet_records import FleetRecord, SpentEntry, SpentRecord
-from storage.seats import take_seat
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_records import FleetRecord, SpentEntry, SpentRecord
+from storage.fleet.seats import take_seat
+from storage.records import records
 from tasks.concluding.host_tab import host_tab, last_phases
 from tests.fleet_records import a_run
 from tests.small_run import config, memory_store

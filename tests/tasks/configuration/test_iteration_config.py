@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
-from storage.memory import MemoryStore
-from storage.records import RunRecord, SettingsRecord
-from storage.store import ConflictingRecord, CorruptObject, ObjectMissing
+from storage.records import layout, records
+from storage.records.records import RunRecord, SettingsRecord
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ConflictingRecord, CorruptObject, ObjectMissing
 from tasks.configuration.iteration_config import SETTINGS, config_in_force, resolved_in_force, settings_of
 from tasks.configuration.operational import OPERATIONAL
 from tasks.configuration.run_config import ConfigError, digest, dump, identity, parse
@@ -55,7 +55,7 @@ OPERATED = {
     "rewards__1__device": "cpu",
     "turns__processes": 7,
     "rollout__claim_ttl_s": 99.0,
-    "rollout__vllm__block_size": 32,
+    "rollout__vllm__tensor_parallel_size": 1,
     "trainer__group_timeout_s": 5.0,
     "pools__rollout__count": 11,
     "retention__compact": False,

@@ -3,7 +3,7 @@ import json
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from storage.records import SamplingParams
+from storage.records.records import SamplingParams
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.sampling import SamplingConfig
 

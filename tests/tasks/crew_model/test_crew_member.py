@@ -3,22 +3,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.crew_model.accounts import Account
-from tasks.crew_model.crew_member import EngineModel, Member
+from tasks.crew_model.crew_member import EngineModel, ModelMember
 from tasks.crew_model.step_time import StepTime
 from tasks.planning.makespan import member_time_s
 
 STEP = StepTime(((1, 0.1), (2, 0.1), (8, 0.4)))
 
 
-def a_member(responses_max: int = 8, batch_max: int | None = None) -> Member:
+def a_member(responses_max: int = 8, batch_max: int | None = None) -> ModelMember:
     engine = EngineModel.of(STEP, responses_max, 1000.0)
     account = Account("rollout", 3.6, 1.0)
-    member = Member("0-1", 0, engine, account, now_s=0.0, batch_max=batch_max, weight=1.0, phase_s=0.0)
+    member = ModelMember("0-1", 0, engine, account, now_s=0.0, batch_max=batch_max, weight=1.0, phase_s=0.0)
     member.work(0.0)
     return member
 
 
-def run_out(member: Member) -> list[tuple[float, int]]:
+def run_out(member: ModelMember) -> list[tuple[float, int]]:
     found = []
     while (next_s := member.next_end_s()) is not None:
         member.advance(next_s)

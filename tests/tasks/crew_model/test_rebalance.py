@@ -13,7 +13,7 @@ from tasks.crew_model.rebalance import (
     Holder,
     Seeker,
     Transfer,
-    Turns,
+    Transfers,
     choose,
     free_share,
     next_transfer,
@@ -116,7 +116,7 @@ def looks(
             }
             holders |= {heap: a_holder(heap, lost=True, unfinished=n) for heap, n in heaps.items() if n}
             seeker = Seeker(room=most[name] - held[name], running=held[name], held=held[name])
-            turns = Turns(seeker, holders, unclaimed)
+            turns = Transfers(seeker, holders, unclaimed)
             while transfer := turns.next():
                 assert transfer.cause in (Cause.LOST, Cause.UNCLAIMED)
                 held[name] += transfer.count
@@ -147,8 +147,8 @@ def test_members_that_one_look_does_not_see_take_their_part_of_what_nobody_has_c
     everybody, newcomer = 4 * LOOKS_MAX, Seeker(room=64, running=0)
     unseen = everybody - 1 - LOOKS_MAX
     for seeker in (newcomer, replace(newcomer, free_only=True)):
-        seen = Turns(seeker, holders, 5 * everybody, unseen).next()
-        alone = Turns(seeker, holders, 5 * (1 + LOOKS_MAX)).next()
+        seen = Transfers(seeker, holders, 5 * everybody, unseen).next()
+        alone = Transfers(seeker, holders, 5 * (1 + LOOKS_MAX)).next()
         assert seen == alone == Transfer(cause=Cause.UNCLAIMED, incarnation=None, count=5)
     # A fraction of a response is one.
     assert free_share(newcomer, holders.values(), 5 * everybody + 1, unseen) == 6
@@ -193,7 +193,7 @@ def test_what_is_free_never_waits_while_somebody_has_room(members, lost, unclaim
 
 def test_what_others_are_to_take_is_no_reason_to_take_what_they_decode():
     lost, busy = a_holder("a", lost=True, unfinished=60), a_holder("b", unfinished=60, running=4, waiting=56, room=9)
-    turns = Turns(Seeker(room=100, running=200, held=200), {"a": lost, "b": busy}, 0)
+    turns = Transfers(Seeker(room=100, running=200, held=200), {"a": lost, "b": busy}, 0)
     first = turns.next()
     assert first is not None
     # The other one has room for nine of them.

@@ -5,9 +5,9 @@ import random
 
 import numpy as np
 
-from storage.records import SlotPlan
+from storage.records.records import SlotPlan
 from tasks.crew_model.accounts import Account
-from tasks.crew_model.crew_member import EngineModel, Member
+from tasks.crew_model.crew_member import EngineModel, ModelMember
 from tasks.crew_model.ownership import CrewRules, Ownership
 from tasks.crew_model.response_progress import Responses
 from tasks.crew_model.step_time import StepTime
@@ -23,7 +23,7 @@ def test_givers_are_in_the_order_in_which_they_gave():
     ownership = Ownership(Responses(np.full((40, 1), 9), slots), slots, RULES)
     for slot in range(5):
         account = Account("crew", 0.0, 0.0)
-        member = Member(f"{slot}-1", slot, engine, account, now_s=0.0, batch_max=None, weight=1.0, phase_s=0.0)
+        member = ModelMember(f"{slot}-1", slot, engine, account, now_s=0.0, batch_max=None, weight=1.0, phase_s=0.0)
         member.work(0.0)
         ownership.claim_own(member)
     search = WorkSearch(ownership, random.Random(0), now_s=0.0, claim_ttl_s=30.0, free_only=False, ask=lambda *_: None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.records import GradedResponse
+from storage.records.records import GradedResponse
 from tasks.configuration.data import DataConfig
 from tasks.configuration.evaluation import EvaluationConfig
 from tasks.evaluation.intervals import bootstrap_interval

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage.planning_records import SeedingRecord
-from storage.records import TRAIN_POOL
+from storage.records.planning_records import SeedingRecord
+from storage.records.records import TRAIN_POOL
 from tasks.crew_model.accounts import PARTS
 from tasks.forecasting.knowledge import Knowledge
 from tasks.forecasting.results import SimulatedIteration
 from tasks.forecasting.scenario import ToolsScenario
 from tasks.history.planning_inputs import REPORTS_READ
-from tasks.planning.offer import GroupLengths, StepWaits
+from tasks.planning.capacity import GroupLengths, StepWaits
 from tasks.planning.request import PlanningRequest
 from tests.simulated_scenarios import a_pool, a_scenario
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage.forecast_records import ForecastRecord, SetupForecast
-from storage.records import TRAIN_POOL
+from storage.records.forecast_records import ForecastRecord, SetupForecast
+from storage.records.records import TRAIN_POOL
 from tasks.configuration.run_config import parse
 from tasks.forecasting import trainer_inputs
 from tasks.forecasting.comparison import forecast, refusal

@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
-from storage.memory import MemoryStore
-from storage.planning_records import PoolObservation
-from storage.records import TRAIN_POOL, ReportRecord, SlotLife
+from storage.records import layout, records
+from storage.records.planning_records import PoolObservation
+from storage.records.records import TRAIN_POOL, ReportRecord, SlotLife
+from storage.stores.memory import MemoryStore
 from tasks.forecasting.probe import REPORTS_READ, NoProbe, Probe, ToolProbe, probe, probe_run
 from tests.committed_runs import begin
 

@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
-from storage import layout, records
-from storage.forecast_records import ForecastRecord, SetupForecast
-from storage.memory import MemoryStore
-from storage.records import PlanRecord, ReportRecord, SamplingParams
+from storage.records import layout, records
+from storage.records.forecast_records import ForecastRecord, SetupForecast
+from storage.records.records import PlanRecord, ReportRecord, SamplingParams
+from storage.stores.memory import MemoryStore
 from tasks.forecasting.realised import compare, save_forecast
 from tasks.forecasting.table import comparison_text
 from tests.committed_runs import begin

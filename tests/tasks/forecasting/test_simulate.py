@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.records import TRAIN_POOL
+from storage.records.records import TRAIN_POOL
 from tasks.configuration.planning import PlanningConfig
 from tasks.crew_model.accounts import PARTS
 from tasks.crew_model.events import Stalled

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from storage.records import TRAIN_POOL
+from storage.records.records import TRAIN_POOL
 from tasks.configuration.planning import PlanningConfig
 from tasks.crew_model.events import Stalled
 from tasks.forecasting.results import SimulatedIteration

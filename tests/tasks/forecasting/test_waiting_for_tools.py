@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from storage.forecast_records import ForecastInput
-from storage.records import TRAIN_POOL
+from storage.records.forecast_records import ForecastInput
+from storage.records.records import TRAIN_POOL
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.run_config import parse
-from tasks.crew_model.crew_member import Member
+from tasks.crew_model.crew_member import ModelMember
 from tasks.crew_model.events import Stalled
 from tasks.forecasting.inputs import gather
 from tasks.forecasting.probe import NoProbe, Probe, ToolProbe
@@ -85,24 +85,24 @@ def test_a_response_that_waits_gives_its_place_to_others():
 
 
 def test_a_response_that_keeps_its_place_while_it_waits_is_found(monkeypatch: pytest.MonkeyPatch):
-    limit = Member.batch_limit.fget
+    limit = ModelMember.batch_limit.fget
     assert limit is not None
-    monkeypatch.setattr(Member, "batch_limit", property(lambda member: limit(member) - len(member.acting)))
+    monkeypatch.setattr(ModelMember, "batch_limit", property(lambda member: limit(member) - len(member.acting)))
     with pytest.raises(AssertionError):
         only_decodes(simulate(in_places(1, 8), seed=0))
 
 
 def test_waiting_that_counts_as_decoding_is_found(monkeypatch: pytest.MonkeyPatch):
-    advance = Member.advance
+    advance = ModelMember.advance
 
-    def decode_while_it_waits(member: Member, now_s: float) -> None:
+    def decode_while_it_waits(member: ModelMember, now_s: float) -> None:
         idle_s, is_waiting = member.account.seconds["idle"], bool(member.acting)
         advance(member, now_s)
         if is_waiting:
             member.life.decode_s += member.account.seconds["idle"] - idle_s
             member.account.seconds["idle"] = idle_s
 
-    monkeypatch.setattr(Member, "advance", decode_while_it_waits)
+    monkeypatch.setattr(ModelMember, "advance", decode_while_it_waits)
     scenario = in_places(1, 1)
     with pytest.raises(AssertionError):
         judge(scenario, simulate(scenario, seed=0))

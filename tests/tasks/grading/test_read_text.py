@@ -5,17 +5,17 @@ import json
 
 import pytest
 
-from storage import layout
-from storage.assembly import JournalReader
 from storage.clock import SystemClock
-from storage.compaction import read_batches
-from storage.connect import connect
-from storage.run import read_plan
+from storage.journal.assembly import JournalReader
+from storage.journal.compaction import read_batches
+from storage.records import layout
+from storage.records.run import read_plan
+from storage.stores.connect import connect
 from tasks.configuration.run_config import RunConfig
 from tasks.evaluation.measure import measure
 from tasks.preparing.evaluation import prepare as prepare_evaluation
 from tasks.reporting.export import load_completion_decoder
-from tests.small_run import EXECUTION, config, memory_store, plan_iteration, roll_out, train_iteration
+from tests.small_run import EXECUTION, config, memory_store, plan_iteration, roll_out, train_small
 from tests.tiny_model import tiny_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def test_rewards_read_special_tokens_if_they_are_kept(model, skips):
     # An older version knows every field of a plan that keeps nothing.
     assert (b"skip_special_tokens" in json.dumps(_sampling(store)).encode()) != skips
     roll_out(URL, 0)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     (rewards,) = [{each.response: each.reward for batch in read_batches(store, 0) for each in batch.graded}]
     has_special = {r: any(tag in text for tag in ("<pad>", "<bos>", "<unk>")) for r, text in texts(store).items()}
     assert sum(has_special.values()) > 0

@@ -15,11 +15,11 @@ import pytest
 
 from resources import user_process
 from resources.process import descendants
-from storage import layout
 from storage.clock import ManualClock
-from storage.compaction import read_batches
-from storage.memory import MemoryStore
-from storage.store import ConflictingRecord, ObjectMissing
+from storage.journal.compaction import read_batches
+from storage.records import layout
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ConflictingRecord, ObjectMissing
 from tasks.configuration.data import DataConfig
 from tasks.configuration.rewards import RewardConfig
 from tasks.configuration.run_config import digest
@@ -38,7 +38,7 @@ from tests.small_run import (
     model_directory,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 from tests.tasks.grading.tiny_reward_model import case, plain_score, save_reward_model
 
@@ -255,7 +255,7 @@ def test_a_run_of_several_weighted_rewards_end_to_end(folder: Path, tmp_path: Pa
     assert store.list(layout.reward_model("judge")) == [layout.reward_model("judge")]
     shutil.rmtree(folder)
     roll_out(URL, 0)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     graded = [response for batch in read_batches(store, 0) for response in batch.responses]
     assert len(graded) == 12
     for response in graded:
@@ -275,7 +275,7 @@ def test_a_run_of_several_weighted_rewards_end_to_end(folder: Path, tmp_path: Pa
     # The next iteration finds the model in the run.
     plan_iteration(settings)
     roll_out(URL, 1)
-    train_iteration(URL, 1)
+    train_small(URL, 1)
 
 
 @pytest.mark.usefixtures("forked_workers")
@@ -293,7 +293,7 @@ def test_another_model_under_the_name_of_a_runs_own_is_refused(folder: Path, tmp
     ):
         prepare(changed, "test", ManualClock())
     assert everything(store) == before
-    patient = [reward | {"time_limit_s": 61.0, "load_time_limit_s": 9.0} for reward in several(folder)]
+    patient = [reward | {"time_limit_s": 61.0} for reward in several(folder)]
     assert digest(config(URL, policy, rewards=patient)) == digest(settings)
     shorter = [*several(folder)[:2], several(folder)[2] | {"free_tokens": 3}, several(folder)[3]]
     assert digest(config(URL, policy, rewards=shorter)) != digest(settings)

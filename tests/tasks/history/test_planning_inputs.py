@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import layout, records
-from storage.memory import MemoryStore
-from storage.metered import MeteredStore
-from storage.planning_records import DecisionRecord, PoolObservation, SeedingRecord
-from storage.records import TRAIN_POOL, ReportRecord, SlotLife, SlotPlan
-from storage.run import read_plan
+from storage.records import layout, records
+from storage.records.planning_records import DecisionRecord, PoolObservation, SeedingRecord
+from storage.records.records import TRAIN_POOL, ReportRecord, SlotLife, SlotPlan
+from storage.records.run import read_plan
+from storage.stores.memory import MemoryStore
+from storage.stores.metered import MeteredStore
 from tasks.configuration.run_config import parse
 from tasks.crew_model.step_time import NOMINAL
 from tasks.history.planning_inputs import REPORTS_READ, observed_step_time, planning_request, recent_reports
-from tasks.planning.offer import GroupLengths, ReservedOffer
+from tasks.planning.capacity import GroupLengths, TrainerCapacity
 from tests.journals import a_plan
 
 LENGTHS = GroupLengths("none", np.full(4, 100.0), np.full(4, 100.0))
@@ -114,7 +114,7 @@ def test_a_new_run_knows_its_pools_and_prices_alone():
         None,
         0,
     )
-    assert request.reserved == ReservedOffer(engines=1, usd_per_h=20.0, responses_max=16)
+    assert request.reserved == TrainerCapacity(engines=1, usd_per_h=20.0, responses_max=16)
 
 
 def test_the_trainers_machines_are_offered_where_they_may_generate():

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
-from storage.store import ObjectMissing
+from storage.records import layout, records
+from storage.stores.store import ObjectMissing
 from tasks.history.spent import spent_usd
 from tests.tasks.reporting.test_conclusion import an_iteration, conclude
 

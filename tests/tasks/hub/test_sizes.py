@@ -10,10 +10,10 @@ from click.testing import CliRunner
 from safetensors.torch import save
 
 from gleaner import main
-from storage.connect import connect
-from storage.fleet_layout import run_id
-from storage.fleet_reading import read_run
-from storage.store import StoreDenied
+from storage.fleet.fleet_layout import run_id
+from storage.fleet.fleet_reading import read_run
+from storage.stores.connect import connect
+from storage.stores.store import StoreDenied
 from tasks.configuration.run_config import load
 from tasks.hub.policy_size import policy_parameters
 from tasks.hub.repositories import HubError, commit_of, count_parameters

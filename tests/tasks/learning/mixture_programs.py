@@ -3,9 +3,9 @@
 import torch
 from safetensors.torch import load_file
 
-from storage import layout
 from storage.clock import SystemClock
-from storage.local import LocalStore
+from storage.records import layout
+from storage.stores.local import LocalStore
 from storage.weights import tensor_sets
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.trainer import TrainerConfig

@@ -23,17 +23,16 @@ from transformers import AutoModel
 
 from storage.clock import SystemClock
 from storage.digests import digest_of
-from storage.local import LocalStore
-from storage.metered import MeteredStore
-from storage.run import read_plan
-from storage.store import StoreUnavailable
+from storage.records.run import read_plan
+from storage.stores.local import LocalStore
+from storage.stores.metered import MeteredStore
+from storage.stores.store import StoreUnavailable
 from storage.weights import tensor_sets
 from tasks.configuration.lora import LoraConfig
 from tasks.configuration.run_config import parse
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning import checkpoint, generation
 from tasks.learning.adapted_policy import AdaptedPolicy
-from tasks.learning.advance import advance
 from tasks.learning.batching import idle_batch
 from tasks.learning.checkpoint import TrainerState
 from tasks.learning.faster_passes import pack_models
@@ -47,6 +46,7 @@ from tasks.learning.restoring import optimizer_of
 from tasks.learning.scoring import Valuer
 from tasks.learning.sharded import OwnRows, add_nothing, as_sharded, own_part, part_of, skeleton
 from tasks.learning.shared_reading import read_shared
+from tasks.learning.train_iteration import train_iteration
 from tasks.learning.trained_model import TrainedModel, read_architecture
 from tasks.sampling.engines.weight_tensors import DTYPES, as_block
 from tasks.sampling.session.seeding_member import seed
@@ -325,8 +325,8 @@ def run(what, directory):
     if what == "seed":
         wait_long_for_the_first(directory)
         return
-    if what.startswith("advance "):
-        advance(str(directory), int(what.removeprefix("advance ")), EXECUTION, SystemClock())
+    if what.startswith("train_iteration "):
+        train_iteration(str(directory), int(what.removeprefix("train_iteration ")), EXECUTION, SystemClock())
         return
     with joined(torch.device("cpu")) as ranks:
         kind, _, argument = what.partition(" ")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from storage.store import StoreUnavailable
+from storage.stores.store import StoreUnavailable
 from tasks.learning.nonfinite import finite_together
 from tasks.learning.optimizer import NonFiniteGradient
 from tasks.learning.ranks import RankError, joined

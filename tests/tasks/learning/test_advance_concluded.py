@@ -2,10 +2,10 @@
 
 import pytest
 
-from storage import layout
-from storage.memory import MemoryStore
-from storage.run import ConcludedByAnother
-from tests.small_run import config, everything, memory_store, model_directory, plan_iteration, roll_out, train_iteration
+from storage.records import layout
+from storage.records.run import ConcludedByAnother
+from storage.stores.memory import MemoryStore
+from tests.small_run import config, everything, memory_store, model_directory, plan_iteration, roll_out, train_small
 
 URL = "memory://advance"
 
@@ -33,9 +33,9 @@ def test_a_trainer_that_wakes_after_the_conclusion_says_so(tmp_path):
     before = memory_store("advance")
     plan_iteration(config(URL, model_directory(tmp_path)))
     roll_out(URL, 0)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     store = memory_store("advance", ConcludedMeanwhile(everything(before)))
     with pytest.raises(ConcludedByAnother, match="iteration 0 was concluded by another execution or attempt"):
-        train_iteration(URL, 0)
+        train_small(URL, 0)
     assert store.is_concluded
     assert layout.training(0) not in store.list("")

@@ -3,11 +3,11 @@
 import threading
 import time
 
-from storage import layout
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
-from storage.store import StoreUnavailable
-from tasks.learning.advance import keep_lease
+from storage.records import layout
+from storage.stores.memory import MemoryStore
+from storage.stores.store import StoreUnavailable
+from tasks.learning.train_iteration import keep_lease
 from tests.small_run import EXECUTION, memory_store
 
 

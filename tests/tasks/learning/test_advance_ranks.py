@@ -5,12 +5,12 @@ import shutil
 import pytest
 import torch
 
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.connect import connect
-from storage.records import TrainingRecord
-from storage.retention import sweep
-from storage.retention_config import RetentionConfig
+from storage.journal.retention import sweep
+from storage.journal.retention_config import RetentionConfig
+from storage.records import layout, records
+from storage.records.records import TrainingRecord
+from storage.stores.connect import connect
 from storage.weights.tensor_sets import read_manifest
 from storage.weights.versions import pull_version
 from tasks.learning import checkpoint
@@ -22,7 +22,7 @@ from tests.small_run import (
     model_directory,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 
 pytestmark = pytest.mark.slow
@@ -59,7 +59,7 @@ def test_two_ranks_learn_what_one_learns(tmp_path, ranks_server, name):
     plan_iteration(config(str(one), model, optimizer=OPTIMIZER, **RUNS[name]))
     roll_out(str(one), 0)
     shutil.copytree(one, two)
-    alone = train_iteration(str(one), 0)
+    alone = train_small(str(one), 0)
     ranks_server.launch("advance 0", two, 2)
     together = records.read(connect(str(two)), TrainingRecord, layout.training(0))
     assert learned(together.metrics) == pytest.approx(learned(alone.metrics), rel=1e-4, abs=1e-5)
@@ -83,12 +83,12 @@ def test_two_ranks_replay_what_one_has_trained_and_store_their_shares_of_the_che
         plan_iteration(run)
         roll_out(str(one), iteration)
         if iteration < 2:
-            train_iteration(str(one), iteration)
+            train_small(str(one), iteration)
             commit_iteration(str(one), iteration)
             sweep(connect(str(one)), RetentionConfig())
     assert connect(str(one)).list(layout.CHECKPOINTS) == []
     shutil.copytree(one, two)
-    alone = train_iteration(str(one), 2)
+    alone = train_small(str(one), 2)
     ranks_server.launch("advance 2", two, 2)
     together = records.read(connect(str(two)), TrainingRecord, layout.training(2))
     assert together.metrics["replay/iterations"] == alone.metrics["replay/iterations"] == 2

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from storage import layout, records
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.crew_records import note_rollout_ended
-from storage.planning_records import SeedingRecord
-from storage.records import TRAIN_POOL, AliveRecord, SlotPlan, TrainingRecord
-from storage.run import exists, read_plan
+from storage.records import layout, records
+from storage.records.crew_records import note_rollout_ended
+from storage.records.planning_records import SeedingRecord
+from storage.records.records import TRAIN_POOL, HeartbeatRecord, SlotPlan, TrainingRecord
+from storage.records.run import exists, read_plan
+from storage.stores.connect import connect
 from storage.weights.tensor_sets import read_manifest
 from tasks.configuration.references import PlanReference
-from tasks.learning.follow import GroupTimeout
+from tasks.learning.journal_follower import GroupTimeout
 from tasks.learning.recorded_batches import RecordedBatches
 from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
@@ -34,7 +34,7 @@ from tests.small_run import (
     model_directory,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 
 URL = "memory://seeding"
@@ -68,7 +68,7 @@ def digests(store):
 
 
 def beats(store, pool):
-    found = [records.read(store, AliveRecord, key) for key in store.list(layout.alive_all(0))]
+    found = [records.read(store, HeartbeatRecord, key) for key in store.list(layout.alive_all(0))]
     return [beat for beat in found if beat.pool == pool]
 
 
@@ -78,14 +78,14 @@ def trained_by_a_crew(model):
     store = memory_store("seeding")
     plan_iteration(config(URL, model))
     roll_out(URL, 0)
-    assert not any(name.startswith("seeding/") for name in train_iteration(URL, 0).metrics)
+    assert not any(name.startswith("seeding/") for name in train_small(URL, 0).metrics)
     return digests(store)
 
 
 @pytest.mark.slow
 def test_alone_the_trainers_machine_generates_everything_and_learns_the_same(settings, trained_by_a_crew):
     store, _ = seeded_plan(settings, [TRAIN_POOL], None)
-    record = train_iteration(URL, 0)
+    record = train_small(URL, 0)
     assert digests(store) == trained_by_a_crew
     assert record.metrics["seeding/seconds"] > 0
     report = commit_iteration(URL, 0)
@@ -103,7 +103,7 @@ def test_alone_it_generates_what_is_missing_after_a_restart_though_batches_are_r
     store.create(layout.batch(0, 0), b"an attempt before began to train")
     assert is_due(store, plan)
     store.delete(layout.batch(0, 0))
-    generated = train_iteration(URL, 0).metrics["seeding/tokens"]
+    generated = train_small(URL, 0).metrics["seeding/tokens"]
     assert digests(store) == trained_by_a_crew
     assert 0 < generated < sum(commit_iteration(URL, 0).lengths)
 
@@ -114,7 +114,7 @@ def test_beside_a_crew_that_has_finished_no_member_is_begun(settings, trained_by
     assert is_due(store, plan)
     generate_slot(URL, 0, 0, lambda: False, SystemClock())  # takes what nobody has come for, too
     assert not is_due(store, plan)
-    record = train_iteration(URL, 0)
+    record = train_small(URL, 0)
     assert (record.metrics["seeding/seconds"], record.metrics["seeding/tokens"]) == (0.0, 0.0)
     assert beats(store, TRAIN_POOL) == []
     assert digests(store) == trained_by_a_crew
@@ -182,7 +182,7 @@ def test_when_its_time_is_up_it_hands_over_and_the_crew_goes_on_at_the_token(set
     outcome = generate_slot(URL, 0, 0, lambda: False, SystemClock())
     assert outcome.tokens_recovered > 0
     assert not is_due(store, plan)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     assert digests(store) == trained_by_a_crew
     assert sum(commit_iteration(URL, 0).lengths) == outcome.tokens_generated + seeded.tokens
 
@@ -219,7 +219,7 @@ def test_without_work_for_the_trainer_nothing_is_seeded(settings):
     assert not is_seeded(plan)
     assert not is_due(store, plan)
     with pytest.raises(GroupTimeout):
-        train_iteration(URL, 0)
+        train_small(URL, 0)
     assert beats(store, TRAIN_POOL) == []
 
 
@@ -249,8 +249,8 @@ def test_a_rank_shows_its_engine_its_own_gpu_only(settings, monkeypatch):
 @pytest.mark.slow
 def test_the_training_record_is_read_by_a_second_attempt(settings):
     store, _ = seeded_plan(settings, [TRAIN_POOL], None)
-    first = train_iteration(URL, 0)
-    assert train_iteration(URL, 0) == first == records.read(store, TrainingRecord, layout.training(0))
+    first = train_small(URL, 0)
+    assert train_small(URL, 0) == first == records.read(store, TrainingRecord, layout.training(0))
 
 
 # In the middle of an iteration, when no other member lives.
@@ -265,7 +265,7 @@ def trained_group_by_group(model):
     store = memory_store("seeding")
     plan_iteration(config(URL, model, trainer={"micro_batch_tokens_max": 1}))
     roll_out(URL, 0)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     return digests(store)
 
 
@@ -287,7 +287,7 @@ def test_left_alone_it_generates_the_rest_replays_what_was_recorded_and_learns_t
     model, trained_group_by_group, caplog
 ):
     store = half_done(model)
-    record = train_iteration(URL, 0)
+    record = train_small(URL, 0)
     assert "no member has lived" in caplog.text
     assert digests(store) == trained_group_by_group
     report = commit_iteration(URL, 0)
@@ -309,7 +309,7 @@ def test_with_a_batch_recorded_already_the_learner_is_dropped_and_the_batch_repl
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RecordedBatches, "_batch", noted)
-        train_iteration(URL, 0)
+        train_small(URL, 0)
     # It is recorded before the trainer is left alone, and read when it trains again.
     assert (0, False) in seen
     assert (0, True) in seen
@@ -320,7 +320,7 @@ def test_with_a_batch_recorded_already_the_learner_is_dropped_and_the_batch_repl
 def test_with_seeding_off_it_does_not(model):
     half_done(model, planning={}, trainer={"group_timeout_s": 0.3, "micro_batch_tokens_max": 1})
     with pytest.raises(GroupTimeout):
-        train_iteration(URL, 0)
+        train_small(URL, 0)
 
 
 @pytest.mark.slow
@@ -328,7 +328,7 @@ def test_with_seeding_off_and_every_slot_ended_it_fails_at_once(model):
     store = half_done(model, planning={})
     note_rollout_ended(store, 0, EXECUTION, "rollout", range(4))
     with pytest.raises(CrewLost, match="slot 3: wrote nothing"):
-        train_iteration(URL, 0)
+        train_small(URL, 0)
 
 
 @pytest.mark.slow
@@ -351,7 +351,7 @@ def test_when_members_return_it_hands_over_and_trains_on(model, trained_group_by
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(seeding_member, "equipped", told)
         member.start()
-        train_iteration(URL, 0)
+        train_small(URL, 0)
     member.join()
     [alone] = beats(store, TRAIN_POOL)
     [back] = [beat for beat in beats(store, "rollout") if beat.slot == 3]
@@ -368,7 +368,7 @@ def test_a_plan_that_seeds_goes_on_while_nobody_has_come(model, trained_by_a_cre
     seeded = seed(store, plan, settings, machine(), SystemClock(), build=slow(0.01))
     assert seeded.seconds > 0.3
     assert not is_due(store, plan)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     assert digests(store) == trained_by_a_crew
 
 

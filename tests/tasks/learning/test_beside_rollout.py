@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from resources.local_starter import StartedProcess, running_starter
-from storage import layout, records
-from storage.connect import connect
-from storage.memory import MemoryStore
-from storage.records import AliveRecord, BatchRecord
-from tasks.learning.follow import GroupTimeout
+from storage.records import layout, records
+from storage.records.records import BatchRecord, HeartbeatRecord
+from storage.stores.connect import connect
+from storage.stores.memory import MemoryStore
+from tasks.learning.journal_follower import GroupTimeout
 from tasks.rollout import IMPORTS
 from tests.small_run import (
     commit_iteration,
@@ -23,7 +23,7 @@ from tests.small_run import (
     model_directory,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 
 pytestmark = pytest.mark.slow
@@ -64,7 +64,7 @@ def crew(url: str, script: Path, victim: int, outcome: list[int]) -> None:
     deadline_s = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline_s:
         time.sleep(0.005)
-        beats = [records.read(store, AliveRecord, key) for key in store.list(layout.alive_all(0))]
+        beats = [records.read(store, HeartbeatRecord, key) for key in store.list(layout.alive_all(0))]
         names = [beat.incarnation for beat in beats if beat.slot == victim and beat.state == "working"]
         if names and store.list(layout.shard(0, names[0], 0)):
             members[victim].send_signal(signal.SIGKILL)
@@ -97,7 +97,7 @@ def test_the_trainer_follows_a_crew_that_loses_a_member(tmp_path, order):
     outcome: list[int] = []
     thread = threading.Thread(target=crew, args=(settings.run.url, script, 1, outcome))
     thread.start()
-    train_iteration(settings.run.url, 0)
+    train_small(settings.run.url, 0)
     thread.join()
     assert outcome == [-signal.SIGKILL, 0, 0]
     report = commit_iteration(settings.run.url, 0)
@@ -116,13 +116,13 @@ def test_the_trainer_restores_its_checkpoint_before_any_response_is_there(tmp_pa
     settings = config("memory://beside", model_directory(tmp_path / "model"), trainer={"group_timeout_s": 0.2})
     plan_iteration(settings)
     roll_out(settings.run.url, 0)
-    train_iteration(settings.run.url, 0)
+    train_small(settings.run.url, 0)
     commit_iteration(settings.run.url, 0)
     plan_iteration(settings)
     watched = ReadStore("beside", everything(store))
     memory_store("beside", watched)
     with pytest.raises(GroupTimeout):
-        train_iteration(settings.run.url, 1)
+        train_small(settings.run.url, 1)
     manifest = layout.manifest(layout.checkpoint(1))
     read = [key for key in watched.keys if key.startswith(layout.checkpoint(1)) and key != manifest]
     assert {key for key in watched.list(layout.checkpoint(1)) if key != manifest} == set(read)

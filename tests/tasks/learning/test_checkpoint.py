@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from storage import layout
-from storage.memory import MemoryStore
-from storage.metered import MeteredStore
-from storage.store import CorruptObject, ObjectMissing
+from storage.records import layout
+from storage.stores.memory import MemoryStore
+from storage.stores.metered import MeteredStore
+from storage.stores.store import CorruptObject, ObjectMissing
 from storage.weights import tensor_sets
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.optimizer import OptimizerConfig

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import layout, records
-from storage.memory import MemoryStore
-from storage.records import SettingsRecord, TrainingRecord
+from storage.records import layout, records
+from storage.records.records import SettingsRecord, TrainingRecord
+from storage.stores.memory import MemoryStore
 from storage.weights.tensor_sets import WRITE_S, TensorBlock, publish
 from tasks.configuration.run_config import ConfigError, parse
 from tasks.configuration.trainer import TrainerConfig

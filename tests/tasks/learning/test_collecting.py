@@ -6,17 +6,17 @@ import pytest
 import torch
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from storage import layout, records
 from storage.clock import ManualClock, SystemClock
-from storage.collected import collected
-from storage.records import BatchRecord
-from storage.run import exists, lease_holder
+from storage.records import layout, records
+from storage.records.collected import collected
+from storage.records.records import BatchRecord
+from storage.records.run import exists, lease_holder
 from storage.weights import tensor_sets
 from tasks.collect import collect as collect_task
 from tasks.configuration.references import PlanReference
-from tasks.learning.advance import advance
 from tasks.learning.collecting import collect
-from tasks.learning.follow import GroupTimeout
+from tasks.learning.journal_follower import GroupTimeout
+from tasks.learning.train_iteration import train_iteration
 from tasks.preparing.iteration import prepare
 from tests.dying_store import DiesAtWrite, Killed
 from tests.small_run import (
@@ -30,7 +30,7 @@ from tests.small_run import (
     model_directory,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 
 URL = "memory://collect"
@@ -86,14 +86,14 @@ def test_training_on_what_was_recorded_before_gives_the_same_bits(model, share, 
     trainer = {"placement": "pod", "phase_start_share": share}
     begun = everything(a_run(model, algorithm=order, trainer=trainer))
     undivided = at_url(begun)
-    expected = train_iteration(URL, 0)
+    expected = train_small(URL, 0)
     divided = at_url(begun)
     torch.manual_seed(1)
     collect_groups()
     before = batches(divided)
     assert share * GROUPS <= groups_in(before)
     assert exists(divided, layout.closed(0)) == (groups_in(before) == GROUPS)
-    record = train_iteration(URL, 0)
+    record = train_small(URL, 0)
     assert batches(divided)[: len(before)] == before
     assert batches(divided) == batches(undivided)
     assert learned(record.metrics) == learned(expected.metrics)
@@ -106,7 +106,7 @@ def test_it_ends_when_the_share_is_recorded_and_the_trainer_records_the_rest(mod
     store = a_run(model, trainer=trainer)
     collect_groups()
     assert groups_in(batches(store)) == GROUPS / 2
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     assert groups_in(batches(store)) == GROUPS
 
 
@@ -152,16 +152,16 @@ def test_an_execution_that_takes_over_while_the_trainers_pod_is_queued_changes_n
     begun = everything(a_run(model, **settings))
     undisturbed = at_url(begun)
     collect_groups()
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     expected = tensors(undisturbed)
     store = at_url(begun)
     collect_groups()
     prepare(config(URL, model, **settings), "another", ManualClock())
     assert lease_holder(store) == "another"
     collect(URL, 0, "another", SystemClock())
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     after = everything(store)
-    advance(URL, 0, "another", SystemClock())
+    train_iteration(URL, 0, "another", SystemClock())
     assert {key for key, body in everything(store).items() if after.get(key) != body} <= {layout.LEASE_BEAT}
     assert tensors(store) == expected
 
@@ -175,7 +175,7 @@ def test_what_it_took_is_in_the_iterations_costs(model):
     assert spent.puts >= len(batches(store)) + 1
     # The plan, the configuration, and at least a shard of each group.
     assert spent.gets >= GROUPS + 2
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     metrics = commit_iteration(URL, 0).metrics
     assert metrics["timing_s/collect"] == spent.seconds
     # Another attempt finds nothing to do, and changes no figure.
@@ -186,7 +186,7 @@ def test_what_it_took_is_in_the_iterations_costs(model):
 @pytest.mark.slow
 def test_without_it_no_figure_is_told(model):
     store = a_run(model)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     assert collected(store, 0) is None
     assert "timing_s/collect" not in commit_iteration(URL, 0).metrics
 

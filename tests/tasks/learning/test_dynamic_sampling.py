@@ -9,17 +9,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage import layout, prompt_table, records
 from storage.clock import ManualClock
-from storage.compaction import read_responses
-from storage.memory import MemoryStore
-from storage.prompt_table import PromptRow
-from storage.records import BatchRecord, ClosedRecord
-from storage.retention import sweep
-from storage.retention_config import RetentionConfig
-from storage.run import exists, read_plan
-from storage.shard import Finish
-from storage.store import ObjectMissing
+from storage.journal.compaction import read_responses
+from storage.journal.retention import sweep
+from storage.journal.retention_config import RetentionConfig
+from storage.journal.shard import Finish
+from storage.records import layout, prompt_table, records
+from storage.records.prompt_table import PromptRow
+from storage.records.records import BatchRecord, ClosedRecord
+from storage.records.run import exists, read_plan
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ObjectMissing
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.rewards import RewardConfig
@@ -38,7 +38,7 @@ from tests.small_run import (
     memory_store,
     model_directory,
     plan_iteration,
-    train_iteration,
+    train_small,
 )
 from tests.tasks.learning.tiny_model import VOCABULARY
 
@@ -357,7 +357,7 @@ def test_from_plan_to_report_unused_prompts_are_drawn_again(tmp_path):
     assert (plan.num_groups, plan.groups_wanted) == (8, 4)
     assert [slot.groups for slot in plan.slots] == [(0, 2, 4, 6), (1, 3, 5, 7)]
     roll_out(store, plan)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     assert [groups_of_three(batch) for batch in batches(store)] == [([0, 2, 3, 5], [1, 4])]
     report = commit_iteration(URL, 0)
     assert report.next_prompt == 6

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from storage import layout
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
-from storage.prompt_table import PromptRow
-from storage.shard import Finish, Row, encode_shard
+from storage.journal.shard import Finish, Row, encode_shard
+from storage.records import layout
+from storage.records.prompt_table import PromptRow
+from storage.stores.memory import MemoryStore
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.rewards import RewardConfig

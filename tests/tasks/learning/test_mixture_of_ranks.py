@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from storage import layout
-from storage.local import LocalStore
+from storage.records import layout
+from storage.stores.local import LocalStore
 from storage.weights.tensor_sets import pull, read_manifest
 from tasks.learning.ranks import Ranks
 from tasks.sampling.engines.weight_tensors import as_torch

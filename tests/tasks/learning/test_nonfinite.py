@@ -7,20 +7,20 @@ import pytest
 from click.testing import CliRunner
 
 from gleaner import main
-from storage import layout, records
-from storage.connect import connect
-from storage.memory import MemoryStore
-from storage.phase_failure import NonFiniteRecord
-from storage.retention import sweep
-from storage.retention_config import RetentionConfig
-from storage.run import read_plan, read_run
-from storage.store import StoreUnavailable
+from storage.fleet.phase_failure import NonFiniteRecord
+from storage.journal.retention import sweep
+from storage.journal.retention_config import RetentionConfig
+from storage.records import layout, records
+from storage.records.run import read_plan, read_run
+from storage.stores.connect import connect
+from storage.stores.memory import MemoryStore
+from storage.stores.store import StoreUnavailable
 from tasks.learning.nonfinite import keep_nonfinite
 from tasks.learning.optimizer import NonFiniteGradient
 from tasks.reporting.export import export_rollouts
 from tasks.reporting.nonfinite import nonfinite_line, nonfinite_responses, read_nonfinite
 from tests.journals import Incarnation, a_plan
-from tests.small_run import commit_iteration, config, everything, model_directory, plan_iteration, train_iteration
+from tests.small_run import commit_iteration, config, everything, model_directory, plan_iteration, train_small
 
 BROKEN = 4
 
@@ -60,7 +60,7 @@ def test_what_stopped_a_step_is_kept_and_its_responses_can_be_had(run, tmp_path)
     message = f"non-finite loss; responses {BROKEN}; it is recorded in {layout.nonfinite(0)}; "
     message += "get its tokens and log-probs by: "
     with pytest.raises(NonFiniteGradient, match=re.escape(message + command) + "$") as raised:
-        train_iteration(run, 0)
+        train_small(run, 0)
     assert (raised.value.quantity, raised.value.responses) == ("loss", (BROKEN,))
     assert read_nonfinite(store, 0) == NonFiniteRecord(
         iteration=0,
@@ -90,7 +90,7 @@ def test_nothing_of_it_is_deleted_and_the_next_attempt_finds_the_same(run):
     store = connect(run)
     for _ in range(2):
         with pytest.raises(NonFiniteGradient):
-            train_iteration(run, 0)
+            train_small(run, 0)
         before = everything(store)
         assert layout.nonfinite(0) in before
         assert sweep(store, RetentionConfig()).problems == ()
@@ -103,12 +103,12 @@ def test_nothing_of_it_is_deleted_and_the_next_attempt_finds_the_same(run):
 def test_once_the_iteration_is_committed_the_record_stays_and_status_is_silent(run):
     store = connect(run)
     with pytest.raises(NonFiniteGradient):
-        train_iteration(run, 0)
+        train_small(run, 0)
     # What decides what is learned may not change in a real run; here it mends the loss.
     for key, record in ((layout.RUN, read_run(store)), (layout.plan(0), read_plan(store, 0))):
         record.config["algorithm"]["old_logprobs"] = "trainer"
         records.put(store, key, record)
-    train_iteration(run, 0)
+    train_small(run, 0)
     commit_iteration(run, 0)
     assert sweep(store, RetentionConfig()).compacted == (0,)
     assert read_nonfinite(store, 0) is not None

@@ -6,8 +6,8 @@ import re
 import pytest
 import torch
 
-from storage import layout
-from storage.memory import MemoryStore
+from storage.records import layout
+from storage.stores.memory import MemoryStore
 from storage.weights.tensor_sets import read_manifest
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.trainer import TrainerConfig

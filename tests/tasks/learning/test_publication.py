@@ -1,8 +1,8 @@
 """What publication measures of what it writes."""
 
-from storage import layout
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
+from storage.records import layout
+from storage.stores.memory import MemoryStore
 from storage.weights.tensor_sets import WRITE_S, read_manifest
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.trainer import TrainerConfig

@@ -5,16 +5,16 @@ from typing import ClassVar
 
 import pytest
 
-from storage import layout
-from storage.assembly import JournalReader
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.retention import sweep
-from storage.retention_config import RetentionConfig
-from storage.run import read_plan
-from storage.store import CorruptObject
-from storage.stored_versions import list_versions
+from storage.journal.assembly import JournalReader
+from storage.journal.retention import sweep
+from storage.journal.retention_config import RetentionConfig
+from storage.records import layout
+from storage.records.run import read_plan
+from storage.stores.connect import connect
+from storage.stores.store import CorruptObject
 from storage.weights.adapters import adapter_record, loaded_bytes
+from storage.weights.stored_versions import list_versions
 from storage.weights.tensor_sets import read_manifest
 from storage.weights.versions import bases
 from tasks.preparing.evaluation import prepare
@@ -33,7 +33,7 @@ from tests.small_run import (
     model_directory,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 
 URL = "memory://adapters"
@@ -62,9 +62,9 @@ def played(model, publish, kills=0, sweeps=False):
         for writes in range(kills):
             store.left = writes
             with pytest.raises(Killed):
-                train_iteration(URL, iteration)
+                train_small(URL, iteration)
         store.left = 1 << 30
-        train_iteration(URL, iteration)
+        train_small(URL, iteration)
         commit_iteration(URL, iteration)
         if sweeps:
             sweep(store, RetentionConfig(keep_weights=2, keep_checkpoints=1))
@@ -131,21 +131,21 @@ def test_a_run_goes_on_from_the_state_that_was_stored_first_whoever_published_th
         return store
 
     rival = begun(5e-2)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     found, state = everything(rival), digests(rival, layout.checkpoint(1))
     store = begun(1e-2)
     undisturbed = everything(store)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     ours = contents(store, 1)
     store = memory_store("adapters", Overtaken("adapters", undisturbed))
     store.rivals = {key: body for key, body in found.items() if key.startswith(layout.checkpoint(1))}
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     assert digests(store, layout.checkpoint(1)) == state
     assert contents(store, 1) == ours
     commit_iteration(URL, 0)
     plan_iteration(run(model, publish, optimizer={"learning_rate": 1e-2}))
     roll_out(URL, 1)
-    train_iteration(URL, 1)
+    train_small(URL, 1)
     assert contents(store, 2) != ours
 
 
@@ -162,7 +162,7 @@ def test_a_standing_member_samples_what_the_members_of_each_iteration_do(model):
     for iteration in range(ITERATIONS):
         if iteration:
             plan_iteration(settings)
-        train_iteration(URL, iteration)
+        train_small(URL, iteration)
         found.append(sampled(store, iteration))
         commit_iteration(URL, iteration)
     member.join(300)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from storage.records import GradedResponse
+from storage.records.records import GradedResponse
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.run_config import dump, parse
 from tasks.learning.advantage import group_advantages

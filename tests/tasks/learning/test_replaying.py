@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage import layout
 from storage.clock import ManualClock
-from storage.connect import connect
-from storage.retention import sweep
-from storage.retention_config import RetentionConfig
-from storage.store import CorruptObject, ObjectMissing
-from storage.stored_versions import list_versions, restored_from
+from storage.journal.retention import sweep
+from storage.journal.retention_config import RetentionConfig
+from storage.records import layout
+from storage.stores.connect import connect
+from storage.stores.store import CorruptObject, ObjectMissing
 from storage.weights import tensor_sets
+from storage.weights.stored_versions import list_versions, restored_from
 from storage.weights.versions import pull_version
 from tasks.preparing.iteration import prepare
 from tests.covering import covering
@@ -32,7 +32,7 @@ from tests.small_run import (
     model_directory,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 
 URL = "memory://replaying"
@@ -115,7 +115,7 @@ def undisturbed(model, name):
     store = memory_store("replaying")
     for iteration in range(ITERATIONS):
         prepared(run(model, name, 1), iteration)
-        train_iteration(URL, iteration)
+        train_small(URL, iteration)
         commit_iteration(URL, iteration)
     found = states(store)
     assert len({str(digests) for digests, _ in found.values()}) == len(found)
@@ -140,7 +140,7 @@ def test_any_interval_gives_the_same_checkpoints_and_weights(model, name, interv
     store = memory_store("replaying")
     for iteration in range(ITERATIONS):
         prepared(run(model, name, interval), iteration)
-        metrics = train_iteration(URL, iteration).metrics
+        metrics = train_small(URL, iteration).metrics
         assert metrics.get("replay/iterations", 0.0) == replayed[iteration]
         assert metrics.get("replay/tensors_changed", 0.0) == 0.0
         assert (metrics.get("timing_s/replay", 0.0) > 0) == (replayed[iteration] > 0)
@@ -168,11 +168,11 @@ def test_killed_at_any_request_it_ends_with_the_same_bits(model, name, interval,
         for requests in [after for at, after in kills if at == iteration]:
             store.requests_left = requests
             try:
-                train_iteration(URL, iteration)
+                train_small(URL, iteration)
             except Killed:
                 continue
         store.requests_left = NEVER
-        train_iteration(URL, iteration)
+        train_small(URL, iteration)
         commit_iteration(URL, iteration)
         if iteration in swept:
             sweep(store, ALL)
@@ -199,7 +199,7 @@ def test_a_replay_reads_the_parts_when_the_journal_is_swept_meanwhile(model):
     for iteration in range(3):
         prepared(run(model, "grpo", 9), iteration)
         store.armed = iteration == 2
-        train_iteration(URL, iteration)
+        train_small(URL, iteration)
         commit_iteration(URL, iteration)
     assert swept == [(0, 1)]
     found = states(store)
@@ -214,7 +214,7 @@ def test_the_fewest_versions_that_are_kept_are_enough_for_a_replay(model):
         prepared(run(model, "ppo with a reference", 2), iteration)
         sweep(store, FEWEST)
         assert restored_from(store, iteration) == iteration // 2 * 2
-        train_iteration(URL, iteration)
+        train_small(URL, iteration)
         commit_iteration(URL, iteration)
         sweep(store, FEWEST)
     found = states(store)
@@ -228,7 +228,7 @@ def test_a_lost_checkpoint_is_replayed_and_what_lacks_for_that_is_named_before_i
     store = memory_store("replaying")
     for iteration in range(2):
         prepared(run(model, "grpo", 1), iteration)
-        train_iteration(URL, iteration)
+        train_small(URL, iteration)
         commit_iteration(URL, iteration)
         sweep(store, FEWEST)
     for key in store.list(layout.CHECKPOINTS):
@@ -241,7 +241,7 @@ def test_a_lost_checkpoint_is_replayed_and_what_lacks_for_that_is_named_before_i
             plan_iteration(run(model, "grpo", 1))
         store.put(key, body)
     prepared(run(model, "grpo", 1), 2)
-    assert train_iteration(URL, 2).metrics["replay/iterations"] == 2
+    assert train_small(URL, 2).metrics["replay/iterations"] == 2
     found = states(store)
     assert found == {key: expected[key] for key in found}
 
@@ -255,7 +255,7 @@ def test_each_iteration_is_replayed_with_its_own_settings(model):
         store = memory_store("replaying")
         for iteration, size in enumerate(sizes):
             prepared(run(model, "grpo", interval, micro_batch_tokens_max=size), iteration)
-            train_iteration(URL, iteration)
+            train_small(URL, iteration)
             commit_iteration(URL, iteration)
         found.append({key: state for key, state in states(store).items() if key.startswith(layout.WEIGHTS)})
     assert found[0] == found[1]
@@ -270,7 +270,7 @@ def test_the_last_iteration_of_an_execution_stores_a_checkpoint_whatever_the_int
         ends = iteration in (1, 3)
         prepare(run(model, "grpo", 9), EXECUTION, ManualClock(), ends_execution=ends)
         roll_out(URL, iteration)
-        assert ("replay/iterations" in train_iteration(URL, iteration).metrics) == ends
+        assert ("replay/iterations" in train_small(URL, iteration).metrics) == ends
         commit_iteration(URL, iteration)
     found = states(store)
     assert found == {key: expected[key] for key in found}
@@ -284,7 +284,7 @@ def test_weights_that_another_trainer_has_published_with_other_bits_are_gone_on_
     memory_store("replaying")
     other = run(model, "grpo", interval)
     prepared(config(URL, model, optimizer=SCHEDULE | {"learning_rate": 9e-3}, trainer=TWO_BATCHES), 0)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     theirs = {key: body for key, body in everything(connect(URL)).items() if key.startswith(layout.weights(1))}
 
     class Overtaken(DiesAtWrite):
@@ -297,12 +297,12 @@ def test_weights_that_another_trainer_has_published_with_other_bits_are_gone_on_
 
     store = memory_store("replaying", Overtaken("replaying", {}))
     prepared(other, 0)
-    assert train_iteration(URL, 0).weight_version == 1
+    assert train_small(URL, 0).weight_version == 1
     assert {key: store.get(key) for key in theirs} == theirs
     assert list_versions(store, layout.CHECKPOINTS).complete == ({1} if interval == 1 else set())
     commit_iteration(URL, 0)
     prepared(other, 1)
-    metrics = train_iteration(URL, 1).metrics
+    metrics = train_small(URL, 1).metrics
     if interval > 1:
         assert (metrics["replay/iterations"], metrics["replay/tensors_changed"] > 0) == (1.0, True)
     # The differences are to what was published, not to what the trainer had.

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from storage.local import LocalStore
+from storage.stores.local import LocalStore
 from storage.weights.tensor_sets import read_manifest
 from tasks.learning import checkpoint
 from tasks.learning.ranks import Ranks

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.records import TrainingRecord
-from storage.run import next_iteration, read_plan, read_run
+from storage.records import layout, records
+from storage.records.records import TrainingRecord
+from storage.records.run import next_iteration, read_plan, read_run
 from storage.weights.tensor_sets import read_manifest
 from tasks.configuration.run_config import dump
 from tasks.learning import checkpoint
@@ -27,7 +27,7 @@ from tests.small_run import (
     model_directory,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 
 RATIOS = [f"importance/ratio_{name}" for name in ("min", "p01", "p50", "p99", "max")]
@@ -164,7 +164,7 @@ def one_after_another(settings):
         roll_out(URL, iteration)
         if iteration < ITERATIONS - 1:
             plan_next(settings)
-        train_iteration(URL, iteration)
+        train_small(URL, iteration)
         commit_iteration(URL, iteration)
     return store
 
@@ -175,7 +175,7 @@ def side_by_side(settings):
     plan_iteration(settings)
     roll_out(URL, 0)
     for iteration in range(ITERATIONS):
-        trainer = threading.Thread(target=train_iteration, args=(URL, iteration))
+        trainer = threading.Thread(target=train_small, args=(URL, iteration))
         if iteration < ITERATIONS - 1:
             plan_next(settings)
         trainer.start()
@@ -225,19 +225,19 @@ def test_a_trainer_killed_at_any_write_ends_with_the_same_bits(ahead):
     plan_iteration(ahead)
     roll_out(URL, 0)
     plan_next(ahead)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     roll_out(URL, 1)
     begun = everything(store)
     undisturbed = memory_store("staleness", DiesAtWrite("staleness", begun))
-    train_iteration(URL, 1)
+    train_small(URL, 1)
     writes = (1 << 30) - undisturbed.left
     assert writes > 4
     for number in range(writes):
         store = memory_store("staleness", DiesAtWrite("staleness", begun, number))
         with pytest.raises(Killed):
-            train_iteration(URL, 1)
+            train_small(URL, 1)
         store.left = 1 << 30
-        assert learned(train_iteration(URL, 1).metrics) == learned(trained(undisturbed, 1))
+        assert learned(train_small(URL, 1).metrics) == learned(trained(undisturbed, 1))
         assert digests(store, 2) == digests(undisturbed, 2)
 
 
@@ -270,14 +270,14 @@ def test_the_trainer_refuses_before_anything_is_trained_or_written(model):
     store = memory_store("staleness")
     plan_iteration(settings)
     roll_out(URL, 0)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     commit_iteration(URL, 0)
     plan_iteration(settings)
     records.put(store, layout.plan(1), replace(read_plan(store, 1), weight_version=0))
     roll_out(URL, 1)
     before = {key: body for key, body in everything(store).items() if key != layout.LEASE_BEAT}
     with pytest.raises(TooStaleError, match="trains weight version 1 on tokens of weight version 0; allowed with"):
-        train_iteration(URL, 1)
+        train_small(URL, 1)
     assert {key: body for key, body in everything(store).items() if key != layout.LEASE_BEAT} == before
 
 
@@ -309,7 +309,7 @@ def test_the_configuration_decides_whether_tokens_are_weighted(model, rollout, a
     records.put(store, layout.RUN, replace(read_run(store), config=dump(told)))
     records.put(store, layout.plan(0), replace(read_plan(store, 0), config=dump(told)))
     store.delete(layout.settings(0))
-    metrics = train_iteration(URL, 0).metrics
+    metrics = train_small(URL, 0).metrics
     assert ("importance/ess" in metrics) is weighted
     ratios = [metrics[f"importance/ratio_{name}"] for name in ("min", "p01", "p50", "p99", "max")]
     assert ratios == sorted(ratios)

@@ -8,19 +8,19 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
-from storage.prompt_table import PromptRow
-from storage.records import BatchRecord
-from storage.shard import Finish
+from storage.journal.shard import Finish
+from storage.records import layout, records
+from storage.records.prompt_table import PromptRow
+from storage.records.records import BatchRecord
+from storage.stores.memory import MemoryStore
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.rewards import RewardConfig
 from tasks.configuration.trainer import TrainerConfig
 from tasks.grading.grader import Grader
 from tasks.grading.reward import GradingError
-from tasks.learning.follow import GroupTimeout
+from tasks.learning.journal_follower import GroupTimeout
 from tasks.learning.learner import Learner
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.trainer import IterationTrainer

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
+from storage.stores.memory import MemoryStore
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.trainer import TrainerConfig

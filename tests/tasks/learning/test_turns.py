@@ -7,15 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import layout, records
-from storage.assembly import JournalReader
 from storage.clock import ManualClock
-from storage.compaction import read_batches
 from storage.digests import digest_of
-from storage.memory import MemoryStore
-from storage.prompt_table import PromptRow, encode_prompts
-from storage.records import Span
-from storage.retention import settle
+from storage.journal.assembly import JournalReader
+from storage.journal.compaction import read_batches
+from storage.journal.retention import settle
+from storage.records import layout, records
+from storage.records.prompt_table import PromptRow, encode_prompts
+from storage.records.records import Span
+from storage.stores.memory import MemoryStore
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.rewards import RewardConfig
 from tasks.grading.grader import Grader
@@ -23,8 +23,8 @@ from tasks.grading.reward import GradingError
 from tasks.learning.advantage import advantages_of
 from tasks.learning.batching import collate
 from tasks.learning.estimates import by_response, padded
-from tasks.learning.follow import FollowConfig
 from tasks.learning.forward_passes import ForwardPasses
+from tasks.learning.journal_follower import FollowConfig
 from tasks.learning.ranks import Ranks
 from tasks.learning.recorded_batches import BatchReader, RecordedBatches, check_some_graded
 from tasks.learning.replaying import ReplayReader

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from storage.records import SamplingParams
+from storage.records.records import SamplingParams
 from tasks.configuration.lora import LoraConfig
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.adapted_policy import AdaptedPolicy

@@ -5,13 +5,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from storage import layout
 from storage.clock import SystemClock
+from storage.records import layout
 from storage.weights.tensor_sets import read_manifest
 from storage.weights.versions import pull_version
 from tasks.reporting.export_model import export_model
 from tasks.sampling.engines.weight_tensors import as_torch
-from tests.small_run import commit_iteration, config, memory_store, plan_iteration, roll_out, train_iteration
+from tests.small_run import commit_iteration, config, memory_store, plan_iteration, roll_out, train_small
 from tests.tasks.models.families import write_family
 from tests.tiny_model import VOCAB_SIZE, tiny_tokenizer
 
@@ -30,7 +30,7 @@ def test_versions_and_the_exported_model_have_the_names_of_the_pretrained_one(tm
     for iteration in range(ITERATIONS):
         plan_iteration(config(URL, model, rollout=rollout))
         roll_out(URL, iteration)
-        record = train_iteration(URL, iteration)
+        record = train_small(URL, iteration)
         # The trainer's log-probs against the sampler's, of the same version.
         assert record.metrics["mismatch_kl"] < 1e-8
         commit_iteration(URL, iteration)

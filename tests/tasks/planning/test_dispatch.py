@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.crew_model.step_time import StepTime
+from tasks.planning.capacity import GroupLengths
 from tasks.planning.dispatch import (
     Dispatch,
-    Member,
-    Work,
+    DispatchMember,
+    GroupWork,
     balanced_ranges,
     dispatch,
     even_ranges,
@@ -30,13 +31,12 @@ from tasks.planning.makespan import (
     member_time_s,
     response_lengths,
 )
-from tasks.planning.offer import GroupLengths
 from tests.property_examples import part_of_examples
 
 LINEAR = StepTime(((1, 0.02), (64, 0.04)))
 FLAT = StepTime(((1, 0.02), (8, 0.02), (32, 0.06)))
 STEEP = StepTime(((1, 0.01), (8, 0.2)))
-MEMBER = Member(pool="a", step_time=LINEAR, responses_max=64)
+MEMBER = DispatchMember(pool="a", step_time=LINEAR, responses_max=64)
 
 
 def group_lengths(expected, ratio=1.5) -> GroupLengths:
@@ -75,9 +75,9 @@ def all_groups(dispatched: Dispatch) -> list[int]:
     return sorted(group for assignment in dispatched.assignments for group in assignment.groups)
 
 
-def sorted_work(lengths: GroupLengths, num_generations: int, *, keep_order: bool = False) -> Work:
+def sorted_work(lengths: GroupLengths, num_generations: int, *, keep_order: bool = False) -> GroupWork:
     order = tuple(np.argsort(-lengths.expected, kind="stable").tolist())
-    return Work(response_lengths(lengths, num_generations), order, keep_order)
+    return GroupWork(response_lengths(lengths, num_generations), order, keep_order)
 
 
 @given(**CASES)

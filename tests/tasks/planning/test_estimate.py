@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from storage.planning_records import SeedingRecord
+from storage.records.planning_records import SeedingRecord
 from tasks.crew_model.step_time import StepTime
+from tasks.planning.capacity import GroupLengths, TrainerCapacity
 from tasks.planning.estimate import HORIZON, Estimate, Estimator
 from tasks.planning.makespan import member_time_s
-from tasks.planning.offer import GroupLengths, ReservedOffer
 from tasks.planning.request import PlanningRequest
 from tests.planning_requests import CURVE, RULES, a_request, alike_lengths, an_offer, some_lengths, waits
 
-RESERVED = ReservedOffer(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)
+RESERVED = TrainerCapacity(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)
 NO_SPREAD = GroupLengths("none", np.full(32, 400.0), np.full(32, 400.0))
 COLOCATED = SeedingRecord(seeding_s=None, members=0)
 

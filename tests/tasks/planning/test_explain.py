@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from storage import canonical
-from storage.planning_records import SeedingRecord
+from storage.records import canonical
+from storage.records.planning_records import SeedingRecord
 from tasks.configuration.planning import PlanningConfig
 from tasks.crew_model.step_time import NOMINAL
+from tasks.planning.capacity import TrainerCapacity
 from tasks.planning.explain import ALTERNATIVES_MAX
 from tasks.planning.iteration_plan import plan_iteration
-from tasks.planning.offer import ReservedOffer
 from tasks.planning.request import BudgetExceeded
 from tests.planning_requests import CURVE, a_request, alike_lengths, an_offer, requests, some_lengths, waits
 
-RESERVED = ReservedOffer(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)
+RESERVED = TrainerCapacity(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)
 
 
 def decisions(request):

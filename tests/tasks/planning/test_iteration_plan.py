@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.records import TRAIN_POOL, SlotPlan
+from storage.records.records import TRAIN_POOL, SlotPlan
 from tasks.crew_model.step_time import NOMINAL
+from tasks.planning.capacity import TrainerCapacity
 from tasks.planning.division import assign_groups
 from tasks.planning.iteration_plan import BudgetExceeded, PlanningRequest, plan_iteration
 from tasks.planning.makespan import lower_bound_s
-from tasks.planning.offer import ReservedOffer
 from tasks.planning.width import allowed_usd, choose_width
 from tests.planning_requests import CURVE, a_request, alike_lengths, an_offer, requests, some_lengths
 from tests.property_examples import part_of_examples
 
-RESERVED = ReservedOffer(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)
+RESERVED = TrainerCapacity(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)
 
 
 def planned(request: PlanningRequest):

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.crew_model.step_time import StepTime
+from tasks.planning.capacity import GroupLengths
 from tasks.planning.makespan import (
-    Member,
+    DispatchMember,
     drawn_lengths,
     ends_s,
     group_ends_s,
@@ -19,7 +20,6 @@ from tasks.planning.makespan import (
     response_lengths,
     streamed_s,
 )
-from tasks.planning.offer import GroupLengths
 from tests.property_examples import part_of_examples
 
 CURVES = [
@@ -30,8 +30,8 @@ CURVES = [
 COUNTS = st.lists(st.integers(1, 30), min_size=1, max_size=12)
 
 
-def a_member(curve: StepTime, responses_max: int = 4, **changes) -> Member:
-    return Member(pool="a", step_time=curve, responses_max=responses_max, **changes)
+def a_member(curve: StepTime, responses_max: int = 4, **changes) -> DispatchMember:
+    return DispatchMember(pool="a", step_time=curve, responses_max=responses_max, **changes)
 
 
 def group_lengths(expected, high) -> GroupLengths:
@@ -197,7 +197,7 @@ def token_by_token(lengths: list[list[int]], slots: int) -> list[float]:
 
 @given(LENGTHS, st.integers(1, 8), st.floats(0, 100))
 def test_groups_end_as_in_a_simulation_token_by_token(lengths, slots, start_s):
-    member = Member(pool="rollout", step_time=CURVE, responses_max=slots, start_s=start_s)
+    member = DispatchMember(pool="rollout", step_time=CURVE, responses_max=slots, start_s=start_s)
     found = group_ends_s(np.array(lengths, dtype=float), range(len(lengths)), member)
     assert found == pytest.approx([start_s + end_s for end_s in token_by_token(lengths, slots)])
     flat = np.array(lengths, dtype=float).ravel()
@@ -205,7 +205,7 @@ def test_groups_end_as_in_a_simulation_token_by_token(lengths, slots, start_s):
 
 
 def test_a_bounded_batch_counts():
-    member = Member(pool="rollout", step_time=CURVE, responses_max=8)
+    member = DispatchMember(pool="rollout", step_time=CURVE, responses_max=8)
     lengths = np.array([[4.0, 4.0], [4.0, 4.0]])
     assert group_ends_s(lengths, [1, 0], member, 2).tolist() == pytest.approx(token_by_token([[4, 4], [4, 4]], 2))
 

@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from storage.planning_records import SeedingRecord
-from storage.records import TRAIN_POOL
+from storage.records.planning_records import SeedingRecord
+from storage.records.records import TRAIN_POOL
 from tasks.crew_model.step_time import NOMINAL
+from tasks.planning.capacity import GroupLengths, TrainerCapacity
 from tasks.planning.division import assign_groups
 from tasks.planning.makespan import member_time_s, response_lengths
-from tasks.planning.offer import GroupLengths, ReservedOffer
 from tasks.planning.planned_crew import engines_in_members, engines_stop_s, planned_crew, seedings
 from tests.planning_requests import CURVE, a_request, alike_lengths, an_offer, some_lengths, waits
 
-RESERVED = ReservedOffer(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)
+RESERVED = TrainerCapacity(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)
 
 
 def crew_of(request, counts):
@@ -110,7 +110,7 @@ def test_an_engine_counts_as_so_many_members_as_it_is_faster():
         "train_s": 10.0,
     }
     offer = an_offer(count_max=2, start_s=0.0)
-    one, fast = ReservedOffer(engines=1, usd_per_h=8.0, responses_max=64, step_time=CURVE), CURVE.scaled(0.5)
+    one, fast = TrainerCapacity(engines=1, usd_per_h=8.0, responses_max=64, step_time=CURVE), CURVE.scaled(0.5)
     alike = a_request(offer, reserved=one, **past)
     faster = a_request(offer, reserved=replace(one, step_time=fast), **past)
     assert [engines_in_members(request) for request in (alike, faster)] == [1.0, pytest.approx(2.0)]

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from storage.length_tables import HASHED
-from storage.prompt_table import PromptRow
+from storage.records.length_tables import HASHED
+from storage.records.prompt_table import PromptRow
 from tasks.planning.prompt_features import answer_characters, prompt_features
 
 

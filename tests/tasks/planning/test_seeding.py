@@ -7,9 +7,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from storage.planning_records import SeedingRecord
+from storage.records.planning_records import SeedingRecord
 from tasks.configuration.planning import PlanningConfig
-from tasks.planning.offer import StepWaits
+from tasks.planning.capacity import StepWaits
 from tasks.planning.seeding import closed_form_s, generates_again, members_needed, next_seeding, work_engine_s
 from tests.planning_requests import waits
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tasks.crew_model.step_time import NOMINAL
 from tasks.planning import estimate
+from tasks.planning.capacity import TrainerCapacity
 from tasks.planning.estimate import MEMBERS_MAX, PLAYED_MAX, ROLLOUTS_MAX, Estimator
-from tasks.planning.offer import ReservedOffer
 from tasks.planning.request import BudgetExceeded
 from tasks.planning.width import CLEARLY, WIDTHS_MAX, choose_width
 from tests.planning_requests import CURVE, a_request, an_offer, some_lengths, waits
@@ -18,7 +18,7 @@ from tests.property_examples import part_of_examples
 
 COST = {"width": "cost"}
 SEEDED = {"seeding": "auto"}
-RESERVED = ReservedOffer(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)
+RESERVED = TrainerCapacity(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)
 EVEN = some_lengths(64, sigma=0.05)
 # Two iterations of these lengths.
 SEEN = (EVEN.expected[:, None].repeat(4, axis=1),) * 2

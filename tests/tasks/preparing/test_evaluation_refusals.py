@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from storage.clock import ManualClock
-from storage.connect import connect
-from storage.local import LocalStore
-from storage.run import read_plan
-from storage.store import ConflictingRecord, StoreDenied
+from storage.records.run import read_plan
+from storage.stores.connect import connect
+from storage.stores.local import LocalStore
+from storage.stores.store import ConflictingRecord, StoreDenied
 from tasks.grading.reward import GradingError
 from tasks.preparing.evaluation import VersionGone
 from tasks.preparing.iteration import prepare as plan_training

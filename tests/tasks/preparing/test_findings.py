@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.store import StoreUnavailable
+from storage.stores.store import StoreUnavailable
 from tasks.preparing.findings import Findings, Refusals
 
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.records import ReportRecord
-from storage.run import read_run
-from storage.store import ConflictingRecord, StoreDenied
+from storage.records import layout, records
+from storage.records.records import ReportRecord
+from storage.records.run import read_run
+from storage.stores.store import ConflictingRecord, StoreDenied
 from tasks.configuration.run_config import digest, parse
 from tasks.preparing.checks import check_files
 from tasks.preparing.findings import Refusals

@@ -13,16 +13,16 @@ import pytest
 import yaml
 
 from storage.clock import ManualClock
-from storage.connect import connect
-from storage.run import read_plan, read_run
-from storage.sources import read_rows
+from storage.records.run import read_plan, read_run
+from storage.records.sources import read_rows
+from storage.stores.connect import connect
 from tasks.configuration.run_config import PolicyConfig, parse
 from tasks.hub.data_sets import parquet_pieces
 from tasks.hub.repositories import HubError
-from tasks.preparing.at_hand import inputs_at_hand
 from tasks.preparing.checks import check_files
 from tasks.preparing.findings import Refusals
 from tasks.preparing.iteration import prepare
+from tasks.preparing.local_inputs import open_local_inputs
 from tasks.prompts.csv_rows import CsvRows
 from tests.hub_data import GSM_CARD, parquet_of
 from tests.hub_server import TOKEN, Hub, folder_files, pointed_to, running_hub
@@ -233,7 +233,7 @@ def test_a_path_that_exists_wins(hub: Hub, home: Path, tmp_path: Path, model: Pa
     (tmp_path / "Small").mkdir()
     (tmp_path / MODEL).symlink_to(model)
     monkeypatch.chdir(tmp_path)
-    with pointed_to(hub, home), inputs_at_hand() as inputs:
+    with pointed_to(hub, home), open_local_inputs() as inputs:
         assert inputs.policy(PolicyConfig(path=MODEL)).path == MODEL
         assert not inputs.found
     assert not hub.requests

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
-from storage.records import SamplingParams
+from storage.records.records import SamplingParams
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import collate
 from tasks.learning.policy import Policy

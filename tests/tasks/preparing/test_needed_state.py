@@ -4,12 +4,12 @@ import functools
 
 import pytest
 
-from storage import layout
 from storage.clock import ManualClock
-from storage.run import acquire_lease
-from storage.store import CorruptObject
+from storage.records import layout
+from storage.records.run import acquire_lease
+from storage.stores.store import CorruptObject
 from tasks.preparing.iteration import prepare
-from tests.small_run import commit_iteration, config, everything, memory_store, roll_out, train_iteration
+from tests.small_run import commit_iteration, config, everything, memory_store, roll_out, train_small
 
 URL = "memory://needed-state"
 CRITIC = {"algorithm": {"advantage_estimator": "gae"}}
@@ -29,7 +29,7 @@ def after_one_iteration(model, **sections):
     settings = config(URL, model, **sections)
     prepare(settings, "e1", ManualClock())
     roll_out(URL, 0)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     commit_iteration(URL, 0)
     return store, settings
 
@@ -96,7 +96,7 @@ def test_a_manifest_is_looked_at_too_and_an_iteration_that_is_trained_needs_noth
     store.put(manifest, body)
     assert prepare(settings, "e1", ManualClock())[0].iteration == 1
     roll_out(URL, 1)
-    train_iteration(URL, 1)
+    train_small(URL, 1)
     store.delete(manifest)
     assert prepare(settings, "e1", ManualClock())[0].iteration == 1
     # Only with its weights: a checkpoint alone, as an older version may have left it, is made again.

@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from storage import layout, prompt_table, records
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
 from storage.process_identity import process_name
-from storage.records import PlanRecord, ReportRecord
-from storage.run import RunBusy, lease_holder, read_plan, read_run, release_lease
-from storage.store import ObjectMissing
+from storage.records import layout, prompt_table, records
+from storage.records.records import PlanRecord, ReportRecord
+from storage.records.run import RunBusy, lease_holder, read_plan, read_run, release_lease
+from storage.stores.memory import MemoryStore
+from storage.stores.store import ObjectMissing
 from storage.weights import tensor_sets
 from tasks.configuration.run_config import dump, identity, parse
 from tasks.plan import execution_name, plan

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
-from storage.planning_records import PoolObservation
-from storage.records import ReportRecord
-from storage.run import acquire_lease, exists, next_iteration, read_plan, release_lease
+from storage.records import layout, records
+from storage.records.planning_records import PoolObservation
+from storage.records.records import ReportRecord
+from storage.records.run import acquire_lease, exists, next_iteration, read_plan, release_lease
+from storage.stores.memory import MemoryStore
 from tasks.plan import plan
 from tasks.planning.iteration_plan import BudgetExceeded
 from tasks.preparing.iteration import WeightsTooOld, prepare

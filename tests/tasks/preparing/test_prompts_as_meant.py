@@ -5,8 +5,8 @@ import json
 import pytest
 
 from storage.clock import ManualClock
-from storage.prompt_table import read_prompts
-from storage.run import holds_run, read_plan
+from storage.records.prompt_table import read_prompts
+from storage.records.run import holds_run, read_plan
 from tasks.preparing.checks import check_files
 from tasks.preparing.iteration import prepare
 from tasks.preparing.tools import prompt_tokenizer

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage import layout, records
 from storage.clock import ManualClock, SystemClock
-from storage.crew_records import ended_slots
-from storage.memory import MemoryStore
-from storage.records import ClosedRecord, SlotPlan
-from storage.shard import Finish
+from storage.journal.shard import Finish
+from storage.records import layout, records
+from storage.records.crew_records import ended_slots
+from storage.records.records import ClosedRecord, SlotPlan
+from storage.stores.memory import MemoryStore
 from tasks.preparing.iteration import prepare
 from tasks.preparing.started_slots import crew_slots, needed_slots, started_slots
 from tasks.sampling.session.standing import Post, stand

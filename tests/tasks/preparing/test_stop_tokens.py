@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.connect import connect
-from storage.prompt_table import PromptRow
-from storage.run import read_plan
+from storage.records import layout, records
+from storage.records.prompt_table import PromptRow
+from storage.records.run import read_plan
+from storage.stores.connect import connect
 from tasks.learning.pretrained import ModelError, check_model
 from tasks.preparing.checks import check_files
 from tasks.preparing.evaluation import prepare as prepare_evaluation

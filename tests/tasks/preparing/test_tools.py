@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout
 from storage.clock import ManualClock
-from storage.prompt_table import read_prompts
-from storage.run import read_plan
+from storage.journal.noise_keys import group_seed
+from storage.records import layout
+from storage.records.prompt_table import read_prompts
+from storage.records.run import read_plan
 from tasks.preparing.checks import check_files, check_settings
 from tasks.preparing.iteration import prepare
 from tasks.preparing.tools import openings, prompt_tokenizer
 from tasks.prompts.prompt import Prompt, PromptError
 from tasks.turns import process_environments
-from tasks.turns.group_seed import group_seed
 from tasks.turns.opened_environments import opened_environments
 from tasks.turns.reading import message_reader
 from tasks.turns.tool_schemas import ToolsUnusable, name_of

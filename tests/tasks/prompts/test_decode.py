@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from storage.records import SamplingParams
+from storage.records.records import SamplingParams
 from tasks.prompts.decode import open_completion_decoder, open_decoder
 from tests.tiny_model import tiny_config, tiny_tokenizer
 

@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 
 from resources.prices import GET_USD, PUT_USD
-from storage import layout, records
-from storage.assembly import JournalReader
 from storage.clock import ManualClock
-from storage.compaction import read_batches
 from storage.digests import digest_of
-from storage.fleet_records import DueRecord
-from storage.memory import MemoryStore
-from storage.prompt_table import PromptRow, encode_prompts
-from storage.records import AliveRecord, BatchRecord, GradedResponse, ReportRecord, TrainingRecord
-from storage.shard import Finish
-from storage.store import CorruptObject, ObjectMissing
+from storage.fleet.fleet_records import DueRecord
+from storage.journal.assembly import JournalReader
+from storage.journal.compaction import read_batches
+from storage.journal.shard import Finish
+from storage.records import layout, records
+from storage.records.prompt_table import PromptRow, encode_prompts
+from storage.records.records import BatchRecord, GradedResponse, HeartbeatRecord, ReportRecord, TrainingRecord
+from storage.stores.memory import MemoryStore
+from storage.stores.store import CorruptObject, ObjectMissing
 from storage.weights.objects import encode_header
 from storage.weights.tensor_sets import PUBLISHED_AT_S, WRITE_S, TensorBlock, publish
 from tasks.reporting.conclusion import conclude_iteration, response_metrics
@@ -67,7 +67,7 @@ def an_iteration():
     other.announce(started_at_s=1012, updated_at_s=1062, tokens_generated=7, gone=True)
     for name, fields in TOLD.items():
         key = layout.alive(0, name)
-        told = records.read(store, AliveRecord, key)
+        told = records.read(store, HeartbeatRecord, key)
         records.put(store, key, replace(told, **fields))
     commit_batches(store, [[2, 3], [0, 1]])
     training = TrainingRecord(
@@ -195,7 +195,7 @@ def test_the_report_is_that_of_the_hand_made_case():
 def test_what_was_written_after_the_last_heartbeat_counts_as_decoded():
     store = an_iteration()
     key = layout.alive(0, "00000-a")
-    records.put(store, key, replace(records.read(store, AliveRecord, key), tokens_generated=1))
+    records.put(store, key, replace(records.read(store, HeartbeatRecord, key), tokens_generated=1))
     # 5 tokens are in its shards, of which 3 count.
     assert conclude(store).lives[0].tokens_regenerated == 2
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
-from storage.records import AliveRecord, BatchRecord
+from storage.records import layout, records
+from storage.records.records import BatchRecord, HeartbeatRecord
 from tasks.reporting.verification import IntegrityError
 from tests.tasks.reporting.test_conclusion import PLAN, an_iteration, change, conclude, graded
 
@@ -60,7 +60,7 @@ def test_what_the_closing_found_unjournalled_is_unused_and_what_a_kill_did_is_no
     store = wanting(1, responses=[0, 1])
     store.delete(layout.shard(0, "00001-c", 1))
     key = layout.alive(0, "00001-c")
-    records.put(store, key, replace(records.read(store, AliveRecord, key), state=state))
+    records.put(store, key, replace(records.read(store, HeartbeatRecord, key), state=state))
     life = conclude(store).lives[2]
     assert (life.tokens_unused, life.tokens_regenerated) == (unused, regenerated)
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
-from storage.planning_records import DecisionRecord
-from storage.records import SlotLife
+from storage.records import layout, records
+from storage.records.planning_records import DecisionRecord
+from storage.records.records import SlotLife
 from tests.tasks.reporting.test_conclusion import PLAN, an_iteration, conclude
 
 

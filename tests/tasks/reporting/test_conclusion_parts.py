@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
-from storage.records import ReportRecord
+from storage.records import layout
+from storage.records.records import ReportRecord
+from storage.stores.memory import MemoryStore
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.reporting.verification import IntegrityError
 from tests.tasks.reporting.test_conclusion import PRICES, an_iteration, change

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
-from storage.records import AliveRecord
+from storage.records import layout, records
+from storage.records.records import HeartbeatRecord
 from tests.journals import newer_heartbeat
 from tests.tasks.reporting.test_conclusion import an_iteration, conclude
 
@@ -59,5 +59,5 @@ def test_without_any_heartbeat_all_lives_last_from_the_plan_to_the_end_of_traini
 def test_a_pool_that_nobody_priced_does_not_keep_an_iteration_from_its_end():
     store = an_iteration()
     key = layout.alive(0, "00001-c")
-    records.put(store, key, replace(records.read(store, AliveRecord, key), pool="elsewhere"))
+    records.put(store, key, replace(records.read(store, HeartbeatRecord, key), pool="elsewhere"))
     assert of(conclude(store), "00001-c").pool == "rollout"

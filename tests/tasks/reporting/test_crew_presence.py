@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.crew_records import note_rollout_ended
-from storage.memory import MemoryStore
-from storage.records import AliveRecord, ReportRecord, SettingsRecord, SlotLife
+from storage.records import layout, records
+from storage.records.crew_records import note_rollout_ended
+from storage.records.records import HeartbeatRecord, ReportRecord, SettingsRecord, SlotLife
+from storage.stores.memory import MemoryStore
 from tasks.reporting.crew_presence import await_goodbyes, described, slots_not_come
 from tests.sessions import a_plan
 
@@ -16,7 +16,7 @@ EXECUTION = "f1234"
 
 
 def alive(slot, state, name="a", started_at_s=0.0):
-    return AliveRecord(
+    return HeartbeatRecord(
         incarnation=f"{slot:05d}-{name}",
         slot=slot,
         state=state,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.records import SettingsRecord
+from storage.records import layout, records
+from storage.records.records import SettingsRecord
 from tasks.reporting.watch import Watcher
 from tests.journals import Incarnation
 from tests.watched_run import PLAN, TTL_S, beat, planned, steal

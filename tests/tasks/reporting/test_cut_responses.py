@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from storage.connect import connect
-from storage.records import ReportRecord
-from storage.run import read_report
-from tasks.concluding.iteration import commit_and_tell
+from storage.records.records import ReportRecord
+from storage.records.run import read_report
+from storage.stores.connect import connect
+from tasks.concluding.iteration import commit_and_report
 from tasks.reporting.conclusion import cut_line
 from tasks.viewing.reading_commands import status
-from tests.small_run import config, plan_iteration, roll_out, train_iteration
+from tests.small_run import config, plan_iteration, roll_out, train_small
 
 REPORT = ReportRecord(
     iteration=0,
@@ -49,11 +49,11 @@ def test_log_deck_and_status_say_it_and_so_does_whoever_concludes_again(model, t
     settings = config(url, model, sampling={"max_completion_length": limit}, algorithm={"overlong_buffer_length": None})
     reference = plan_iteration(settings)
     roll_out(url, 0)
-    train_iteration(url, 0)
+    train_small(url, 0)
     for _ in range(2):
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            _, tabs = commit_and_tell(reference, last=False)
+            _, tabs = commit_and_report(reference, last=False)
         line = cut_line(read_report(connect(url), 0))
         assert (line is not None) == (share is not None)
         shown = CliRunner().invoke(status, [url]).output

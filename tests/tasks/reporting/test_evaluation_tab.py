@@ -3,7 +3,7 @@
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from storage.evaluation_records import EvaluatedPrompt, EvaluationRecord
+from storage.records.evaluation_records import EvaluatedPrompt, EvaluationRecord
 from tasks.reporting.evaluation_tab import evaluation_line, evaluation_tab
 
 RECORD = EvaluationRecord(

@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from examples.warm_start import build_tokenizer
-from storage import layout, records
-from storage.compaction import compact
 from storage.digests import digest_of
-from storage.memory import MemoryStore
-from storage.prompt_table import PromptRow, encode_prompts
-from storage.retention import settle
-from storage.run import read_plan
-from storage.store import CorruptObject
+from storage.journal.compaction import compact
+from storage.journal.retention import settle
+from storage.records import layout, records
+from storage.records.prompt_table import PromptRow, encode_prompts
+from storage.records.run import read_plan
+from storage.stores.memory import MemoryStore
+from storage.stores.store import CorruptObject
 from tasks.reporting.export import export_rollouts, parse_range
 from tests.committed_runs import PROMPTS, TOKENS, begin, grade, plan_iteration, roll_out, run_of
 from tests.journals import LOGPROB
@@ -174,8 +174,9 @@ def test_other_ranges_are_refused(text):
 
 
 def test_the_pandas_example_of_the_guide_runs(store, tmp_path, monkeypatch, capsys):
-    guide = Path(__file__).parents[3] / "docs" / "guide" / "data_export.md"
-    [example] = re.findall(r"^```python\n(.*?)^```", guide.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    guide = Path(__file__).parents[3] / "docs" / "guide" / "export.md"
+    text = guide.read_text(encoding="utf-8")
+    example, *_ = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     export_rollouts(store, ":", tmp_path / "rollouts")
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "example.py"

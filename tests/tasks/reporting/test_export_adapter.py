@@ -10,13 +10,13 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from storage import layout
 from storage.clock import ManualClock
-from storage.connect import connect
-from storage.memory import MemoryStore
-from storage.retention import sweep
-from storage.retention_config import RetentionConfig
-from storage.store import CorruptObject
+from storage.journal.retention import sweep
+from storage.journal.retention_config import RetentionConfig
+from storage.records import layout
+from storage.stores.connect import connect
+from storage.stores.memory import MemoryStore
+from storage.stores.store import CorruptObject
 from storage.weights.tensor_sets import publish, pull
 from tasks.configuration.lora import LoraConfig
 from tasks.reporting.export_adapter import export_adapter, fan_in_fan_out, target_modules
@@ -30,7 +30,7 @@ from tests.small_run import (
     model_directory,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 from tests.tiny_model import VOCAB_SIZE, save_tiny_model, tiny_config, tiny_model
 
@@ -60,7 +60,7 @@ def run(folder, name, iterations):
         # A GPT-2 calls its longest input otherwise.
         plan_iteration(config(url, base, lora=lora, rollout={"context_length": 200}))
         roll_out(url, iteration)
-        train_iteration(url, iteration)
+        train_small(url, iteration)
         commit_iteration(url, iteration)
     return store, base
 
@@ -263,7 +263,7 @@ WITHOUT_TORCH = """
 import sys
 from pathlib import Path
 from storage.clock import ManualClock
-from storage.connect import connect
+from storage.stores.connect import connect
 from tasks.reporting.export_adapter import export_adapter
 
 export_adapter(connect(sys.argv[1]), Path(sys.argv[2]), ManualClock())

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pyarrow.parquet as pq
 import pytest
 
-from storage import layout, records
-from storage.compaction import compact
-from storage.memory import MemoryStore
-from storage.response_parts import ResponsesRecord
-from storage.retention import settle
-from storage.store import CorruptObject
+from storage.journal.compaction import compact
+from storage.journal.response_parts import ResponsesRecord
+from storage.journal.retention import settle
+from storage.records import layout, records
+from storage.stores.memory import MemoryStore
+from storage.stores.store import CorruptObject
 from tasks.reporting.export import export_rollouts
 from tasks.reporting.export_model import choose_version
 from tests.committed_runs import PROMPTS, TOKENS, begin, grade, plan_iteration, roll_out, run_of

@@ -16,19 +16,19 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from storage import layout, model_files
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
-from storage.retention import sweep
-from storage.retention_config import RetentionConfig
-from storage.store import CorruptObject
+from storage.journal.retention import sweep
+from storage.journal.retention_config import RetentionConfig
+from storage.records import layout, model_files
+from storage.stores.memory import MemoryStore
+from storage.stores.store import CorruptObject
 from storage.weights.tensor_sets import publish
 from storage.weights.versions import pull_version
 from tasks.preparing.iteration import publish_initial
 from tasks.reporting.export_model import SHARD_BYTES_MAX, choose_version, divide, export_model
 from tasks.sampling.engines.weight_tensors import as_block, as_torch
 from tests.committed_runs import begin, run_of
-from tests.small_run import config, memory_store, model_directory, plan_iteration, roll_out, train_iteration
+from tests.small_run import config, memory_store, model_directory, plan_iteration, roll_out, train_small
 from tests.tiny_model import save_tiny_model, tiny_config, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ def trained(base):
     store = memory_store("export-model")
     plan_iteration(config(URL, base))
     roll_out(URL, 0)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     return store
 
 
@@ -352,7 +352,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from storage.clock import ManualClock
-from storage.connect import connect
+from storage.stores.connect import connect
 from tasks.reporting.export_model import export_model
 
 class Kills(ManualClock):
@@ -388,8 +388,8 @@ def test_an_export_is_a_base_for_another_run(trained, tmp_path):
 
 
 def test_the_example_of_the_guide_runs(trained, tmp_path, monkeypatch, capsys):
-    guide = Path(__file__).parents[3] / "docs" / "guide" / "model_export.md"
-    example, *_ = re.findall(
+    guide = Path(__file__).parents[3] / "docs" / "guide" / "export.md"
+    _, example, _ = re.findall(
         r"^```python\n(.*?)^```", guide.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
     )
     export(trained, tmp_path / "models" / "first")

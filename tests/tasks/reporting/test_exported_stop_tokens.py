@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, model_files, records
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
+from storage.records import layout, model_files, records
+from storage.stores.memory import MemoryStore
 from tasks.preparing.iteration import publish_initial
 from tasks.reporting.export_model import export_model
 from tests.committed_runs import begin, plan_iteration

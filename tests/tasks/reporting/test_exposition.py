@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
-from storage.records import ReportRecord
-from storage.store import StoreUnavailable
+from storage.records import layout, records
+from storage.records.records import ReportRecord
+from storage.stores.memory import MemoryStore
+from storage.stores.store import StoreUnavailable
 from tasks.reporting.crew_view import RunView
 from tasks.reporting.exposition import NEWEST, SUMS, Committed, exposition
 from tasks.reporting.run_metrics import RunMetrics

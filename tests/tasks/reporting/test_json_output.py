@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gleaner import main
-from storage import layout, records
-from storage.connect import connect
-from storage.run import read_report
+from storage.records import layout, records
+from storage.records.run import read_report
+from storage.stores.connect import connect
 from tasks.reporting.json_output import json_output
 from tests.committed_runs import begin, run_of
 from tests.processes import ROOT

@@ -4,18 +4,18 @@ import threading
 
 import pytest
 
-from storage import layout
 from storage.clock import SystemClock
-from storage.failures import ERROR_LENGTH_MAX, last_failures
-from storage.memory import MemoryStore
-from storage.run import ConcludedByAnother, RunBusy
-from storage.store import StoreDenied, StoreUnavailable
-from tasks.reporting.last_failures import Work, failure_line, forget, keep, keep_silent_end, one_line
+from storage.records import layout
+from storage.records.failures import ERROR_LENGTH_MAX, last_failures
+from storage.records.run import ConcludedByAnother, RunBusy
+from storage.stores.memory import MemoryStore
+from storage.stores.store import StoreDenied, StoreUnavailable
+from tasks.reporting.last_failures import TaskSubject, failure_line, forget, keep, keep_silent_end, one_line
 from tests.committed_runs import begin, plan_iteration, run_of
 from tests.small_run import memory_store
 
 URL = "memory://last-failures"
-TRAIN = Work(task="train", run_url=URL, execution="e", iteration=0)
+TRAIN = TaskSubject(task="train", run_url=URL, execution="e", iteration=0)
 ERROR = ValueError("bad")
 
 
@@ -28,7 +28,11 @@ def store():
 
 def test_what_failed_when_and_where_is_one_line(store):
     before_s = SystemClock().wall()
-    keep(Work(task="rollout", run_url=URL, execution="e", iteration=2, slot=7), ERROR, "ValueError: no\nspace \x1b[2J")
+    keep(
+        TaskSubject(task="rollout", run_url=URL, execution="e", iteration=2, slot=7),
+        ERROR,
+        "ValueError: no\nspace \x1b[2J",
+    )
     [found] = last_failures(store, 0)
     assert before_s <= found.at_s <= SystemClock().wall()
     line = failure_line(found)
@@ -133,22 +137,22 @@ def test_that_another_execution_does_the_work_is_no_failure(error, store):
 
 
 def test_a_plan_that_failed_is_of_the_first_iteration_without_one(store):
-    keep(Work(task="plan", run_url=URL), ERROR, "x")
+    keep(TaskSubject(task="plan", run_url=URL), ERROR, "x")
     assert [found.iteration for found in last_failures(store, 0)] == [0]
     whole = memory_store("last-failures")
     run_of(whole, 2)
     plan_iteration(whole, 2)
-    keep(Work(task="plan", run_url=URL), ERROR, "x")
+    keep(TaskSubject(task="plan", run_url=URL), ERROR, "x")
     assert [found.iteration for found in last_failures(whole, 2)] == [3]
-    keep(Work(task="evaluation", run_url=URL), ERROR, "x")
+    keep(TaskSubject(task="evaluation", run_url=URL), ERROR, "x")
     assert {found.task: found.iteration for found in last_failures(whole, 2)} == {"plan": 3, "evaluation": 2}
 
 
 def test_that_an_attempt_was_killed_is_told_by_the_next_one_unless_it_left_a_word(store):
-    work = Work(task="evaluation", run_url=URL, execution="e", iteration=4)
+    work = TaskSubject(task="evaluation", run_url=URL, execution="e", iteration=4)
     keep_silent_end(work, 0)
     assert last_failures(store, 0) == []
-    keep(Work(task="evaluation", run_url=URL, execution="earlier", iteration=4), ERROR, "of another execution")
+    keep(TaskSubject(task="evaluation", run_url=URL, execution="earlier", iteration=4), ERROR, "of another execution")
     keep_silent_end(work, 1)
     [killed] = last_failures(store, 0)
     assert killed.error.startswith("attempt 1 was killed: its memory ran out, or ")

@@ -2,8 +2,8 @@
 
 import json
 
-from storage.evaluation_records import EvaluationRecord
-from storage.records import ReportRecord
+from storage.records.evaluation_records import EvaluationRecord
+from storage.records.records import ReportRecord
 from tasks.reporting.metrics_lines import metrics_lines
 
 

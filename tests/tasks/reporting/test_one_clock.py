@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.records import AliveRecord, PlanRecord, TrainingRecord
+from storage.records import layout, records
+from storage.records.records import HeartbeatRecord, PlanRecord, TrainingRecord
 from tasks.reporting.conclusion import conclude_iteration
 from tests.tasks.reporting.test_conclusion import PRICES, an_iteration, conclude
 
@@ -19,7 +19,7 @@ def with_clocks(off_s, hosts=("one", "one", "two")):
     store = an_iteration()
     for name, host in zip(NAMES, hosts, strict=True):
         key = layout.alive(0, name)
-        told = records.read(store, AliveRecord, key)
+        told = records.read(store, HeartbeatRecord, key)
         by_s = off_s.get(host, 0.0)
         changed = {
             field: value + by_s
@@ -53,7 +53,7 @@ def test_a_clock_that_was_set_while_a_member_lived_makes_no_hour_either():
 def test_a_clock_that_was_set_within_a_life_gives_no_negative_duration(field, off_s):
     store = an_iteration()
     key = layout.alive(0, NAMES[0])
-    told = records.read(store, AliveRecord, key)
+    told = records.read(store, HeartbeatRecord, key)
     began = replace(told, working_at_s=told.started_at_s + 1)
     records.put(store, key, replace(began, **{field: getattr(began, field) + off_s}))
     report = conclude(store)
@@ -97,7 +97,7 @@ def test_a_rollout_that_ends_seconds_before_its_plan_takes_no_negative_time():
     plan = records.read(store, PlanRecord, layout.plan(0))
     for name in NAMES:
         key = layout.alive(0, name)
-        told = records.read(store, AliveRecord, key)
+        told = records.read(store, HeartbeatRecord, key)
         moved = replace(told, started_at_s=plan.created_at_s - 9, updated_at_s=plan.created_at_s - 3, working_at_s=None)
         records.put(store, key, moved)
     assert conclude(store).metrics["timing_s/rollout"] == 0

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from storage.planning_records import DecisionRecord
+from storage.records.planning_records import DecisionRecord
 from tasks.reporting.plan_tab import plan_tab
 from tests.tasks.reporting.test_deck import Rows
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from storage.records import TRAIN_POOL, SlotLife
+from storage.records.records import TRAIN_POOL, SlotLife
 from tasks.crew_model.decode_rate import POINTS_MAX
 from tasks.reporting.pool_observations import pool_observations, pooled
 from tests.journals import beat

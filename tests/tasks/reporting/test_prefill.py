@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from storage.assembly import JournalReader
-from storage.memory import MemoryStore
-from storage.prompt_table import PromptRow
-from storage.records import PlanRecord, SlotLife
-from storage.shard import Finish
+from storage.journal.assembly import JournalReader
+from storage.journal.shard import Finish
+from storage.records.prompt_table import PromptRow
+from storage.records.records import PlanRecord, SlotLife
+from storage.stores.memory import MemoryStore
 from tasks.reporting.prefill import naive_prefill_tokens, prefill_metrics
 from tests.journals import Incarnation, a_plan
 

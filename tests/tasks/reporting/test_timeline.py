@@ -2,7 +2,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 from typing import Literal
 
-from storage.records import SlotLife
+from storage.records.records import SlotLife
 from tasks.reporting.timeline import STARTING, timeline
 
 EPOCH_S = 1.79e9

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from storage.prompt_table import PromptRow
-from storage.shard import Finish
+from storage.journal.shard import Finish
+from storage.records.prompt_table import PromptRow
 from tasks.reporting.conclusion import response_metrics
 from tasks.reporting.prefill import naive_prefill_tokens
 from tasks.reporting.slot_lives import JournalTally

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
-from storage.records import BatchRecord, ClaimRecord, TrainingRecord
-from storage.run import read_run
-from storage.shard import Finish
-from storage.store import CorruptObject, ObjectMissing, StoreUnavailable
+from storage.journal.shard import Finish
+from storage.records import layout, records
+from storage.records.records import BatchRecord, ClaimRecord, TrainingRecord
+from storage.records.run import read_run
+from storage.stores.memory import MemoryStore
+from storage.stores.store import CorruptObject, ObjectMissing, StoreUnavailable
 from tasks.configuration.run_config import dump, parse
 from tasks.reporting.watch import Watcher, known_prices
 from tests.committed_runs import begin

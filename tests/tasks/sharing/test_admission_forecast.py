@@ -15,7 +15,7 @@ from tasks.sharing.admission_forecast import (
     simulate_until_sure,
     sure_slowdowns,
 )
-from tasks.sharing.seat_placement import Room
+from tasks.sharing.seat_placement import HostRoom
 from tasks.sharing.shared_cycles import Conditions
 from tests.fleet_records import a_run
 from tests.property_examples import part_of_examples
@@ -24,7 +24,7 @@ SMALL, HALF = {"phase_s": 10.0, "cycle_s": 200.0}, {"phase_s": 100.0, "cycle_s":
 
 
 def room(name, *seated, memory_bytes=100):
-    return Room(host=name, memory_bytes=memory_bytes, seated=seated)
+    return HostRoom(host=name, memory_bytes=memory_bytes, seated=seated)
 
 
 def test_the_host_that_slows_its_runs_down_least_is_first():

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.clock import ManualClock
-from storage.faults import FaultRates, FaultyStore
-from storage.fleet_reading import waiting_runs
-from storage.memory import MemoryStore
+from storage.fleet.fleet_reading import waiting_runs
+from storage.stores.faults import FaultRates, FaultyStore
+from storage.stores.memory import MemoryStore
 from tasks.sharing.admission_queue import Waiting, may_not_pass
 from tests.fleet_records import FLEET, TTL_S
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
-from storage.run import read_plan
+from storage.records import layout, records
+from storage.records.run import read_plan
+from storage.stores.memory import MemoryStore
 from tasks.sharing.backfill import choose_backfill
 from tasks.sharing.billing import bill, total_s
 from tasks.sharing.host_settings import HostSettings
-from tasks.sharing.near_states import Need
+from tasks.sharing.state_cache import Need
 from tasks.sharing.unfinished import unfinished_tokens
 from tests.fleet_records import a_run
 from tests.host_stage import Stage

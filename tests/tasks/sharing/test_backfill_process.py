@@ -5,12 +5,13 @@ import time
 
 import pytest
 
-from storage import fleet_layout, layout, records
-from storage.assembly import JournalReader
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.records import AliveRecord
-from storage.run import read_plan
+from storage.fleet import fleet_layout
+from storage.journal.assembly import JournalReader
+from storage.records import layout, records
+from storage.records.records import HeartbeatRecord
+from storage.records.run import read_plan
+from storage.stores.connect import connect
 from tasks.sharing.billing import bill, total_s
 from tests.served_fleet import LIMIT_S, a_shared_run, alone, begin, make_fleet, serving, spent_by, states
 from tests.small_run import commit_iteration, plan_iteration
@@ -30,7 +31,7 @@ def until(is_so):
 
 def members(url):
     store = connect(url)
-    return [records.read(store, AliveRecord, key) for key in store.list(layout.alive_all(0))]
+    return [records.read(store, HeartbeatRecord, key) for key in store.list(layout.alive_all(0))]
 
 
 def journalled(url):

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import fleet_layout, records
-from storage.fleet_records import SpentEntry, SpentRecord
-from storage.memory import MemoryStore
-from storage.store import StoreUnavailable
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_records import SpentEntry, SpentRecord
+from storage.records import records
+from storage.stores.memory import MemoryStore
+from storage.stores.store import StoreUnavailable
 from tasks.sharing.billing import bill, total_s
 from tasks.sharing.spending import Spending
 

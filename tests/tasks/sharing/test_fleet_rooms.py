@@ -4,10 +4,11 @@ import logging
 
 import pytest
 
-from storage import fleet_layout, records
-from storage.fleet_records import LeftRecord, SpentEntry, SpentRecord
-from storage.memory import MemoryStore
-from storage.seats import take_seat
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_records import LeftRecord, SpentEntry, SpentRecord
+from storage.fleet.seats import take_seat
+from storage.records import records
+from storage.stores.memory import MemoryStore
 from tasks.sharing.fleet_rooms import look_at_rooms
 from tests.fleet_records import FLEET, TTL_S, BeatingClock, a_beat, a_host, a_run
 

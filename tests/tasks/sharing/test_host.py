@@ -5,13 +5,14 @@ import logging
 
 import pytest
 
-from storage import fleet_layout, layout, records
-from storage.fleet_records import LeftRecord
-from storage.local import LocalStore
-from storage.memory import MemoryStore, NestedStore
-from storage.phase_failure import phase_failure
-from storage.seats import newest_seat, take_seat
-from storage.store import StoreDenied, StoreUnavailable
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_records import LeftRecord
+from storage.fleet.phase_failure import phase_failure
+from storage.fleet.seats import newest_seat, take_seat
+from storage.records import layout, records
+from storage.stores.local import LocalStore
+from storage.stores.memory import MemoryStore, NestedStore
+from storage.stores.store import StoreDenied, StoreUnavailable
 from tasks.sharing.billing import bill, total_s
 from tests.fleet_records import TTL_S, a_beat, a_run
 from tests.host_stage import PARK_S, PUBLISH_S, RUN, SWITCH_S, TRAIN_S, A, B, Stage

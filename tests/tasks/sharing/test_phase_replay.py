@@ -2,11 +2,11 @@
 
 import pytest
 
-from storage import layout
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.memory import MemoryStore
-from storage.stored_versions import list_versions
+from storage.records import layout
+from storage.stores.connect import connect
+from storage.stores.memory import MemoryStore
+from storage.weights.stored_versions import list_versions
 from tasks.admitting.fleet_admission import Profile, admit
 from tasks.sharing.membership import create_fleet
 from tasks.sharing.phase_trainer import PhaseTrainer
@@ -17,7 +17,7 @@ from tests.small_run import (
     model_directory,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 from tests.tasks.sharing.test_phase_trainer import FLEET, OWN, URL, states, train_on
 
@@ -39,7 +39,7 @@ def expected(model):
     for iteration in range(ITERATIONS):
         plan_iteration(config(OWN, model, **SECTIONS))
         roll_out(OWN, iteration)
-        train_iteration(OWN, iteration)
+        train_small(OWN, iteration)
         commit_iteration(OWN, iteration)
     return states(store)
 
@@ -130,7 +130,7 @@ def test_a_state_whose_weights_another_host_has_published_with_other_bits_is_dro
     memory_store("own")
     plan_iteration(config(OWN, model, **SECTIONS, optimizer={"learning_rate": 9e-3}))
     roll_out(OWN, 0)
-    train_iteration(OWN, 0)
+    train_small(OWN, 0)
     own = connect(OWN)
     theirs = {key: own.get(key) for key in own.list(layout.weights(1))}
     store = memory_store("shared-run", Overtaken(theirs))

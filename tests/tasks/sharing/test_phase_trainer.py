@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
 from storage.clock import SystemClock
-from storage.fleet_records import DueRecord
-from storage.memory import MemoryStore
-from storage.records import TrainingRecord
-from storage.run import exists, read_plan
-from storage.store import CorruptObject
+from storage.fleet.fleet_records import DueRecord
+from storage.records import layout, records
+from storage.records.records import TrainingRecord
+from storage.records.run import exists, read_plan
+from storage.stores.memory import MemoryStore
+from storage.stores.store import CorruptObject
 from storage.weights import tensor_sets
 from tasks.admitting.fleet_admission import Profile, admit
 from tasks.learning.collecting import collect_and_wait
@@ -32,7 +32,7 @@ from tests.small_run import (
     model_directory,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 
 FLEET, URL, OWN = "memory://fleet", "memory://shared-run", "memory://own"
@@ -128,7 +128,7 @@ def of_the_train_task(model, name):
     for iteration in range(ITERATIONS):
         plan_iteration(config(OWN, model, **sections_of(name)))
         roll_out(OWN, iteration)
-        metrics.append(learned(train_iteration(OWN, iteration).metrics))
+        metrics.append(learned(train_small(OWN, iteration).metrics))
         commit_iteration(OWN, iteration)
     return metrics, states(store)
 
@@ -319,7 +319,7 @@ def test_the_process_that_trains_never_grades(model, tmp_path):
 
 
 def memory_store_of(name):
-    from storage.connect import connect  # noqa: PLC0415
+    from storage.stores.connect import connect  # noqa: PLC0415
 
     return connect(f"memory://{name}")
 

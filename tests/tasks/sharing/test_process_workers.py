@@ -13,10 +13,10 @@ import pytest
 
 from resources.local_starter import running_starter
 from resources.process import descendants
-from storage import layout
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.fleet_records import AdmittedRun
+from storage.fleet.fleet_records import AdmittedRun
+from storage.records import layout
+from storage.stores.connect import connect
 from tasks.admitting.fleet_admission import expected_state_bytes
 from tasks.learning.collecting import PhaseFailed, collect_and_wait
 from tasks.sharing.fleet_ledger import tier_accounts

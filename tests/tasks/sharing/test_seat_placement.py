@@ -3,8 +3,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.fleet_records import Prediction
-from tasks.sharing.seat_placement import Room, load, place
+from storage.fleet.fleet_records import Prediction
+from tasks.sharing.seat_placement import HostRoom, load, place
 from tests.fleet_records import a_run
 
 NAMES = st.sampled_from([f"run-{number}" for number in range(12)])
@@ -20,13 +20,13 @@ def rooms(memories, seated=()):
     """A room for each host; the seated runs are dealt in turn."""
     names = sorted(memories)
     return [
-        Room(host=name, memory_bytes=memories[name], seated=tuple(seated[number :: len(names)]))
+        HostRoom(host=name, memory_bytes=memories[name], seated=tuple(seated[number :: len(names)]))
         for number, name in enumerate(names)
     ]
 
 
 def test_a_run_goes_where_the_least_load_is_expected():
-    busy, idle = Room(host="a", memory_bytes=9, seated=(a_run("x"),)), Room(host="b", memory_bytes=9)
+    busy, idle = HostRoom(host="a", memory_bytes=9, seated=(a_run("x"),)), HostRoom(host="b", memory_bytes=9)
     assert place([a_run("y")], [busy, idle]) == {a_run("y").id: "b"}
 
 
@@ -37,8 +37,8 @@ def test_several_free_seats_are_spread_by_load():
 
 
 def test_memory_that_holds_all_states_comes_before_load():
-    crowded, busy = Room(host="a", memory_bytes=9, seated=(a_run("x", state_bytes=5, phase_s=1.0),)), a_run("y")
-    roomy = Room(host="b", memory_bytes=20, seated=(busy,))
+    crowded, busy = HostRoom(host="a", memory_bytes=9, seated=(a_run("x", state_bytes=5, phase_s=1.0),)), a_run("y")
+    roomy = HostRoom(host="b", memory_bytes=20, seated=(busy,))
     run = a_run("z", state_bytes=6)
     assert place([run], [crowded, roomy]) == {run.id: "b"}
     assert place([run], [crowded]) == {run.id: "a"}
@@ -70,8 +70,8 @@ def test_loads_differ_by_no_more_than_one_run_where_memory_is_ample(free, hosts)
 
 def test_a_host_holds_runs_whose_states_fit_in_its_memory_together():
     runs = [a_run(str(size), state_bytes=size) for size in (2, 3, 4)]
-    assert Room(host="a", memory_bytes=9).holds(runs)
-    assert not Room(host="a", memory_bytes=8).holds(runs)
+    assert HostRoom(host="a", memory_bytes=9).holds(runs)
+    assert not HostRoom(host="a", memory_bytes=8).holds(runs)
 
 
 def predicted_on(host, name, **fields):
@@ -79,17 +79,20 @@ def predicted_on(host, name, **fields):
 
 
 def test_a_run_goes_to_the_host_for_which_it_was_admitted_while_that_lives():
-    busy, idle = Room(host="a", memory_bytes=9, seated=(a_run("x"),)), Room(host="b", memory_bytes=9)
+    busy, idle = HostRoom(host="a", memory_bytes=9, seated=(a_run("x"),)), HostRoom(host="b", memory_bytes=9)
     run = predicted_on("a", "y")
     assert place([run], [busy, idle]) == {run.id: "a"}
     assert place([run], [idle]) == {run.id: "b"}
     assert place([predicted_on(None, "y")], [busy, idle]) == {run.id: "b"}
     too_large = predicted_on("a", "y", state_bytes=10)
-    assert place([too_large], [busy, Room(host="b", memory_bytes=10)]) == {run.id: "b"}
+    assert place([too_large], [busy, HostRoom(host="b", memory_bytes=10)]) == {run.id: "b"}
 
 
 def test_a_run_goes_to_a_host_with_a_device_for_each_rank_and_to_no_other():
-    small, large = Room(host="a", memory_bytes=9), Room(host="b", memory_bytes=9, devices=2, seated=(a_run("x"),))
+    small, large = (
+        HostRoom(host="a", memory_bytes=9),
+        HostRoom(host="b", memory_bytes=9, devices=2, seated=(a_run("x"),)),
+    )
     one, two, four = a_run("1"), a_run("2", ranks=2), predicted_on("b", "4", ranks=4)
     assert place([one, two, four], [small, large]) == {one.id: "a", two.id: "b"}
     assert place([one, two, four], [large]) == {two.id: "b"}

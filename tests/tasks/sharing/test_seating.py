@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from storage import fleet_layout, records
 from storage.clock import ManualClock
-from storage.fleet_records import LeftRecord
-from storage.memory import MemoryStore
-from storage.seats import newest_seat, take_seat
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_records import LeftRecord
+from storage.fleet.seats import newest_seat, take_seat
+from storage.records import records
+from storage.stores.memory import MemoryStore
 from tasks.sharing.seating import Seating
 from tests.fleet_records import FLEET, TTL_S, a_beat, a_host, a_run
 

@@ -2,13 +2,14 @@
 
 import pytest
 
-from storage import fleet_layout, layout, records
 from storage.clock import ManualClock
-from storage.connect import connect
-from storage.fleet_reading import read_allowed_run
-from storage.fleet_records import FleetRecord
-from storage.run import acquire_lease, release_lease
-from storage.store import StoreUnavailable
+from storage.fleet import fleet_layout
+from storage.fleet.fleet_reading import read_allowed_run
+from storage.fleet.fleet_records import FleetRecord
+from storage.records import layout, records
+from storage.records.run import acquire_lease, release_lease
+from storage.stores.connect import connect
+from storage.stores.store import StoreUnavailable
 from tasks.admitting.fleet_admission import Profile, admit
 from tasks.sharing.membership import admit_alone, check_admitted, create_fleet, leave
 from tasks.sharing.standing_trainer import LEASE_LOOKS, LOOK_INTERVAL_S, ExecutionEnd

@@ -13,11 +13,11 @@ import pytest
 
 from resources.local_starter import running_starter
 from resources.process import descendants
-from storage import layout
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.fleet_layout import run_id
-from storage.fleet_reading import read_run
+from storage.fleet.fleet_layout import run_id
+from storage.fleet.fleet_reading import read_run
+from storage.records import layout
+from storage.stores.connect import connect
 from tasks.admitting.fleet_admission import expected_state_bytes
 from tasks.learning.collecting import PhaseFailed, collect_and_wait
 from tasks.sharing.process_workers import ProcessWorkers

@@ -5,15 +5,15 @@ import os
 
 import pytest
 
-from storage import connect
-from storage.assembly import JournalReader
 from storage.clock import ManualClock, SystemClock
-from storage.compaction import read_batches
-from storage.memory import MemoryStore
-from storage.prompt_table import read_prompts
-from storage.run import read_plan
-from storage.shard import Finish
-from storage.turns import decode_turn
+from storage.journal.assembly import JournalReader
+from storage.journal.compaction import read_batches
+from storage.journal.shard import Finish
+from storage.journal.turns import decode_turn
+from storage.records.prompt_table import read_prompts
+from storage.records.run import read_plan
+from storage.stores import connect
+from storage.stores.memory import MemoryStore
 from tasks.preparing.checks import check_files
 from tasks.preparing.iteration import prepare
 from tasks.prompts.prompt import PromptError
@@ -27,7 +27,7 @@ from tasks.turns.reading import message_reader
 from tasks.turns.tool_schemas import ToolsUnusable
 from tests.chat_tokenizers import FORGETFUL, QWEN, chat_tokenizer
 from tests.sessions import InTurns, Killed, load
-from tests.small_run import PRICES_USD_PER_H, config, everything, memory_store, roll_out, train_iteration
+from tests.small_run import PRICES_USD_PER_H, config, everything, memory_store, roll_out, train_small
 from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 
 pytestmark = pytest.mark.slow
@@ -198,7 +198,7 @@ def test_what_an_agent_returns_is_the_reward_and_its_conversation_can_be_read(mo
     for slot in read_plan(store, 0).slots:
         lived(store, slot.slot, chosen, model_dir)
     responses = assembled(store)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     graded = {
         each.response: each.rewards["environment"] for batch in read_batches(store, 0) for each in batch.responses
     }

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from storage.shard import Finish
+from storage.journal.shard import Finish
 from tasks.turns.agent_server import BODY_BYTES_MAX
 from tasks.turns.chat_request import MODEL
 from tests.agent_conversations import TOKENIZER, called, noted, talk

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from storage.turns import CallRecord, TurnRecord, encode_turn
+from storage.journal.turns import CallRecord, TurnRecord, encode_turn
 from tasks.turns.agent_language import AgentLanguage
 from tasks.turns.conversation import Conversation, TemplateError
 from tasks.turns.policy_turn import PolicyTurn, ToolCall

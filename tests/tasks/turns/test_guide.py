@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from storage.shard import Finish
+from storage.journal.shard import Finish
 from tasks.configuration.turns import TurnsConfig
 from tasks.prompts.loading import DataConfig, load_prompts
 from tasks.turns.tool_schemas import check_names, describe_tools, lack_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.shard import Finish
+from storage.journal.shard import Finish
 from tests.agent_conversations import called, noted, talk
 from tests.character_turns import answered, record_of
 

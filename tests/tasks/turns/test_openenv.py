@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 
 from examples.tools_warm_start import chat_tokenizer
-from storage import layout
-from storage.compaction import read_responses
-from storage.shard import Finish
+from storage.journal.compaction import read_responses
+from storage.journal.shard import Finish
+from storage.records import layout
 from storage.weights import tensor_sets
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.living_environments import Reset
@@ -31,13 +31,12 @@ from tasks.turns.process_environments import ProcessEnvironments, reset_texts
 from tests.character_turns import LIMIT_S, STOP, CharacterConversation, record_of, text_of, walk
 from tests.chat_tokenizers import written
 from tests.memorised_policy import memorised
-from tests.small_run import commit_iteration, config, memory_store, plan_iteration, roll_out, train_iteration
+from tests.small_run import commit_iteration, config, memory_store, plan_iteration, roll_out, train_small
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
 OPENENV, SEED = "0.10.0", 27
 GAME = TurnsConfig(
     environment="tests.openenv_game:GuessingEnv",
-    load_time_limit_s=LIMIT_S,
     call_time_limit_s=LIMIT_S,
     processes=1,
     replay=True,
@@ -115,7 +114,7 @@ def test_a_step_of_the_optimizer_is_made_on_what_was_played(server: Any, tmp_pat
     )
     plan_iteration(settings)
     roll_out(url, 0)
-    trained = train_iteration(url, 0)
+    trained = train_small(url, 0)
     metrics = commit_iteration(url, 0).metrics
     said = [list(row.token_ids) for row in read_responses(store, 0)]
     ids = {text: written(chat_tokenizer(), text) for text in (looks, guesses)}

@@ -10,12 +10,12 @@ import pytest
 
 from examples.warm_start import build_tokenizer
 from resources.local_http import LOOPBACK
-from storage import layout, records
 from storage.digests import digest_of
-from storage.memory import MemoryStore
-from storage.prompt_table import PromptRow, encode_prompts
-from storage.records import ReportRecord
-from storage.shard import Finish
+from storage.journal.shard import Finish
+from storage.records import layout, records
+from storage.records.prompt_table import PromptRow, encode_prompts
+from storage.records.records import ReportRecord
+from storage.stores.memory import MemoryStore
 from tasks.reporting.metrics_lines import write_metrics
 from tests.browser import chromium, opened
 from tests.committed_runs import begin

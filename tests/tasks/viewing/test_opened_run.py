@@ -7,12 +7,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import gleaner
-from storage import layout, records
-from storage.connect import connect
-from storage.memory import MemoryStore
-from storage.records import ReportRecord, SettingsRecord
-from storage.run import read_run
-from storage.store import CorruptObject
+from storage.records import layout, records
+from storage.records.records import ReportRecord, SettingsRecord
+from storage.records.run import read_run
+from storage.stores.connect import connect
+from storage.stores.memory import MemoryStore
+from storage.stores.store import CorruptObject
 from tasks.reporting.export import export_rollouts
 from tasks.reporting.metrics_lines import write_metrics
 from tests.committed_runs import TOKENS, begin, plan_iteration, run_of
@@ -70,7 +70,7 @@ def test_responses_by_several_parts_are_one_table(url, monkeypatch):
 
 
 def _response_by_response(store, iteration):
-    from storage.compaction import read_parts  # noqa: PLC0415 - not the one that is replaced
+    from storage.journal.compaction import read_parts  # noqa: PLC0415 - not the one that is replaced
 
     return read_parts(store, iteration, part_tokens=1)
 
@@ -160,8 +160,8 @@ def test_a_run_of_another_format_version_is_refused_in_one_line():
 def test_the_model_is_loaded_as_it_was_published(model):
     import torch  # noqa: PLC0415 - the other tests need it not
 
-    from storage import model_files  # noqa: PLC0415
     from storage.clock import ManualClock  # noqa: PLC0415
+    from storage.records import model_files  # noqa: PLC0415
     from storage.weights.versions import pull_version  # noqa: PLC0415
     from tasks.preparing.iteration import publish_initial  # noqa: PLC0415
     from tasks.sampling.engines.weight_tensors import as_torch  # noqa: PLC0415

@@ -9,12 +9,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from storage import layout, records
 from storage.clock import ManualClock
 from storage.digests import digest_of
-from storage.prompt_table import PromptRow, encode_prompts
-from storage.records import ClosedRecord
-from storage.shard import Finish
+from storage.journal.shard import Finish
+from storage.records import layout, records
+from storage.records.prompt_table import PromptRow, encode_prompts
+from storage.records.records import ClosedRecord
 from tasks.viewing.page_data import page_data
 from tasks.viewing.page_file import render_page, write_page
 from tasks.viewing.run_reader import RunReader

@@ -1,4 +1,4 @@
-from storage.turns import CallRecord, TurnRecord, encode_turn
+from storage.journal.turns import CallRecord, TurnRecord, encode_turn
 from tasks.viewing.response_view import CallView, calls_of
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from storage import layout, records
-from storage.compaction import compact
-from storage.memory import MemoryStore
-from storage.records import BatchRecord, ClosedRecord
-from storage.store import CorruptObject
+from storage.journal.compaction import compact
+from storage.records import layout, records
+from storage.records.records import BatchRecord, ClosedRecord
+from storage.stores.memory import MemoryStore
+from storage.stores.store import CorruptObject
 from tasks.viewing.response_index import read_index
 from tests.committed_runs import begin, committed_iteration, grade, plan_iteration, roll_out
 from tests.watched_run import Counted

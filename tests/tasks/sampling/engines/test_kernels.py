@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from storage.records import SamplingParams
+from storage.records.records import SamplingParams
 from tasks.sampling.engines import kernels
 from tasks.sampling.engines.kernels import Kernels, kernels_for
 from tasks.sampling.engines.kv_cache import KeyValueCache

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from storage.noise_keys import mix64, noise_key
+from storage.journal.noise_keys import mix64, noise_key
 from tasks.sampling.engines.keyed_noise import _fused_draw, gumbel, sample, signed64
 
 GAMMA = 0x9E3779B97F4A7C15

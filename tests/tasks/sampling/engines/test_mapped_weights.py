@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from storage import layout
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
+from storage.records import layout
+from storage.stores.memory import MemoryStore
 from storage.weights.tensor_sets import publish
 from storage.weights.versions import publish_version, pull_version
 from tasks.sampling.engines.torch_engine import TorchEngine

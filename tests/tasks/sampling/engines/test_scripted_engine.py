@@ -3,8 +3,8 @@ import statistics
 import pytest
 
 from storage.clock import ManualClock
-from storage.noise_keys import noise_key
-from storage.records import SamplingParams
+from storage.journal.noise_keys import noise_key
+from storage.records.records import SamplingParams
 from tasks.sampling.engines.engine import EngineError, FinishReason
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tests.contracts.engine_contract import CONTEXT_LENGTH, ENDLESS, VOCAB_SIZE, EngineContract, request, run

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.records import SamplingParams
+from storage.records.records import SamplingParams
 from tasks.sampling.engines.engine import GenerationRequest
 from tasks.sampling.engines.slot_table import SlotTable
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from storage.records import SamplingParams
+from storage.records.records import SamplingParams
 from tasks.sampling.engines.engine import EngineError, GenerationRequest
 from tasks.sampling.engines.steady_positions import steady_length, unsteady
 from tasks.sampling.engines.torch_engine import TorchEngine

@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from storage.noise_keys import noise_key
-from storage.records import SamplingParams
+from storage.journal.noise_keys import noise_key
+from storage.records.records import SamplingParams
 from tasks.sampling.engines.engine import EngineError, FinishReason, GenerationRequest
 from tasks.sampling.engines.fused_decoder import FusedDecoder
 from tasks.sampling.engines.hf_decoder import HuggingFaceDecoder

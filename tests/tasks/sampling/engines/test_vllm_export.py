@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from storage.clock import ManualClock
 from tasks.reporting.export_model import export_model
-from tests.small_run import config, memory_store, plan_iteration, roll_out, train_iteration
+from tests.small_run import config, memory_store, plan_iteration, roll_out, train_small
 from tests.tiny_model import save_tiny_model, tiny_model
 from tests.vllm_engines import MISSING, WHY_NOT, vllm_tiny_config
 
@@ -47,7 +47,7 @@ def trained(tmp_path_factory):
     store = memory_store("vllm-export")
     plan_iteration(config(URL, base))
     roll_out(URL, 0)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     return store
 
 

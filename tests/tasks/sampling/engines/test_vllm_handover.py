@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from storage import layout
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
+from storage.records import layout
+from storage.stores.memory import MemoryStore
 from storage.weights.manifest import TensorBlock
 from storage.weights.tensor_sets import publish
 from storage.weights.versions import pull_version

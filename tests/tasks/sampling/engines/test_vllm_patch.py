@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from storage import layout
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
+from storage.records import layout
+from storage.stores.memory import MemoryStore
 from storage.weights import deltas
 from storage.weights.manifest import ITEM_BYTES
 from storage.weights.tensor_sets import publish

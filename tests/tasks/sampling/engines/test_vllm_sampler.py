@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from storage.records import SamplingParams
+from storage.records.records import SamplingParams
 from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.keyed_noise import sample, signed64
 from tasks.sampling.engines.vllm_names import resolve

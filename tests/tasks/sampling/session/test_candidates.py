@@ -1,9 +1,9 @@
 """Which responses of a holder another member may take, by what the holder journalled."""
 
-from storage.asks import Asks
-from storage.assembly import JournalReader
-from storage.memory import MemoryStore
-from storage.shard import Finish
+from storage.journal.asks import Asks
+from storage.journal.assembly import JournalReader
+from storage.journal.shard import Finish
+from storage.stores.memory import MemoryStore
 from tasks.sampling.session.candidates import candidates_of
 from tasks.sampling.session.claimant import LOOKS_TO_ANSWER
 from tests.claimants import IDLE, PLAN, a_claimant, numbers, say, seek

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from storage.store import StoreUnavailable
+from storage.stores.store import StoreUnavailable
 from tasks.crew_model.rebalance import LOOKS_MAX, Cause, Holder, Transfer
 from tasks.sampling.session.actions import (
+    ClaimedResponse,
     Claims,
     Lane,
     LookAround,
@@ -16,7 +17,6 @@ from tasks.sampling.session.actions import (
     Seen,
     Take,
     Taken,
-    Work,
 )
 from tests.told_machine import Told
 
@@ -34,14 +34,14 @@ def test_a_look_takes_from_each_source_once_and_holds_what_it_took_at_once():
     lost = {name: a_holder(name) for name in ("00001-x", "00001-y")}
     first = member.tell(Lane.CLAIM, Seen(holders=lost))[0]
     assert isinstance(first, Take)
-    taken = Taken((Work(9, 2, (1,)),), 1)
+    taken = Taken((ClaimedResponse(9, 2, (1,)),), 1)
     assert member.tell(Lane.CLAIM, taken, Claims({9: 2}, 1, 1))[0] == ReadClosed()
     second = member.tell(Lane.CLAIM, False)[0]
     assert {first.transfer.incarnation, second.transfer.incarnation} == lost.keys()
     assert list(member.state.holdings.held) == [9]
     assert member.state.vitals().claims == 1
     # An earlier claim came to light, which the next look will hand out.
-    member.tell(Lane.CLAIM, Taken((Work(10, 3, ()),), 1), Claims({9: 2, 10: 3, 12: 4}, 3, 1))
+    member.tell(Lane.CLAIM, Taken((ClaimedResponse(10, 3, ()),), 1), Claims({9: 2, 10: 3, 12: 4}, 3, 1))
     rest = member.tell(Lane.CLAIM, False)
     assert isinstance(rest[0], Rest)
     assert member.state.vitals().claims == 2
@@ -93,7 +93,7 @@ def test_what_was_claimed_in_a_closed_iteration_is_not_begun_because_its_journal
         member.tell(Lane.DECODE)
         for result in (None, False, None):
             member.tell(Lane.CLAIM, result)
-        work = (Work(9, 2, (1,)),)
+        work = (ClaimedResponse(9, 2, (1,)),)
         if not claimed_first:
             for result in ((), False, None, False):
                 member.tell(Lane.CLAIM, result)

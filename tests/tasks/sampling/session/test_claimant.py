@@ -2,15 +2,15 @@
 
 import pytest
 
-from storage import layout, records
-from storage.asks import AskRecord, Asks
-from storage.assembly import JournalReader
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
-from storage.records import ClosedRecord
-from storage.shard import Finish
-from storage.store import StoreUnavailable
-from tasks.crew_model.rebalance import Seeker, Turns
+from storage.journal.asks import AskRecord, Asks
+from storage.journal.assembly import JournalReader
+from storage.journal.shard import Finish
+from storage.records import layout, records
+from storage.records.records import ClosedRecord
+from storage.stores.memory import MemoryStore
+from storage.stores.store import StoreUnavailable
+from tasks.crew_model.rebalance import Seeker, Transfers
 from tasks.sampling.session.claimant import LOOKS_TO_ANSWER, SHARDS_A_CALL
 from tests.claimants import IDLE, PLAN, TTL_S, a_claimant, nothing_left, numbers, owners, say, seek
 from tests.journals import Incarnation
@@ -122,7 +122,7 @@ def test_a_long_journal_is_read_in_parts_and_what_it_holds_is_taken_then():
     while (seen := me.look(me.owned(), held=0, released=0)) is None:
         parts += 1
     assert parts == 2
-    transfer = Turns(IDLE, seen.holders, seen.unclaimed).next()
+    transfer = Transfers(IDLE, seen.holders, seen.unclaimed).next()
     gone.write(0, [7], Finish.RUNNING)  # a late flush does not begin the reading again
     work = me.take(transfer).work
     assert {item.response: len(item.prefix) for item in work}[0] == 2 * SHARDS_A_CALL + 2
@@ -145,7 +145,7 @@ def test_the_journals_of_earlier_holders_are_read_in_parts_as_well():
     me.take_own_slot()
     me.refresh()
     seen = me.look(me.owned(), held=0, released=0)
-    transfer = Turns(IDLE, seen.holders, seen.unclaimed).next()
+    transfer = Transfers(IDLE, seen.holders, seen.unclaimed).next()
     assert transfer.incarnation == "00001-second"
     parts = 0
     while (found := me.take(transfer)) is None:

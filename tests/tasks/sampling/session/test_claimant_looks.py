@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from storage.memory import MemoryStore
+from storage.stores.memory import MemoryStore
 from tasks.crew_model.rebalance import LOOKS_MAX
 from tests.claimants import IDLE, PLAN, a_claimant, look, nothing_left, say
 from tests.journals import Incarnation, a_plan

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from storage import layout
-from storage.assembly import JournalReader
-from storage.connect import connect
-from storage.run import read_plan
+from storage.journal.assembly import JournalReader
+from storage.records import layout
+from storage.records.run import read_plan
+from storage.stores.connect import connect
 from tests.forked import ForkedScript
 from tests.small_run import config, memory_store, model_directory, plan_iteration, roll_out
 

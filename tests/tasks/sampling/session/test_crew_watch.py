@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
 from storage.clock import ManualClock
-from storage.crew_records import note_rollout_ended
-from storage.memory import MemoryStore
-from storage.records import JOINED_POOL, TRAIN_POOL, AliveRecord
-from storage.store import StoreDenied, StoreUnavailable
+from storage.records import layout, records
+from storage.records.crew_records import note_rollout_ended
+from storage.records.records import JOINED_POOL, TRAIN_POOL, HeartbeatRecord
+from storage.stores.memory import MemoryStore
+from storage.stores.store import StoreDenied, StoreUnavailable
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rollout import RolloutConfig
 from tasks.sampling.session.crew_watch import NEVER_WROTE, CrewLost, CrewWatch, LeftAlone
@@ -29,7 +29,7 @@ class Member:
 
     def __init__(self, store, slot, pool="rollout", name="0"):
         self.store, self.slot = store, slot
-        self.record = AliveRecord(
+        self.record = HeartbeatRecord(
             incarnation=f"{slot:05d}-{name:0>16}",
             slot=slot,
             state="working",

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from storage import layout, records
-from storage.assembly import JournalReader
 from storage.clock import ManualClock, SystemClock
-from storage.connect import connect
-from storage.records import JOINED_POOL, AliveRecord, ClosedRecord
-from storage.run import next_iteration, read_plan, read_run
-from storage.store import ConflictingRecord, StoreUnavailable
+from storage.journal.assembly import JournalReader
+from storage.records import layout, records
+from storage.records.records import JOINED_POOL, ClosedRecord, HeartbeatRecord
+from storage.records.run import next_iteration, read_plan, read_run
+from storage.stores.connect import connect
+from storage.stores.store import ConflictingRecord, StoreUnavailable
 from tasks.configuration.run_config import dump, parse
 from tasks.preparing.iteration import prepare
 from tasks.sampling.engines.engine import EngineDied
@@ -29,7 +29,7 @@ from tests.small_run import (
     model_directory,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 
 URL = "memory://join"
@@ -63,7 +63,7 @@ def all_ended() -> bool:
 
 
 def beats(iteration=0):
-    return [records.read(store(), AliveRecord, key) for key in store().list(layout.alive_all(iteration))]
+    return [records.read(store(), HeartbeatRecord, key) for key in store().list(layout.alive_all(iteration))]
 
 
 class BoundedClock(ManualClock):
@@ -87,7 +87,7 @@ def test_alone_it_does_everything_and_the_report_counts_what_it_cost(settings):
     assert (iteration, outcome.responses_finished) == (0, 12)
     [alive] = beats()
     assert (alive.pool, alive.slot, alive.state, alive.usd_per_hour) == (JOINED_POOL, 2, "gone", 7.2)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     report = commit_iteration(URL, 0)
     seconds = report.metrics["timing_s/rollout_machines"]
     assert report.metrics["cost/usd_rollout"] == pytest.approx(7.2 * seconds / 3600)
@@ -105,7 +105,7 @@ def test_where_two_iterations_are_planned_it_helps_the_older_until_that_is_close
     def report(plan, outcome):
         told.append((plan.iteration, plan.weight_version, outcome.responses_finished))
 
-    trainer = threading.Thread(target=train_iteration, args=(URL, 0))
+    trainer = threading.Thread(target=train_small, args=(URL, 0))
     trainer.start()
     assert join(limits, report=report) == 2
     trainer.join()
@@ -126,10 +126,10 @@ def test_it_waits_for_a_plan_and_goes_on_with_the_next_iteration(settings):
     )
     joined.start()
     store().create(layout.plan(0), plan)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     commit_iteration(URL, 0)
     plan_iteration(settings)
-    train_iteration(URL, 1)
+    train_small(URL, 1)
     joined.join(300)
     assert helped == [2]
     assert [(iteration, outcome.responses_finished) for iteration, outcome in told] == [(0, 12), (1, 12)]
@@ -156,7 +156,7 @@ def test_told_to_leave_it_leaves_its_tokens_to_the_crew(settings):
     assert (alive.state, alive.unfinished > 0) == ("gone", True)
     roll_out(URL, 0)
     assert all_ended()
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     assert commit_iteration(URL, 0).metrics["balance/responses_moved"] > 0
 
 
@@ -180,16 +180,17 @@ class Dies(ScriptedEngine):
 
 
 @pytest.mark.slow
-def test_an_engine_that_dies_for_good_leaves_its_tokens_to_the_crew(model):
+def test_an_engine_that_dies_for_good_leaves_its_tokens_to_the_crew(model, monkeypatch):
+    monkeypatch.setattr("tasks.sampling.session.member.ENGINE_RESTARTS_MAX", 0)
     memory_store("join")
-    plan_iteration(config(URL, model, rollout={"engine_restarts_max": 0}))
+    plan_iteration(config(URL, model))
     with pytest.raises(EngineDied, match="0 of 0 restarts tried: CUDA error"):
         join(build=lambda config, _, vocab_size: Dies(config, vocab_size, lambda: None, 5))
     [alive] = beats()
     assert (alive.state, alive.unfinished > 0, alive.tokens_generated) == ("gone", True, 4 * 12)
     roll_out(URL, 0)
     assert all_ended()
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     assert commit_iteration(URL, 0).metrics["resume/tokens_recovered"] == alive.tokens_generated
 
 
@@ -200,7 +201,7 @@ def test_an_engine_that_is_dead_when_the_iteration_is_closed_is_restarted_for_th
 
     def others_finish():
         roll_out(URL, 0)
-        train_iteration(URL, 0)
+        train_small(URL, 0)
         commit_iteration(URL, 0)
         plan_iteration(settings)
         time.sleep(0.5)  # ten flushes, at which it learns that the iteration is closed
@@ -218,7 +219,7 @@ def test_an_engine_that_is_dead_when_the_iteration_is_closed_is_restarted_for_th
 def test_it_leaves_in_time_and_when_nothing_is_planned(settings):
     plan_iteration(settings)
     roll_out(URL, 0)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     clock = BoundedClock()
     assert join_run(URL, JoinLimits(patience_s=30.0), lambda: False, clock) == 0
     assert 30 <= clock.monotonic() < 40

@@ -2,10 +2,10 @@
 
 import pytest
 
-from storage import layout, records
 from storage.clock import ManualClock, SystemClock
-from storage.records import AliveRecord
-from storage.run import release_lease
+from storage.records import layout, records
+from storage.records.records import HeartbeatRecord
+from storage.records.run import release_lease
 from tasks.preparing.iteration import prepare
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import EngineDied
@@ -20,7 +20,7 @@ from tests.small_run import (
     model_directory,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ def concluded(settings):
     store = memory_store("late-slots")
     plan_iteration(settings)
     roll_out(URL, 0)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     commit_iteration(URL, 0)
     return store
 
@@ -62,11 +62,11 @@ def test_it_helps_with_the_iteration_that_its_execution_has_open(concluded, sett
     before = of_iteration(concluded, 0)
     outcome = generate_slot(URL, 0, 1, lambda: False, SystemClock(), execution=EXECUTION)
     assert outcome.responses_finished == 12
-    [alive] = [records.read(concluded, AliveRecord, key) for key in concluded.list(layout.alive_all(1))]
+    [alive] = [records.read(concluded, HeartbeatRecord, key) for key in concluded.list(layout.alive_all(1))]
     # As a member of its own pool, for what it costs, on no slot of the plan.
     assert (alive.pool, alive.slot, alive.incarnation) == ("rollout", 2, outcome.incarnation)
     assert of_iteration(concluded, 0) == before
-    train_iteration(URL, 1)
+    train_small(URL, 1)
     assert commit_iteration(URL, 1).lives[0].tokens_kept == outcome.tokens_generated
 
 
@@ -108,7 +108,7 @@ def test_between_two_iterations_it_waits_for_the_next_plan(model):
     plan_iteration(settings)
     for slot in (0, 1):
         generate_slot(URL, 0, slot, lambda: False, SystemClock())
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     clock = SkippingClock(20.0, lambda: (commit_iteration(URL, 0), plan_iteration(settings)))
     assert generate_slot(URL, 0, 1, lambda: False, clock, execution=EXECUTION).responses_finished == 12
 
@@ -116,7 +116,7 @@ def test_between_two_iterations_it_waits_for_the_next_plan(model):
 def test_it_waits_no_longer_than_a_member_without_work_does(concluded, model, caplog):
     plan_iteration(config(URL, model, rollout={"idle_timeout_s": 60.0}))
     roll_out(URL, 1)
-    train_iteration(URL, 1)
+    train_small(URL, 1)
     clock = SkippingClock()
     outcome = generate_slot(URL, 1, 1, lambda: False, clock, never_built, execution=EXECUTION)
     assert outcome.incarnation == ""
@@ -131,7 +131,7 @@ def test_a_notice_ends_the_wait(model):
     plan_iteration(config(URL, model, rollout={"idle_timeout_s": 60.0}))
     for slot in (0, 1):
         generate_slot(URL, 0, slot, lambda: False, SystemClock())
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     with pytest.raises(Preempted):
         generate_slot(URL, 0, 1, lambda: True, SystemClock(), never_built, execution=EXECUTION)
 
@@ -145,7 +145,7 @@ def test_when_the_iteration_is_closed_while_the_engine_starts_it_helps_with_the_
         if not built:
             built.append(True)
             roll_out(URL, 0)
-            train_iteration(URL, 0)
+            train_small(URL, 0)
             commit_iteration(URL, 0)
             plan_iteration(settings)
         return build_engine(rollout, folder, vocab_size)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from storage import layout, records
-from storage.assembly import JournalReader
 from storage.clock import SystemClock
-from storage.memory import MemoryStore
-from storage.records import AliveRecord, ClosedRecord
-from storage.run import read_plan
-from storage.store import CorruptObject, ObjectMissing
+from storage.journal.assembly import JournalReader
+from storage.records import layout, records
+from storage.records.records import ClosedRecord, HeartbeatRecord
+from storage.records.run import read_plan
+from storage.stores.memory import MemoryStore
+from storage.stores.store import CorruptObject, ObjectMissing
 from tasks.device.gpu_check import WrongGpus
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import EngineError
@@ -248,7 +248,7 @@ def test_a_notice_is_heeded_while_weights_are_pulled(store):
         generate(0, notice=notice, build=Noticing)
     assert told
     [key] = store.list(layout.alive_all(0))
-    assert records.read(store, AliveRecord, key).state == "gone"
+    assert records.read(store, HeartbeatRecord, key).state == "gone"
 
 
 def test_a_member_tells_what_it_took(store):
@@ -256,7 +256,7 @@ def test_a_member_tells_what_it_took(store):
         return ScriptedEngine(vocab_size, 4, clock=SystemClock(), step_time_s=lambda batch: 0.001 + 0.0001 * batch)
 
     outcome = generate(0, build=slow)
-    told = records.read(store, AliveRecord, layout.alive(0, outcome.incarnation))
+    told = records.read(store, HeartbeatRecord, layout.alive(0, outcome.incarnation))
     assert told.started_at_s <= told.working_at_s <= told.updated_at_s
     assert 0.001 * told.tokens_generated / 4 <= told.decode_s <= told.updated_at_s - told.working_at_s
     assert {batch for batch, _ in told.step_s} <= {1, 2, 3, 4}

@@ -5,9 +5,9 @@ import threading
 import numpy as np
 import pytest
 
-from storage import layout
 from storage.clock import SystemClock
-from storage.memory import MemoryStore
+from storage.records import layout
+from storage.stores.memory import MemoryStore
 from storage.weights.tensor_sets import TensorBlock, publish
 from tasks.sampling.session.pull_ahead import PullAhead
 

@@ -1,7 +1,7 @@
 import numpy as np
 
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
+from storage.stores.memory import MemoryStore
 from tasks.sampling.engines.patched_weights import PatchedWeights
 from tasks.sampling.session.pulled_model import pull_model
 from tests.weight_chains import cache_at, chain, contents

@@ -7,9 +7,9 @@ import uuid
 
 import pytest
 
-from storage import layout
 from storage.clock import SystemClock
-from storage.connect import connect
+from storage.records import layout
+from storage.stores.connect import connect
 from tasks.sampling.session.member import generate_slot
 from tests.processes import ROOT, wait_until
 from tests.s3_server import S3_BUCKET, Gate, make_bucket, moto_server, point_to, write_keys

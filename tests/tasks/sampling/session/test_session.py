@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage import layout, records
 from storage.clock import ManualClock, SystemClock
-from storage.connect import connect
-from storage.local import LocalStore
-from storage.memory import MemoryStore
-from storage.records import AliveRecord
-from storage.store import StoreUnavailable
+from storage.records import layout, records
+from storage.records.records import HeartbeatRecord
+from storage.stores.connect import connect
+from storage.stores.local import LocalStore
+from storage.stores.memory import MemoryStore
+from storage.stores.store import StoreUnavailable
 from tasks.sampling.engines.engine import EngineError
 from tasks.sampling.session.session_outcome import Preempted
 from tests.property_examples import part_of_examples
@@ -76,7 +76,7 @@ def test_a_notice_loses_nothing_and_hands_everything_over():
     victim = a_session(store, 0, notice=lambda: told.pop(0), flush_interval_s=60.0)
     with pytest.raises(Preempted):
         live(victim)
-    alive = records.read(store, AliveRecord, layout.alive(0, victim.incarnation))
+    alive = records.read(store, HeartbeatRecord, layout.alive(0, victim.incarnation))
     assert alive.state == "gone"
     successor = a_session(store, 0)
     successor.claim()

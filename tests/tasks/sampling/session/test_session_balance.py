@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from storage import layout, records
-from storage.assembly import JournalReader
 from storage.clock import ManualClock, SystemClock
-from storage.memory import MemoryStore
-from storage.records import AliveRecord, ClosedRecord
-from storage.store import StoreUnavailable
+from storage.journal.assembly import JournalReader
+from storage.records import layout, records
+from storage.records.records import ClosedRecord, HeartbeatRecord
+from storage.stores.memory import MemoryStore
+from storage.stores.store import StoreUnavailable
 from tasks.sampling.engines.engine import EngineError
 from tasks.sampling.session.session import BESIDE
 from tasks.sampling.session.session_outcome import Preempted
@@ -59,7 +59,7 @@ def test_one_that_joined_leaves_when_its_time_is_up_and_loses_nothing():
         store, SLOTS, clock=ManualClock(), idle_timeout_s=HELPS_S, flush_interval_s=60.0, time_limit_s=6.0
     )
     left = live(joined)
-    alive = records.read(store, AliveRecord, layout.alive(0, joined.incarnation))
+    alive = records.read(store, HeartbeatRecord, layout.alive(0, joined.incarnation))
     assert (alive.state, alive.running, alive.waiting) == ("gone", 0, IN_FLIGHT - left.responses_finished)
     assert alive.unfinished == IN_FLIGHT - left.responses_finished
     outcome = live(a_session(store, 0, idle_timeout_s=HELPS_S))
@@ -97,7 +97,7 @@ def test_what_is_handed_over_is_continued_by_whoever_comes_without_a_wait():
     ask_for(store, giver, given)
     while giver.clock.monotonic() < 9.0:  # a flush and a heartbeat, before the first look
         giver.advance()
-    alive = records.read(store, AliveRecord, layout.alive(0, giver.incarnation))
+    alive = records.read(store, HeartbeatRecord, layout.alive(0, giver.incarnation))
     assert alive.released == 2
     live(a_session(store, 1))
     taker = a_session(store, SLOTS, clock=ManualClock(), idle_timeout_s=HELPS_S)
@@ -150,7 +150,7 @@ def test_a_notice_while_weights_are_loading_is_heeded_and_hands_over():
     member = a_session(store, 0, load=slow, notice=lambda: bool(told))
     with pytest.raises(Preempted):
         live(member)
-    alive = records.read(store, AliveRecord, layout.alive(0, member.incarnation))
+    alive = records.read(store, HeartbeatRecord, layout.alive(0, member.incarnation))
     assert (alive.state, alive.unfinished) == ("gone", len(a_plan().responses_of(0)))
 
 
@@ -193,7 +193,7 @@ def test_an_engine_that_fails_says_gone_so_that_nobody_waits():
     victim.engine.step = fails
     with pytest.raises(EngineError):
         victim.run()
-    alive = records.read(store, AliveRecord, layout.alive(0, victim.incarnation))
+    alive = records.read(store, HeartbeatRecord, layout.alive(0, victim.incarnation))
     assert (alive.state, alive.unfinished > 0) == ("gone", True)
 
 
@@ -244,4 +244,4 @@ def test_closed_while_it_decodes_it_leaves_no_thread_behind():
     lanes = {f"{lane.value} lane" for lane in BESIDE}
     assert not [thread for thread in threading.enumerate() if thread.name in lanes]
     store.get = get
-    assert records.read(store, AliveRecord, layout.alive(0, joined.incarnation)).state == "gone"
+    assert records.read(store, HeartbeatRecord, layout.alive(0, joined.incarnation)).state == "gone"

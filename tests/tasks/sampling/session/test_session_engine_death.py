@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage import layout, records
-from storage.assembly import JournalReader
 from storage.clock import ManualClock, SystemClock
-from storage.memory import MemoryStore
-from storage.records import AliveRecord, ClosedRecord
-from storage.store import StoreUnavailable
+from storage.journal.assembly import JournalReader
+from storage.records import layout, records
+from storage.records.records import ClosedRecord, HeartbeatRecord
+from storage.stores.memory import MemoryStore
+from storage.stores.store import StoreUnavailable
 from tasks.sampling.engines.engine import EngineDied, EngineError, TokenDelta
 from tasks.sampling.session.session_outcome import EngineHealth, Preempted
 from tests.property_examples import part_of_examples
@@ -88,7 +88,7 @@ def mortal_session(store, slot, deaths, restarts_max=RESTARTS_MAX, **given):
 
 
 def alive(store, session):
-    return records.read(store, AliveRecord, layout.alive(0, session.incarnation))
+    return records.read(store, HeartbeatRecord, layout.alive(0, session.incarnation))
 
 
 @pytest.fixture(autouse=True)

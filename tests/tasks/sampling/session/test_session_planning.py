@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage import layout, records
-from storage.assembly import JournalReader
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
-from storage.records import JOINED_POOL, TRAIN_POOL, AliveRecord, SlotPlan
-from storage.shard import Finish
+from storage.journal.assembly import JournalReader
+from storage.journal.shard import Finish
+from storage.records import layout, records
+from storage.records.records import JOINED_POOL, TRAIN_POOL, HeartbeatRecord, SlotPlan
+from storage.stores.memory import MemoryStore
 from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.session.claimant import Claimant
@@ -33,7 +33,7 @@ def planned(slot, **changes):
 
 
 def beat(store, session):
-    return records.read(store, AliveRecord, layout.alive(0, session.incarnation))
+    return records.read(store, HeartbeatRecord, layout.alive(0, session.incarnation))
 
 
 def batches(session):
@@ -143,7 +143,7 @@ def test_the_last_responses_are_handed_to_members_with_room_and_the_member_leave
     moved = [r for r in range(a_plan().num_responses) if reader.book.former_owners(r)]
     assert moved
     assert {name for r in moved for name in reader.book.former_owners(r)} == {first}
-    gone = records.read(store, AliveRecord, layout.alive(0, first))
+    gone = records.read(store, HeartbeatRecord, layout.alive(0, first))
     assert (gone.state, gone.unfinished, gone.released) == ("gone", 0, 0)
 
 

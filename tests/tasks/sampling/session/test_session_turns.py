@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.assembly import JournalReader
 from storage.clock import ManualClock
-from storage.memory import MemoryStore
-from storage.shard import Finish
-from storage.turns import decode_turn
+from storage.journal.assembly import JournalReader
+from storage.journal.shard import Finish
+from storage.journal.turns import decode_turn
+from storage.stores.memory import MemoryStore
 from tasks.sampling.session.actions import Lane
 from tasks.sampling.session.session_outcome import Preempted
 from tasks.turns.environments import Answer

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from resources.pools import PoolsConfig, RolloutPoolConfig
-from storage import layout, records
-from storage.assembly import JournalReader
 from storage.clock import SystemClock
-from storage.connect import connect
-from storage.memory import MemoryStore
-from storage.records import TRAIN_POOL, AliveRecord, ClaimRecord, ClosedRecord, SettingsRecord
-from storage.run import read_plan, read_report, release_lease
-from storage.store import StoreUnavailable
+from storage.journal.assembly import JournalReader
+from storage.records import layout, records
+from storage.records.records import TRAIN_POOL, ClaimRecord, ClosedRecord, HeartbeatRecord, SettingsRecord
+from storage.records.run import read_plan, read_report, release_lease
+from storage.stores.connect import connect
+from storage.stores.memory import MemoryStore
+from storage.stores.store import StoreUnavailable
 from tasks.history.planning_inputs import crew_offers
 from tasks.preparing.iteration import prepare
 from tasks.sampling.engines.choose import build_engine
@@ -32,7 +32,7 @@ from tests.small_run import (
     model_directory,
     plan_iteration,
     roll_out,
-    train_iteration,
+    train_small,
 )
 
 URL = "memory://standing"
@@ -139,7 +139,7 @@ def all_ended(iteration):
 
 
 def lives(iteration):
-    return [records.read(store(), AliveRecord, key) for key in store().list(layout.alive_all(iteration))]
+    return [records.read(store(), HeartbeatRecord, key) for key in store().list(layout.alive_all(iteration))]
 
 
 def close(iteration):
@@ -153,14 +153,14 @@ def test_members_go_from_iteration_to_iteration_with_one_engine_and_leave_behind
     members = Members((0, 1), 2, engines)
     # One of them alone may have generated everything before the other one is there.
     members.until(lambda: len(lives(0)) == 2)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     commit_iteration(URL, 0)
     # They stand by with the weights that the next plan will name.
     members.until(lambda: all(versions and versions[-1] == 1 for versions in engines.loaded))
     assert not store().list(layout.alive_all(1))
     plan_iteration(settings)
     members.until(lambda: len(lives(1)) == 2)
-    train_iteration(URL, 1)
+    train_small(URL, 1)
     members.join()
     assert engines.loaded == [[0, 1], [0, 1]]
     assert engines.bases == {(0, None), (1, 0)}
@@ -204,7 +204,7 @@ def test_members_that_went_on_are_not_missing_from_the_iteration_that_they_left(
     """Else the next plan would expect fewer machines than there are."""
     members = Members((0, 1), 2)
     members.until(lambda: all_ended(0) and all_ended(1) and len(lives(1)) >= 2)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     (seen,) = commit_iteration(URL, 0).pools
     assert (seen.members_at_end, seen.losses) == (2, 0)
     (offer,) = crew_offers(ahead, [read_report(store(), 0)], read_plan(store(), 0))
@@ -369,7 +369,7 @@ def test_a_member_needs_first_what_the_next_plan_names_and_else_the_newest_weigh
 
     assert needed() == 0
     roll_out(URL, 0)
-    train_iteration(URL, 0)
+    train_small(URL, 0)
     commit_iteration(URL, 0)
     assert needed() == 1
     plan_iteration(settings)

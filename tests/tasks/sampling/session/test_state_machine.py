@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.memory import MemoryStore
-from storage.store import StoreUnavailable
+from storage.stores.memory import MemoryStore
+from storage.stores.store import StoreUnavailable
 from tasks.sampling.engines.engine import EngineDied, EngineError, FinishReason, TokenDelta
 from tasks.sampling.session.actions import (
     AbortResponses,
-    Beat,
+    ClaimedResponse,
     Claims,
-    Decoded,
+    DecodeResult,
     Lane,
     LoadWeights,
     Noticed,
@@ -24,7 +24,7 @@ from tasks.sampling.session.actions import (
     RestartEngine,
     StartResponses,
     Wake,
-    Work,
+    WriteHeartbeat,
     WriteShard,
 )
 from tasks.sampling.session.duties import FAILURES_MAX
@@ -65,7 +65,7 @@ def test_tokens_are_in_the_next_shard_and_only_in_that():
         (response, 0, [5]) for response in OWN[:IN_FLIGHT]
     ]
     member.decoded(6)
-    assert isinstance(member.tell(Lane.FLUSH)[0], Beat)
+    assert isinstance(member.tell(Lane.FLUSH)[0], WriteHeartbeat)
     rest, wake = member.tell(Lane.FLUSH)
     assert (rest, wake) == (Rest(4.0), Wake(Lane.CLAIM))
     assert member.tell(Lane.CLAIM) == (ProbeClaims(OWN),)
@@ -82,7 +82,7 @@ def test_what_another_member_has_claimed_is_aborted_and_its_tokens_are_ignored()
     member.tell(Lane.CLAIM, True, Claims(dict.fromkeys(OWN[1:], 1), 1, 0))
     assert lost not in member.state.holdings.held
     deltas = [TokenDelta(response, (5,), (-1.0,), None) for response in OWN[:IN_FLIGHT]]
-    [abort] = member.tell(Lane.DECODE, Decoded(deltas, 1.0))
+    [abort] = member.tell(Lane.DECODE, DecodeResult(deltas, 1.0))
     assert abort == AbortResponses((lost,))
     assert member.state.outcome().tokens_generated == IN_FLIGHT - 1
     assert member.tell(Lane.DECODE) == (StartResponses(((OWN[IN_FLIGHT], ()),)),)
@@ -91,9 +91,9 @@ def test_what_another_member_has_claimed_is_aborted_and_its_tokens_are_ignored()
 def test_what_it_takes_back_begins_again_from_the_new_claims_tokens_after_the_engine_has_forgotten_it():
     member = Told().claimed().decoding()
     back = OWN[0]
-    member.state.take((Work(back, 3, (7, 8)),))
+    member.state.take((ClaimedResponse(back, 3, (7, 8)),))
     deltas = [TokenDelta(back, (5,), (-1.0,), FinishReason.STOP)]
-    assert member.tell(Lane.DECODE, Decoded(deltas, 1.0)) == (AbortResponses((back,)),)
+    assert member.tell(Lane.DECODE, DecodeResult(deltas, 1.0)) == (AbortResponses((back,)),)
     assert member.state.holdings.held[back].token_ids == [7, 8]
     assert member.state.holdings.ends == 0
 

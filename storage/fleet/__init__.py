@@ -1,0 +1,1 @@
+"""Fleets: the records of runs that share trainers, their hosts and seats."""

@@ -1,0 +1,1 @@
+"""The token journal: claims, shards, responses, and how long they are kept."""

@@ -1,0 +1,1 @@
+"""Records: the keys of a run, its small objects and their strict codecs."""

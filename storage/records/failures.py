@@ -1,0 +1,103 @@
+"""The last failure of each task of a run, for people: kept until the task succeeds (docs/format.md section 2).
+
+The records are hints. They lie outside `iterations/`, where machines that join a run write. No token depends on them: a
+crew's trainer repeats what they say of slots, and waits for none that the store has refused to the end.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, get_args
+
+from pydantic import ConfigDict, Field
+
+from storage.records import layout, records
+from storage.records.crew_records import execution_digest
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
+
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+ERROR_LENGTH_MAX = 1000
+# So many are read; a crew of thousands that fails everywhere needs no more to be understood.
+READ_MAX = 64
+# Of a calendar: the end of the year 9999.
+TIME_MAX_S = 253_402_300_799.0
+Task = Literal["plan", "rollout", "collect", "train", "conclude", "evaluation"]
+_SLOT = re.compile(rf"{layout.FAILURES}rollout/([0-9a-f]{{32}})/(\d{{6,}})/\d{{5,}}\.json", re.ASCII)
+_TASK = re.compile(rf"{layout.FAILURES}({'|'.join(get_args(Task))})\.json", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureRecord:
+    """An attempt at a task ended with this error, in one line.
+
+    iteration: on which it worked; of an evaluation the weight version. slot: of a rollout. at_s: by the clock of the
+    machine that failed.
+    """
+
+    KIND: ClassVar[str] = "failure"
+    __pydantic_config__ = STRICT
+    task: Task
+    iteration: int
+    execution: str
+    slot: int | None = None
+    host: str
+    error: Annotated[str, Field(max_length=ERROR_LENGTH_MAX)]
+    at_s: Annotated[float, Field(ge=0, le=TIME_MAX_S)]
+
+
+def keep_failure(store: ObjectStore, failure: FailureRecord) -> None:
+    """Write a failure in the place of the last one of its task, or of its slot in this iteration."""
+    records.put(store, _key(failure), failure)
+
+
+def forget_failure(store: ObjectStore, task: Task) -> None:
+    """Delete the last failure of a task that has succeeded."""
+    store.delete(layout.failure(task))
+
+
+def forget_slots(store: ObjectStore, execution: str) -> None:
+    """Delete what is kept of slots of other executions; a standing member's own error is told in later iterations."""
+    for key in store.list(f"{layout.FAILURES}rollout/"):
+        found = _SLOT.fullmatch(key)
+        if found is not None and found[1] != execution_digest(execution):
+            store.delete(key)
+
+
+def last_failures(store: ObjectStore, committed: int) -> list[FailureRecord]:
+    """The last failure of each task and slot that has not succeeded since, newest first, as far as can be read.
+
+    committed: how many iterations are. What failed on one of them has succeeded since, but for evaluations.
+    """
+    keys = [key for key in store.list(layout.FAILURES) if _is_open(key, committed)]
+    keys.sort(key=lambda key: key.count("/"))  # slots come last
+    found = _readable(store, keys[:READ_MAX])
+    now = [each for each in found if each.task == "evaluation" or each.iteration >= committed]
+    return sorted(now, key=lambda each: each.at_s, reverse=True)
+
+
+def slot_failures(store: ObjectStore, iteration: int, execution: str) -> dict[int, FailureRecord]:
+    """Why attempts at slots of an iteration failed in this execution, the last by slot, as far as can be read."""
+    found = _readable(store, store.list(layout.slot_failures(execution_digest(execution), iteration)))
+    return {each.slot: each for each in found if each.slot is not None}
+
+
+def _key(failure: FailureRecord) -> str:
+    if failure.slot is None:
+        return layout.failure(failure.task)
+    return layout.slot_failure(execution_digest(failure.execution), failure.iteration, failure.slot)
+
+
+def _is_open(key: str, committed: int) -> bool:
+    found = _SLOT.fullmatch(key)
+    return _TASK.fullmatch(key) is not None if found is None else int(found[2]) >= committed
+
+
+def _readable(store: ObjectStore, keys: list[str]) -> Iterator[FailureRecord]:
+    """One that cannot be read is passed over without a word: a look every other second would repeat it."""
+    for key in keys:
+        try:
+            found = records.read(store, FailureRecord, key)
+        except (ObjectMissing, CorruptObject):
+            continue
+        if _key(found) == key:
+            yield found

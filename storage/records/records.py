@@ -1,0 +1,400 @@
+"""The small JSON objects of a run as frozen dataclasses, and their strict codec (docs/format.md section 3).
+
+A record is refused under another key, with unknown fields and wrong types. Those created once carry a nonce.
+"""
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
+
+from pydantic import ConfigDict, Field
+
+from storage.records import canonical
+from storage.records.envelope import unwrap, wrap
+from storage.records.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
+from storage.records.sources import HubSource
+from storage.stores.store import ObjectStore
+from storage.stores.store import commit as commit_bytes
+
+# The pools of members that joined without a slot of the plan, and of those on the trainer's machine.
+JOINED_POOL, TRAIN_POOL = "joined", "train"
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=True)
+RESPONSES_MAX = 1 << 20  # readers hold something for each response of a plan
+
+
+class AnyRecord(Protocol):
+    """A dataclass that is an object of its own in the store. KIND is its name in the envelope."""
+
+    KIND: ClassVar[str]
+
+
+Record = TypeVar("Record", bound=AnyRecord)
+
+
+def nonce() -> str:
+    """A random name that lets a writer recognise its own record."""
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn and read. Log-probs are under softmax(logits / temperature), before top_p, top_k."""
+
+    __pydantic_config__ = STRICT
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_completion_length: int = 1024
+    stop_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: Annotated[bool, Field(exclude_if=lambda skips: skips)] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """run.json: what a run is. `config` is the resolved RunConfig; `digest` identifies what must not change in it.
+
+    model_files: the digest of each file below `model/`; sources: what the hub gave, left out if empty, as in old runs.
+    """
+
+    KIND: ClassVar[str] = "run"
+    __pydantic_config__ = STRICT
+    config: dict[str, Any]
+    digest: str
+    vocab_size: int
+    model_files: dict[str, str]
+    sources: Annotated[dict[str, HubSource], Field(exclude_if=lambda held: not held)] = field(default_factory=dict)
+    created_at_s: float
+    nonce: str = field(default_factory=nonce)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotPlan:
+    """A slot of the plan and its first assignment: groups, in the order in which they are started.
+
+    pool: TRAIN_POOL for a member on the trainer's machine, which generates until `seeding.seeding_s` have passed.
+    batch_max: the most responses that the member decodes together during this assignment; None: its engine's limit.
+    """
+
+    __pydantic_config__ = STRICT
+    slot: int
+    pool: str
+    groups: tuple[int, ...]
+    batch_max: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRecord:
+    """plan.json: everything about an iteration that is fixed before it starts.
+
+    Response r is sample r % num_generations of group r // num_generations. Unit u of the claims holds the responses of
+    the groups in slots[u]. groups_wanted: how many groups with unequal rewards are trained, in the order of their
+    numbers, and no group after them; None: all. weights_url: where weights and model files are, relative to this run:
+    in it (None), or in the run whose evaluation this is; no plan sends a member elsewhere. tools: the schemas of which
+    prompts tell, left out if empty. lengths, seeding, decisions: what the planner expected and decided, if it could.
+    """
+
+    KIND: ClassVar[str] = "plan"
+    __pydantic_config__ = STRICT
+    iteration: int
+    weight_version: int
+    run_seed: int
+    num_generations: int
+    prompts_key: str
+    first_prompt: int
+    slots: tuple[SlotPlan, ...]
+    sampling: SamplingParams
+    config: dict[str, Any]
+    created_at_s: float
+    tools: Annotated[tuple[dict[str, Any], ...], Field(exclude_if=lambda held: not held)] = ()
+    groups_wanted: int | None = None
+    weights_url: Literal["../.."] | None = None
+    lengths: LengthsRecord | None = None
+    seeding: SeedingRecord | None = None
+    decisions: tuple[DecisionRecord, ...] = ()
+    nonce: str = field(default_factory=nonce)
+
+    def __post_init__(self) -> None:
+        if self.num_generations < 1 or self.num_responses > RESPONSES_MAX:
+            allowed = f"allowed: 1 to {RESPONSES_MAX} responses"
+            raise ValueError(f"num_generations: value {self.num_generations} with {self.num_groups} groups; {allowed}")
+
+    @property
+    def num_groups(self) -> int:
+        return sum(len(slot.groups) for slot in self.slots)
+
+    @property
+    def num_responses(self) -> int:
+        return self.num_groups * self.num_generations
+
+    @property
+    def crew_slots(self) -> tuple[SlotPlan, ...]:
+        """The slots with work, without the trainer's."""
+        return tuple(place for place in self.slots if place.groups and place.pool != TRAIN_POOL)
+
+    def responses_of(self, unit: int) -> tuple[int, ...]:
+        """The responses of a claim unit, in starting order."""
+        g = self.num_generations
+        return tuple(group * g + sample for group in self.slots[unit].groups for sample in range(g))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingsRecord:
+    """What the execution that works on an iteration now has set, and its name.
+
+    config: devices, limits and intervals alone, which may be changed after a failure; the rest is the run's.
+    """
+
+    KIND: ClassVar[str] = "settings"
+    __pydantic_config__ = STRICT
+    config: dict[str, Any]
+    execution: str = ""
+    ends_execution: bool = False  # it plans none after this one, so a checkpoint is stored whatever the interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimRecord:
+    """An incarnation takes responses of a unit: it alone may extend them, from the end of the shards that it seals.
+
+    `responses` None means all responses of the unit that have no owner or whose owner is a key of `sealed`. `sealed`
+    maps an incarnation to the last of its shards that still counts for the responses taken (-1: none).
+    """
+
+    KIND: ClassVar[str] = "claim"
+    __pydantic_config__ = STRICT
+    unit: int
+    epoch: int
+    incarnation: str
+    slot: int
+    responses: tuple[int, ...] | None
+    sealed: dict[str, int]
+    nonce: str = field(default_factory=nonce)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeartbeatRecord:
+    """Heartbeat of an incarnation. Members observe only its change and its load; the times are for people.
+
+    claims: how many it had made when it wrote this; its load covers what it held by these. unfinished: responses it
+    holds whose end is not journalled yet; of these, `running` are being decoded, `waiting` wait for the engine,
+    `acting` for an environment, and `released` are free for any member. tokens_per_s: recent decode rate of all; None
+    if it did not decode all that time. plateau: the batch size beyond which that rate no longer rises (0: unknown).
+    usd_per_hour: its price, if not its pool's. room: how many further responses it would begin. working_at_s: when it
+    first had the weights. decode_s: seconds of decode steps. step_s: (batch size, mean seconds of a decode step),
+    ascending. puts (LISTs included), gets, bytes_read: its requests to the store.
+    """
+
+    KIND: ClassVar[str] = "heartbeat"
+    __pydantic_config__ = STRICT
+    incarnation: str
+    slot: int
+    state: Literal["loading", "working", "gone"]
+    beat: int
+    pool: str
+    host: str
+    pid: int
+    started_at_s: float
+    updated_at_s: float
+    tokens_generated: int
+    tokens_recovered: int
+    prefill_tokens: int
+    responses_finished: int
+    engine: str
+    batch_invariant: bool
+    claims: int = 0
+    unfinished: int = 0
+    running: int = 0
+    waiting: int = 0
+    acting: int = 0
+    released: int = 0
+    tokens_per_s: float | None = None
+    plateau: int = 0
+    usd_per_hour: float | None = None
+    room: int = 0
+    working_at_s: float | None = None
+    decode_s: float = 0.0
+    step_s: tuple[tuple[int, float], ...] = ()
+    puts: int = 0
+    gets: int = 0
+    bytes_read: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClosedRecord:
+    """closed.json: no further token of this iteration will be used; members stop."""
+
+    KIND: ClassVar[str] = "closed"
+    __pydantic_config__ = STRICT
+    iteration: int
+    reason: str
+    nonce: str = field(default_factory=nonce)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A stretch of a response's lineage: rows of `epoch` by `incarnation`, in its shards up to `last_sequence`."""
+
+    __pydantic_config__ = STRICT
+    epoch: int
+    incarnation: str
+    last_sequence: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradedResponse:
+    """A response as the trainer used it: where its tokens are, how many, and its rewards by function.
+
+    length: all its tokens. policy_length: those that the policy sampled; without observations they are all. A response
+    that "failed" lost its environment. It is neither graded nor trained: `reward` is None and `rewards` is empty.
+    """
+
+    __pydantic_config__ = STRICT
+    response: int
+    length: int
+    policy_length: int
+    finish_reason: Literal["stop", "length", "failed"]
+    lineage: tuple[Span, ...]
+    reward: float | None
+    rewards: dict[str, float | None]
+
+    def __post_init__(self) -> None:
+        if (self.reward is None) != (self.finish_reason == "failed"):
+            raise ValueError(f"reward: value {self.reward} of a response with finish_reason {self.finish_reason!r}")
+        if self.policy_length > self.length:
+            raise ValueError(f"policy_length: value {self.policy_length}; allowed: at most the length {self.length}")
+
+    def deciding(self, plan: PlanRecord) -> float | None:
+        """The value by which the plan filters groups: of the function that its configuration names, or the reward."""
+        function = plan.config.get("algorithm", {}).get("filter_groups_reward")
+        return self.reward if function is None else self.rewards[function]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRecord:
+    """batches/<k>: the responses of one micro-batch, recorded before use, so a restarted trainer replays them.
+
+    filtered: not trained, as a group's rewards are equal. reward_errors, given_up (left out if empty): for people.
+    """
+
+    KIND: ClassVar[str] = "batch"
+    __pydantic_config__ = STRICT
+    iteration: int
+    number: int
+    responses: tuple[GradedResponse, ...]
+    reward_errors: tuple[str, ...] = ()
+    filtered: tuple[GradedResponse, ...] = ()
+    given_up: Annotated[tuple[str, ...], Field(exclude_if=lambda held: not held)] = ()
+    nonce: str = field(default_factory=nonce)
+
+    @property
+    def graded(self) -> tuple[GradedResponse, ...]:
+        """The responses of trained and of filtered groups; those that failed have no reward."""
+        return (*self.responses, *self.filtered)
+
+
+def is_filtered(plan: PlanRecord, group: Iterable[GradedResponse]) -> bool:
+    """Whether a plan that wants some groups does not train this one: its graded responses all have one worth."""
+    return len({response.deciding(plan) for response in group if response.reward is not None}) < 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecord:
+    """training.json: what the train task measured; `weight_version` is the one it published."""
+
+    KIND: ClassVar[str] = "training"
+    __pydantic_config__ = STRICT
+    iteration: int
+    weight_version: int
+    metrics: dict[str, float]
+    reward_errors: tuple[str, ...]
+    started_at_s: float
+    ended_at_s: float
+    nonce: str = field(default_factory=nonce)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotLife:
+    """One process life on the iteration's time line.
+
+    state: "gone" if it left with nothing unfinished, "left" if it handed work over, "lost" if it fell silent.
+    usd_per_hour: its price, if it differs from its pool's. tokens_unused: tokens of responses that are in no batch,
+    because enough groups were trained. prefill_tokens, and the fields from working_at_s on: as in the HeartbeatRecord.
+    """
+
+    __pydantic_config__ = STRICT
+    slot: int
+    incarnation: str
+    pool: str
+    started_at_s: float
+    ended_at_s: float
+    state: Literal["gone", "left", "lost"]
+    tokens_kept: int
+    tokens_recovered: int
+    tokens_regenerated: int
+    prefill_tokens: int = 0
+    usd_per_hour: float | None = None
+    tokens_unused: int = 0
+    working_at_s: float | None = None
+    decode_s: float = 0.0
+    puts: int = 0
+    gets: int = 0
+    bytes_read: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportRecord:
+    """report.json: the iteration is committed. Metric names are those of docs/guide/metrics.md.
+
+    rewards, lengths: one per response that has a reward, in the order of the batches; lengths are policy lengths.
+    """
+
+    KIND: ClassVar[str] = "report"
+    __pydantic_config__ = STRICT
+    iteration: int
+    weight_version: int
+    next_prompt: int
+    metrics: dict[str, float]
+    rewards: tuple[float, ...]
+    lengths: tuple[int, ...]
+    lives: tuple[SlotLife, ...]
+    train_started_at_s: float
+    train_ended_at_s: float
+    created_at_s: float
+    pools: tuple[PoolObservation, ...] = ()
+    nonce: str = field(default_factory=nonce)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseRecord:
+    """Names the execution that may advance the run."""
+
+    KIND: ClassVar[str] = "lease"
+    __pydantic_config__ = STRICT
+    holder: str
+    released: bool = False
+    nonce: str = field(default_factory=nonce)
+
+
+def encode(key: str, record: AnyRecord) -> bytes:
+    """The bytes of a record for `key`, and for no other: its canonical JSON in an envelope."""
+    return wrap(key, record.KIND, canonical.encode(record))
+
+
+def decode(record_type: type[Record], key: str, data: bytes) -> Record:
+    """The record in the bytes read from `key`; raises CorruptObject, which names `key` and the first thing wrong."""
+    return canonical.decode(record_type, key, unwrap(key, record_type.KIND, data))
+
+
+def read(store: ObjectStore, record_type: type[Record], key: str) -> Record:
+    """Get and decode; raises ObjectMissing or CorruptObject."""
+    return decode(record_type, key, store.get(key))
+
+
+def put(store: ObjectStore, key: str, record: AnyRecord) -> None:
+    """Write or overwrite a record."""
+    store.put(key, encode(key, record))
+
+
+def commit(store: ObjectStore, key: str, record: AnyRecord) -> bool:
+    """Create a record exactly once, as `storage.stores.store.commit`: False if another writer's object is there."""
+    return commit_bytes(store, key, encode(key, record))

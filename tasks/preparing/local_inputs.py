@@ -1,0 +1,134 @@
+"""A configuration with every input at hand: ids of the hub replaced by local paths, at the commits that a run keeps.
+
+The configuration itself is stored as it was written; only readers of files get the one with paths.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from storage.records.run import read_run
+from storage.records.sources import HubSource, read_rows, store_rows
+from storage.stores.store import ObjectMissing, ObjectStore
+from tasks.configuration.data import ARITHMETIC, DataConfig
+from tasks.configuration.evaluation import EvaluationConfig
+from tasks.configuration.rewards import RewardConfig, reward_names
+from tasks.configuration.run_config import PolicyConfig
+from tasks.hub.careful_client import COMMIT
+from tasks.hub.data_sets import join_pieces, parquet_pieces
+from tasks.hub.repositories import HubError, Kind, commit_of, model_folder, names_repository
+from tasks.prompts.prompt import PromptError
+
+
+@dataclass
+class LocalInputs:
+    """Where inputs lie on this machine, below `folder`.
+
+    held: what run.json says came from the hub; None: there is no run yet, and the hub is asked. store: of that run.
+    found: what the hub was asked for, by field, with the rows of data sets in `pieces`.
+    """
+
+    folder: Path
+    store: ObjectStore | None = None
+    held: dict[str, HubSource] | None = None
+    found: dict[str, HubSource] = field(default_factory=dict)
+    pieces: dict[str, list[bytes]] = field(default_factory=dict)
+
+    def policy(self, policy: PolicyConfig) -> PolicyConfig:
+        """The policy by a local path; raises HubError."""
+        path = self._model("policy", "path", policy.path, policy.revision)
+        return replace(policy, path=path, revision=None)
+
+    def data(self, data: DataConfig, section: str = "data") -> DataConfig:
+        """Prompts by a local path; raises HubError, and PromptError for settings that a local path does not have."""
+        if data.source == ARITHMETIC:
+            return data
+        asked = HubSource(
+            repo=data.source, revision=data.revision, subset=data.subset, split=data.split, commit="0" * 40
+        )
+        name = f"{section}.source"
+        commit = self._commit("dataset", name, asked)
+        if commit is None:
+            for setting, value in (("revision", data.revision), ("subset", data.subset)):
+                if value is not None:
+                    raise PromptError(f"{section}.{setting}: value {value!r}; allowed: null, because source is a path")
+            return data
+        held = (self.held or {}).get(name)
+        if held is not None and held.asked == asked.asked and self.store is not None:
+            pieces = read_rows(self.store, held)
+        else:
+            pieces = parquet_pieces(data.source, commit, data.subset, data.split, section)
+            self.found[name], self.pieces[name] = replace(asked, commit=commit), pieces
+        file = self.folder / section / data.source / (data.subset or "") / f"{data.split or 'rows'}.parquet"
+        join_pieces(pieces, file)
+        return replace(data, source=str(file), subset=None, split=None, revision=None)
+
+    def rewards(self, rewards: tuple[RewardConfig, ...], section: str = "rewards") -> tuple[RewardConfig, ...]:
+        """Rewards whose models have local paths; raises HubError."""
+        names = reward_names(rewards)
+        return tuple(
+            reward
+            if reward.model is None
+            else replace(
+                reward, model=self._model(f"{section}.{name}", "model", reward.model, reward.revision), revision=None
+            )
+            for name, reward in zip(names, rewards, strict=True)
+        )
+
+    def evaluation(self, evaluation: EvaluationConfig) -> EvaluationConfig:
+        """The section `evaluation` with local paths; raises HubError."""
+        own = evaluation.rewards
+        return replace(
+            evaluation,
+            data=self.data(evaluation.data, "evaluation.data"),
+            rewards=None if own is None else self.rewards(own, "evaluation.rewards"),
+        )
+
+    def store_found(self, store: ObjectStore) -> dict[str, HubSource]:
+        """Store the rows of what was found; returns what came from the hub, for run.json."""
+        return {
+            name: replace(source, rows=store_rows(store, self.pieces.get(name, [])))
+            for name, source in self.found.items()
+        }
+
+    def _model(self, section: str, setting: str, path: str, revision: str | None) -> str:
+        name = f"{section}.{setting}"
+        asked = HubSource(repo=path, revision=revision, commit="0" * 40)
+        commit = self._commit("model", name, asked)
+        if commit is None:
+            if revision is not None:
+                raise HubError(f"{section}.revision: value {revision!r}; allowed: null, because {setting} is a path")
+            return path
+        self.found[name] = replace(asked, commit=commit)
+        return str(model_folder(path, commit, name))
+
+    def _commit(self, kind: Kind, name: str, asked: HubSource) -> str | None:
+        """The commit to read; None for a local path. A run goes on with what it began with."""
+        held = (self.held or {}).get(name)
+        if held is not None and held.asked == asked.asked:
+            return held.commit
+        may_change = name.startswith(("evaluation.", "rewards."))
+        if not names_repository(asked.repo) or (self.held is not None and not may_change):
+            return None
+        commit = commit_of(kind, asked.repo, asked.revision, name)
+        if self.held is not None and COMMIT.fullmatch(asked.revision or "") is None:
+            raise HubError(
+                f"{name.rpartition('.')[0]}.revision: value {asked.revision!r}; allowed, because the run began "
+                f"without it: a commit, such as {commit}, so that every evaluation reads the same"
+            )
+        return commit
+
+
+@contextmanager
+def open_local_inputs(store: ObjectStore | None = None) -> Iterator[LocalInputs]:
+    """The inputs of a run, or with None of a configuration that has no run, until the end of the block."""
+    held = None
+    if store is not None:
+        try:
+            held = read_run(store).sources
+        except ObjectMissing:
+            held = None
+    with TemporaryDirectory(prefix="gleaner-inputs-") as folder:
+        yield LocalInputs(Path(folder), store if held is not None else None, held)
