@@ -43,7 +43,7 @@ class Batch:
         return {each.name: value for each in fields(self) if isinstance(value := getattr(self, each.name), Tensor)}
 
     def within(self, tensors: Mapping[str, Tensor]) -> "Batch":
-        """The same batch in the first elements of these tensors, by name, which are overwritten."""
+        """Copy the batch into the first elements of the tensors given by name, and return the batch of the copies."""
         count = len(self.token_ids)
         placed: dict[str, Any] = {name: tensors[name][:count].copy_(one) for name, one in self.tensors().items()}
         return replace(self, **placed)

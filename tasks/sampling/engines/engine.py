@@ -63,7 +63,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """The engine, its dtype and its device, for reports."""
+        """Engine, dtype and device in one text, for reports."""
         ...
 
     @property

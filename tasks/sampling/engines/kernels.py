@@ -16,8 +16,9 @@ class Kernels:
     """The default is none, which is right for every device, dtype and model.
 
     Attributes:
-        attention: reads the cache without masks, for decoders that have `packed_heads`; None: masks.
-        record: records a step, so that it is launched as a whole; only with `attention`. None: operation by operation.
+        attention: attention over the cache without masks, for decoders with `packed_heads`; None: masks.
+        record: recorder of a step, which is then launched as a whole; only with `attention`. None: every operation is
+            launched alone.
     """
 
     attention: RowAttention | None = None

@@ -39,7 +39,7 @@ def padded_passes(pieces: Sequence[Piece]) -> Iterator[tuple[list[Piece], int]]:
 
 
 def packed_passes(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
-    """Passes of pieces that lie one after another, each of TOKENS_MAX tokens but the last."""
+    """Cut the pieces into passes of TOKENS_MAX tokens, in which pieces follow each other; the last may be smaller."""
     passed: list[Piece] = []
     room = TOKENS_MAX
     for piece in pieces:

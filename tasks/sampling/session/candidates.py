@@ -1,4 +1,4 @@
-"""Candidates: the responses of a holder that another member may take."""
+"""Candidates: the unfinished responses of one member from which a taker chooses."""
 
 from storage.journal.assembly import JournalReader
 from storage.journal.shard import Finish

@@ -1,7 +1,7 @@
 """The claim lane: how a member claims its slot, notices others' claims and the end, and looks for work.
 
-A generator of actions, which is sent the result of each. What it finds is in the state for the decode lane's next turn,
-so the engine never waits for it.
+A generator of actions, which is sent the result of each. The decode lane finds the results in the state at its next
+turn, so the engine never waits for a read or a claim.
 """
 
 from collections.abc import Callable, Generator
@@ -73,7 +73,8 @@ class ClaimLane:
     def _ask_closed(self) -> Steps:
         """Ask whether the iteration is closed; after a claim, because a closed iteration's journal may be deleted.
 
-        A member that slept while it read the journal may have missed a part of it, and would repeat what was in there.
+        A member that slept while reading the journal may have missed deleted shards, and would generate their tokens
+        again.
         """
         self._state.closed = self._state.closed or (yield ReadClosed())
 
@@ -135,7 +136,8 @@ class ClaimLane:
     def _read(self, action: Callable[[], Action]) -> Generator[Action, Any, Any]:
         """Perform an action that may read long journals in parts, and read the news between two parts.
 
-        So the member notices soon that others claim what it decodes. None if the iteration was closed meanwhile.
+        The member thus notices within one part that another member has claimed a response in flight here. Returns None
+        if the iteration was closed meanwhile.
         """
         while not self._state.closed:
             result = yield action()

@@ -1,7 +1,7 @@
-"""Claimant: claims responses for one incarnation, and knows which it still holds (docs/format.md section 5).
+"""Claimant: claims responses for one incarnation, and tells which responses are still held (docs/format.md section 5).
 
-tasks/crew_model/rebalance.py decides what to take; the claimant reads what that needs and writes the claims. It knows
-no engine, and one thread uses it at a time.
+tasks/crew_model/rebalance.py decides which responses to take; the claimant reads the facts for the decision and writes
+the claims. No engine is known here. One thread at a time uses a claimant.
 """
 
 import logging
@@ -42,8 +42,8 @@ class _Asked:
 class Claimant:
     """Claims for `incarnation` of `slot`; a slot number beyond the plan's stands for a member without an assignment.
 
-    `look`, `own_unit_ended` and `take` may have to read long journals. They return None when they have read a part, and
-    go on when they are called again; in between the caller can read what concerns the responses that it holds.
+    `look`, `own_unit_ended` and `take` may have to read long journals. They return None after reading a part, and
+    go on when called again; between two calls the caller can read the news of the responses in its hands.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class Claimant:
         self.tokens_recovered = 0
 
     def closed(self) -> bool:
-        """Whether the iteration is closed, so that no more of its tokens will be used."""
+        """Whether the iteration is closed, after which no further token of the iteration is used."""
         return exists(self._store, layout.closed(self._plan.iteration))
 
     def owned(self) -> dict[int, int]:
-        """The responses that this incarnation holds, with the epoch of its claim."""
+        """The responses that the incarnation holds, with the epochs of the claims."""
         book = self._reader.book
         owners = {response: book.owner(response) for response in book.held_by(self._incarnation)}
         return {response: owner.epoch for response, owner in owners.items() if owner}
@@ -106,7 +106,7 @@ class Claimant:
         return any(found)
 
     def asked_for(self) -> tuple[int, ...]:
-        """The responses that others have asked this incarnation for since the last call."""
+        """The responses for which other members have asked the incarnation since the last call."""
         return self._asks.read(self._incarnation)
 
     def take_own_slot(self) -> tuple[ClaimedResponse, ...]:
@@ -179,14 +179,14 @@ class Claimant:
         )
 
     def own_unit_ended(self, known: Mapping[int, int], *, cuts: bool = False, has_cut: bool = False) -> bool | None:
-        """Whether the responses that this slot is responsible for have ended, as far as other members hold them.
+        """Whether all responses of the slot's duty have ended, apart from the responses in the caller's own hands.
 
-        A slot may leave once all responses it is responsible for have ended: its first assignment; those the trainer
-        holds; those planned for the trainer that no other crew slot holds now; and, where members cut, also those it
-        once held that no other crew slot holds now. After a cut the slot is no longer responsible for the part of its
-        first assignment that other crew slots hold. The reason: Flyte restarts a slot of the crew that dies, whereas a
-        joined member may vanish unnoticed. An unclaimed response counts as not ended, and so does one that a call which
-        failed afterwards claimed for this incarnation; known: as in `look`.
+        A slot may leave once every response of its duty has ended: its first assignment; responses that the trainer
+        holds; responses planned for the trainer that no other crew slot holds now; and, where members cut, also
+        responses once held here that no other crew slot holds now. A cut removes from the duty the part of the first
+        assignment that other crew slots hold. The reason: Flyte restarts a slot of the crew that dies, whereas a
+        joined member may vanish unnoticed. An unclaimed response counts as not ended, and so does a response that a
+        failed call claimed for the incarnation; known: as in `look`.
         """
         book = self._reader.book
         answered = {response for response in self._own_unit if not (has_cut and self._is_with_crew(response))}
@@ -224,7 +224,7 @@ class Claimant:
         return any(book.incarnations[name] == self._slot for name in book.former_owners(response))
 
     def _is_silent(self, sign: MemberSign) -> bool:
-        """Whether no heartbeat tells what a member has not finished, so that its journal must."""
+        """Whether only the journal can tell a member's unfinished responses, for want of a fresh heartbeat."""
         return sign.record is None or sign.lost(self._claim_ttl_s)
 
     def _has_read(self, incarnations: Sequence[str]) -> bool:
@@ -232,7 +232,7 @@ class Claimant:
         return self._reader.shards.advance_some(incarnations, SHARDS_A_CALL)
 
     def _has_reached(self, responses: Iterable[int]) -> bool:
-        """Read on in what earlier holders of these responses journalled; returns whether they can be assembled."""
+        """Read further shards of the responses' earlier holders; returns whether the responses can be assembled."""
         shards, sealed = self._reader.shards, map(self._reader.book.sealed, responses)
         spans = (span for lineage in sealed for span in lineage)
         behind = {span.incarnation for span in spans if span.last_sequence > shards.last_sequence(span.incarnation)}
@@ -273,7 +273,7 @@ class Claimant:
         )
 
     def take(self, transfer: Transfer) -> Taken | None:
-        """Claim the transfer's responses, unit by unit; stop at the first unit that another member claimed earlier.
+        """Claim the transfer's responses, unit by unit, up to the first unit that another member claimed earlier.
 
         With `asks` the holder is asked first; the responses are claimed when it has released them, or when it has not
         answered by the LOOKS_TO_ANSWER-th look.
@@ -299,7 +299,7 @@ class Claimant:
         return self._claim_all(choose(transfer.cause, transfer.count, candidates), holder, transfer.cause)
 
     def _ask(self, transfer: Transfer, candidates: Sequence[Candidate]) -> Taken:
-        """Ask the holder for those of its responses that suit best."""
+        """Ask the transfer's holder for the responses that `choose` prefers."""
         responses = choose(transfer.cause, transfer.count, candidates)
         if responses and transfer.incarnation is not None:
             self._asks.write(transfer.incarnation, AskRecord(asker=self._incarnation, responses=responses))

@@ -176,7 +176,7 @@ class CrewWatch:
         return sign.changed or name not in (self._first_there or ())
 
     def _check_writable(self) -> None:
-        """Raise CrewLost if the store refuses to be written: a crew that ended for that reason left no note of it."""
+        """Raise CrewLost if the store refuses writes: a crew that ends because of the refusal can leave no note."""
         key = f"{layout.PROBE}{uuid.uuid4().hex}"
         try:
             self._store.put(key, b"a crew is waited for")
@@ -227,7 +227,7 @@ class CrewWatch:
         )
 
     def _failures(self) -> dict[int, FailureRecord]:
-        """The last failure of each slot that reported one."""
+        """The last reported failure by slot, for slots with at least one."""
         return slot_failures(self._store, self._plan.iteration, self._execution)
 
     def _errors_of_execution(self) -> dict[int, str]:

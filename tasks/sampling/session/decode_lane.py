@@ -1,7 +1,7 @@
-"""The decode lane: what a member does with its engine, from its start until it has left.
+"""The decode lane: a member's use of its engine, from the first claim until the member has left.
 
-A generator of actions, which is sent the result of each. What the claim lane reads meanwhile is in the state at the
-next turn, so the engine never waits for storage.
+A generator of actions, which is sent the result of each. The findings of the claim lane are in the state at the next
+turn, so the engine never waits for storage.
 """
 
 import logging
@@ -141,9 +141,9 @@ def _leave(state: State) -> Steps:
 
 
 def _hand_in(state: State) -> Steps:
-    """Write everything and release what is still held: the state "gone" lets others claim it without waiting.
+    """Write all pending tokens, and announce the state "gone", in which others may claim held responses at once.
 
-    The first write does not wait for what the claim lane is doing: tokens are safe as early as possible.
+    The first write does not wait for the claim lane's present action: tokens are safe as early as possible.
     """
     holdings = state.holdings
     if state.closed:

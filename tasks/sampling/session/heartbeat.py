@@ -1,6 +1,6 @@
-"""HeartbeatWriter: an incarnation's report about itself, written at an interval to one object that it overwrites.
+"""HeartbeatWriter: an incarnation's report about itself, which overwrites one object at an interval.
 
-Other members learn from it that the incarnation lives, how much it holds and how fast it decodes. They treat it as a
+A heartbeat tells the crew that the incarnation lives, how much it holds and how fast it decodes. The heartbeat is a
 hint: no token counts because of a heartbeat.
 """
 

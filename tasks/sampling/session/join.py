@@ -40,9 +40,11 @@ LEAVES = "this machine leaves (--patience-s)"
 class JoinLimits:
     """When a joined member leaves.
 
-    iterations: after it has helped with this many. time_limit_s: after this long. patience_s: when it has waited this
-    long for the run to begin or for a plan; None: when the run has not begun for BEGINS_S, or when for run.lease_ttl_s
-    nothing has shown that an execution advances it. None of the others: never.
+    Attributes:
+        iterations: the number of iterations with which the member helps; None: no limit.
+        time_limit_s: the member's time in all; None: no limit.
+        patience_s: the longest wait for the run to begin or for a plan; None: BEGINS_S for the run to begin, and later
+            run.lease_ttl_s without a sign that an execution advances the run.
     """
 
     iterations: int | None = None

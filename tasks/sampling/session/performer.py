@@ -1,6 +1,6 @@
-"""Performer: does what a state machine asks for, with a store, an engine and a clock.
+"""Performer: carries out the actions of a state machine, with a store, an engine and a clock.
 
-Actions of one lane are performed one after another; those of several lanes may be performed by several threads.
+The actions of one lane run in sequence; several threads may perform several lanes side by side.
 """
 
 from collections.abc import Callable, Sequence

@@ -36,11 +36,11 @@ class Route:
         self._entered = max(self._entered, iteration)
 
     def leave(self, iteration: int) -> None:
-        """Note that the member has left an iteration to which it does not come back."""
+        """Note that the member has left an iteration for good."""
         self._left.add(iteration)
 
     def leads_away(self, iteration: int) -> bool:
-        """Whether a member that has no work in this iteration is to work on another one, or to leave it for good."""
+        """Whether a member without work in an iteration should go on to the next one, or leave the iteration for good."""
         following = self.next()
         return (following is not None and following.iteration != iteration) or self.leaves(iteration)
 
@@ -54,7 +54,7 @@ class Route:
         return self._oldest > self._last
 
     def is_given_up(self) -> bool:
-        """Whether the execution advances the run no more: it has ended, or another one took its lease."""
+        """Whether the execution no longer holds the lease of the run, because of its end or of another execution."""
         return lease_holder(self._store) != self._execution
 
     def newer_weights(self, held: int | None) -> int | None:
@@ -65,7 +65,7 @@ class Route:
         return published_version(self._store, self._entered + 1, 0 if held is None else held + 1)
 
     def first_weights(self) -> int | None:
-        """The weight version that a member needs which begins now; None if there is neither a plan nor a version."""
+        """The weight version for a member that begins now; None if there is neither a plan nor a version."""
         plan = self.next()
         return self.newer_weights(None) if plan is None else plan.weight_version
 

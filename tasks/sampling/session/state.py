@@ -1,6 +1,6 @@
-"""State: what one incarnation knows, and the rules that say when it writes, looks for work, cuts and leaves.
+"""State: the knowledge of one incarnation, and the rules for writing, looking for work, cutting and leaving.
 
-It holds no store, engine, clock or thread. The state machine keeps `now_s` and `wall_s` up to date.
+No store, engine, clock or thread is held here. The state machine keeps `now_s` and `wall_s` up to date.
 """
 
 import logging
@@ -119,7 +119,7 @@ class State:
             log.info("slot %d: %d responses were claimed by another member", self.config.slot, lost)
 
     def take(self, work: tuple[ClaimedResponse, ...]) -> None:
-        """Hold responses, after which the heartbeat's load covers every claim that this member has made."""
+        """Hold claimed responses; from now on the heartbeat's load covers every claim of the member."""
         self._hold(work)
         self.claims_handed_out = self.claims.made
 
@@ -165,7 +165,7 @@ class State:
         )
 
     def in_words(self) -> str:
-        """How far it is, and what it waits for; any thread may ask."""
+        """The progress of the incarnation in words, and the reason for waiting; any thread may ask."""
         held = self.holdings
         parts = [f"{len(held.ended):,} responses ended, {held.generated:,} tokens generated"]
         if self.claims.recovered:
@@ -275,7 +275,7 @@ class State:
         return self._wants_cut and not self.has_cut and not self.holdings.acting
 
     def cut(self) -> None:
-        """Release everything held: other members have room for it, and this machine is no longer worth its price."""
+        """Release everything held: members with room go on, and the machine is no longer worth its price."""
         log.info("slot %d: handing over its last %d responses", self.config.slot, len(self.holdings.held))
         self.has_cut = True
         self._release(list(self.holdings.held))
@@ -345,7 +345,7 @@ class State:
         assert self.death is None or not self.holdings.in_flight, "a dead engine decodes"
 
     def _should_cut(self, seen: Seen) -> bool:
-        """Whether the held responses fit into members that hold more; of two members, the one that holds less cuts."""
+        """Whether the held responses fit into members that hold more; the smaller of two members cuts."""
         holdings, share = self.holdings, self.config.cut_share
         if share is None or holdings.state != "working" or holdings.waiting or holdings.released:
             return False

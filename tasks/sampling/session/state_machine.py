@@ -52,7 +52,7 @@ class StateMachine:
         return (*actions, *self._wakes(event, was_leaving, hastened))
 
     def _wakes(self, event: Event, was_leaving: bool, hastened: frozenset[Lane]) -> tuple[Wake, ...]:
-        """Wake the decode lane if it rests, for any news; another one if it is hastened, or if the member leaves."""
+        """Wake a resting decode lane for any news, and a resting storage lane if hastened or if the member leaves."""
         state = self.state
         resting = {lane for lane, action in state.doing.items() if isinstance(action, Rest)}
         if isinstance(event, Done | Failed):
