@@ -1,4 +1,4 @@
-"""The task behind a rollout map: notes that the map has ended, so that the trainer does not wait for its slots."""
+"""The task behind a rollout map: a note of the map's end, after which the trainer does not wait for the map's slots."""
 
 from contextlib import nullcontext
 

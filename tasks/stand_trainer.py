@@ -1,4 +1,4 @@
-"""The task of a trainer that stands: one machine trains all iterations of an execution, and keeps their state."""
+"""The task of a standing trainer: one machine trains every iteration of an execution, and keeps the trainer's state."""
 
 import os
 

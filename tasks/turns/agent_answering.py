@@ -17,7 +17,7 @@ from tasks.prompts.prompt import PromptError
 from tasks.turns.agent_language import AgentLanguage
 from tasks.turns.agent_program import AgentProgram
 from tasks.turns.agent_programs import AgentPrograms
-from tasks.turns.answering import as_event
+from tasks.turns.answering import as_event, survived
 from tasks.turns.chat_reply import Completion, ServedCall
 from tasks.turns.chat_request import ChatRequest, Refusal
 from tasks.turns.environments import Answer, OpenTurn
@@ -32,7 +32,14 @@ _ADDED_ROLES = ("tool", "user", "system", "developer")
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """A turn of the policy among the tokens of its response: [start, end). first: of its log-probs."""
+    """A turn of the policy among the tokens of its response.
+
+    Attributes:
+        number: the number of the turn in the response.
+        start: the position of the turn's first token.
+        end: the position behind the turn's last token.
+        first: the index of the turn's first log-prob among the response's log-probs.
+    """
 
     number: int
     start: int
@@ -41,7 +48,7 @@ class _Said:
 
 
 class AgentAnswer:
-    """The answer to one turn, as it comes about."""
+    """One turn on its way from the policy's last token to the agent's next request or end."""
 
     def __init__(
         self,
@@ -70,14 +77,7 @@ class AgentAnswer:
     async def answer(self) -> Answer:
         """Serve the turn, and wait for what the agent does then. Raises ToolsUnusable."""
         begun_s = time.monotonic()
-        failure: str | None = None
-        token_ids: tuple[int, ...] = ()
-        try:
-            finish, token_ids = await self._answered()
-        except EnvironmentLost as lost:
-            failure = str(lost).encode("utf-8", "replace").decode()
-            again = not lost.for_good and self._turn.restarts + 1 < self._config.attempts_max
-            finish = Finish.AGAIN if again else Finish.FAILED
+        finish, token_ids, failure = await survived(self._answered(), self._turn, self._config)
         record = TurnRecord(
             turn=len(self._earlier),
             calls=(),
@@ -145,7 +145,7 @@ class AgentAnswer:
         return None
 
     async def _replay(self, program: AgentProgram) -> None:
-        """Answer the requests that were answered before, up to the one that waits for this turn."""
+        """Answer every request before the present turn with its recorded turn; the last request waits for the turn."""
         turn = self._turn
         first = read_opening(turn.prompt.opening)
         request = await self._next(program, self._config.load_time_limit_s)

@@ -18,7 +18,13 @@ _KEPT_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """A turn of the policy: what an agent reads of it, and the message that stands for it in the conversation."""
+    """A turn of the policy as an agent reads the turn, and as a message of the conversation.
+
+    Attributes:
+        content: the text without calls and thoughts.
+        thinking: the thought that the model's response template sets apart; None: no thought.
+        calls: the calls, some of which may have a problem.
+    """
 
     content: str
     thinking: str | None

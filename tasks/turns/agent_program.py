@@ -1,6 +1,7 @@
 """One life of an agent: a program of the user's that asks, is answered, and ends.
 
-The server hands its requests in, and the answers to turns take them one by one. All of it happens on one event loop.
+The server hands in the program's requests, and the answers to turns take the requests one by one. Both run on one event
+loop.
 """
 
 import asyncio
@@ -18,7 +19,13 @@ from tasks.turns.tool_schemas import Schema
 
 @dataclass(slots=True)
 class _Asked:
-    """A request that waits; is_gone: whether the connection that it came by is closed."""
+    """A waiting request of the program.
+
+    Attributes:
+        request: the request.
+        reply: the reply to the request, or a Refusal.
+        is_gone: whether the connection of the request is closed.
+    """
 
     request: ChatRequest
     reply: asyncio.Future[Completion]
@@ -89,7 +96,7 @@ class AgentProgram:
     async def next_request(self, limit_s: float) -> ChatRequest | None:
         """The request that the program waits with; None if it has ended.
 
-        The time counts from when it is running. Raises TimedOut, after which its process takes nothing new.
+        The time counts from the program's start. Raises TimedOut, after which the program's process begins nothing new.
         """
         assert self._run is not None
         assert self._process is not None
@@ -122,7 +129,7 @@ class AgentProgram:
         self.messages = (*self.messages, message)
 
     def refuse(self, refusal: Refusal) -> None:
-        """Refuse the request that waits, if there is one, and all that come."""
+        """Refuse the waiting request, if there is one, and every later request."""
         self._no_more = refusal
         self.was_refused = self.was_refused or self._asked is not None
         self._turn_away(refusal)
@@ -141,7 +148,7 @@ class AgentProgram:
         return value
 
     async def wind_up(self, limit_s: float) -> None:
-        """Wait for the end of a program that is not wanted; its process takes nothing new if that takes too long."""
+        """Wait for the end of an unwanted program; after `limit_s` seconds its process begins nothing new."""
         if self._run is None or self._process is None:
             return
         if not self._begun.is_set():

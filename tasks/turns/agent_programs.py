@@ -1,4 +1,4 @@
-"""The agents that run for a member's responses: one for each, in a child process, from its first turn to its end."""
+"""The agents of a member's responses: one agent a response, in a child process, from the first turn to the end."""
 
 import asyncio
 from collections.abc import Mapping

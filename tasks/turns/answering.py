@@ -1,10 +1,10 @@
-"""How one turn of the policy is answered: which calls are made, what the policy reads of them, and how it goes on."""
+"""The answer to a turn of the policy: the calls are made, the policy reads the results, and goes on or ends."""
 
 import json
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -13,33 +13,15 @@ from storage.journal.shard import EVENT_BYTES_MAX, Finish
 from storage.journal.turns import STATE_BYTES_MAX, CallRecord, Outcome, TurnRecord, call_id, decode_turn, encode_turn
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.environments import Answer, OpenTurn
-from tasks.turns.living_environments import EnvironmentLost, LivingEnvironments, Past
+from tasks.turns.living_environments import EnvironmentLost, LivingEnvironments, Past, cut
+from tasks.turns.policy_turn import PolicyTurn, ToolCall
 from tasks.turns.tool_processes import Failed, NotBegun, Offer, ProcessLost, Stuck, TimedOut
-from tasks.turns.tool_results import cut
 from tasks.turns.tool_schemas import Schema
 
 # A result may fill an observation; a token rarely stands for more characters.
 _CHARACTERS_PER_TOKEN = 64
 _CHARACTERS_MAX = 1 << 16
 _BEGINS_MAX = 10
-
-
-class ToolCall(Protocol):
-    """A call as the policy wrote it; `problem` says in one line why it cannot be made."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def arguments(self) -> Any: ...
-    @property
-    def problem(self) -> str | None: ...
-
-
-class PolicyTurn(Protocol):
-    """What the policy said in a turn."""
-
-    @property
-    def calls(self) -> Sequence[ToolCall]: ...
 
 
 class TurnCodec(Protocol):
@@ -50,7 +32,7 @@ class TurnCodec(Protocol):
         ...
 
     def suffix_ids(self, tool_messages: Sequence[dict[str, Any]]) -> Sequence[int]:
-        """The tokens that follow a turn: these messages, and what asks the policy for its next turn."""
+        """The tokens that follow a turn: the given messages, and the prompt for the policy's next turn."""
         ...
 
 
@@ -90,7 +72,7 @@ class Language:
 
 
 class TurnAnswer:
-    """The answer to one turn, as it comes about."""
+    """One turn on its way from the policy's last token to the answer for the journal."""
 
     def __init__(self, turn: OpenTurn, config: TurnsConfig, language: Language, living: LivingEnvironments) -> None:
         self._turn = turn
@@ -105,14 +87,7 @@ class TurnAnswer:
     async def answer(self) -> Answer:
         """Make the calls. Raises ToolsUnusable."""
         begun_s = time.monotonic()
-        failure: str | None = None
-        token_ids: tuple[int, ...] = ()
-        try:
-            finish, token_ids = await self._answered()
-        except EnvironmentLost as lost:
-            failure = str(lost).encode("utf-8", "replace").decode()
-            again = not lost.for_good and self._turn.restarts + 1 < self._config.attempts_max
-            finish = Finish.AGAIN if again else Finish.FAILED
+        finish, token_ids, failure = await survived(self._answered(), self._turn, self._config)
         record = TurnRecord(
             turn=len(self._earlier),
             calls=tuple(self._calls),
@@ -287,6 +262,21 @@ class TurnAnswer:
 def _unknown_name(name: str, offer: Offer) -> str | None:
     names = sorted(offer.methods | offer.functions)
     return None if name in names else f"there is no tool {name!r}; there are: {', '.join(names)}"
+
+
+async def survived(
+    answered: Awaitable[tuple[Finish, tuple[int, ...]]], turn: OpenTurn, config: TurnsConfig
+) -> tuple[Finish, tuple[int, ...], str | None]:
+    """Await how a turn is answered; returns the finish, the tokens of the observation, and why the environment is lost.
+
+    After a loss the response begins again, unless the loss is for good or `turns.attempts_max` is reached.
+    """
+    try:
+        finish, token_ids = await answered
+    except EnvironmentLost as lost:
+        again = not lost.for_good and turn.restarts + 1 < config.attempts_max
+        return Finish.AGAIN if again else Finish.FAILED, (), str(lost).encode("utf-8", "replace").decode()
+    return finish, token_ids, None
 
 
 def as_event(record: TurnRecord) -> tuple[bytes, str | None]:

@@ -1,7 +1,7 @@
-"""The environments that live in child processes: one for each response, built when it is first needed.
+"""The environments that live in child processes: each response has an environment, built at the first need.
 
-One that is gone, or that another member had, is rebuilt from the recorded turns by what its class offers: set_state,
-restore, or, with `turns.replay`, its calls made again on a new instance.
+A lost environment, or the environment of a response taken from another member, is rebuilt from the recorded turns by a
+method of its class (set_state or restore), or with `turns.replay` by a repetition of the calls on a new instance.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ from storage.stores.store import StoreUnavailable
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.environments import OpenTurn
 from tasks.turns.tool_processes import Failed, NotBegun, Offer, ProcessLost, Stuck, TimedOut, ToolProcess, ToolProcesses
-from tasks.turns.tool_results import same_result
 
 _BUILDS_MAX = 3
 _READ_AGAIN_S = (0.5, 2.0, 10.0)
 # Of these, the environment may hold a part, and making them again gives no result to compare.
 _UNFINISHED = ("timed_out", "lost")
+CUT_MARK = "\n[cut: the result is longer than allowed]"
 
 
 class EnvironmentLost(Exception):  # noqa: N818 - reads as what happened
@@ -43,9 +43,15 @@ class Reset:
 
 
 class Past:
-    """What the environment of a response has gone through, up to the calls of the turn that is being answered.
+    """The history of a response's environment, up to the calls of the turn that is being answered.
 
-    calls: of this turn so far; they grow. state: the latest one in this turn. rebuilt, diverged: as in TurnRecord.
+    Attributes:
+        turn: the turn that is being answered.
+        earlier: the records of earlier turns.
+        calls: the calls of the turn so far; the list grows.
+        state: the latest state after a call of the turn.
+        rebuilt: as in TurnRecord.
+        diverged: as in TurnRecord.
     """
 
     def __init__(self, turn: OpenTurn, earlier: Sequence[TurnRecord], calls: Sequence[CallRecord]) -> None:
@@ -111,8 +117,8 @@ class LivingEnvironments:
     async def ask(self, past: Past, request: dict[str, Any], limit_s: float, *, alone: bool) -> dict[str, Any]:
         """Make a request of the response's environment, which is built or rebuilt if need be.
 
-        alone: it is then in a process of its own. Raises EnvironmentLost, ProcessLost, TimedOut, NotBegun and Failed;
-        after all but the last it is gone.
+        alone: whether a process of its own is started for a new environment. Raises EnvironmentLost, ProcessLost,
+        TimedOut, NotBegun and Failed; every error but Failed ends the environment.
         """
         place = self._place(past) or await self._built(past, alone=alone)
         try:
@@ -209,7 +215,7 @@ class LivingEnvironments:
     async def _way(
         self, past: Past, offer: Offer, made: Sequence[Sequence[CallRecord]]
     ) -> tuple[Literal["new", "state", "restored", "replayed"], dict[str, Any]]:
-        """How the environment comes about, and what its process needs for that."""
+        """The way to build the environment, and the fields of the request that builds it."""
         if not any(made):
             return "new", {}
         if offer.has_state:
@@ -291,3 +297,15 @@ def _finished(made: Sequence[Sequence[CallRecord]]) -> Iterator[CallRecord]:
 def _is_at(place: _Place, turn: OpenTurn) -> bool:
     """Whether an environment has answered just the turns before this one."""
     return (place.iteration, place.turns, place.restarts) == (turn.iteration, len(turn.events), turn.restarts)
+
+
+def cut(result: str, characters: int) -> str:
+    """The first `characters` of a call's result, marked as cut; a second cut adds no second mark."""
+    return result.removesuffix(CUT_MARK)[:characters] + CUT_MARK
+
+
+def same_result(recorded: str, result: str) -> bool:
+    """Whether a repeated call gives the recorded result, which may have been cut."""
+    if recorded == result:
+        return True
+    return recorded.endswith(CUT_MARK) and result.startswith(recorded.removesuffix(CUT_MARK))

@@ -40,7 +40,7 @@ class LoopEnvironments(ABC):
 
     @abstractmethod
     async def _answered(self, turn: OpenTurn) -> Answer:
-        """The answer to a turn; what it raises is raised where answers are asked for."""
+        """The answer to a turn; errors appear in the thread that asks for answers."""
 
     @abstractmethod
     def _over(self, response: int) -> None:

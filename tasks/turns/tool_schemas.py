@@ -29,7 +29,7 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
 
 
 class ToolsUnusable(ValueError):  # noqa: N818 - reads as what was found
-    """Tools or an environment that cannot be loaded or used; the message is one line that names the setting."""
+    """Tools or an environment cannot be loaded or used; the message names the setting in one line."""
 
 
 def describe_tools(functions: Sequence[Callable[..., Any]], environment: Any = None) -> list[Schema]:

@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812 - its customary name
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tasks.sampling.engines.compiled_products import bound_compiled_products
+from tasks.sampling.engines.kernels import bound_compiled_products
 from tasks.sampling.engines.window import Window
 
 _MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}

@@ -1,6 +1,7 @@
-"""Kernels: what the torch engine's steps use beside PyTorch's plain operations, and when."""
+"""Kernels: what the torch engine's steps use beside PyTorch's plain operations, and the code that oneDNN keeps."""
 
 import logging
+import os
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,9 @@ from tasks.sampling.engines.row_attention import RowAttention, checked, flash
 from tasks.sampling.engines.step_graphs import Record, record_on_gpu
 
 _LOG = logging.getLogger(__name__)
+# oneDNN keeps the code of 1024 products by default, which is half a gigabyte. Numbers of rows differ from step to step,
+# so a process would grow for hours; a pass over a model needs a few dozen at a time. Compiling takes about 1 ms.
+PRODUCTS_KEPT = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +42,11 @@ def kernels_for(heads: tuple[int, int, int] | None, dtype: torch.dtype, device: 
         return Kernels()
     attention = checked(flash, heads, dtype, device)
     return Kernels() if attention is None else Kernels(attention, record_on_gpu)
+
+
+def bound_compiled_products() -> None:
+    """Bound the number of compiled matrix products that oneDNN keeps in the process, unless the environment sets it.
+
+    A call counts only before the first use of oneDNN, which reads the bound then. Engines and training call it.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(PRODUCTS_KEPT))

@@ -113,7 +113,7 @@ class TorchEngine:
 
     @property
     def prefill_tokens(self) -> int:
-        """Prompt and prefix tokens computed so far, less the last token of each response, which the first step feeds."""
+        """Prompt and prefix tokens computed so far, less each response's last token, which the first step feeds."""
         return self._prefill_tokens
 
     @property

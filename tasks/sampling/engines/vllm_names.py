@@ -1,4 +1,4 @@
-"""Every vLLM name that the package uses; no other module imports vLLM, so a renaming by vLLM breaks only this file.
+"""Every vLLM name that the package uses; vLLM is imported only here, so a renaming by vLLM breaks only this file.
 
 TRIED lists the tested releases. `resolve` imports vLLM, which takes seconds and reads the environment: set that first.
 """

@@ -40,7 +40,7 @@ class Route:
         self._left.add(iteration)
 
     def leads_away(self, iteration: int) -> bool:
-        """Whether a member without work in an iteration should go on to the next one, or leave the iteration for good."""
+        """Whether a member without work in an iteration should go on to the next one, or leave for good."""
         following = self.next()
         return (following is not None and following.iteration != iteration) or self.leaves(iteration)
 

@@ -103,7 +103,7 @@ class Session:
         self._events: dict[Lane, Event | None] = dict.fromkeys(Lane)
 
     def run(self) -> SessionOutcome:
-        """Claim and decode the slot's responses, then help other slots until no response is left or the iteration closes.
+        """Claim and decode the slot's responses, then help other slots until none is left or the iteration closes.
 
         Raises Preempted after a notice, EngineDied when the engine dies after engine_restarts_max restarts, and
         StoreUnavailable when the store does not answer for long.
