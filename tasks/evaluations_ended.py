@@ -11,8 +11,8 @@ from storage.records.failures import last_failures
 from storage.stores.connect import connect
 from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import EvaluationOutcome, IterationOutcome
-from tasks.pod_story import tells
 from tasks.reporting.last_failures import KILLED, TaskSubject, failure_line, keep
+from tasks.task_log import logged_task
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -27,7 +27,7 @@ def evaluations_ended(concluded: IterationOutcome, evaluated: list[list[Evaluati
 
     concluded: the last iteration, after which the task runs. evaluated: the outcomes of the leaves, None for a failure.
     """
-    with tells(f"run {concluded.run_url}", None, "counting its evaluations"):
+    with logged_task(f"run {concluded.run_url}", None, "counting its evaluations"):
         outcomes = [outcome for of_leaf in evaluated for outcome in of_leaf]
         failed = sum(outcome is None for outcome in outcomes)
         if failed:

@@ -33,7 +33,7 @@ from resources.local_starter import StartedProcess, running_starter
 from storage.clock import SystemClock
 from storage.waiting import STOPPED_LIMIT_S, STOPPED_LOOK_S, StoppedProcesses, Wait
 from tasks.configuration.references import PlanReference
-from tasks.pod_story import place_of, tells
+from tasks.task_log import logged_task, place_of
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class CrewMapTask(ArrayNodeMapTask):  # type: ignore[misc]
         if isinstance(plan, PlanReference):
             place, shown = place_of(plan), crew_told(plan.run_url)
         name = self.python_function_task.task_function.__name__
-        told = tells(place, None, f"{name}, {sizes[0]} processes")
+        told = logged_task(place, None, f"{name}, {sizes[0]} processes")
         with tempfile.TemporaryDirectory(prefix="gleaner-map-") as folder, told, shown:
             local = _LocalElements(self, Path(folder), kwargs, sizes[0])
             return local.run()

@@ -11,9 +11,9 @@ from storage.records.run import ConcludedByAnother
 from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import parse
-from tasks.pod_story import tells
 from tasks.prompts.auto_tokenizer import forgo_models
 from tasks.reporting.last_failures import TaskSubject
+from tasks.task_log import logged_task
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -48,7 +48,7 @@ def plan(
     forgo_models_in_a_container()
     settings, clock = parse(config), SystemClock()
     work = TaskSubject(task="plan", run_url=settings.run.url, execution=execution_name())
-    with tells(f"run {settings.run.url}, plan of the next iteration", work) as log:
+    with logged_task(f"run {settings.run.url}, plan of the next iteration", work) as log:
         try:
             with progress() as shown:
                 shown.tell("planning an iteration")

@@ -13,7 +13,7 @@ from storage.journal.shard import EVENT_BYTES_MAX, Finish
 from storage.journal.turns import STATE_BYTES_MAX, CallRecord, Outcome, TurnRecord, call_id, decode_turn, encode_turn
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.environments import Answer, OpenTurn
-from tasks.turns.living_environments import EnvironmentLost, LivingEnvironments, Past, cut
+from tasks.turns.living_environments import EnvironmentHistory, EnvironmentLost, LivingEnvironments, cut
 from tasks.turns.policy_turn import PolicyTurn, ToolCall
 from tasks.turns.tool_processes import Failed, NotBegun, Offer, ProcessLost, Stuck, TimedOut
 from tasks.turns.tool_schemas import Schema
@@ -81,7 +81,7 @@ class TurnAnswer:
         self._living = living
         self._earlier = [decode_turn(event) for event in turn.events]
         self._calls: list[CallRecord] = []
-        self._past = Past(turn, self._earlier, self._calls)
+        self._history = EnvironmentHistory(turn, self._earlier, self._calls)
         self._reward: float | None = None
 
     async def answer(self) -> Answer:
@@ -94,12 +94,12 @@ class TurnAnswer:
             seconds=time.monotonic() - begun_s,
             reward=self._reward,
             failure=failure,
-            rebuilt=self._past.rebuilt,
-            diverged=self._past.diverged,
+            rebuilt=self._history.rebuilt,
+            diverged=self._history.diverged,
         )
         objects: tuple[tuple[str, bytes], ...] = ()
         if finish is Finish.RUNNING:
-            record, objects = _with_state(record, self._past.state)
+            record, objects = _with_state(record, self._history.state)
             self._living.keep(self._turn, objects)
         else:
             self._living.forget(self._turn.response)
@@ -193,7 +193,7 @@ class TurnAnswer:
         for _ in range(_BEGINS_MAX):
             try:
                 if in_environment:
-                    return await self._living.ask(self._past, request, self._config.call_time_limit_s, alone=alone)
+                    return await self._living.ask(self._history, request, self._config.call_time_limit_s, alone=alone)
                 return await self._living.ask_any(request, self._config.call_time_limit_s, alone=alone)
             except NotBegun:
                 continue

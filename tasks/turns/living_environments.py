@@ -42,7 +42,7 @@ class Reset:
     opening: str | None
 
 
-class Past:
+class EnvironmentHistory:
     """The history of a response's environment, up to the calls of the turn that is being answered.
 
     Attributes:
@@ -114,19 +114,21 @@ class LivingEnvironments:
         process = await self._processes.alone() if alone else (await self._processes.chosen())[0]
         return await process.ask({**request, "number": None}, limit_s)
 
-    async def ask(self, past: Past, request: dict[str, Any], limit_s: float, *, alone: bool) -> dict[str, Any]:
+    async def ask(
+        self, history: EnvironmentHistory, request: dict[str, Any], limit_s: float, *, alone: bool
+    ) -> dict[str, Any]:
         """Make a request of the response's environment, which is built or rebuilt if need be.
 
         alone: whether a process of its own is started for a new environment. Raises EnvironmentLost, ProcessLost,
         TimedOut, NotBegun and Failed; every error but Failed ends the environment.
         """
-        place = self._place(past) or await self._built(past, alone=alone)
+        place = self._place(history) or await self._built(history, alone=alone)
         try:
             reply = await place.process.ask({**request, "number": place.number}, limit_s)
         except (ProcessLost, TimedOut, NotBegun):
-            self._drop(past.turn.response)
+            self._drop(history.turn.response)
             raise
-        past.state = reply.get("state", past.state)
+        history.state = reply.get("state", history.state)
         return reply
 
     def keep(self, turn: OpenTurn, objects: Sequence[tuple[str, bytes]]) -> None:
@@ -151,9 +153,9 @@ class LivingEnvironments:
         if place is not None:
             place.process.forget(place.number)
 
-    def _place(self, past: Past) -> _Place | None:
+    def _place(self, history: EnvironmentHistory) -> _Place | None:
         """Where the environment lives, if it has answered just the turns that are recorded and may be used."""
-        turn = past.turn
+        turn = history.turn
         place = self._places.get(turn.response)
         if place is None:
             return None
@@ -166,20 +168,20 @@ class LivingEnvironments:
         offer = self._offer
         return self._config.replay or (offer is not None and (offer.has_state or offer.restores))
 
-    async def _built(self, past: Past, *, alone: bool) -> _Place:
+    async def _built(self, history: EnvironmentHistory, *, alone: bool) -> _Place:
         """A new instance at the present moment of the response."""
-        turn, reset = past.turn, self._resets(past.turn)
+        turn, reset = history.turn, self._resets(history.turn)
         offer = await self.offer()
-        made = past.made(offer.methods)
-        how, more = await self._way(past, offer, made)
+        made = history.made(offer.methods)
+        how, more = await self._way(history, offer, made)
         request = {"do": "build", "columns": reset.columns, "seed": reset.seed, **more}
         place, text = await self._started(turn, request, alone=alone)
-        past.rebuilt = how
+        history.rebuilt = how
         self._places[turn.response] = place
         if text != reset.opening:
-            self._diverged(past, "reset returned another text than when the iteration was planned")
+            self._diverged(history, "reset returned another text than when the iteration was planned")
         if how == "replayed":
-            await self._replay(past, place, made)
+            await self._replay(history, place, made)
         return place
 
     async def _started(self, turn: OpenTurn, request: dict[str, Any], *, alone: bool) -> tuple[_Place, str | None]:
@@ -213,13 +215,13 @@ class LivingEnvironments:
         return f"its process {error}" if isinstance(error, ProcessLost) else "its processes end before they begin"
 
     async def _way(
-        self, past: Past, offer: Offer, made: Sequence[Sequence[CallRecord]]
+        self, history: EnvironmentHistory, offer: Offer, made: Sequence[Sequence[CallRecord]]
     ) -> tuple[Literal["new", "state", "restored", "replayed"], dict[str, Any]]:
         """The way to build the environment, and the fields of the request that builds it."""
         if not any(made):
             return "new", {}
         if offer.has_state:
-            state = past.state if past.state is not None else await self._recorded_state(past)
+            state = history.state if history.state is not None else await self._recorded_state(history)
             # Without one, no call has come to an end.
             return ("new", {}) if state is None else ("state", {"state": state})
         if offer.restores:
@@ -237,12 +239,12 @@ class LivingEnvironments:
             for_good=self._config.on_unknown == "fail" and has_effects,
         )
 
-    async def _recorded_state(self, past: Past) -> Any:
-        for record in reversed(past.earlier):
+    async def _recorded_state(self, history: EnvironmentHistory) -> Any:
+        for record in reversed(history.earlier):
             if record.state is not None:
                 return record.state
             if record.state_object is not None:
-                return await self._read(past.turn, record.state_object)
+                return await self._read(history.turn, record.state_object)
         return None
 
     async def _read(self, turn: OpenTurn, digest: str) -> Any:
@@ -262,7 +264,7 @@ class LivingEnvironments:
             raise EnvironmentLost(f"its state {digest} is damaged")
         return json.loads(body)
 
-    async def _replay(self, past: Past, place: _Place, made: Sequence[Sequence[CallRecord]]) -> None:
+    async def _replay(self, history: EnvironmentHistory, place: _Place, made: Sequence[Sequence[CallRecord]]) -> None:
         for call in _finished(made):
             request = {
                 "do": "call",
@@ -270,23 +272,23 @@ class LivingEnvironments:
                 "name": call.name,
                 "arguments": call.arguments,
                 "characters_max": len(call.result) + 1,
-                "current": [call.call_id, past.turn.epoch, past.turn.iteration, past.turn.response],
+                "current": [call.call_id, history.turn.epoch, history.turn.iteration, history.turn.response],
             }
             try:
                 reply = await place.process.ask(request, self._config.call_time_limit_s)
             except Stuck:
-                self._drop(past.turn.response)
+                self._drop(history.turn.response)
                 raise
             except (ProcessLost, TimedOut, NotBegun, Failed) as error:
-                self._drop(past.turn.response)
+                self._drop(history.turn.response)
                 why = str(error) or type(error).__name__
                 raise EnvironmentLost(f"{call.name}, called again, has no result: {why}") from None
             if not same_result(call.result, reply["result"]):
-                self._diverged(past, f"{call.name}, called again, gave another result")
+                self._diverged(history, f"{call.name}, called again, gave another result")
 
-    def _diverged(self, past: Past, why: str) -> NoReturn:
-        past.diverged = True
-        self._drop(past.turn.response)
+    def _diverged(self, history: EnvironmentHistory, why: str) -> NoReturn:
+        history.diverged = True
+        self._drop(history.turn.response)
         raise EnvironmentLost(why)
 
 

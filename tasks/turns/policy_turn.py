@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from tasks.turns.tool_schemas import Schema, lack_of, name_of
+from tasks.turns.tool_schemas import Schema, call_problem, name_of
 
 DEPTH_MAX = 50
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
@@ -116,7 +116,7 @@ def _called(name: str, body: str, written: str, schemas: Sequence[Schema]) -> To
 
 def _checked(name: str, arguments: Any, schemas: Sequence[Schema]) -> ToolCall:
     kept: JsonValue = arguments if isinstance(arguments, dict) else json.dumps(arguments)
-    return ToolCall(name, kept, lack_of(schemas, name, arguments))
+    return ToolCall(name, kept, call_problem(schemas, name, arguments))
 
 
 def _json(text: str) -> Any:

@@ -104,7 +104,7 @@ def schema_of(function: Callable[..., Any]) -> Schema:
         ) from None
 
 
-def lack_of(schemas: Sequence[Schema], name: str, arguments: object) -> str | None:
+def call_problem(schemas: Sequence[Schema], name: str, arguments: object) -> str | None:
     """Why a tool cannot be called with these arguments, in one line; None if it can."""
     schema = next((schema for schema in schemas if name_of(schema) == name), None)
     if schema is None:
@@ -119,8 +119,8 @@ def lack_of(schemas: Sequence[Schema], name: str, arguments: object) -> str | No
     for parameter, value in arguments.items():
         if parameter not in properties:
             return f"{name} has no argument {_shown(parameter)}; there are: {', '.join(properties) or 'none'}"
-        if lack := _misfit(value, properties[parameter], parameter):
-            return f"{name}: {lack}"
+        if problem := _misfit(value, properties[parameter], parameter):
+            return f"{name}: {problem}"
     return None
 
 
@@ -146,7 +146,7 @@ def _misfit(value: Any, schema: Schema, where: str) -> str | None:
     if "enum" in schema and not any(value == choice and type(value) is type(choice) for choice in schema["enum"]):
         return f"{where} is {_shown(value)}; allowed: {', '.join(map(_shown, schema['enum']))}"
     return next(
-        (lack for item, inner, place in _items(value, schema, where) if (lack := _misfit(item, inner, place))), None
+        (problem for item, inner, place in _items(value, schema, where) if (problem := _misfit(item, inner, place))), None
     )
 
 

@@ -187,21 +187,21 @@ class ReadClaims:
 
 @dataclass(frozen=True, slots=True)
 class ReadOwnUnit:
-    """Result: whether the responses have ended that the slot is responsible for (Claimant.own_unit_ended).
+    """Result: whether all responses of the slot's duty have ended (Claimant.own_unit_ended).
 
-    None if journals were read in part: asked again, it reads on. So do LookAround and Take.
+    None if journals were read in part: a repetition reads on. LookAround and Take behave alike.
     """
 
-    known: Mapping[int, int]
+    claim_epochs: Mapping[int, int]
     cuts: bool
     has_cut: bool
 
 
 @dataclass(frozen=True, slots=True)
 class LookAround:
-    """Read heartbeats of other members. Result: Seen or None. The fields are those of Claimant.look."""
+    """Read heartbeats of other members. Result: Seen or None. The fields are as in Claimant.look."""
 
-    known: Mapping[int, int]
+    claim_epochs: Mapping[int, int]
     held: int
     released: int
 

@@ -130,7 +130,7 @@ class ClaimLane:
         if not state.may_always_go:
             # Other members may claim released responses before the next look.
             state.own_ended = not state.holdings.released and bool(
-                (yield from self._read(lambda: ReadOwnUnit(state.holdings.known(), state.cuts, state.has_cut)))
+                (yield from self._read(lambda: ReadOwnUnit(state.holdings.claim_epochs(), state.cuts, state.has_cut)))
             )
 
     def _read(self, action: Callable[[], Action]) -> Generator[Action, Any, Any]:
@@ -150,7 +150,7 @@ class ClaimLane:
         state = self._state
         seeker = state.seeker()
         seen: Seen | None = yield from self._read(
-            lambda: LookAround(state.holdings.known(), seeker.held, state.released_count())
+            lambda: LookAround(state.holdings.claim_epochs(), seeker.held, state.released_count())
         )
         if seen is None:
             return

@@ -132,17 +132,17 @@ class Claimant:
         order = {response: place for place, response in enumerate(self._own_unit)}
         return self._work(sorted(held, key=lambda response: (order.get(response, len(order)), response)))
 
-    def look(self, known: Mapping[int, int], *, held: int, released: int) -> Seen | None:
+    def look(self, claim_epochs: Mapping[int, int], *, held: int, released: int) -> Seen | None:
         """Read the heartbeats of members that may hold unfinished responses; call `refresh` before.
 
-        known: the responses that the caller holds, has released or has ended, with the epoch of their claim. Held
-        responses that are not in `known` were claimed by a call that failed afterwards; they are returned as stray.
-        held: how many responses the caller has, decoded or with tools. released: how many it has released and may
-        take again.
+        claim_epochs: the epoch of the claim by response, for responses that the caller holds, has released or has
+        ended. Any further response of the incarnation was claimed by a call that failed, and is returned as stray.
+        held: the number of responses that the caller decodes or has with tools. released: the number of released
+        responses that the caller may take again.
         """
         book = self._reader.book
         holdings, unclaimed = book.holdings(), len(book.unclaimed())
-        stray = [response for response, epoch in self.owned().items() if known.get(response) != epoch]
+        stray = [response for response, epoch in self.owned().items() if claim_epochs.get(response) != epoch]
         if work := self._work([response for response in stray if not self._has_ended(response)]):
             return Seen(stray=work)
         names = [
@@ -178,7 +178,9 @@ class Claimant:
             working=working,
         )
 
-    def own_unit_ended(self, known: Mapping[int, int], *, cuts: bool = False, has_cut: bool = False) -> bool | None:
+    def own_unit_ended(
+        self, claim_epochs: Mapping[int, int], *, cuts: bool = False, has_cut: bool = False
+    ) -> bool | None:
         """Whether all responses of the slot's duty have ended, apart from the responses in the caller's own hands.
 
         A slot may leave once every response of its duty has ended: its first assignment; responses that the trainer
@@ -186,7 +188,7 @@ class Claimant:
         responses once held here that no other crew slot holds now. A cut removes from the duty the part of the first
         assignment that other crew slots hold. The reason: Flyte restarts a slot of the crew that dies, whereas a
         joined member may vanish unnoticed. An unclaimed response counts as not ended, and so does a response that a
-        failed call claimed for the incarnation; known: as in `look`.
+        failed call claimed for the incarnation; claim_epochs: as in `look`.
         """
         book = self._reader.book
         answered = {response for response in self._own_unit if not (has_cut and self._is_with_crew(response))}
@@ -198,7 +200,7 @@ class Claimant:
         asked = {
             response: owner.incarnation
             for response, owner in owners.items()
-            if owner and (owner.incarnation != self._incarnation or owner.epoch != known.get(response))
+            if owner and (owner.incarnation != self._incarnation or owner.epoch != claim_epochs.get(response))
         }
         others = sorted(set(asked.values()) - {self._incarnation})
         if not (self._has_read(others) and self._knows_ends(asked)):

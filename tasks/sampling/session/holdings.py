@@ -248,7 +248,7 @@ class Holdings:
         pending, self.pending = self.pending, PendingRows()
         return pending
 
-    def known(self) -> dict[int, int]:
+    def claim_epochs(self) -> dict[int, int]:
         """Every response that is held, or was until it ended or was released, with the epoch of its claim."""
         return {**self.ended, **self.released, **{response: held.epoch for response, held in self.held.items()}}
 

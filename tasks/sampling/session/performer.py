@@ -158,10 +158,10 @@ class Performer:
                 result = claimant.probe(responses)
             case ReadClaims():
                 claimant.refresh()
-            case ReadOwnUnit(known, cuts, has_cut):
-                result = claimant.own_unit_ended(known, cuts=cuts, has_cut=has_cut)
-            case LookAround(known, held, released):
-                result = claimant.look(known, held=held, released=released)
+            case ReadOwnUnit(claim_epochs, cuts, has_cut):
+                result = claimant.own_unit_ended(claim_epochs, cuts=cuts, has_cut=has_cut)
+            case LookAround(claim_epochs, held, released):
+                result = claimant.look(claim_epochs, held=held, released=released)
             case Take(transfer):
                 result = claimant.take(transfer)
             case ReadAsks():

@@ -70,7 +70,7 @@ def work_on(plan: PlanReference, task: Task) -> TaskSubject:
 
 
 @contextmanager
-def tells(place: str, work: TaskSubject | None, what: str = "") -> Iterator[WorkLog | None]:
+def logged_task(place: str, work: TaskSubject | None, what: str = "") -> Iterator[WorkLog | None]:
     """Log the beginning and the end of a task's work in the block; yields the log, or None where nothing is logged.
 
     Keep an error inside the block as the last failure of its task in the run, until the task succeeds. In a pod,
@@ -99,7 +99,7 @@ def tells(place: str, work: TaskSubject | None, what: str = "") -> Iterator[Work
                 keep(work, _first(error), _cause(error))
             if not is_pod:
                 raise
-            line = story(place, error, granted(), *memory_peak())
+            line = error_line(place, error, granted(), *memory_peak())
             if log is not None:
                 log.fail(line.removeprefix(f"{place}: "))
             kind = TaskFailedForNow if isinstance(error, FlyteRecoverableException) else TaskFailed
@@ -109,12 +109,12 @@ def tells(place: str, work: TaskSubject | None, what: str = "") -> Iterator[Work
 
 
 @contextmanager
-def wires(place: str, what: str, count: int = 0) -> Iterator[None]:
+def logged_wiring(place: str, what: str, count: int = 0) -> Iterator[None]:
     """Log the wiring of nodes on a cluster, where a pod does nothing else; on one machine the nodes run in the block.
 
     what: the wired nodes in words. count: the number of iterations of the run.
     """
-    with tells(place, None, f"wiring {what}") if is_in_a_pod() else chain_of(count):
+    with logged_task(place, None, f"wiring {what}") if is_in_a_pod() else chain_of(count):
         yield
 
 
@@ -126,7 +126,7 @@ def _has_log_here() -> bool:
     return state is not None and state.is_local_execution() and not shows_line()
 
 
-def story(place: str, error: BaseException, found: Granted, peak_bytes: int | None, killed: int) -> str:
+def error_line(place: str, error: BaseException, found: Granted, peak_bytes: int | None, killed: int) -> str:
     """One line: where, the cause, what to do. peak_bytes, killed: as `memory_peak` gives them."""
     first, cause = _first(error), shortened(_cause(error), CAUSE_CHARACTERS_MAX)
     return f"{place}: {cause.rstrip('.: ')}. {_advice(first, cause, found, peak_bytes, killed)}"
