@@ -10,7 +10,13 @@ from tasks.turns.chat_request import MODEL, ChatRequest, Refusal
 
 @dataclass(frozen=True, slots=True)
 class ServedCall:
-    """A call of a tool. arguments: as text."""
+    """A call of a tool.
+
+    Attributes:
+        call_id: the id of the call, equal whenever the turn is served again.
+        name: the name of the tool.
+        arguments: the arguments as text, usually JSON.
+    """
 
     call_id: str
     name: str

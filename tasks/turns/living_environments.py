@@ -35,7 +35,13 @@ class EnvironmentLost(Exception):  # noqa: N818 - reads as what happened
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """What the plan has reset a group's environment with, and the text that it has returned."""
+    """The reset with which the plan began a group's environment.
+
+    Attributes:
+        columns: the columns of the prompt's row, by name.
+        seed: the seed of the group.
+        opening: the text that the reset returned; None: no text.
+    """
 
     columns: dict[str, Any]
     seed: int
@@ -70,7 +76,15 @@ class EnvironmentHistory:
 
 @dataclass(slots=True)
 class _Place:
-    """Where the environment of a response lives, and how many turns of which attempt it has answered."""
+    """The place of a response's environment, and its progress.
+
+    Attributes:
+        process: the process in which the environment lives.
+        number: the number of the environment in its requests.
+        iteration: the iteration of the response.
+        turns: the number of turns that the environment has answered.
+        restarts: the number of times that the response had begun again.
+    """
 
     process: ToolProcess
     number: int

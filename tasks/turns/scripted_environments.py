@@ -44,7 +44,12 @@ class NotedCall:
 
 @dataclass(slots=True)
 class ToolServer:
-    """What lies outside of all members: the calls that were made, in order. now_s: its clock."""
+    """A server outside of all members.
+
+    Attributes:
+        now_s: the clock of the server, in seconds.
+        calls: the calls that reached the server, in order.
+    """
 
     now_s: Callable[[], float] = lambda: 0.0
     calls: list[NotedCall] = field(default_factory=list)

@@ -146,7 +146,8 @@ def _misfit(value: Any, schema: Schema, where: str) -> str | None:
     if "enum" in schema and not any(value == choice and type(value) is type(choice) for choice in schema["enum"]):
         return f"{where} is {_shown(value)}; allowed: {', '.join(map(_shown, schema['enum']))}"
     return next(
-        (problem for item, inner, place in _items(value, schema, where) if (problem := _misfit(item, inner, place))), None
+        (problem for item, inner, place in _items(value, schema, where) if (problem := _misfit(item, inner, place))),
+        None,
     )
 
 

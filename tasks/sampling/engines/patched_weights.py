@@ -13,7 +13,13 @@ _INT32_MAX = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class Patch:
-    """New elements of one tensor. indices: I32 or I64 [n], flat and ascending; values: [n], of the tensor's dtype."""
+    """New elements of one tensor.
+
+    Attributes:
+        shape: the shape of the tensor.
+        indices: I32 or I64 [n], flat and ascending.
+        values: [n], of the tensor's dtype.
+    """
 
     shape: tuple[int, ...]
     indices: TensorBlock

@@ -10,7 +10,13 @@ _LENGTH_MAX = 512
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive tokens of a response: its row of the cache, the position of the first token, and the tokens."""
+    """Consecutive tokens of a response.
+
+    Attributes:
+        row: the response's row of the cache.
+        first: the position of the first token.
+        token_ids: the tokens.
+    """
 
     row: int
     first: int

@@ -49,7 +49,12 @@ class CoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCall:
-    """A change of the weights, called by name in every worker (methods of vllm_worker.WorkerExtension)."""
+    """A change of the weights in every worker.
+
+    Attributes:
+        method: the name of a method of vllm_worker.WorkerExtension.
+        args: the arguments of the method.
+    """
 
     method: str
     args: tuple[Any, ...]

@@ -36,7 +36,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _InFlight:
-    """A request in vLLM. name: in vLLM; generated: tokens so far; begun: whether vLLM has returned one of them."""
+    """A request in vLLM.
+
+    Attributes:
+        request: the request of the session.
+        name: the name of the request in vLLM.
+        generated: the number of tokens generated so far.
+        begun: whether vLLM has returned a token of the request.
+    """
 
     request: GenerationRequest
     name: str

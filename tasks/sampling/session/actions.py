@@ -77,7 +77,7 @@ class WriteShard:
 class WriteHeartbeat:
     """Overwrite the heartbeat."""
 
-    vitals: HeartbeatState
+    heartbeat_state: HeartbeatState
 
 
 # Actions of the decode lane.
@@ -143,7 +143,12 @@ class DecodeStep:
 
 @dataclass(frozen=True, slots=True)
 class AbortResponses:
-    """Have the environments, and an engine that lives, forget responses."""
+    """Have the environments, and a living engine, forget responses.
+
+    Attributes:
+        responses: the numbers of the responses.
+        engine_lives: whether the engine lives; a dead engine is not asked.
+    """
 
     responses: tuple[int, ...]
     engine_lives: bool = True
@@ -151,7 +156,12 @@ class AbortResponses:
 
 @dataclass(frozen=True, slots=True)
 class DecodeResult:
-    """The new tokens, and how long the engine took for them."""
+    """The result of DecodeStep.
+
+    Attributes:
+        deltas: the new tokens.
+        took_s: the time of the engine's step.
+    """
 
     deltas: list[TokenDelta]
     took_s: float
@@ -303,7 +313,15 @@ class Claims:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """A lane has performed its action, or begins (result None). claims: what it read of them; None: nothing new."""
+    """A lane has performed its action, or begins.
+
+    Attributes:
+        lane: the lane.
+        now_s: the monotonic clock at the end of the action.
+        wall_s: the wall clock at the end of the action.
+        result: the result of the action, as the action's docstring says; None when a lane begins.
+        claims: the claims as read so far; None: nothing new.
+    """
 
     lane: Lane
     now_s: float
@@ -314,7 +332,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """A lane's action raised `error`; claims: as in Done."""
+    """A lane's action raised `error`; all other fields are as in Done."""
 
     lane: Lane
     now_s: float

@@ -62,7 +62,7 @@ class ClaimLane:
         if state.closed:
             return
         if not state.announced:
-            yield WriteHeartbeat(state.vitals())
+            yield WriteHeartbeat(state.heartbeat_state())
             state.announced = True
         work: tuple[ClaimedResponse, ...] = yield ClaimSlot()
         yield from self._ask_closed()

@@ -33,7 +33,12 @@ SHARDS_A_CALL = 32
 
 @dataclass(slots=True)
 class _Asked:
-    """The responses that a holder was asked for, and how many looks ago."""
+    """An ask that a holder has not answered.
+
+    Attributes:
+        responses: the responses for which the holder was asked.
+        looks: the number of looks since then.
+    """
 
     responses: tuple[int, ...]
     looks: int = 0

@@ -158,7 +158,7 @@ def _hand_in(state: State) -> Steps:
     yield WriteShard(holdings.take_pending())
     state.ends_journalled = holdings.ends
     holdings.state = "gone"
-    yield WriteHeartbeat(state.vitals())
+    yield WriteHeartbeat(state.heartbeat_state())
 
 
 def _until_ended(state: State, lanes: set[Lane], limit_s: float) -> Steps:

@@ -177,8 +177,8 @@ class Performer:
         match action:
             case WriteShard(pending):
                 return self._writer.write(pending)
-            case WriteHeartbeat(vitals):
-                return self._heartbeat.beat(vitals)
+            case WriteHeartbeat(heartbeat_state):
+                return self._heartbeat.beat(heartbeat_state)
             case _:
                 raise TypeError(f"no action of this lane: {action}")
 

@@ -1,9 +1,9 @@
 """A member on the trainer's machine generates until other members can, hands its responses over and frees the device.
 
 At the beginning of an iteration this is the seeding of RLBoost (arXiv 2510.19225, section 4.1), on slots of the plan.
-In the middle of an iteration it keeps the run going when no other member lives, on slots beyond the plan. A leaving
-member frees its unfinished responses for other members. With planning.seeding "auto" it stays beyond its time limit
-until another member lives or no response is left.
+In the middle of an iteration it keeps the run going when no other member lives, on slots beyond the plan. At its end
+unfinished responses are free for other members. With planning.seeding "auto" it stays beyond its time limit until
+another member lives or no response is left.
 """
 
 import logging
@@ -39,7 +39,12 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class Seeded:
-    """How long a rank generated, and how many tokens; the time and tokens of a failed session are not counted."""
+    """The generation of a rank; the time and tokens of a failed session are not counted.
+
+    Attributes:
+        seconds: the time from the engine's start to its end.
+        tokens: the number of tokens generated.
+    """
 
     seconds: float = 0.0
     tokens: int = 0

@@ -20,7 +20,14 @@ class EngineHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionOutcome:
-    """What an incarnation did."""
+    """The work of an incarnation.
+
+    Attributes:
+        incarnation: the name of the incarnation; empty if none claimed anything.
+        tokens_generated: the number of tokens from the engine.
+        tokens_recovered: the number of the policy's tokens that other incarnations had journalled.
+        responses_finished: the number of responses that ended.
+    """
 
     incarnation: str
     tokens_generated: int

@@ -52,7 +52,15 @@ Work = Callable[[PlanRecord, Callable[[], bool] | None], SessionOutcome]
 
 @dataclass(frozen=True, kw_only=True)
 class Post:
-    """What a standing member is for: `slot` of every plan from iteration `first` on, `iterations` of them."""
+    """The duty of a standing member.
+
+    Attributes:
+        run_url: the url of the run.
+        execution: the Flyte execution that advances the run.
+        slot: the slot that the member fills in every plan.
+        first: the first iteration.
+        iterations: the number of iterations.
+    """
 
     run_url: str
     execution: str

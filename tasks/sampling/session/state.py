@@ -142,7 +142,7 @@ class State:
             return 0
         return max(0, self.holdings.batch_limit(self.engine_max) - len(self.holdings.in_flight))
 
-    def vitals(self) -> HeartbeatState:
+    def heartbeat_state(self) -> HeartbeatState:
         """The heartbeat of this moment."""
         holdings = self.holdings
         unjournalled = holdings.ends - self.ends_journalled
