@@ -1,7 +1,7 @@
-"""How one turn of the policy is answered where an agent asks: it reads the turn, and sends its next request, or ends.
+"""The answer to a turn of the policy for an agent, which reads the turn, and sends its next request or ends.
 
-After a kill the agent runs again from its beginning. Its requests are answered with the recorded turns as long as
-they add the recorded tokens. One that does not has diverged, and the response begins again.
+After a kill the agent runs again from its beginning. Its requests are answered with the recorded turns as long as they
+add the recorded tokens. With any further tokens the agent has diverged, and the response begins again.
 """
 
 import json
@@ -59,7 +59,7 @@ class AgentAnswer:
         stop_token_ids: Collection[int],
         reset: Reset,
     ) -> None:
-        """reset: what the plan has begun the agent with."""
+        """reset: the arguments with which the plan began the agent, and the agent's first request as `opening`."""
         self._turn = turn
         self._reset = reset
         self._config = config
@@ -75,7 +75,7 @@ class AgentAnswer:
         self._added: list[Message] | None = None
 
     async def answer(self) -> Answer:
-        """Serve the turn, and wait for what the agent does then. Raises ToolsUnusable."""
+        """Serve the turn, and wait for the agent's next request or end. Raises ToolsUnusable."""
         begun_s = time.monotonic()
         finish, token_ids, failure = await survived(self._answered(), self._turn, self._config)
         record = TurnRecord(
@@ -177,7 +177,7 @@ class AgentAnswer:
         return next(ends, len(ids))
 
     async def _next(self, program: AgentProgram, limit_s: float, *, is_limited: bool = False) -> ChatRequest | None:
-        """The agent's next request; None if it has ended. is_limited: it is no loss if it does not end in time."""
+        """The agent's next request; None if it has ended. is_limited: a time-out is no loss of the environment."""
         try:
             return await program.next_request(limit_s)
         except TimedOut:
@@ -186,7 +186,7 @@ class AgentAnswer:
             raise EnvironmentLost(f"the agent took longer than {limit_s:g} s to its next request, or its end") from None
 
     def _asked_reward(self, program: AgentProgram, *, is_limited: bool) -> float | None:
-        """What the agent returned; 0 if it raised or hangs because the policy has reached a limit."""
+        """The agent's return value; 0 if the agent raises or hangs because the policy has reached a limit."""
         if not program.has_ended:
             return 0.0
         try:
@@ -197,7 +197,7 @@ class AgentAnswer:
             raise EnvironmentLost(f"the agent raised {failed}") from None
 
     def _observation(self, program: AgentProgram, request: ChatRequest) -> tuple[list[Message], tuple[int, ...]]:
-        """What a request adds to the conversation: its messages, and their tokens."""
+        """The messages that a request adds to the conversation, and the tokens of these messages."""
         known = len(program.messages)
         added = list(request.messages[known:])
         if request.tools != program.tools:

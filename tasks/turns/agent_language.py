@@ -32,7 +32,7 @@ class Spoken:
 
     @property
     def message(self) -> Message:
-        """As chat_request makes it of the message that an agent sends back."""
+        """The turn as a message, in the form that chat_request gives to a message from an agent."""
         message: Message = {"role": "assistant", "content": self.content}
         if self.calls:
             message["tool_calls"] = [
@@ -72,7 +72,7 @@ class AgentLanguage:
             return self._conversation(tools).suffix_ids(added)
 
     def spoken(self, token_ids: Sequence[int], tools: Sequence[Schema]) -> Spoken:
-        """A turn of the policy, with its stop token or without. A call that cannot be read is text like any other."""
+        """A turn of the policy, with its stop token or without. An unreadable call is text."""
         with self._lock:
             # Whether the arguments fit is for the agent to say.
             conversation = self._conversation([_without_rules(tool) for tool in tools])

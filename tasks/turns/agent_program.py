@@ -35,8 +35,8 @@ class _Asked:
 class AgentProgram:
     """A program that runs.
 
-    messages, tools: of its conversation, up to the last request that was accepted, or the last turn that was served.
-    was_refused: whether a request was refused because no more are answered.
+    messages, tools: the conversation up to the last accepted request or the last served turn. was_refused: whether a
+    request came after the last answer.
     """
 
     def __init__(self) -> None:
@@ -64,13 +64,13 @@ class AgentProgram:
         return self._run is not None and self._run.done()
 
     def start(self, process: ToolProcess, message: dict[str, Any]) -> None:
-        """Run in a process, with these arguments of its request `agent`."""
+        """Run in a process, with the given fields of the request `agent`."""
         self._process = process
         self._run = asyncio.create_task(process.run({"do": "agent", "number": None, **message}, self._begun))
         self._run.add_done_callback(self._ended)
 
     def on_end(self, call: Callable[[], Any]) -> None:
-        """Have something called when it has ended."""
+        """Call `call` when the program has ended."""
         self._on_end.append(call)
 
     async def ask(self, request: ChatRequest, is_gone: Callable[[], bool]) -> Completion:

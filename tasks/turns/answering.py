@@ -65,7 +65,7 @@ class Language:
             return tuple(self._codec(turn).suffix_ids(messages))
 
     def _codec(self, turn: OpenTurn) -> TurnCodec:
-        """The codec of the turn's plan; a member may live through several, by which tools may have changed."""
+        """The codec of the turn's plan; from plan to plan of a member's life the tools may change."""
         if self._known is None or self._known[0] != turn.tools:
             self._known = turn.tools, self._codec_of(turn.tools)
         return self._known[1]
@@ -129,7 +129,7 @@ class TurnAnswer:
         return finish, ()
 
     async def _make(self, calls: Sequence[ToolCall]) -> bool:
-        """Make the calls in order; whether the policy goes on after them."""
+        """Make the calls in order; returns whether the policy goes on."""
         offer = await self._living.offer()
         if self._turn.unknown and self._config.on_unknown == "fail":
             for call in calls:
@@ -267,7 +267,7 @@ def _unknown_name(name: str, offer: Offer) -> str | None:
 async def survived(
     answered: Awaitable[tuple[Finish, tuple[int, ...]]], turn: OpenTurn, config: TurnsConfig
 ) -> tuple[Finish, tuple[int, ...], str | None]:
-    """Await how a turn is answered; returns the finish, the tokens of the observation, and why the environment is lost.
+    """Await the answer to a turn; returns the finish, the tokens of the observation, and why the environment is lost.
 
     After a loss the response begins again, unless the loss is for good or `turns.attempts_max` is reached.
     """

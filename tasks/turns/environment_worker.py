@@ -31,7 +31,7 @@ _MAIN_THREAD_ONLY = "signal only works in main thread"
 
 
 class _Refused(Exception):  # noqa: N818 - reads as what happened
-    """A user's code did what is not allowed; the message says what."""
+    """A user's code broke a rule; the message names the rule."""
 
 
 def main() -> None:
@@ -279,7 +279,7 @@ def _accepted(reset: Callable[..., Any], columns: dict[str, Any], seed: int) -> 
 
 
 def _text(result: Any, characters_max: int) -> str:
-    """A result as the policy reads it, and one character more than allowed if it is longer."""
+    """A result as the policy reads it; a longer result is cut to the allowed characters and one more, as a sign."""
     if isinstance(result, dict | list):
         try:
             return _clean(json.dumps(result, ensure_ascii=False)[: characters_max + 1])

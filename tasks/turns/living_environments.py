@@ -115,7 +115,7 @@ class LivingEnvironments:
         self._offer: Offer | None = None
 
     async def offer(self) -> Offer:
-        """What the tools and the class offer. Raises ToolsUnusable."""
+        """The names of the tools, and the abilities of the environment's class. Raises ToolsUnusable."""
         if self._offer is None:
             self._offer = (await self._processes.chosen())[1]
         return self._offer
@@ -162,7 +162,7 @@ class LivingEnvironments:
         self._drop(response)
 
     def _drop(self, response: int) -> None:
-        """The environment is not used any more, if there is one."""
+        """Stop using the environment of a response, if there is one."""
         place = self._places.pop(response, None)
         if place is not None:
             place.process.forget(place.number)
@@ -220,7 +220,7 @@ class LivingEnvironments:
         raise EnvironmentLost(f"it cannot be built: {told}")
 
     def _problem_of_build(self, error: Exception) -> str:
-        """Why an environment was not built, if that may be tried again; raises EnvironmentLost if not."""
+        """Why an environment was not built, if a second try may help; else raises EnvironmentLost."""
         if isinstance(error, TimedOut):
             limit = f"{self._config.load_time_limit_s:g} s"
             raise EnvironmentLost(f"building it takes longer than turns.load_time_limit_s, {limit}") from None
@@ -311,7 +311,7 @@ def _finished(made: Sequence[Sequence[CallRecord]]) -> Iterator[CallRecord]:
 
 
 def _is_at(place: _Place, turn: OpenTurn) -> bool:
-    """Whether an environment has answered just the turns before this one."""
+    """Whether an environment has answered exactly the turns before `turn`."""
     return (place.iteration, place.turns, place.restarts) == (turn.iteration, len(turn.events), turn.restarts)
 
 

@@ -1,6 +1,6 @@
-"""Environments beside what a member does: `begin` only hands turns to a thread with an event loop.
+"""Environments beside the lanes of a member: `begin` only hands turns to a thread with an event loop.
 
-The loop answers all open turns side by side and owns the processes, so it must live as long as they.
+The loop answers all open turns side by side, owns the processes of tools, and must live as long as any process.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The JSON schemas of tools, by which the policy is told of them.
 
-A schema is what transformers' get_json_schema makes from a function's types and its Google docstring, the same as in
-TRL and verl. Functions are described in the child process that has imported them; only schemas reach other processes.
+As in TRL and verl, transformers' get_json_schema makes a schema from a function's types and its Google docstring.
+The child process that imports a function describes it; only schemas leave the process.
 """
 
 import inspect
@@ -35,7 +35,7 @@ class ToolsUnusable(ValueError):  # noqa: N818 - reads as what was found
 def describe_tools(functions: Sequence[Callable[..., Any]], environment: Any = None) -> list[Schema]:
     """The schemas of all tools: of the functions in order, then of the public methods of the environment's class.
 
-    Raises ToolsUnusable for tools that cannot be described, for two of one name, and for what is no environment.
+    Raises ToolsUnusable for tools that cannot be described, for two tools of one name, and for a wrong environment.
     """
     methods: list[Any] = []
     if environment is not None:
@@ -105,7 +105,7 @@ def schema_of(function: Callable[..., Any]) -> Schema:
 
 
 def call_problem(schemas: Sequence[Schema], name: str, arguments: object) -> str | None:
-    """Why a tool cannot be called with these arguments, in one line; None if it can."""
+    """The reason against a call of the tool with the arguments, in one line; None for a good call."""
     schema = next((schema for schema in schemas if name_of(schema) == name), None)
     if schema is None:
         return f"there is no tool {_shown(name)}; there are: {', '.join(map(name_of, schemas))}"

@@ -30,10 +30,10 @@ class Kernels:
 
 
 def kernels_for(heads: tuple[int, int, int] | None, dtype: torch.dtype, device: torch.device) -> Kernels:
-    """What a decoder with these `packed_heads` uses: all there is in half precision on CUDA, and nothing elsewhere.
+    """The kernels for a decoder with the `packed_heads` given: all kernels in half precision on CUDA, else none.
 
-    In float32 a response is promised to be the same alone, in a batch and resumed, which was shown with masks, and
-    flash attention takes no float32. The attention is compared with plain products on the device first.
+    In float32 a response must be equal alone, in a batch and resumed, which tests show with masks, and flash attention
+    takes no float32. The attention is compared with plain products on the device first.
     """
     if device.type != "cuda" or dtype == torch.float32:
         return Kernels()

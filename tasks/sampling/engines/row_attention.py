@@ -25,7 +25,7 @@ class RowReads:
     Attributes:
         bounds: int32 [n + 1], where the new tokens of each row begin, and N.
         rows: int32 [n, 1], the rows of the cache.
-        lengths: int32 [n], how many tokens a row holds, the new ones included, which are its last.
+        lengths: int32 [n], the number of tokens in each row, whose last tokens are the new ones.
         longest: the most new tokens of a row.
     """
 
@@ -113,7 +113,7 @@ def _difference(
     device: torch.device,
     new: tuple[int, ...],
 ) -> float:
-    """The largest difference for three rows, which hold 300, 500 and 37 tokens, with so many new ones; NaN is inf."""
+    """The largest difference for three rows of 300, 500 and 37 tokens, the last `new` of which are new; NaN is inf."""
     query_heads, key_heads, size = heads
     generator = torch.Generator().manual_seed(0)
 

@@ -36,7 +36,7 @@ class TokenCache(Protocol):
         ...
 
     def reserve(self, span: int) -> None:
-        """Allocate at least `span` positions per row; what is held stays, at another address if the capacity grows."""
+        """Allocate at least `span` positions per row; held tokens stay, at a new address if the capacity grows."""
         ...
 
     def step_window(self, cached: Tensor, reach: int) -> Window:

@@ -61,7 +61,7 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """End the rest of a lane, or its next one if it does not rest now. It has no result."""
+    """End the present rest of a lane, or the next rest of a lane at work. Result: none."""
 
     lane: Lane
 

@@ -124,7 +124,7 @@ class ClaimLane:
             state.is_looking = False
 
     def _look_at_own(self) -> Steps:
-        """Read all claims, and note whether the responses have ended that this slot is responsible for."""
+        """Read all claims, and note whether all responses of the slot's duty have ended."""
         state = self._state
         yield ReadClaims()
         if not state.may_always_go:

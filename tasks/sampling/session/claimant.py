@@ -115,7 +115,7 @@ class Claimant:
         return self._asks.read(self._incarnation)
 
     def take_own_slot(self) -> tuple[ClaimedResponse, ...]:
-        """Claim at once what earlier incarnations of this slot hold, and the unclaimed responses of its own unit."""
+        """Claim at once the responses of the slot's earlier incarnations, and the unclaimed responses of its unit."""
         book = self._reader.book
         book.refresh()
         if self._slot >= len(self._plan.slots):
@@ -348,7 +348,7 @@ class Claimant:
         )
 
     def _work(self, responses: Iterable[int]) -> tuple[ClaimedResponse, ...]:
-        """The unfinished ones of the responses just claimed, with their journalled tokens."""
+        """The unfinished responses among newly claimed ones, with their journalled tokens."""
         work = []
         for response in responses:
             assembled = self._reader.assemble(response)

@@ -36,9 +36,9 @@ LEAVING_TIME_LIMIT_S = 60.0
 def decode_lane(state: State) -> Steps:
     """Decode until the member is done, then leave.
 
-    Raises Preempted after a notice that came before that, EngineDied when the engine dies after engine_restarts_max
-    restarts, and what ended another lane. Before any of them, tokens are flushed and held responses are free for
-    others, if the store works.
+    Raises Preempted after a notice that came before the end, EngineDied when the engine dies after engine_restarts_max
+    restarts, and the error that ended a different lane. Before an error leaves, tokens are flushed and held responses
+    are free for other members, if the store works.
     """
     try:
         while not (state.is_done() or state.noticed):

@@ -105,7 +105,7 @@ class Holdings:
         return min(self.batch_max or engine_max, engine_max) if self.is_isolated else engine_max
 
     def take(self, work: ClaimedResponse) -> None:
-        """Hold a response; if it is held under an earlier claim, it begins again from the tokens of the new one."""
+        """Hold a response; a response held under an earlier claim continues from the tokens of the new claim."""
         if work.response in self.held:
             self.let_go({work.response})
         self.held[work.response] = Held(
@@ -123,14 +123,14 @@ class Holdings:
             self.waiting.append(work.response)
 
     def admit(self, engine_max: int) -> list[int]:
-        """Move the first waiting responses into flight, as many as there is room for; returns them."""
+        """Move the first waiting responses into flight as far as the room goes, and return the moved responses."""
         room = self.batch_limit(engine_max) - len(self.in_flight)
         responses = [self.waiting.popleft() for _ in range(min(room, len(self.waiting)))]
         self.in_flight.update(responses)
         return responses
 
     def begin_again(self) -> None:
-        """Note that the engine lost everything: it needs weights, and all held responses wait in order of taking."""
+        """Note that the engine lost everything: the state is "loading", and held responses wait in order of taking."""
         self.state = "loading"
         self.waiting = deque(response for response in self.held if response not in self.acting)
         self.in_flight.clear()
@@ -138,17 +138,17 @@ class Holdings:
         self.forgotten = {response for response in self.forgotten if self.has_turns and response not in self.held}
 
     def stop_decoding(self) -> None:
-        """Note that nothing is decoded or answered any more; what was is to be aborted and waits."""
+        """Note that nothing is decoded or answered any more; responses in work are to be aborted, and wait."""
         self.forgotten |= set(self.held) if self.has_turns else self.in_flight
         self.in_flight.clear()
         self.acting.clear()
         self.waiting = deque(self.held)
 
     def record(self, delta: TokenDelta) -> None:
-        """Keep what the engine returned for a response, unless it is no longer to be extended.
+        """Keep the engine's tokens for a response, unless the response is no longer in flight.
 
-        It runs once for every token of every response, and an enum's hash and properties are slow, so a response that
-        has not ended looks nothing up.
+        The method runs once for every token of every response, and an enum's hash and properties are slow, so nothing
+        is looked up for a response that goes on.
         """
         response, reason = delta.response, delta.finish_reason
         if response not in self.in_flight:
@@ -249,11 +249,11 @@ class Holdings:
         return pending
 
     def claim_epochs(self) -> dict[int, int]:
-        """Every response that is held, or was until it ended or was released, with the epoch of its claim."""
+        """The epoch of the claim by response, for all held, ended and released responses."""
         return {**self.ended, **self.released, **{response: held.epoch for response, held in self.held.items()}}
 
     def check(self) -> None:
-        """Assert what always holds, as far as it is cheap to see."""
+        """Assert the invariants that are cheap to check."""
         held, waiting, in_flight, acting = (
             len(part) for part in (self.held, self.waiting, self.in_flight, self.acting)
         )

@@ -1,9 +1,9 @@
 """A member on the trainer's machine generates until other members can, hands its responses over and frees the device.
 
 At the beginning of an iteration this is the seeding of RLBoost (arXiv 2510.19225, section 4.1), on slots of the plan.
-In the middle of an iteration it keeps the run going when no other member lives, on slots beyond the plan. At its end
-unfinished responses are free for other members. With planning.seeding "auto" it stays beyond its time limit until
-another member lives or no response is left.
+In the middle of an iteration it keeps the run going when no other member lives, on slots beyond the plan. At the end of
+the session unfinished responses are free for the crew. With planning.seeding "auto" it stays beyond its time limit
+until another member lives or no response is left.
 """
 
 import logging

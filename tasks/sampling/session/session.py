@@ -94,7 +94,7 @@ class Session:
             clock=clock,
             environments=environments,
             enough=enough,
-            is_useless=lambda: notice() or self.state.is_useless,
+            is_useless=lambda: notice() or self.state.needs_no_weights,
         )
         self._stepping = threading.Lock()
         self._woken = {lane: threading.Event() for lane in Lane}

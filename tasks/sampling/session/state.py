@@ -96,13 +96,13 @@ class State:
     # The flush lane and the claim lane.
 
     def hasten(self) -> None:
-        """Have a flush, a heartbeat and then a look done now, because there is news or nothing left to do."""
+        """Schedule a flush, a heartbeat and then a look for now, because of news or for want of work."""
         self.looks_asked += 1
         self.next_flush_s = self.next_beat_s = self.next_look_s = self.now_s
         self.hastened.add(Lane.FLUSH)
 
     def hasten_flush(self) -> None:
-        """Have a flush done now, because something waits for it or would be costly to lose."""
+        """Schedule a flush for now, because an answer waits for the flush or would be costly to lose."""
         self.next_flush_s = self.now_s
         self.hastened.add(Lane.FLUSH)
 
@@ -113,7 +113,7 @@ class State:
         return is_asked and self.now_s + self.wake_interval_s > self.next_watch_s
 
     def see(self, claims: Claims) -> None:
-        """Let go of what other members have claimed: new tokens for it do not count."""
+        """Let go of responses that other members have claimed, because new tokens for them do not count."""
         self.claims = claims
         if lost := self.holdings.see(claims.owned):
             log.info("slot %d: %d responses were claimed by another member", self.config.slot, lost)
@@ -126,8 +126,8 @@ class State:
     def take_more(self, taken: Taken) -> None:
         """Hold the responses of a transfer.
 
-        An earlier claim may have come to light meanwhile, which only the next look hands out, so the load covers no
-        more than the new claims.
+        An earlier claim may have come to light meanwhile, whose responses only the next look returns, so the load
+        covers no more than the new claims.
         """
         self._hold(taken.work)
         self.claims_handed_out += taken.claims
@@ -137,7 +137,7 @@ class State:
             self.holdings.take(item)
 
     def room(self) -> int:
-        """How many more responses could start now; none while held ones wait here, or released ones wait for takers."""
+        """The number of further responses that could start now; 0 while any wait here, or released ones for takers."""
         if self.holdings.waiting or self.awaits_takers():
             return 0
         return max(0, self.holdings.batch_limit(self.engine_max) - len(self.holdings.in_flight))
@@ -239,17 +239,17 @@ class State:
         return looked and (self.nothing_left or impatient)
 
     @property
-    def is_useless(self) -> bool:
-        """Whether it is useless to wait for weights, because the member leaves anyway."""
+    def needs_no_weights(self) -> bool:
+        """Whether a wait for weights is useless, because the member leaves anyway."""
         return self.noticed or self.closed or self.error is not None
 
     def raise_error(self) -> None:
-        """Raise what ended the flush lane or the claim lane, if anything did."""
+        """Raise the error that ended the flush lane or the claim lane, if there is an error."""
         if self.error is not None:
             raise self.error
 
     def note_begun(self, turns: Sequence[HeldTurn], effects: Collection[int]) -> None:
-        """Note that turns are being answered; a flush first puts those in `effects` into the journal."""
+        """Note that turns are being answered; a flush first journals the turns of responses in `effects`."""
         self.holdings.note_begun(turns, effects)
         if any(turn.response in effects and not turn.journalled for turn in turns):
             self.hasten_flush()
@@ -281,7 +281,7 @@ class State:
         self._release(list(self.holdings.held))
 
     def hand_over(self) -> None:
-        """Release what was asked for and is still held, once its tokens are journalled; not while a tool is called."""
+        """Release held responses that others have asked for, once the tokens are journalled and no tool is called."""
         if not self.asked_for:
             return
         held, acting = self.holdings.held, self.holdings.acting
@@ -296,7 +296,7 @@ class State:
         self.hasten()
 
     def awaits_takers(self) -> bool:
-        """Whether other members still have time to take what was released."""
+        """Whether members still have time to take the released responses."""
         return bool(self.holdings.released) and self.now_s - self._handed_over_at_s < self.config.claim_ttl_s
 
     def note_loaded(self) -> None:
@@ -307,14 +307,14 @@ class State:
         self.hasten()
 
     def note_death(self, error: Exception) -> None:
-        """Note that the engine must be restarted before it is used again."""
+        """Note that the engine must be restarted before its next use."""
         self.death = " ".join(str(error).split())
         self.health.died = True
         # Until the engine has loaded again, nothing is looked for, so that what the last look showed becomes old.
         self._wants_cut = False
 
     def note_restarted(self) -> None:
-        """Note that the engine can be used again, once it has weights."""
+        """Note that the engine has been restarted and needs weights."""
         self.death = None
         self.health.died = False
 
@@ -337,7 +337,7 @@ class State:
         )
 
     def check(self) -> None:
-        """Assert what always holds, as far as it is cheap to see."""
+        """Assert the invariants that are cheap to check."""
         self.holdings.check()
         assert self.ends_journalled <= self.holdings.ends, "more ends were journalled than there are"
         assert self.looks_answered <= self.looks_due <= self.looks_asked, "a look was answered that was not asked for"
