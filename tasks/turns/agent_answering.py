@@ -31,7 +31,7 @@ _ADDED_ROLES = ("tool", "user", "system", "developer")
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _TurnSpan:
     """A turn of the policy among the tokens of its response.
 
     Attributes:
@@ -68,7 +68,7 @@ class AgentAnswer:
         self._stop_token_ids = stop_token_ids
         self._earlier = [decode_turn(event) for event in turn.events]
         own = len(turn.token_ids) - turn.turn_start
-        self._said = _Said(len(self._earlier), turn.turn_start, len(turn.token_ids), len(turn.logprobs) - own)
+        self._span = _TurnSpan(len(self._earlier), turn.turn_start, len(turn.token_ids), len(turn.logprobs) - own)
         self._rebuilt: Rebuilt = "kept"
         self._diverged = False
         self._reward: float | None = None
@@ -118,7 +118,7 @@ class AgentAnswer:
             program = await self._programs.started(turn, self._reset)
             await self._replay(program)
         stopped = bool(turn.token_ids) and turn.token_ids[-1] in self._stop_token_ids
-        self._deliver(program, self._said, "stop" if stopped else "length")
+        self._deliver(program, self._span, "stop" if stopped else "length")
         limit = self._limit(stopped=stopped)
         if limit is not None:
             program.refuse(limit)
@@ -154,10 +154,10 @@ class AgentAnswer:
         if request.tools != first.tools or self._prompt_ids(request) != turn.prompt.token_ids:
             self._diverge("the agent's first request is not the one of the plan")
         program.accept(request)
-        start = said = 0
+        start = first_logprob = 0
         for record in self._earlier:
             end = self._end_of_turn(start)
-            self._deliver(program, _Said(record.turn, start, end, said), "stop")
+            self._deliver(program, _TurnSpan(record.turn, start, end, first_logprob), "stop")
             request = await self._next(program, self._config.call_time_limit_s)
             if request is None:
                 self._diverge(f"the agent ended after turn {record.turn}, and went on before")
@@ -166,7 +166,7 @@ class AgentAnswer:
             if token_ids != recorded or turn.token_ids[end : end + len(token_ids)] != token_ids:
                 self._diverge(f"the agent's request after turn {record.turn} is not the recorded one")
             program.accept(request)
-            said, start = said + end - start, end + len(token_ids)
+            first_logprob, start = first_logprob + end - start, end + len(token_ids)
         if start != turn.turn_start:
             self._diverge("the recorded conversation has other turns")
 
@@ -217,13 +217,13 @@ class AgentAnswer:
         except Exception:  # noqa: BLE001 - a template is a program of the model's author
             return ()
 
-    def _deliver(self, program: AgentProgram, said: _Said, ended_by: str) -> None:
+    def _deliver(self, program: AgentProgram, span: _TurnSpan, ended_by: str) -> None:
         """Answer the request that waits with a turn of the policy."""
         turn = self._turn
-        ids = turn.token_ids[said.start : said.end]
+        ids = turn.token_ids[span.start : span.end]
         spoken = self._language.spoken(ids, program.tools)
         names = [
-            call_id(turn.run_seed, turn.iteration, turn.response, said.number, index)
+            call_id(turn.run_seed, turn.iteration, turn.response, span.number, index)
             for index in range(1 + len(spoken.calls))
         ]
         calls = tuple(
@@ -237,9 +237,9 @@ class AgentAnswer:
                 thinking=spoken.thinking,
                 calls=calls,
                 finish_reason="length" if ended_by == "length" else "tool_calls" if calls else "stop",
-                prompt_tokens=len(turn.prompt.token_ids) + said.start,
+                prompt_tokens=len(turn.prompt.token_ids) + span.start,
                 pieces=self._language.pieces(ids),
-                logprobs=turn.logprobs[said.first : said.first + len(ids)],
+                logprobs=turn.logprobs[span.first : span.first + len(ids)],
                 created_s=int(time.time()),
             ),
             spoken.message,

@@ -86,7 +86,7 @@ class AgentLanguage:
         with self._lock:
             return tuple(str(self._tokenizer.decode([token])) for token in token_ids)
 
-    def said(
+    def messages(
         self, tools: Sequence[Schema], token_ids: Sequence[int], origins: Sequence[int], events: Sequence[bytes]
     ) -> list[Message]:
         """The messages of a response, the policy's and the agent's in turn.

@@ -18,7 +18,7 @@ from tasks.turns.tool_schemas import Schema
 
 
 @dataclass(slots=True)
-class _Asked:
+class _WaitingRequest:
     """A waiting request of the program.
 
     Attributes:
@@ -48,7 +48,7 @@ class AgentProgram:
         self._run: asyncio.Task[dict[str, Any]] | None = None
         self._begun = asyncio.Event()
         self._changed = asyncio.Event()
-        self._asked: _Asked | None = None
+        self._waiting: _WaitingRequest | None = None
         # The last answer, if the connection for it was closed by then.
         self._unread: tuple[ChatRequest, Completion] | None = None
         self._no_more: Refusal | None = None
@@ -57,7 +57,7 @@ class AgentProgram:
     @property
     def is_waiting(self) -> bool:
         """Whether a request waits for an answer."""
-        return self._asked is not None
+        return self._waiting is not None
 
     @property
     def has_ended(self) -> bool:
@@ -78,20 +78,20 @@ class AgentProgram:
         if self._no_more is not None:
             self.was_refused = True
             raise self._no_more
-        asked = self._asked
-        if asked is None and self._unread is not None and self._unread[0] == request:
+        waiting = self._waiting
+        if waiting is None and self._unread is not None and self._unread[0] == request:
             return self._unread[1]
-        if asked is None:
-            asked = self._asked = _Asked(request, asyncio.get_running_loop().create_future(), is_gone)
+        if waiting is None:
+            waiting = self._waiting = _WaitingRequest(request, asyncio.get_running_loop().create_future(), is_gone)
             self._changed.set()
-        elif asked.is_gone() and asked.request == request:
+        elif waiting.is_gone() and waiting.request == request:
             # A client that has waited for too long asks again.
-            asked.is_gone = is_gone
+            waiting.is_gone = is_gone
         else:
             raise Refusal(
                 "a request came while another one was not answered; allowed: one at a time", code="parallel_requests"
             )
-        return await asyncio.shield(asked.reply)
+        return await asyncio.shield(waiting.reply)
 
     async def next_request(self, limit_s: float) -> ChatRequest | None:
         """The request that the program waits with; None if it has ended.
@@ -107,13 +107,13 @@ class AgentProgram:
             begun.cancel()
         try:
             async with asyncio.timeout(limit_s):
-                while self._asked is None and not self._run.done():
+                while self._waiting is None and not self._run.done():
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
             self._process.retired = True
             raise TimedOut from None
-        return None if self._run.done() or self._asked is None else self._asked.request
+        return None if self._run.done() or self._waiting is None else self._waiting.request
 
     def accept(self, request: ChatRequest) -> None:
         """The conversation goes on with the request that waits."""
@@ -121,25 +121,25 @@ class AgentProgram:
 
     def deliver(self, completion: Completion, message: Message) -> None:
         """Answer the request that waits; `message` is what the conversation goes on with."""
-        assert self._asked is not None
-        if not self._asked.reply.done():
-            self._asked.reply.set_result(completion)
-        self._unread = (self._asked.request, completion) if self._asked.is_gone() else None
-        self._asked = None
+        assert self._waiting is not None
+        if not self._waiting.reply.done():
+            self._waiting.reply.set_result(completion)
+        self._unread = (self._waiting.request, completion) if self._waiting.is_gone() else None
+        self._waiting = None
         self.messages = (*self.messages, message)
 
     def refuse(self, refusal: Refusal) -> None:
         """Refuse the waiting request, if there is one, and every later request."""
         self._no_more = refusal
-        self.was_refused = self.was_refused or self._asked is not None
+        self.was_refused = self.was_refused or self._waiting is not None
         self._turn_away(refusal)
 
     def _turn_away(self, refusal: Refusal) -> None:
-        if self._asked is not None and not self._asked.reply.done():
-            self._asked.reply.set_exception(refusal)
+        if self._waiting is not None and not self._waiting.reply.done():
+            self._waiting.reply.set_exception(refusal)
             # The connection may be closed, and the error never fetched.
-            self._asked.reply.exception()
-        self._asked = None
+            self._waiting.reply.exception()
+        self._waiting = None
 
     def reward(self) -> float | None:
         """What the program has returned; raises ProcessLost, NotBegun, and Failed if it raised."""

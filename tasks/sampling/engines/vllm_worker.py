@@ -39,7 +39,7 @@ class WorkerExtension:
     def gleaner_patch(self, shapes: dict[str, list[int]], given: Handed, whole: Handed | None) -> float | str:
         """Change some elements of the weights in place; returns the seconds, or why the weights must be loaded whole.
 
-        After a reason the weights are undefined. whole: all weights, loaded afterwards for a comparison with the patched ones.
+        After a reason the weights are undefined. whole: all weights, loaded afterwards for a comparison.
         """
         began_s = time.perf_counter()
         model = self.model_runner.get_model()

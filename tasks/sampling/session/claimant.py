@@ -32,7 +32,7 @@ SHARDS_A_CALL = 32
 
 
 @dataclass(slots=True)
-class _Asked:
+class _OpenAsk:
     """An ask that a holder has not answered.
 
     Attributes:
@@ -79,7 +79,7 @@ class Claimant:
         self._isolated = {place.slot for place in plan.slots if place.batch_max is not None}
         self._settled: dict[str, int] = {}
         self._asks = Asks(store, plan.iteration)
-        self._asked: dict[str, _Asked] = {}
+        self._open_asks: dict[str, _OpenAsk] = {}
         self.tokens_recovered = 0
 
     def closed(self) -> bool:
@@ -161,7 +161,7 @@ class Claimant:
             return None
         holders = {name: self._holder(name, sign, holdings.get(name, ())) for name, sign in signs.items()}
         seen = [sign.record for name, sign in signs.items() if sign.record and not holders[name].lost]
-        for asked in self._asked.values():
+        for asked in self._open_asks.values():
             asked.looks += 1
         if released:
             holders[self._incarnation] = _own_released(self._incarnation, released)
@@ -293,13 +293,13 @@ class Claimant:
         acting = not transfer.cause.from_the_living
         candidates = candidates_of(self._reader, holder, self._incarnation, acting=acting)
         if transfer.asks:
-            asked = self._asked.get(holder)
+            asked = self._open_asks.get(holder)
             if asked is None:
                 return self._ask(transfer, candidates)
             if asked.looks < LOOKS_TO_ANSWER:
                 return Taken(asked=len(asked.responses))
             candidates = [candidate for candidate in candidates if candidate.response in asked.responses]
-        self._asked.pop(holder, None)
+        self._open_asks.pop(holder, None)
         if self._clock.monotonic() - self._looked_s > self._claim_ttl_s:
             # A request took so long that a holder that looked dead may have come back. The next look will tell.
             return Taken()
@@ -310,7 +310,7 @@ class Claimant:
         responses = choose(transfer.cause, transfer.count, candidates)
         if responses and transfer.incarnation is not None:
             self._asks.write(transfer.incarnation, AskRecord(asker=self._incarnation, responses=responses))
-            self._asked[transfer.incarnation] = _Asked(responses)
+            self._open_asks[transfer.incarnation] = _OpenAsk(responses)
         return Taken(asked=len(responses))
 
     def _free(self, count: int) -> tuple[int, ...]:
