@@ -24,7 +24,7 @@ from tasks.turns.environments import Answer, OpenTurn
 from tasks.turns.first_request import read_opening
 from tasks.turns.living_environments import EnvironmentLost, Reset
 from tasks.turns.own_template import Message
-from tasks.turns.tool_processes import Failed, NotBegun, ProcessLost, TimedOut
+from tasks.turns.tool_processes import LOAD_TIME_LIMIT_S, Failed, NotBegun, ProcessLost, TimedOut
 
 _LIVES_MAX = 5
 _ADDED_ROLES = ("tool", "user", "system", "developer")
@@ -77,7 +77,7 @@ class AgentAnswer:
     async def answer(self) -> Answer:
         """Serve the turn, and wait for the agent's next request or end. Raises ToolsUnusable."""
         begun_s = time.monotonic()
-        finish, token_ids, failure = await survived(self._answered(), self._turn, self._config)
+        finish, token_ids, failure = await survived(self._answered(), self._turn)
         record = TurnRecord(
             turn=len(self._earlier),
             calls=(),
@@ -148,7 +148,7 @@ class AgentAnswer:
         """Answer every request before the present turn with its recorded turn; the last request waits for the turn."""
         turn = self._turn
         first = read_opening(turn.prompt.opening)
-        request = await self._next(program, self._config.load_time_limit_s)
+        request = await self._next(program, LOAD_TIME_LIMIT_S)
         if request is None:
             self._diverge("the agent ended without a request")
         if request.tools != first.tools or self._prompt_ids(request) != turn.prompt.token_ids:

@@ -12,13 +12,15 @@ from storage.digests import digest_of
 from storage.journal.shard import EVENT_BYTES_MAX, Finish
 from storage.journal.turns import STATE_BYTES_MAX, CallRecord, Outcome, TurnRecord, call_id, decode_turn, encode_turn
 from tasks.configuration.turns import TurnsConfig
-from tasks.turns.environments import Answer, OpenTurn
+from tasks.turns.environments import ATTEMPTS_MAX, Answer, OpenTurn
 from tasks.turns.living_environments import EnvironmentHistory, EnvironmentLost, LivingEnvironments, cut
 from tasks.turns.policy_turn import PolicyTurn, ToolCall
 from tasks.turns.tool_processes import Failed, NotBegun, Offer, ProcessLost, Stuck, TimedOut
 from tasks.turns.tool_schemas import Schema
 
 # A result may fill an observation; a token rarely stands for more characters.
+# After so many calls in a row that name no tool or do not fit one, the response ends.
+INVALID_CALLS_MAX = 3
 _CHARACTERS_PER_TOKEN = 64
 _CHARACTERS_MAX = 1 << 16
 _BEGINS_MAX = 10
@@ -87,7 +89,7 @@ class TurnAnswer:
     async def answer(self) -> Answer:
         """Make the calls. Raises ToolsUnusable."""
         begun_s = time.monotonic()
-        finish, token_ids, failure = await survived(self._answered(), self._turn, self._config)
+        finish, token_ids, failure = await survived(self._answered(), self._turn)
         record = TurnRecord(
             turn=len(self._earlier),
             calls=tuple(self._calls),
@@ -145,7 +147,7 @@ class TurnAnswer:
                 continue
             self._calls.append(self._record(index, call, f"error: {problem}", "invalid", 0.0))
             invalid += 1
-            if invalid >= self._config.invalid_calls_max:
+            if invalid >= INVALID_CALLS_MAX:
                 return False
         return True
 
@@ -265,16 +267,16 @@ def _unknown_name(name: str, offer: Offer) -> str | None:
 
 
 async def survived(
-    answered: Awaitable[tuple[Finish, tuple[int, ...]]], turn: OpenTurn, config: TurnsConfig
+    answered: Awaitable[tuple[Finish, tuple[int, ...]]], turn: OpenTurn
 ) -> tuple[Finish, tuple[int, ...], str | None]:
     """Await the answer to a turn; returns the finish, the tokens of the observation, and why the environment is lost.
 
-    After a loss the response begins again, unless the loss is for good or `turns.attempts_max` is reached.
+    After a loss the response begins again, unless the loss is for good or ATTEMPTS_MAX is reached.
     """
     try:
         finish, token_ids = await answered
     except EnvironmentLost as lost:
-        again = not lost.for_good and turn.restarts + 1 < config.attempts_max
+        again = not lost.for_good and turn.restarts + 1 < ATTEMPTS_MAX
         return Finish.AGAIN if again else Finish.FAILED, (), str(lost).encode("utf-8", "replace").decode()
     return finish, token_ids, None
 

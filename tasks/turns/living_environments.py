@@ -16,7 +16,17 @@ from storage.journal.turns import CallRecord, TurnRecord
 from storage.stores.store import StoreUnavailable
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.environments import OpenTurn
-from tasks.turns.tool_processes import Failed, NotBegun, Offer, ProcessLost, Stuck, TimedOut, ToolProcess, ToolProcesses
+from tasks.turns.tool_processes import (
+    LOAD_TIME_LIMIT_S,
+    Failed,
+    NotBegun,
+    Offer,
+    ProcessLost,
+    Stuck,
+    TimedOut,
+    ToolProcess,
+    ToolProcesses,
+)
 
 _BUILDS_MAX = 3
 _READ_AGAIN_S = (0.5, 2.0, 10.0)
@@ -206,7 +216,7 @@ class LivingEnvironments:
             if alone:
                 process.environments.add(number)  # it would end without one
             try:
-                reply = await process.ask({**request, "number": number}, self._config.load_time_limit_s)
+                reply = await process.ask({**request, "number": number}, LOAD_TIME_LIMIT_S)
             except (ProcessLost, NotBegun, TimedOut, Failed) as error:
                 process.forget(number)
                 alone = alone or isinstance(error, Stuck)
@@ -222,8 +232,8 @@ class LivingEnvironments:
     def _problem_of_build(self, error: Exception) -> str:
         """Why an environment was not built, if a second try may help; else raises EnvironmentLost."""
         if isinstance(error, TimedOut):
-            limit = f"{self._config.load_time_limit_s:g} s"
-            raise EnvironmentLost(f"building it takes longer than turns.load_time_limit_s, {limit}") from None
+            limit = f"{LOAD_TIME_LIMIT_S:g} s"
+            raise EnvironmentLost(f"building it takes longer than {limit}") from None
         if isinstance(error, Failed):
             raise EnvironmentLost(f"it cannot be built: {error}") from None
         return f"its process {error}" if isinstance(error, ProcessLost) else "its processes end before they begin"

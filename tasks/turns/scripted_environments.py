@@ -72,7 +72,7 @@ class Script:
         can_be_rebuilt: whether another process can go on with a conversation; else the response begins again.
         losses: the number of a response's first attempts that end with the loss of the environment, at one turn drawn
             from the first four.
-        attempts_max: as in TurnsConfig.
+        attempts_max: the number of attempts at a response, after which it fails.
     """
 
     turns_max: int = 4
