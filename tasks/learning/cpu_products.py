@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812 - torch's own custom
 
-from tasks.sampling.engines.compiled_products import bound_compiled_products
+from tasks.sampling.engines.kernels import bound_compiled_products
 
 # Below this, a product takes less time than oneDNN's dispatch.
 FLOPS_MIN = 1 << 21

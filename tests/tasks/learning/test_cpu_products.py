@@ -12,7 +12,7 @@ from tasks.learning.cpu_products import (
     times_transposed,
     use_cpu_products,
 )
-from tasks.sampling.engines.compiled_products import PRODUCTS_KEPT
+from tasks.sampling.engines.kernels import PRODUCTS_KEPT
 from tests.covering import covering
 
 
