@@ -1,4 +1,4 @@
-"""Memory of the host for tensors that go to a GPU and back: page-locked, so that copies need not wait for the host."""
+"""Host memory for tensors that move to a GPU and back; page-locked memory lets copies run in the background."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _ALIGNED = 256
 def host_zeros(
     wanted: Sequence[tuple[tuple[int, ...], torch.dtype]], *, pinned: bool, slab_bytes: int = SLAB_BYTES
 ) -> list[Tensor]:
-    """Zeros of these shapes and dtypes in host memory, many in one piece; pinned: page-locked, which needs a GPU."""
+    """Zeros of the `wanted` shapes and dtypes in host memory, cut from slabs; `pinned` (page-locked) needs a GPU."""
     found: list[Tensor] = []
     slab, used = torch.empty(0, dtype=torch.uint8), 0
     for shape, dtype in wanted:
