@@ -23,7 +23,7 @@ MAY_PASS = (StoreUnavailable, EngineDied, WrongNode)
 IMPORTS = ("tasks.learning.train_iteration", "transformers.modeling_utils")
 
 
-def advance_here(run_url: str, iteration: int, execution: str, clock: Clock) -> TrainingRecord:
+def train_here(run_url: str, iteration: int, execution: str, clock: Clock) -> TrainingRecord:
     """Call `tasks.learning.train_iteration` in this process, or with trainer.nproc_per_node above 1 in every rank.
 
     Raises the errors of `train_iteration`, or RanksFailed.

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from tasks.configuration.optimizer import OptimizerConfig, OptimizerName
 from tasks.configuration.trainer import Offload
-from tasks.learning.host_memory import host_zeros
 from tasks.learning.optimizer_rules import RULES, AdamW, Rule, State, is_hidden_matrix
 from tasks.learning.sharded import Relocate, Stored, as_sharded, copy_stored, own_part, part_of, whole
 
@@ -22,6 +21,9 @@ from tasks.learning.sharded import Relocate, Stored, as_sharded, copy_stored, ow
 Moments = dict[str, dict[str, Stored]]
 _CLIP_EPS = 1e-6
 _RESPONSES_SHOWN = 16
+# A slab of page-locked memory; torch rounds page-locked memory up to a power of two, so a slab wastes nothing.
+SLAB_BYTES = 1 << 30
+_ALIGNED = 256
 
 
 class NonFiniteGradient(ArithmeticError):  # noqa: N818 - reads as what happened
@@ -278,3 +280,18 @@ def _copy_back(own: Tensor, updated: Tensor) -> None:
     """Copy an updated tensor into the optimizer's or the model's own, unless the update was in place."""
     if own.data_ptr() != updated.data_ptr():
         own.copy_(updated, non_blocking=True)
+
+
+def host_zeros(
+    wanted: Sequence[tuple[tuple[int, ...], torch.dtype]], *, pinned: bool, slab_bytes: int = SLAB_BYTES
+) -> list[Tensor]:
+    """Zeros of the `wanted` shapes and dtypes in host memory, cut from slabs; `pinned` (page-locked) needs a GPU."""
+    found: list[Tensor] = []
+    slab, used = torch.empty(0, dtype=torch.uint8), 0
+    for shape, dtype in wanted:
+        size = math.prod(shape) * dtype.itemsize
+        if used + size > slab.numel():
+            slab, used = torch.zeros(max(size, slab_bytes), dtype=torch.uint8, pin_memory=pinned), 0
+        found.append(slab[used : used + size].view(dtype).view(shape))
+        used += -(-size // _ALIGNED) * _ALIGNED
+    return found
