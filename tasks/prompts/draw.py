@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from storage.records.prompt_table import PromptRow
 from tasks.configuration.data import DataConfig
-from tasks.prompts.openings import opened
+from tasks.prompts.openings import with_opening
 from tasks.prompts.order import prompt_index
 from tasks.prompts.prompt import Prompt, PromptError, PromptSet
 from tasks.prompts.tokenise import AgentTokenizer, Tokenizer, tokenise
@@ -29,10 +29,10 @@ def draw_prompts(
     openings: Sequence[str | None] = (),
     section: str = "",
 ) -> list[PromptRow]:
-    """The prompts at running positions first .. first + count - 1; raises PromptError naming one that does not fit.
+    """The rows at running positions first .. first + count - 1; raises PromptError for a prompt that does not fit.
 
-    openings: what environments add to each of them, or what agents ask first; () if nothing. section: what stands
-    before `sampling` in the configuration.
+    openings: for each prompt, the text that an environment adds, or an agent's first request; () without openings.
+    section: the prefix of `sampling` in the configuration's paths, for messages.
     """
     if max_completion_length >= context_length:
         raise PromptError(
@@ -47,7 +47,7 @@ def draw_prompts(
             messages, shown = tokenizer.of_opening(opening)
             asked, kept = replace(prompt, text_or_messages=messages), prompt.text_or_messages
         else:
-            asked, shown = replace(prompt, text_or_messages=opened(prompt, opening)), tokenizer
+            asked, shown = replace(prompt, text_or_messages=with_opening(prompt, opening)), tokenizer
             kept = asked.text_or_messages
         ids = tokenise(asked, shown, data, context_length, max_completion_length)
         rows.append(PromptRow(prompt.id, ids, kept, prompt.columns, opening))
