@@ -14,9 +14,15 @@ def grading_case(
 ) -> GradingCase:
     """The case of a finished response.
 
-    read_messages: reads the messages of a response in a run with turns, where the completion is the text of the
-    policy's last turn; None without turns. Raises ValueError for a response with turns if None, and for a damaged
-    event.
+    Args:
+        response: The response.
+        prompt: The response's prompt.
+        decode: Makes text from token ids.
+        read_messages: Reads the messages of a response in a run with turns, where the completion is the text of the
+            policy's last turn; None in a run without turns.
+
+    Raises:
+        ValueError: A response has turns in a run without turns, or an event is damaged.
     """
     ids = tuple(int(token) for token in response.token_ids)
     if read_messages is None:

@@ -203,10 +203,19 @@ class IsolatedReward:
         stops: bool = False,
         environment_variables: Collection[str] = (),
     ) -> None:
-        """Start the child and load `function`, with the `settings` of a built-in function or a factory's arguments.
+        """Start the child and load `function`.
 
-        stops: the first failure ends grading with GradingError. environment_variables: as for `WorkerProcess`. Raises
-        GradingError if the function cannot be used.
+        Args:
+            name: The reward's name in messages and records.
+            function: A built-in function or "module:function".
+            time_limit_s: The time limit of a call.
+            load_time_limit_s: The time limit of loading and preparing the function.
+            settings: The settings of a built-in function, or the arguments of a factory.
+            stops: True if the first failure ends grading with GradingError.
+            environment_variables: The credentials that the function sees.
+
+        Raises:
+            GradingError: The function cannot be used.
         """
         self.name = name
         self._time_limit_s = time_limit_s

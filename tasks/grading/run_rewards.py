@@ -26,7 +26,8 @@ def held_models(store: ObjectStore, configs: Sequence[RewardConfig], prefix: str
     """The names of the configured reward models that the run holds.
 
     If a model's configured folder still exists, it is compared with the run's copy; a run that has begun no longer
-    needs the folder. prefix: the run's prefix for the names. Raises ConflictingRecord if the models differ.
+    needs the folder. prefix: the prefix of reward models' names in the run. Raises ConflictingRecord if the models
+    differ.
     """
     held = set()
     for name, folder in _folders(configs).items():
@@ -75,8 +76,15 @@ def open_grader(
 ) -> Iterator[Grader]:
     """The run's grader within the block, with reward models fetched into a temporary folder.
 
-    device: the device of reward models with device "auto". prefix: as for `held_models`. turns: as for `Grader`. Raises
-    GradingError.
+    Args:
+        store: The run's store.
+        configs: The configured functions.
+        device: The device of reward models with device "auto".
+        prefix: The prefix of reward models' names in the run.
+        turns: As for `Grader`.
+
+    Raises:
+        GradingError: A function cannot be used.
     """
     with _temporary_folder() as root:
         folders = {name: root / name for name in _folders(configs)}

@@ -19,8 +19,18 @@ _TABLES = ("arrow", "cache", "csv", "json", "parquet", "text")
 def parquet_pieces(repo: str, commit: str, subset: str | None, split: str | None, section: str) -> list[bytes]:
     """The rows of a split as Parquet files of about PIECE_BYTES each, in order.
 
-    section: the section of the configuration, for messages. Without the network, rows come from the data that
-    `datasets` has prepared at this commit, or else from the cache of huggingface_hub. Raises HubError.
+    Without the network, rows come from the data that `datasets` has prepared at this commit, or else from the cache of
+    huggingface_hub.
+
+    Args:
+        repo: The id of the data set.
+        commit: The commit, as 40 hexadecimal digits.
+        subset: The name of the subset; None for the default.
+        split: The name of the split; None for a data set with a single split.
+        section: The section of the configuration, for messages.
+
+    Raises:
+        HubError: The data set or the split cannot be read.
     """
     rows = _rows(repo, commit, subset, split, section)
     table = rows.with_format("arrow")

@@ -65,7 +65,15 @@ class GroupFollower:
         clock: Clock,
         watch: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        """watch: called after every look without a result, with whether the journal grew; may raise to end the wait."""
+        """Follow the journal of an iteration.
+
+        Args:
+            reader: Reads claims and shards.
+            plan: The iteration's plan.
+            config: How the journal is followed.
+            clock: The clock of all waits.
+            watch: Called after every look without a result, with True if the journal grew; may raise to end the wait.
+        """
         self._watch = watch
         self._reader = reader
         self._plan = plan

@@ -140,9 +140,9 @@ def published_blocks(store: ObjectStore, policy: Policy, ranks: Ranks, *, lastin
 
     If adapters are published alone, their factors in float32.
 
-    Every rank must call `published_blocks`; only the first rank gets the tensors. `lasting` copies tensors, so that the
-    next optimizer step does not change the result. The copy costs the host the bytes of a weight version: 2 per
-    parameter in bfloat16, beside 16 for parameters, gradients and moments.
+    Every rank must call `published_blocks`; only the first rank gets the tensors. `lasting`: the next optimizer step
+    does not change the result. A lasting result costs the host the bytes of a weight version: 2 per parameter in
+    bfloat16, beside 16 for parameters, gradients and moments.
     """
     if isinstance(policy, AdaptedPolicy) and policy.adapter is not None:
         factors = policy.each_factor()

@@ -126,7 +126,15 @@ class FollowedBatches(Batches):
         poll_interval_s: float,
         waits: Callable[[bool], None],
     ) -> None:
-        """waits: called with True before each pause, and with False when a micro-batch was found; may raise."""
+        """Follow the records of a collector.
+
+        Args:
+            store: The run's store.
+            plan: The iteration's plan.
+            clock: The clock of all waits.
+            poll_interval_s: Seconds between two looks for the next micro-batch.
+            waits: Called with True before each pause, and with False when a micro-batch was found; may raise.
+        """
         super().__init__(store, plan)
         self._clock = clock
         self._poll_interval_s = poll_interval_s

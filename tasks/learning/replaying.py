@@ -147,8 +147,17 @@ def replay(
 ) -> Replayed:
     """Train the iterations from `start` to `version` again; every rank must call `replay`.
 
-    on_begin: called with the number of iterations, if above 0. Raises ObjectMissing and CorruptObject, which name the
-    object that the replay lacks.
+    Args:
+        store: The run's store.
+        learner: The learner at version `start`; at `version` afterwards.
+        start: The version of the learner.
+        version: The version to reach.
+        clock: Measures the replay.
+        on_begin: Called with the number of iterations, if above 0.
+
+    Raises:
+        ObjectMissing: An object of the iterations is missing; the error names the object.
+        CorruptObject: An object of the iterations is damaged; the error names the object.
     """
     if start == version:
         return Replayed()

@@ -57,9 +57,19 @@ class IterationTrainer:
     ) -> None:
         """Create the trainer of one rank.
 
-        batches: micro-batches (rank 0 only; None elsewhere, because rank 0 broadcasts the numbers). reader: reads
-        micro-batches and tokens on ranks without `batches`; None reads the journal. same_engine: the sampler's
-        log-probs are known to equal the trainer's (`tasks.learning.importance`).
+        Args:
+            store: The run's store.
+            plan: The iteration's plan.
+            prompts: The iteration's prompts, by group.
+            learner: The models and optimizers that are trained.
+            batches: The iteration's micro-batches on rank 0; None on other ranks, to which rank 0 broadcasts the
+                numbers.
+            algorithm: The run's algorithm.
+            trainer: micro_batch_tokens_max is used.
+            clock: The clock of the record's times.
+            started_at_s: The start of the train phase, in seconds since 1970 UTC; None for now.
+            same_engine: True if the sampler's log-probs are known to equal the trainer's (`tasks.learning.importance`).
+            reader: Reads micro-batches and tokens on ranks without `batches`; None reads the journal.
         """
         self._plan = plan
         self._learner = learner

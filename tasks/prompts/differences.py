@@ -41,7 +41,13 @@ class Differences:
     """The differences of the rows of a data set; `look` names the row of later calls of `add`."""
 
     def __init__(self, section: str, allowed: Collection[Kind], rows: int) -> None:
-        """section: of the configuration, such as evaluation.data. rows: how many there are."""
+        """Begin without differences.
+
+        Args:
+            section: The section of the configuration, such as evaluation.data.
+            allowed: The kinds that the configuration allows.
+            rows: The number of rows in the data set.
+        """
         self._section = section
         self._allowed = allowed
         self._rows = rows

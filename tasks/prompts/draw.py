@@ -29,10 +29,21 @@ def draw_prompts(
     openings: Sequence[str | None] = (),
     section: str = "",
 ) -> list[PromptRow]:
-    """The rows at running positions first .. first + count - 1; raises PromptError for a prompt that does not fit.
+    """The rows at running positions first .. first + count - 1 of the prompt table.
 
-    openings: for each prompt, the text that an environment adds, or an agent's first request; () without openings.
-    section: the prefix of `sampling` in the configuration's paths, for messages.
+    Args:
+        prompts: The data set.
+        tokenizer: The model's tokenizer, or an agent's.
+        data: Order, and the limit of a prompt's length.
+        first: The running position of the first row.
+        count: The number of rows.
+        context_length: The most tokens of prompt and completion.
+        max_completion_length: The tokens of `context_length` that the completion needs.
+        openings: For each prompt, the text that an environment adds, or an agent's first request; () without openings.
+        section: The prefix of `sampling` in the configuration's paths, for messages.
+
+    Raises:
+        PromptError: A prompt does not fit; names the prompt.
     """
     if max_completion_length >= context_length:
         raise PromptError(
