@@ -22,11 +22,11 @@ def train(plan: PlanReference) -> TrainOutcome:
 
     If the plan says so, it generates for a while first.
     """
-    from tasks.learning.launch import advance_here  # noqa: PLC0415
+    from tasks.learning.launch import train_here  # noqa: PLC0415
     from tasks.reporting.run_progress import run_progress  # noqa: PLC0415 - when the task runs
 
     with run_progress(plan.run_url):
-        return trained(plan, advance_here)
+        return trained(plan, train_here)
 
 
 @ends_on_notice()
