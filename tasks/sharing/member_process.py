@@ -14,7 +14,7 @@ END_TIME_LIMIT_S = 60.0
 
 
 class ProcessMember:
-    """See `tasks.sharing.workers.BackfillMember`. The member has no price, because the host's bill has its seconds."""
+    """See `tasks.sharing.workers.BackfillMember`. The member has no price: the host's bill has the seconds."""
 
     def __init__(self) -> None:
         self._process: StartedProcess | None = None

@@ -1,6 +1,6 @@
 """The workers of a host as processes of this machine, one for each device and each run that has trained here.
 
-They are forked from one process that has imported torch, so a cold worker reads its checkpoint at once.
+All processes are forked from a starter that has imported torch, so a cold worker reads the checkpoint at once.
 """
 
 from collections.abc import Mapping
@@ -44,12 +44,12 @@ class _Worker:
         )
 
     def end(self) -> None:
-        """End all processes: the devices and their memory are free then."""
+        """End all processes, and so free the devices and the memory."""
         self._ranks.end()
 
 
 class ProcessWorkers:
-    """See `tasks.sharing.workers.PhaseWorkers`. A context manager: at its end no worker is left."""
+    """See `tasks.sharing.workers.PhaseWorkers`. A context manager that ends all workers."""
 
     def __init__(self) -> None:
         self._workers: dict[str, _Worker] = {}
@@ -68,7 +68,7 @@ class ProcessWorkers:
         self._worker(run).prefetch(iteration)
 
     def _worker(self, run: AdmittedRun) -> _Worker:
-        """The run's worker; a new one if there is none, or if it has failed."""
+        """The run's worker; a new worker if the run has none, or a failed worker."""
         if self.state(run.id).phase == "failed":
             self.evict(run.id)
         if run.id not in self._workers:
@@ -88,6 +88,6 @@ class ProcessWorkers:
         self.evict(run_id)
 
     def kill_on_device(self) -> None:
-        """Kill the worker that has the devices, if there is one."""
+        """Kill the worker that has the devices, if any."""
         for run_id in [run_id for run_id in self._workers if self.state(run_id).has_device]:
             self.kill(run_id)

@@ -1,4 +1,4 @@
-"""What a worker of several ranks does, from what each of its processes says: pure."""
+"""The state of a worker of several ranks, from the states that the ranks report: pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ from storage.fleet.fleet_records import Tier
 from tasks.learning.rank_ends import RankFailure
 from tasks.sharing.workers import Restored, WorkerPhase, WorkerState
 
-# How far an order has got; phases with one number are as far.
+# How far an order has got; phases with equal numbers are equally far.
 PROGRESS: dict[WorkerPhase, int] = {
     "absent": 0,
     "prefetching": 0,
@@ -23,9 +23,9 @@ PROGRESS: dict[WorkerPhase, int] = {
 
 
 def merged(states: Sequence[WorkerState]) -> WorkerState:
-    """The state of a worker, none of whose ranks has failed: that of the rank furthest behind, the first of several.
+    """The state of a worker without failed ranks: the state of the rank furthest behind, the first of several.
 
-    It holds a resident state only if every rank holds its part of the same one.
+    The worker holds a resident state only if all ranks hold their parts of a single state.
     """
     behind = min(states, key=lambda state: PROGRESS[state.phase])
     digests = {state.digest for state in states}
@@ -39,7 +39,7 @@ def merged(states: Sequence[WorkerState]) -> WorkerState:
 
 
 def _together(restored: Sequence[Restored | None]) -> Restored | None:
-    """How all ranks got their parts, from the furthest tier; None unless all have them."""
+    """How the ranks together got their parts, with the furthest tier; None unless every rank has its part."""
     found = [each for each in restored if each is not None]
     if len(found) < len(restored):
         return None
@@ -52,5 +52,5 @@ def _together(restored: Sequence[Restored | None]) -> Restored | None:
 
 
 def failed(last: WorkerState, failure: RankFailure) -> WorkerState:
-    """The state of a worker whose processes have all ended for this reason; `last` is that before."""
+    """The state of a worker whose processes have all ended with `failure`; last: the state at that time."""
     return replace(last, phase="failed", digest=None, bytes_held=0, message=failure.message, lasting=failure.lasting)

@@ -1,4 +1,4 @@
-"""Serving a fleet: a host with worker processes of this machine, from its beginning to its end."""
+"""Serving a fleet: a host with worker processes on this machine, from start to end."""
 
 import socket
 from collections.abc import Callable
@@ -28,11 +28,16 @@ def serve(
 ) -> str:
     """Serve a fleet until SIGTERM comes or the hours of the settings are over; ends at a phase boundary.
 
-    is_over: whether the fleet needs no host any more, if it has one alone. Such a host ends without waiting for a phase
-    that has its devices, as a train task does; one that is published is waited for.
+    Args:
+        fleet: The url of the fleet.
+        memory_gib: Room for resident states in host memory, GiB.
+        devices: As in `HostRecord`. None: the number of GPUs that torch sees, or 1.
+        usd_per_hour: The price of this machine; None: unknown.
+        settings: Intervals and limits of the host.
+        is_over: Given for a fleet of one host: True if the fleet needs no host any more. The host then ends without
+            waiting for a phase on the devices, as a train task does, but waits for a publication under way.
 
-    memory_gib: room for resident states in host memory. devices: as in `HostRecord`; None: the GPUs that torch sees, or
-    1. Raises LookupError if there is no fleet, ValueError for a negative room.
+    Returns the incarnation of the host. Raises LookupError if there is no fleet, ValueError for a negative room.
     """
     show_logs()
     clock = SystemClock()
