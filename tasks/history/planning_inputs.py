@@ -20,7 +20,7 @@ from storage.stores.store import ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.crew_model.ownership import CrewRules
 from tasks.crew_model.step_time import NOMINAL, StepTime
-from tasks.history.spent import spent_usd
+from tasks.history.run_cost import spent_usd
 from tasks.planning.capacity import GroupLengths, PoolCapacity, StepWaits, TrainerCapacity
 from tasks.planning.explain import CREW, ITERATION
 from tasks.planning.request import PlanningRequest
@@ -60,7 +60,7 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
         asked=_width(read_plan(store, iteration - 1)) if iteration else None,
         train_s=_train_s(recent),
         training=_training(config),
-        past=_past(recent, plans, len(lengths), config.run.num_generations),
+        past=_past_lengths(recent, plans, len(lengths), config.run.num_generations),
         control_s=0.0 if last is None else max(0.0, last.created_at_s - last.train_ended_at_s),
         overlaps=overlaps,
         spent_usd=_spent_usd(store, iteration, last),
@@ -123,7 +123,7 @@ def crew_offers(
                 start_s=_start_s(observed),
                 cold_start_s=_cold_start_s(name, observed, written),
                 machine_start_s=_machine_start_s(name, recent),
-                there=_there(name, recent),
+                there=_machines_at_end(name, recent),
                 losses_per_h=sum(seen.losses for seen in observed) / machine_h if machine_h else 0.0,
                 available=_available(name, recent, asked.get(name, 0)),
             )
@@ -152,7 +152,7 @@ def _available(pool: str, recent: Sequence[ReportRecord], asked: int) -> int | N
     return at_end[0] if at_end and at_end[0] < asked else None
 
 
-def _there(pool: str, recent: Sequence[ReportRecord]) -> int | None:
+def _machines_at_end(pool: str, recent: Sequence[ReportRecord]) -> int | None:
     """Machines at the end of the last iteration; None if the report has no observation of the pool."""
     at_end = [seen.members_at_end for seen in recent[0].pools if seen.pool == pool] if recent else []
     return at_end[0] if at_end else None
@@ -176,7 +176,7 @@ def _machine_start_s(pool: str, recent: Sequence[ReportRecord]) -> float:
     return max(waited_s) - min(waited_s) if waited_s else 0.0
 
 
-def _past(
+def _past_lengths(
     recent: Sequence[ReportRecord], plans: Sequence[PlanRecord], groups: int, num_generations: int
 ) -> tuple[npt.NDArray[np.float64], ...]:
     """The lengths of the last iterations with training and an equal `num_generations`, the newest first."""

@@ -32,7 +32,7 @@ from tasks.preparing.held_run import check_same_run
 from tasks.preparing.local_inputs import LocalInputs, open_local_inputs
 from tasks.preparing.started_slots import started_slots
 from tasks.preparing.stop_tokens import stop_ids_of_run
-from tasks.preparing.tools import model_tokenizer, openings, prompt_tokenizer, tools_told
+from tasks.preparing.tools import model_tokenizer, openings, prompt_tokenizer, shown_tools
 from tasks.prompts.draw import prompts_at
 from tasks.reporting.last_failures import TaskSubject, keep
 
@@ -212,7 +212,7 @@ def _write_plan(
         sampling=evaluation.sampling.params(stop_ids),
         config=dump(config),
         created_at_s=clock.wall(),
-        tools=tools_told(tokenizer),
+        tools=shown_tools(tokenizer),
         weights_url="../..",
     )
     records.commit(store, layout.plan(ITERATION), plan)

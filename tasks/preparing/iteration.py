@@ -55,7 +55,7 @@ from tasks.preparing.model_check import check_model_use
 from tasks.preparing.needed_state import check_needed_state
 from tasks.preparing.started_slots import started_slots
 from tasks.preparing.stop_tokens import look_at_responses, stop_ids_of_run
-from tasks.preparing.tools import compared, model_tokenizer, openings, prompt_tokenizer, tools_told
+from tasks.preparing.tools import compared, model_tokenizer, openings, prompt_tokenizer, shown_tools
 from tasks.preparing.trainer_fit import TrainerMisfit, check_trainer_fits
 from tasks.preparing.vain_settings import settings_in_vain
 from tasks.prompts.draw import prompts_at
@@ -139,14 +139,10 @@ def prepare(
 
     pools: () means the configured pools. ends_execution: the iteration is the last of the execution.
 
-    If the budget ends while an earlier iteration is under way, BudgetExceeded is not raised: the earlier iteration is
-    returned again, without slots, so the iteration can finish.
-
-    Raises:
-        WeightsTooOld: The iteration may not begin yet.
-        CorruptObject, ObjectMissing: Training could not restore its state.
-        ConcludedByAnother: A later attempt goes on with the run.
-        BudgetExceeded: No earlier iteration is under way; the lease is released.
+    Raises WeightsTooOld if the iteration may not begin yet, CorruptObject or ObjectMissing if training could not
+    restore its state, and ConcludedByAnother, after which a later attempt goes on with the run. Raises BudgetExceeded,
+    with the lease released, unless an earlier iteration is under way: the earlier iteration is then returned again,
+    without slots, to finish.
     """
     pools = pools or tuple(config.pools.rollout_pools)
     at_work("checking the configuration, the model and the prompts")
@@ -154,7 +150,7 @@ def prepare(
     store, is_new = _place_of(config.run.url)
     held = held_models(store, config.rewards)
     with open_local_inputs(None if is_new else store) as inputs:
-        local = _at_hand(store, config, inputs, held)
+        local = _with_local_inputs(store, config, inputs, held)
         _check_machine(local, is_new)
         prompts = load_prompts(local.data, check_rows=is_new)
         doubts = check_rewards(local.rewards, prompts.columns, held, prompts, is_new=is_new, turns=config.turns)
@@ -181,11 +177,11 @@ def prepare(
             # A committed iteration has published the version at its end.
             version = sampled_version(store, iteration, config.algorithm.max_staleness) if is_ahead else iteration
             first = next_prompt(store, iteration)
-            rows = _drawn(config, prompts, tokenizer(), model_dir, first, iteration)
+            rows = _draw_rows(config, prompts, tokenizer(), model_dir, first, iteration)
             if iteration == 0:
                 publish_initial(store, model_dir)
                 publish_models(store, local.rewards)
-            tools, stops = tools_told(tokenizer()), _stop_ids(store, config, prompts, tokenizer(), model_dir)
+            tools, stops = shown_tools(tokenizer()), _stop_ids(store, config, prompts, tokenizer(), model_dir)
             try:
                 write_plan(store, config, rows, iteration, version, first, stops, clock, tools)
             except BudgetExceeded as error:
@@ -202,7 +198,7 @@ def prepare(
     return _reference(config, written, execution), slots
 
 
-def _at_hand(store: ObjectStore, config: RunConfig, inputs: LocalInputs, held: set[str]) -> RunConfig:
+def _with_local_inputs(store: ObjectStore, config: RunConfig, inputs: LocalInputs, held: set[str]) -> RunConfig:
     """The configuration with local paths for inputs that the run does not hold; held: reward models of the run."""
     local = replace(config, data=inputs.data(config.data))
     if not exists(store, layout.manifest(layout.weights(0))):
@@ -371,7 +367,7 @@ def _lengths_record(lengths: GroupLengths) -> LengthsRecord | None:
     return LengthsRecord(predictor=lengths.predictor, expected=expected, high=high)
 
 
-def _drawn(
+def _draw_rows(
     config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, model_dir: Path, first: int, iteration: int
 ) -> list[PromptRow]:
     """The prompts of an iteration, one per group, with the additions of environments."""

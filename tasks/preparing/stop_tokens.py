@@ -53,10 +53,10 @@ def find_stop_tokens(model_dir: Path, tokenizer: Any, *, in_chat: bool) -> StopT
     """
     named = stop_token_ids(model_dir)
     found, doubts = set(named), []
-    own, known = tokenizer.eos_token_id, f"{_FILES}: {_told(tokenizer, named)}"
+    own, known = tokenizer.eos_token_id, f"{_FILES}: {_as_text(tokenizer, named)}"
     if own is not None and own not in found:
         ends = "responses end at each of them" if in_chat else "prompts are text, so responses end at the latter alone"
-        doubts.append(f"the tokenizer's eos_token is {_told(tokenizer, [own])}, which is not among {known}; {ends}")
+        doubts.append(f"the tokenizer's eos_token is {_as_text(tokenizer, [own])}, which is not among {known}; {ends}")
         if in_chat:
             found.add(int(own))
     turn = _end_of_turn(tokenizer) if in_chat else _TurnEnd()
@@ -65,14 +65,16 @@ def find_stop_tokens(model_dir: Path, tokenizer: Any, *, in_chat: bool) -> StopT
         if turn.is_one_token and is_dropped(tokenizer, turn.ids[0]):
             found.update(turn.ids)
         else:
-            ends = f"responses end at {_told(tokenizer, sorted(found))} alone; allowed: eos_token_id of the turn's end"
+            ends = (
+                f"responses end at {_as_text(tokenizer, sorted(found))} alone; allowed: eos_token_id of the turn's end"
+            )
         doubts.append(
-            f"the chat template ends a turn of the assistant with {_told(tokenizer, turn.ids)}, which is neither the "
-            f"tokenizer's eos_token nor among {known}; {ends}"
+            f"the chat template ends a turn of the assistant with {_as_text(tokenizer, turn.ids)}, which is neither "
+            f"the tokenizer's eos_token nor among {known}; {ends}"
         )
     ids = tuple(sorted(found))
-    doubts += _that_are_text(tokenizer, ids)
-    texts = tuple(_told(tokenizer, [each]) for each in ids)
+    doubts += _doubt_text_tokens(tokenizer, ids)
+    texts = tuple(_as_text(tokenizer, [each]) for each in ids)
     return StopTokens(ids, texts, tuple(f"policy.path: {doubt}" for doubt in doubts))
 
 
@@ -133,12 +135,12 @@ def _specials_after(tokenizer: Any, messages: Sequence[Message]) -> tuple[int, .
     return tuple(dict.fromkeys(int(each) for each in ids if int(each) in special))
 
 
-def _that_are_text(tokenizer: Any, ids: Sequence[int]) -> Iterator[str]:
+def _doubt_text_tokens(tokenizer: Any, ids: Sequence[int]) -> Iterator[str]:
     for each in ids:
         text = str(tokenizer.decode([each], skip_special_tokens=False))
         if text.strip() and each != tokenizer.eos_token_id and not is_dropped(tokenizer, each):
             yield (
-                f"{_FILES} name {_told(tokenizer, [each])}, which is text to the tokenizer; responses end "
+                f"{_FILES} name {_as_text(tokenizer, [each])}, which is text to the tokenizer; responses end "
                 "wherever the policy writes it"
             )
 
@@ -148,6 +150,6 @@ def _is_chat(prompt: Prompt | PromptRow) -> bool:
     return not isinstance(content, str)
 
 
-def _told(tokenizer: Any, ids: Iterable[int]) -> str:
+def _as_text(tokenizer: Any, ids: Iterable[int]) -> str:
     """Tokens as people read them."""
     return ", ".join(f"{str(tokenizer.decode([each], skip_special_tokens=False))!r} ({each})" for each in ids)

@@ -1,4 +1,4 @@
-"""Tools in prompts: the tokenizer that renders tools, and the additions of environments and agents to prompts."""
+"""The tokenizer of prompts, with tools or without, and the additions of environments and agents to prompts."""
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,8 +10,9 @@ from storage.records.prompt_table import PromptRow
 from tasks.configuration.data import DataConfig
 from tasks.configuration.run_config import RunConfig
 from tasks.configuration.turns import TurnsConfig
+from tasks.learning.pretrained import ModelError
 from tasks.preparing.stop_tokens import find_stop_tokens
-from tasks.preparing.tokenizer import open_tokenizer
+from tasks.prompts.auto_tokenizer import read_tokenizer
 from tasks.prompts.openings import reset_columns
 from tasks.prompts.prompt import Message, Prompt, PromptError, PromptSet
 from tasks.prompts.row_comparison import compare
@@ -26,6 +27,9 @@ from tasks.turns.tool_schemas import Schema, check_names
 
 # The result of `reset`, or the first request of an agent, for each of the columns and seeds.
 Resets = Callable[[TurnsConfig, Sequence[Mapping[str, Any]], Sequence[int]], Sequence[str | None]]
+
+# Without any of these files transformers makes a tokenizer that knows no word.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 class ToolTokenizer:
@@ -72,6 +76,18 @@ class FirstRequestTokenizer(ToolTokenizer):
             conversation.check()
             self._of_tools[name] = ToolTokenizer(conversation, self.of_model)
         return list(first.messages), self._of_tools[name]
+
+
+def open_tokenizer(model_dir: Path) -> Tokenizer:
+    """The tokenizer of a model directory; raises ModelError without a usable tokenizer."""
+    if not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(f"policy.path: no tokenizer in {str(model_dir)!r}; looked for {', '.join(TOKENIZER_FILES)}")
+    try:
+        tokenizer: Tokenizer = read_tokenizer(model_dir)
+    except Exception as error:  # a damaged file can raise anything in the library that reads it
+        reason = " ".join(str(error).split())[:300]
+        raise ModelError(f"policy.path: no usable tokenizer in {str(model_dir)!r}: {reason}") from error
+    return tokenizer
 
 
 def prompt_tokenizer(config: RunConfig, model_dir: Path, *, is_new: bool = True) -> Tokenizer:
@@ -130,7 +146,7 @@ def compared(
     return compare(rows, prompts, tokenizer, of_model, data, stops, section)
 
 
-def tools_told(tokenizer: Tokenizer) -> tuple[Schema, ...]:
+def shown_tools(tokenizer: Tokenizer) -> tuple[Schema, ...]:
     """The tools that a tokenizer of `prompt_tokenizer` shows the policy in every prompt."""
     return tokenizer.tools if isinstance(tokenizer, ToolTokenizer) else ()
 
