@@ -35,7 +35,12 @@ _WITHOUT_TORCH = (
 
 @dataclass(frozen=True)
 class ModelFindings:
-    """The findings of the model check. looked_at: a line about the look. doubts: a line for each doubt."""
+    """The findings of the model check.
+
+    Attributes:
+        looked_at: A line about the look: directory, trainer and engine, seconds.
+        doubts: A line for each doubt.
+    """
 
     looked_at: str
     doubts: tuple[str, ...]

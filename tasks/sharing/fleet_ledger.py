@@ -28,7 +28,7 @@ BOUND_SMALL = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAccount:
-    """A host's bill. hours, usd: of the host's life; usd is None if the price is unknown.
+    """A host's bill. `hours` and `usd` cover the host's whole life; `usd` is None if the price is unknown.
 
     Attributes:
         incarnation: The host's incarnation.

@@ -78,7 +78,7 @@ class Host:
         self._spending = Spending(me.incarnation)
         self._unfinished = unfinished
         self._backfill = Backfill(member, settings.backfill_s, settings.notice_s)
-        self._near = StateCache(workers, me, self._spending.note_restored)
+        self._state_cache = StateCache(workers, me, self._spending.note_restored)
         self._served: dict[str, ServedRun] = {}
         self._trains: tuple[str, int] | None = None
         self._announced = False
@@ -103,7 +103,7 @@ class Host:
         self._attend_device()
         self._attend_backfill()
         self._attend_others()
-        self._near.note_restored(self._served)
+        self._state_cache.note_restored(self._served)
         self._drop_unseated()
         self._beat_if_due()
         self._record_if_due()
@@ -125,7 +125,7 @@ class Host:
     def _end(self) -> None:
         """Drop all states, write the last records of spent time, and write the heartbeat "gone"."""
         for run in self._served:
-            self._near.drop(run)
+            self._state_cache.drop(run)
         ended_s = self._now_s()
         self._spending.record(self._seating.seated, ended_s)
         while not self._spending.is_written and self._now_s() < ended_s + self._fleet.host_ttl_s:
@@ -189,14 +189,14 @@ class Host:
         for name in self._seating.seated:
             if not self._workers.state(name).bytes_held:
                 with self._errors.tolerated(f"the plans of run {self._served[name].run.run_url}"):
-                    self._served[name].view.look_for_plan()
+                    self._served[name].poller.look_for_plan()
 
     def _drop_unseated(self) -> None:
         """End the workers of runs that are no longer seated here, a worker with a phase after the end of the phase."""
         for run in [run for run in self._served if run not in self._seating.seated]:
             if not self._is_under_way(run):
                 log.info("run %s is no longer seated here", run)
-                self._near.drop(run)
+                self._state_cache.drop(run)
                 del self._served[run]
 
     def _is_under_way(self, run: str) -> bool:
@@ -220,7 +220,7 @@ class Host:
         """The iteration whose phase is due, or None. A run that cannot be read is left alone for a while."""
         iteration = None
         with self._errors.tolerated(f"run {served.run.run_url}") as attempt:
-            iteration = served.view.due()
+            iteration = served.poller.due()
         if attempt.failed:
             self._put_off(served)
         elif iteration is None:
@@ -246,7 +246,7 @@ class Host:
             found = {}
             for each in needs:
                 with self._errors.tolerated(f"what is unfinished of run {each.run.run_url}"):
-                    found[each.run.id] = self._served[each.run.id].view.unfinished(self._unfinished)
+                    found[each.run.id] = self._served[each.run.id].poller.unfinished(self._unfinished)
             self._backfill.begin(needs, found, self._now_s())
             if self._backfill.run is not None:
                 self._spending.note("backfill", self._backfill.run, None, self._now_s())
@@ -310,7 +310,7 @@ class Host:
         served.due, served.begun_s, self._trains = None, self._now_s(), (run.id, iteration)
         self._spending.note("switch", run.id, iteration, served.begun_s)
         with self._errors.tolerated(f"the worker of {run.run_url}"):
-            self._near.begin(run, iteration, needs)
+            self._state_cache.begin(run, iteration, needs)
 
     def _needs(self) -> list[Need]:
         """When the state of each served run is expected to be needed next; for a due run, the time of falling due."""
@@ -326,11 +326,11 @@ class Host:
         ready = {}
         for name in self._seating.seated:
             served = self._served[name]
-            iteration = served.due[0] if served.due is not None else served.view.planned
+            iteration = served.due[0] if served.due is not None else served.poller.planned
             if iteration is not None and not self._is_under_way(name) and self._now_s() >= served.paused_until_s:
                 ready[name] = iteration
         with self._errors.tolerated("reading a state ahead"):
-            self._near.prefetch(self._needs(), ready)
+            self._state_cache.prefetch(self._needs(), ready)
         for name, served in self._served.items():
             if served.prefetches_since_s is None and self._workers.state(name).phase == "prefetching":
                 served.prefetches_since_s = self._now_s()
@@ -382,7 +382,7 @@ class Host:
             if state.lasting and state.iteration is not None:
                 # The run's own train task is to end with this message.
                 with self._errors.tolerated(f"the failure of {served.run.run_url}"):
-                    served.view.fail(state.iteration, state.message)
+                    served.poller.fail(state.iteration, state.message)
             self._put_off(served)
 
     def _end_overtime(self, served: ServedRun, since_s: float, does: str, phases: int = 1) -> None:

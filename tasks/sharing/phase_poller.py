@@ -99,7 +99,7 @@ class ServedRun:
 
     Attributes:
         run: The run as admitted.
-        view: Polls the run's directory.
+        poller: Polls the run's directory.
         due: The due iteration, and the time since when; None if no phase is known to be due.
         begun_s: The beginning of the last phase.
         publishes_since_s: The beginning of the publication under way, or None.
@@ -109,7 +109,7 @@ class ServedRun:
     """
 
     run: AdmittedRun
-    view: PhasePoller
+    poller: PhasePoller
     due: tuple[int, float] | None = None
     begun_s: float = 0.0
     publishes_since_s: float | None = None

@@ -91,9 +91,12 @@ class SharedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedTrainer:
-    """The results of the runs, in the order given, and the host's time by kind, without gaps.
+    """The results of a simulated host.
 
-    The simulated host never waits for groups; a "switch" entry includes the parking of the previous state.
+    Attributes:
+        runs: The result of each run, in the order given.
+        entries: The host's time by kind, without gaps. The host never waits for groups, and a "switch" entry includes
+            the parking of the previous state.
     """
 
     runs: tuple[SharedRun, ...]
@@ -113,6 +116,11 @@ class _Cycle:
     """A run between two phases: phase n is due when rollout n and phase n - 1 have ended.
 
     Rollout n begins when rollout n - 1 and phase n - 1 - ahead have ended.
+
+    Attributes:
+        ahead: Iterations that the rollout runs ahead of training.
+        rolled_s: The end of the present rollout.
+        ended_s: The end of each phase.
     """
 
     ahead: int
