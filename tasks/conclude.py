@@ -27,7 +27,7 @@ def conclude(
     training evaluates; then the evaluation of what was published is planned, too, and returned as `prepare_beside`
     gives it.
     """
-    from tasks.concluding.iteration import commit_and_tell  # noqa: PLC0415 - when the task runs
+    from tasks.concluding.iteration import commit_and_report  # noqa: PLC0415 - when the task runs
     from tasks.reporting.progress import progress  # noqa: PLC0415
 
     forgo_models_in_a_container()
@@ -35,7 +35,7 @@ def conclude(
         try:
             with progress() as shown:
                 shown.tell(f"iteration {trained.plan.iteration}: concluding")
-                outcome, tabs = commit_and_tell(trained.plan, last=last)
+                outcome, tabs = commit_and_report(trained.plan, last=last)
             evaluated: tuple[PlanReference, list[int], list[PlanReference]] = (trained.plan, [], [])
             if config:
                 from tasks.preparing.evaluation import prepare_beside  # noqa: PLC0415 - where it is used

@@ -52,7 +52,7 @@ def evaluate(plan: PlanReference) -> EvaluationOutcome:
     Its node stands behind the crew's map; the truth is in the evaluation's directory. Raises EvaluationNotPlanned if
     the reference names a run alone.
     """
-    from tasks.concluding.evaluation import measure_and_tell  # noqa: PLC0415 - when the task runs
+    from tasks.concluding.evaluation import measure_and_report  # noqa: PLC0415 - when the task runs
 
     forgo_models_in_a_container()
     try:
@@ -66,7 +66,7 @@ def evaluate(plan: PlanReference) -> EvaluationOutcome:
     work = TaskSubject(task="evaluation", run_url=run_url, execution=plan.execution, iteration=version_of(name))
     with tells(f"evaluation in {plan.run_url} of version {plan.weight_version}", work):
         try:
-            outcome, tab = measure_and_tell(plan.run_url, SystemClock(), plan.execution)
+            outcome, tab = measure_and_report(plan.run_url, SystemClock(), plan.execution)
         except StoreUnavailable as error:
             raise FlyteRecoverableException(str(error)) from error
     Deck("Evaluation", tab)

@@ -87,12 +87,12 @@ class CrewMapTask(ArrayNodeMapTask):  # type: ignore[misc]
             if "slot" in kwargs:
                 _standing.append(elements)
             return [None] * sizes[0]
-        from tasks.reporting.run_progress import crew_told  # noqa: PLC0415 - on one machine alone
+        from tasks.reporting.run_progress import crew_progress  # noqa: PLC0415 - on one machine alone
 
         plan = kwargs.get("plan")
         place, shown = "this machine", cast("AbstractContextManager[None]", nullcontext())
         if isinstance(plan, PlanReference):
-            place, shown = place_of(plan), crew_told(plan.run_url)
+            place, shown = place_of(plan), crew_progress(plan.run_url)
         name = self.python_function_task.task_function.__name__
         told = tells(place, None, f"{name}, {sizes[0]} processes")
         with tempfile.TemporaryDirectory(prefix="gleaner-map-") as folder, told, shown:

@@ -122,7 +122,7 @@ def test_a_collector_and_a_conclusion_that_failed_are_told_first(run, monkeypatc
     train_small(URL, 0)
     after = TrainOutcome(plan=reference, weight_version=1, reward=0.0)
     with monkeypatch.context() as broken:
-        broken.setattr(concluding, "commit_and_tell", breaks(ValueError("it does not add up")))
+        broken.setattr(concluding, "commit_and_report", breaks(ValueError("it does not add up")))
         with pytest.raises(ValueError, match="add up"):
             conclude(trained=after, last=False)
     assert screens(store)[0].startswith("failed: conclude of iteration 0, ")

@@ -75,7 +75,7 @@ def resolve(name: str) -> Any:
     except (ImportError, AttributeError) as error:
         found = installed_version()
         if found is None:
-            raise EngineError("rollout.engine: vLLM is not installed; see docs/guide/install.md") from error
+            raise EngineError("rollout.engine: vLLM is not installed; see docs/guide/first_run.md") from error
         raise EngineError(
             f"vLLM {found} has no {module}.{attribute or name} ({purpose}); tried releases: {', '.join(TRIED)}: {error}"
         ) from error
