@@ -64,7 +64,7 @@ test: $(VENV)/installed  ## every behaviour, but for vLLM: no exhaustive tests, 
 test-fast: $(VENV)/installed  ## what a change breaks first: no slow tests, few examples of properties
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not slow and not exhaustive" --hypothesis-profile=fast
 
-test-all: $(VENV)/installed  ## all tests but those of vLLM, with twice the examples of properties, as before a merge
+test-all: $(VENV)/installed  ## all tests but those of vLLM, with twice the examples of properties, as every night
 	$(BIN)/python -m pytest $(IN_PARALLEL) --hypothesis-profile=all
 
 # In one process: an engine takes up to 3 GiB and a core or two. Not with the tests of S3 servers: vLLM in their process

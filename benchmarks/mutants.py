@@ -78,7 +78,7 @@ class Verdict:
 
     Attributes:
         mutant: the break.
-        noticed_by: id of the first test that fails with the break, where its file passes without; "" if the break lives.
+        noticed_by: id of the first test that fails with the break, if its file passes without; "" if the break lives.
         files: number of test files that the module has.
     """
 
