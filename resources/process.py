@@ -1,10 +1,11 @@
-"""What the kernel knows of processes: when this one started, which ones it has started, and that they end with it.
+"""Processes of the operating system: this process's start, memory and descendants, and an end together with a parent.
 
 The start counts because a machine is also paid for while Python imports. Linux only; elsewhere the start is now, there
-are no descendants, and children outlive their parent.
+are no descendants, children outlive their parent, and only Python's collector frees memory.
 """
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -44,6 +45,20 @@ def adopt_orphans() -> None:
     """Have what the descendants of this process leave behind become its children, instead of the system's."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the operating system.
+
+    A process that works through many iterations grows otherwise: cycles of objects wait for Python's collector, and the
+    C library keeps freed tensors of ever new sizes, in pieces between memory in use.
+    """
+    gc.collect()
+    if sys.platform == "linux":
+        # Only glibc has malloc_trim; musl returns memory by itself.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def is_stopped(process: int) -> bool:
