@@ -15,7 +15,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from storage.clock import Clock
 from storage.journal.journal import PARALLEL_READS
 from storage.records import layout, records
-from storage.records.records import AnyRecord, HeartbeatRecord
+from storage.records.crew_records import HeartbeatRecord
+from storage.records.records import AnyRecord
 from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,8 @@
 """How many tokens of a run's iteration are still to be generated: a guess, to choose which run a host helps."""
 
 from storage.records import layout, records
-from storage.records.records import HeartbeatRecord, PlanRecord
+from storage.records.crew_records import HeartbeatRecord
+from storage.records.records import PlanRecord
 from storage.records.run import exists, read_plan, read_report
 from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 
