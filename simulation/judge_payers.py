@@ -12,7 +12,8 @@ from simulation import virtual_time
 from simulation.ledger_of_fleet import FLEET, SLOWEST_CLOCK, HostLife, LedgerOfFleet, Use
 from simulation.simulated_fleet_history import FleetHistory
 from storage.fleet import fleet_layout
-from storage.fleet.fleet_records import HostBeat, SpentEntry, SpentKind, SpentRecord
+from storage.fleet.fleet_records import HostBeat
+from storage.fleet.spent_records import SpentEntry, SpentKind, SpentRecord
 from storage.records import records
 from storage.stores.memory import NestedStore
 from tasks.sharing.billing import Bill, bill, total_s

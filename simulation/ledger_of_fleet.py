@@ -13,7 +13,7 @@ from typing import Any
 
 from storage.clock import Clock
 from storage.fleet import fleet_layout
-from storage.fleet.fleet_records import Tier
+from storage.fleet.spent_records import Tier
 from storage.records import layout, records
 from storage.records.run import exists
 from storage.stores.memory import MemoryStore

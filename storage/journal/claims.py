@@ -132,9 +132,7 @@ class ClaimBook:
         return bool(fresh)
 
     def probe(self, unit: int) -> bool:
-        """Read and apply the next claims of one unit, with a single GET if no new claim exists; True if a claim was
-        applied.
-        """
+        """Read and apply the next claims of one unit, with a single GET without news; True if a claim was applied."""
         found = False
         while True:
             key = layout.claim(self._plan.iteration, unit, self._epochs[unit] + 1)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
-from storage.fleet.fleet_records import Tier
+from storage.fleet.spent_records import Tier
 from tasks.learning.rank_ends import RankFailure
 from tasks.sharing.workers import Restored, WorkerPhase, WorkerState
 

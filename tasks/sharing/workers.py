@@ -9,7 +9,8 @@ prefetch it), which does not touch the devices.
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from storage.fleet.fleet_records import AdmittedRun, Tier
+from storage.fleet.fleet_records import AdmittedRun
+from storage.fleet.spent_records import Tier
 
 WorkerPhase = Literal[
     "absent",
