@@ -1,6 +1,6 @@
 """Paths as users write them, and files and folders of this user alone where others may write, such as TMPDIR.
 
-A file or folder under a guessable name counts only if it belongs to this user, nobody else may write to it, and it is
+A file or folder under a guessable name counts only if it belongs to this user, no other user may write to it, and it is
 no link, pipe or device. Nothing else is opened, waited for or removed.
 """
 
@@ -38,7 +38,7 @@ def own_folder(path: Path) -> Path:
 
 
 def is_own_folder(path: Path) -> bool:
-    """True if `path` is a folder of this user that nobody else may write to."""
+    """True if `path` is a folder of this user that no other user may write to."""
     try:
         status = path.lstat()
     except OSError:
