@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from resources.cluster_errors import NoAnswer, NotReadable
 from resources.pools import PoolConfig, PoolsConfig, pool_path
-from resources.unreadable import NoAnswer, NotReadable
 from storage.stores.connect import connect
 from storage.stores.fitness import Finding, prove
 from storage.stores.store import StorageError

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from resources.cluster_errors import NotReadable
 from resources.flyte_admin import FlyteAdmin
 from resources.kubernetes_api import KubernetesApi
 from resources.pools import PoolsConfig
-from resources.unreadable import NotReadable
 from storage.stores.fitness import Finding
 from tasks.configuration.run_config import load
 from tasks.configuration.schedules import names_runs, scheduled_runs

@@ -6,8 +6,8 @@ What a pool names and the namespace lacks would let its pods wait for ever, or b
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from resources.cluster_errors import NotReadable
 from resources.pools import PoolConfig
-from resources.unreadable import NotReadable
 from storage.stores.fitness import Finding
 from tasks.doctor.cluster import Cluster, ClusterDemand, ClusterTarget, Unread, looked_at
 from tasks.doctor.network_policies import NAME, policy_finding

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from resources.unreadable import NotReadable
+from resources.cluster_errors import NotReadable
 from storage.stores.fitness import Finding
 from tasks.doctor.cluster import Cluster, ClusterDemand, ClusterTarget
 

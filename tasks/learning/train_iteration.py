@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from resources.freed_memory import give_back
 from resources.granted import check_granted
+from resources.process import give_back_memory
 from resources.work_log import at_work
 from storage.clock import Clock
 from storage.records import layout, model_files, prompt_table, records
@@ -95,7 +95,7 @@ def train_iteration(
                     raise
                 raise ConcludedByAnother(iteration, "trained it") from error
     # On one machine the process goes on with the next iteration.
-    give_back()
+    give_back_memory()
     return records.read(store, TrainingRecord, layout.training(iteration))
 
 

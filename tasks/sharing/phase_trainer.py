@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from resources.freed_memory import give_back
+from resources.process import give_back_memory
 from storage.clock import Clock, SystemClock
 from storage.digests import digest_of
 from storage.records import layout, model_files, prompt_table, records
@@ -138,7 +138,7 @@ class PhaseTrainer:
         finally:
             self._taken = None
             self._free_since_s = self._clock.wall()
-            give_back()
+            give_back_memory()
         self._says("parked")
 
     def prefetch(self, iteration: int) -> None:
@@ -150,7 +150,7 @@ class PhaseTrainer:
         self._says("prefetching")
         if not self._is_next(self._kept, iteration):
             self._kept = None
-            give_back()
+            give_back_memory()
             try:
                 with self._ranks.failing_together():
                     plan = read_plan(self._store, iteration)
