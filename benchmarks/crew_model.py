@@ -5,8 +5,10 @@
 A plan is drawn from its number: members, engines, lengths, widths, how groups are dealt, and members that come late.
 Production's sessions (claims, journal, heartbeats, rebalancing) play it on engines whose steps take as long as the
 step-time curve says, on an undisturbed store in memory. Requests and weights take no time. The event model
-(tasks/crew_model) plays the same plan with the same lengths, and is never told how production did. No machine is lost:
-what a loss costs is measured in benchmarks.storm. Needs one core, less than 1 GiB of memory, and about two minutes.
+(tasks/crew_model) plays the same plan with the same lengths, and is never told how production did. Which of two members
+first asks for a response is chance, and moves the others: production plays each plan under PLAYED names of its members,
+the model with as many seeds, and the means are compared. No machine is lost: what a loss costs is measured in
+benchmarks.storm. Needs one core, less than 1 GiB of memory, and about five minutes.
 """
 
 import argparse
@@ -35,8 +37,8 @@ from tasks.sampling.engines.engine import Engine, GenerationRequest, TokenDelta
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.session.session_config import SessionConfig
 
-# Nine plans in ten are within 5 %. Which of two members first asks for a response is chance, and it moves the others.
-WITHIN, SHARE, WORST = 0.05, 0.9, 0.2
+WITHIN = 0.05
+PLAYED = 4
 LENGTH_MAX = 800
 VOCABULARY = 50
 LIMIT_S, TURNS_MAX = 1e5, 10**8
@@ -158,8 +160,8 @@ class _TimedEngine(ScriptedEngine):
         return deltas
 
 
-def by_sessions(given: Drawn) -> Played:
-    """The plan played by production's sessions."""
+def by_sessions(given: Drawn, names: int = 0) -> Played:
+    """The plan played by production's sessions, under one of several names of each member."""
     timeline = Timeline(random.Random(f"order {given.number}"), LIMIT_S, TURNS_MAX)
     store, plan = MemoryStore(), given.plan()
     ends_s: dict[int, float] = {}
@@ -194,7 +196,7 @@ def by_sessions(given: Drawn) -> Played:
 
     with threads_in_turn():
         for slot, start_s in enumerate(given.starts_s):
-            machine = Machine(timeline, f"{slot:05d}-{given.number:016x}", life(slot), ended)
+            machine = Machine(timeline, f"{slot:05d}-{given.number * PLAYED + names:016x}", life(slot), ended)
             machine.clock = _TrueClock(timeline, machine)  # type: ignore[assignment]
             timeline.at(start_s, machine.start)
         over = timeline.run()
@@ -223,7 +225,7 @@ def _config(given: Drawn, slot: int) -> SessionConfig:
     )
 
 
-def by_the_model(given: Drawn) -> Played:
+def by_the_model(given: Drawn, seed: int = 0) -> Played:
     """The plan played by the event model, with the lengths that its engines would draw."""
     engine = EngineModel.of(given.step_time, given.responses_max, given.prefill_tokens_per_s)
     members = [
@@ -236,7 +238,7 @@ def by_the_model(given: Drawn) -> Played:
         claim_ttl_s=CLAIM_TTL_S,
         objective=given.objective,
     )
-    found = modelled_rollout(lengths_of(given), members, rules, prompt_tokens=3, seed=given.number)
+    found = modelled_rollout(lengths_of(given), members, rules, prompt_tokens=3, seed=given.number * PLAYED + seed)
     return Played(makespan_s=found.ended_s, machine_s=sum(found.member_s))
 
 
@@ -250,9 +252,10 @@ def lengths_of(given: Drawn) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
 
 
 def compared(number: int) -> dict[str, float]:
-    """The plan's row: ratios are the model's figure over production's."""
+    """The plan's row: ratios are the model's mean figure over production's."""
     given = drawn(number)
-    real, model = by_sessions(given), by_the_model(given)
+    real = _mean([by_sessions(given, names) for names in range(PLAYED)])
+    model = _mean([by_the_model(given, seed) for seed in range(PLAYED)])
     return {
         "plan": number,
         "members": len(given.dealt),
@@ -266,6 +269,11 @@ def compared(number: int) -> dict[str, float]:
     }
 
 
+def _mean(played: Sequence[Played]) -> Played:
+    makespan_s = statistics.fmean(each.makespan_s for each in played)
+    return Played(makespan_s=makespan_s, machine_s=statistics.fmean(each.machine_s for each in played))
+
+
 def targets(rows: Sequence[Mapping[str, float]]) -> list[Target]:
     found = []
     for name in ("makespan", "machine"):
@@ -273,8 +281,7 @@ def targets(rows: Sequence[Mapping[str, float]]) -> list[Target]:
         within = sum(error <= WITHIN for error in errors) / len(errors)
         found += [
             Target(f"{name}_error_median", statistics.median(errors), f"<= {WITHIN}"),
-            Target(f"{name}_error_worst", max(errors), f"<= {WORST}"),
-            Target(f"{name}_share_within_5_percent", within, f">= {SHARE}"),
+            Target(f"{name}_share_within_5_percent", within, ">= 1"),
         ]
     return found
 

@@ -308,7 +308,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     options = parser.parse_args()
     if installed_version() is None:
-        parser.error("vLLM is not installed, and there is nothing to compare; see docs/guide/install.md")
+        parser.error("vLLM is not installed, and there is nothing to compare; see docs/guide/first_run.md")
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     torch.set_num_threads(1)

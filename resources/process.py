@@ -1,7 +1,7 @@
-"""Facts about processes from the kernel: start, descendants, and the end of a child with its parent.
+"""Processes of the operating system: this process's start, memory and descendants, and an end together with a parent.
 
 The start counts because a machine is also paid for while Python imports. Linux only; elsewhere the start is now, there
-are no descendants, and children outlive their parent.
+are no descendants, children outlive their parent, and only Python's collector frees memory.
 """
 
 import ctypes
@@ -47,6 +47,20 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def give_back_memory() -> None:
+    """Return freed memory to the operating system.
+
+    A process that works through many iterations grows otherwise: cycles of objects wait for Python's collector, and the
+    C library keeps freed tensors of ever new sizes, in pieces between memory in use.
+    """
+    gc.collect()
+    if sys.platform == "linux":
+        # Only glibc has malloc_trim; musl returns memory by itself.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
 def is_stopped(process: int) -> bool:
     """Whether a signal, such as SIGSTOP, has stopped this process until SIGCONT; False if that is unknown."""
     found = _stat(_PROC / str(process))
@@ -82,17 +96,3 @@ def _stat(entry: Path) -> tuple[int, str, int] | None:
     except (OSError, ValueError):
         return None
     return int(entry.name), state, int(parent)
-
-
-def give_back_memory() -> None:
-    """Return freed memory to the operating system.
-
-    A process that trains for hours grows otherwise: cycles of objects wait for Python's collector, and the C library
-    keeps freed pieces between tensors in use.
-    """
-    gc.collect()
-    if sys.platform == "linux":
-        # Only glibc has it; musl returns memory by itself.
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)

@@ -10,7 +10,7 @@ from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import IterationOutcome, PlanReference, TrainOutcome
 from tasks.configuration.run_config import parse
 from tasks.plan import forgo_models_in_a_container
-from tasks.pod_story import place_of, tells, work_on
+from tasks.task_log import logged_task, place_of, work_on
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -27,15 +27,15 @@ def conclude(
     training evaluates; then the evaluation of what was published is planned, too, and returned as `prepare_beside`
     gives it.
     """
-    from tasks.concluding.iteration import commit_and_tell  # noqa: PLC0415 - when the task runs
+    from tasks.concluding.iteration import commit_and_report  # noqa: PLC0415 - when the task runs
     from tasks.reporting.progress import progress  # noqa: PLC0415
 
     forgo_models_in_a_container()
-    with tells(place_of(trained.plan), work_on(trained.plan, "conclude")) as log:
+    with logged_task(place_of(trained.plan), work_on(trained.plan, "conclude")) as log:
         try:
             with progress() as shown:
                 shown.tell(f"iteration {trained.plan.iteration}: concluding")
-                outcome, tabs = commit_and_tell(trained.plan, last=last)
+                outcome, tabs = commit_and_report(trained.plan, last=last)
             evaluated: tuple[PlanReference, list[int], list[PlanReference]] = (trained.plan, [], [])
             if config:
                 from tasks.preparing.evaluation import prepare_beside  # noqa: PLC0415 - where it is used

@@ -14,8 +14,8 @@ from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import EvaluationOutcome, PlanReference
 from tasks.configuration.run_config import parse
 from tasks.plan import execution_name, forgo_models_in_a_container
-from tasks.pod_story import tells
 from tasks.reporting.last_failures import TaskSubject
+from tasks.task_log import logged_task
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -38,7 +38,7 @@ def plan_evaluation(
     forgo_models_in_a_container()
     settings_of_run = parse(config)
     work = TaskSubject(task="evaluation", run_url=settings_of_run.run.url, iteration=version if version >= 0 else None)
-    with tells(f"run {settings_of_run.run.url}, plan of the evaluation of version {version}", work):
+    with logged_task(f"run {settings_of_run.run.url}, plan of the evaluation of version {version}", work):
         try:
             return prepare(settings_of_run, version, execution_name(), SystemClock())
         except StoreUnavailable as error:
@@ -52,7 +52,7 @@ def evaluate(plan: PlanReference) -> EvaluationOutcome:
     Its node stands behind the crew's map; the truth is in the evaluation's directory. Raises EvaluationNotPlanned if
     the reference names a run alone.
     """
-    from tasks.concluding.evaluation import measure_and_tell  # noqa: PLC0415 - when the task runs
+    from tasks.concluding.evaluation import measure_and_report  # noqa: PLC0415 - when the task runs
 
     forgo_models_in_a_container()
     try:
@@ -64,9 +64,9 @@ def evaluate(plan: PlanReference) -> EvaluationOutcome:
             "says why"
         ) from None
     work = TaskSubject(task="evaluation", run_url=run_url, execution=plan.execution, iteration=version_of(name))
-    with tells(f"evaluation in {plan.run_url} of version {plan.weight_version}", work):
+    with logged_task(f"evaluation in {plan.run_url} of version {plan.weight_version}", work):
         try:
-            outcome, tab = measure_and_tell(plan.run_url, SystemClock(), plan.execution)
+            outcome, tab = measure_and_report(plan.run_url, SystemClock(), plan.execution)
         except StoreUnavailable as error:
             raise FlyteRecoverableException(str(error)) from error
     Deck("Evaluation", tab)

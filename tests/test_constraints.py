@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
-# Several extras are not in the tested set as a whole: each says why, there or in docs/guide/install.md.
+# Several extras are not in the tested set as a whole: each says why, there or in docs/guide/first_run.md.
 TESTED = (None, "dev")
 
 
@@ -61,6 +61,6 @@ def test_the_packages_for_cuda_are_pinned_to_the_cuda_that_the_guide_names():
     assert {"cuda-toolkit", "nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-nccl-cu13"} <= set(families)
     assert {"triton", "flashinfer-python", "torchvision"} <= pinned.keys()
     toolkit, torch = pinned["cuda-toolkit"], pinned["torch"]
-    guide = (ROOT / "docs" / "guide" / "install.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "guide" / "first_run.md").read_text(encoding="utf-8")
     assert f"torch {torch} from PyPI is built for CUDA {toolkit.major}.{toolkit.minor}" in guide
     assert {name[-2:] for name in families if re.search(r"-cu1\d$", name)} <= {str(toolkit.major), "12"}

@@ -383,7 +383,7 @@ def test_rows_in_the_guide_are_readable_prompts(tmp_path: Path) -> None:
 
 
 def test_price_files_in_the_guide_are_readable(tmp_path: Path) -> None:
-    found = blocks(GUIDE / "cost.md", "yaml", "price file")
+    found = blocks(GUIDE / "forecast.md", "yaml", "price file")
     assert found
     for body in found:
         (tmp_path / "prices.yaml").write_text(body, encoding="utf-8")

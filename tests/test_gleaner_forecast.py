@@ -1,6 +1,7 @@
 """The command `gleaner forecast`, and the Flyte task and workflow beside it."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,14 @@ from gleaner import main
 from storage.records import layout, records
 from storage.records.forecast_records import ForecastRecord
 from storage.stores.connect import connect
+from tasks.forecasting import comparison
+from tasks.forecasting.setups import setups
 from tests.committed_runs import begin
 from tests.forecast_documents import document
 from tests.tasks.forecasting.test_realised import commit
 from workflows.forecast import forecast
+
+ROOT = Path(__file__).parents[1]
 
 
 def gleaner(*arguments: Any) -> Any:
@@ -37,6 +42,7 @@ def test_a_forecast_needs_nothing_and_leaves_nothing(config: Path, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
+@pytest.mark.slow
 def test_json_is_the_record_that_is_saved(config: Path, tmp_path: Path):
     result = gleaner(config, "--json", "--save")
     assert result.exit_code == 0
@@ -49,6 +55,7 @@ def test_json_is_the_record_that_is_saved(config: Path, tmp_path: Path):
     ]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_saved_was_at_least_shown(config: Path, tmp_path: Path):
     (tmp_path / "run").write_text("a file")
     result = gleaner(config, "--no-probe", "--save")
@@ -58,6 +65,7 @@ def test_what_cannot_be_saved_was_at_least_shown(config: Path, tmp_path: Path):
     assert "written" not in result.stderr
 
 
+@pytest.mark.slow
 def test_what_was_saved_is_held_against_what_happened(config: Path, tmp_path: Path):
     gleaner(config, "--save")
     run = tmp_path / "run"
@@ -95,3 +103,37 @@ def test_the_workflow_says_the_same_and_saves(config: Path, tmp_path: Path):
     settings = yaml.safe_load(config.read_text())
     assert forecast(config=settings, save=True) == gleaner(config).stdout
     assert len(list(connect(str(tmp_path / "run")).list(layout.FORECASTS))) == 1
+
+
+@pytest.mark.slow
+def test_the_table_and_the_sentence_of_the_readme_are_what_the_command_prints(monkeypatch: pytest.MonkeyPatch):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("| setup | hours |")[2].partition("\n\n")[0].splitlines()[2:]
+    shown = {name: cells for name, *cells in (re.split(r" *\| *", row.strip("| ")) for row in table)}
+    [(file, options)] = re.findall(r"`gleaner forecast (examples/\S+) (--no-probe)`", readme)
+    # A setup is simulated by itself, so those which the table leaves out need not be.
+    counted = []
+
+    def of_readme(*arguments: Any) -> Any:
+        compared = setups(*arguments)
+        counted.append(len(compared))
+        return tuple(setup for setup in compared if setup.name in shown)
+
+    monkeypatch.setattr(comparison, "setups", of_readme)
+    monkeypatch.setattr(comparison, "SENSITIVITY", ())
+    monkeypatch.chdir(ROOT)
+    printed = gleaner(file, options).stdout.partition("dollars, by what they are spent on")[0]
+    rows = [re.split(r" *│ *", line.strip("│ ")) for line in printed.splitlines() if line.startswith("│")]
+    found = {row[0].removesuffix(" *"): [*row[2:4], row[5]] for row in rows if len(row) == 6}
+    assert found == shown
+    assert (counted, len(shown)) == ([11], 4)
+    assert "four of eleven setups" in " ".join(readme.split())
+    alone, standing = (
+        [float(cell.split()[0].replace(",", "")) for cell in shown[name]]
+        for name in ("reserved only", "spot standing, 16")
+    )
+    shorter, cheaper = (round(100 * (1 - standing[part] / alone[part])) for part in (0, 1))
+    assert (
+        f"16 spot GPUs with a standing crew make the run {shorter} % shorter than reserved GPUs alone, for {cheaper} % "
+        "less money."
+    ) in " ".join(readme.split())

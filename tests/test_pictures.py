@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from storage.stores.connect import connect
-from tasks.concluding.iteration import commit_and_tell
+from tasks.concluding.iteration import commit_and_report
 from tests.browser import chromium, opened
 from tests.served_page import served
 from tests.small_run import config, plan_iteration, roll_out, train_small
@@ -27,11 +27,11 @@ IMAGES = ROOT / "docs" / "images"
 # Each with the document that shows it first.
 PICTURES = {
     "page_wide.png": ROOT / "README.md",
-    "page_narrow.png": ROOT / "docs" / "guide" / "viewing.md",
-    "page_dark.png": ROOT / "docs" / "guide" / "viewing.md",
-    "deck_overview.png": ROOT / "docs" / "guide" / "viewing.md",
-    "deck_slots.png": ROOT / "docs" / "guide" / "viewing.md",
-    "notebook.png": ROOT / "docs" / "guide" / "viewing.md",
+    "page_narrow.png": ROOT / "docs" / "guide" / "watching.md",
+    "page_dark.png": ROOT / "docs" / "guide" / "watching.md",
+    "deck_overview.png": ROOT / "docs" / "guide" / "watching.md",
+    "deck_slots.png": ROOT / "docs" / "guide" / "watching.md",
+    "notebook.png": ROOT / "docs" / "guide" / "watching.md",
 }
 BYTES_MAX = 200 * 1024
 PICTURED = os.environ.get("PICTURED_RUN")
@@ -54,7 +54,7 @@ def run(tmp_path_factory, model):
         reference = plan_iteration(config(str(folder), model))
         roll_out(str(folder), iteration)
         train_small(str(folder), iteration)
-        commit_and_tell(reference, last=False)
+        commit_and_report(reference, last=False)
     return folder
 
 
@@ -86,10 +86,11 @@ def choose_resumed(page):
     page.press("input[name=iterations]", "Enter")
     # The advantages come last.
     page.wait_for_selector("#responses tbody td:nth-child(4):not(:empty)")
+    page.click("#more-filters summary")
     page.check("input[name=resumed]")
     if page.inner_text("#count").startswith("0 of"):
         page.uncheck("input[name=resumed]")
-    page.select_option("select[name=sort]", "advantage")
+    page.select_option("select[name=sort]", label="lowest advantage first")
     page.evaluate("document.getElementById('h-responses').scrollIntoView(); document.activeElement.blur()")
 
 

@@ -1,4 +1,4 @@
-"""What docs/guide/platform.md and docs/guide/pods.md tell a cluster, against what the code asks for and accepts."""
+"""What the guide's pages platform.md and on_a_cluster.md tell a cluster, against what the code asks for and accepts."""
 
 import json
 import re
@@ -55,6 +55,9 @@ ON_THE_PAGE = {
 }
 
 
+ASKED = ClusterDemand(pools=PoolsConfig(), trainer=TrainerConfig())
+
+
 def all_pools(pools: PoolsConfig) -> list[PoolConfig]:
     return [*pools.rollout_pools.values(), pools.train, pools.control]
 
@@ -77,14 +80,13 @@ def test_flytes_own_limits_would_cap_the_default_pools():
 
 def test_the_doctor_takes_the_defaults_that_the_page_names():
     """A setting that nobody has made is judged as its default, and wrong only if the page says to change it."""
-    asked = ClusterDemand(pools=PoolsConfig(), trainer=TrainerConfig())
     for path, judge in JUDGES.items():
         default = SETTINGS[ON_THE_PAGE.get(path, path)][0]
         number = re.match(r"-?\d+", default)
         if number is not None:
             named = default if path.endswith("delay") else int(number[0])
-            assert judge(named, asked) == judge(None, asked)
-        assert (judge(None, asked) is not None) == (path in (PENDING, SPOT, RESERVED, ROUNDS, DELAY))
+            assert judge(named, ASKED) == judge(None, ASKED)
+        assert (judge(None, ASKED) is not None) == (path in (PENDING, SPOT, RESERVED, ROUNDS, DELAY))
         assert (default in ("off", "none")) == (path in (PENDING, SPOT, RESERVED))
     limits = configured_limits({})
     default, _ = SETTINGS["task_resources.limits"]
@@ -119,11 +121,10 @@ def test_with_what_the_page_and_the_doctor_ask_for_an_execution_outlives_minutes
     assert seconds_that_an_execution_outlives(propeller["max-workflow-retries"], 0.1, 10.0) > 900
     assert seconds_that_an_execution_outlives(10, 0.0, 60.0) == 0
     # The least that the doctor takes; anything below it is wrong.
-    asked = ClusterDemand(pools=PoolsConfig(), trainer=TrainerConfig())
     least = {ROUNDS: (100, 99), DELAY: ("100ms", "99ms"), DELAY_MAX: ("2s", "1s")}
     for path, (enough, too_little) in least.items():
-        assert JUDGES[path](enough, asked) is None
-        assert JUDGES[path](too_little, asked) is not None
+        assert JUDGES[path](enough, ASKED) is None
+        assert JUDGES[path](too_little, ASKED) is not None
     assert seconds_that_an_execution_outlives(100, 0.1, 2.0) > 180
 
 
@@ -215,12 +216,28 @@ def test_the_network_policies_hold_for_every_pod_and_let_only_ranks_reach_each_o
     assert lack_of(POLICIES, pods["train"]) is None
 
 
+def test_the_settings_of_the_page_on_spot_in_an_hour_are_this_page_s_and_hold_its_pools():
+    text = (ROOT / "docs/guide/spot_in_an_hour.md").read_text(encoding="utf-8")
+    fragment, pools = map(yaml.safe_load, re.findall(r"^```yaml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL))
+    inline = fragment["configuration"]["inline"]
+    settings = inline["plugins"]["k8s"]
+    assert settings.keys() < KUBERNETES.keys()
+    assert JUDGES[SPOT](settings["interruptible-node-selector-requirement"], ASKED) is None
+    assert JUDGES[RESERVED](settings["non-interruptible-node-selector-requirement"], ASKED) is None
+    for pool in all_pools(parse(pools).pools):
+        assert amount(pool.cpu) <= amount(inline["task_resources"]["limits"]["cpu"])
+        assert amount(pool.memory) <= amount(inline["task_resources"]["limits"]["memory"])
+        assert pool.gpus <= int(inline["task_resources"]["limits"]["gpu"])
+
+
 PODS = re.findall(
-    r"^```yaml\n(.*?)^```", (ROOT / "docs/guide/pods.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    r"^<!-- pods -->\n```yaml\n(.*?)^```",
+    (ROOT / "docs/guide/on_a_cluster.md").read_text(encoding="utf-8"),
+    flags=re.MULTILINE | re.DOTALL,
 )
 
 
-def test_the_fragments_on_the_page_about_pods_are_valid():
+def test_the_fragments_about_pods_are_valid():
     assert len(PODS) >= 6
     pools = [parse(CONFIG | yaml.safe_load(fragment)).pools for fragment in PODS]
     said = {name for each in pools for pool in all_pools(each) for name, value in vars(pool).items() if value}

@@ -9,8 +9,8 @@ from tasks.configuration.references import EvaluationOutcome
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.evaluate import evaluate, plan_evaluation
 from tasks.evaluations_ended import evaluations_ended
-from tasks.pod_story import wires
-from tasks.reporting.interruption import told_interruption
+from tasks.reporting.interruption import announced_interruption
+from tasks.task_log import logged_wiring
 from workflows.iteration import rollout_node, settings_on
 from workflows.leaves import leaf
 from workflows.local_attempts import built_on
@@ -74,8 +74,8 @@ def evaluate_version(config: dict, version: int) -> EvaluationOutcome:  # type: 
     """Evaluate once, on the pools that the configuration names."""
     settings = parse(config)
     names = NodeNames(run=settings.run.url)
-    wired = wires(f"run {settings.run.url}", f"the evaluation of version {version}")
-    with wired, told_interruption(settings.run.url):
+    wired = logged_wiring(f"run {settings.run.url}", f"the evaluation of version {version}")
+    with wired, announced_interruption(settings.run.url):
         outcome: EvaluationOutcome = evaluation_nodes(config, version, settings.pools, names)
     return outcome
 

@@ -16,7 +16,7 @@ from tasks.reporting.metrics_lines import write_metrics
 from tasks.reporting.tracking import TRACKERS, track, tracked_evaluation
 
 
-def measure_and_tell(url: str, clock: Clock, execution: str = "") -> tuple[EvaluationOutcome, str]:
+def measure_and_report(url: str, clock: Clock, execution: str = "") -> tuple[EvaluationOutcome, str]:
     """Measure the evaluation at `url`; returns its outcome, and HTML for the Deck.
 
     The page is written last: if it exists, the metrics and trackers are up to date.
@@ -27,7 +27,7 @@ def measure_and_tell(url: str, clock: Clock, execution: str = "") -> tuple[Evalu
     tab = evaluation_tab(record, evaluations(run))
     if not exists(run, layout.evaluation_deck(name)):
         write_metrics(run)
-        _tell_trackers(run, url, record)
+        _log_to_trackers(run, url, record)
         run.put(layout.evaluation_deck(name), page(f"Gleaner, evaluation {name}", {"Evaluation": tab}).encode())
     outcome = EvaluationOutcome(
         run_url=run_url, evaluation=name, weight_version=record.weight_version, metrics=record.metrics
@@ -35,7 +35,7 @@ def measure_and_tell(url: str, clock: Clock, execution: str = "") -> tuple[Evalu
     return outcome, tab
 
 
-def _tell_trackers(run: ObjectStore, url: str, record: EvaluationRecord) -> None:
+def _log_to_trackers(run: ObjectStore, url: str, record: EvaluationRecord) -> None:
     """Log the evaluation where the section `tracking` says; a tracker that fails is logged, and skipped."""
     store = connect(url)
     config = config_in_force(store, read_plan(store, ITERATION))

@@ -43,7 +43,7 @@ def host_tab(config: RunConfig) -> dict[str, str]:
 
 
 def last_phases(store: ObjectStore, host: str, run: str) -> list[SpentEntry]:
-    """What the host spent since the run's last phase but one, as far as it has recorded that, in order."""
+    """Return the recorded time of the host from the end of the run's third-last phase on, in order of time."""
     found: list[SpentEntry] = []
     for key in store.list(fleet_layout.spent_by(host))[: -RECORDS_MAX - 1 : -1]:
         found = [*read_record(store, SpentRecord, key).entries, *found]

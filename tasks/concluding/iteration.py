@@ -38,7 +38,7 @@ ITERATIONS_SWEPT = 8
 GOODBYE_S = 3.0
 
 
-def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcome, dict[str, str]]:
+def commit_and_report(plan: PlanReference, *, last: bool) -> tuple[IterationOutcome, dict[str, str]]:
     """Commit the iteration and inform people; returns its outcome, and HTML for the Deck by the name of its tab."""
     store = connect_to_run(plan.run_url)
     written = read_plan(store, plan.iteration)
@@ -70,8 +70,8 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
     at_work("deleting what is no longer needed")
     tidy(store, config.retention)
     at_work("drawing the Deck")
-    run, history = read_run(store), _told_metrics(store, report)
-    spent = spent_facts(run, [past.metrics for past in history])
+    run, history = read_run(store), _write_all_metrics(store, report)
+    spent = spent_facts(run, [each.metrics for each in history])
     tabs = render(
         report,
         history,
@@ -84,7 +84,7 @@ def commit_and_tell(plan: PlanReference, *, last: bool) -> tuple[IterationOutcom
     tabs |= host_tab(config)
     tabs["Configuration"] = styled([f"<pre>{markup(in_force(dump(config)))}</pre>"])
     store.put(layout.deck(plan.iteration), page(f"Gleaner, iteration {plan.iteration}", tabs).encode())
-    tell_trackers(store, config, report)
+    log_to_trackers(store, config, report)
     outcome = IterationOutcome(
         run_url=plan.run_url,
         iteration=plan.iteration,
@@ -104,8 +104,8 @@ def still_failed(store: ObjectStore, iteration: int) -> list[str]:
     return [failure_line(failure) for failure in found]
 
 
-def _told_metrics(store: ObjectStore, report: ReportRecord) -> list[ReportRecord]:
-    """Write the metrics of all iterations, and return their reports; this one alone if an earlier one is damaged."""
+def _write_all_metrics(store: ObjectStore, report: ReportRecord) -> list[ReportRecord]:
+    """Write the metrics of all iterations, and return the reports; only `report` if an earlier report is damaged."""
     try:
         return write_metrics(store)
     except CorruptObject as error:
@@ -115,8 +115,8 @@ def _told_metrics(store: ObjectStore, report: ReportRecord) -> list[ReportRecord
 
 def warnings(store: ObjectStore, plan: PlanReference, report: ReportRecord, not_come: str) -> list[str]:
     """What people should know: failed attempts at slots, slots not started, estimated costs, responses all cut."""
-    told = slot_failures(store, plan.iteration, plan.execution)
-    notes = [f"an attempt of slot {found.slot} failed, on {found.host}: {found.error}" for found in told.values()]
+    failed = slot_failures(store, plan.iteration, plan.execution)
+    notes = [f"an attempt of slot {found.slot} failed, on {found.host}: {found.error}" for found in failed.values()]
     estimated = int(report.metrics["cost/lives_estimated"])
     if estimated:
         notes.append(f"the heartbeats of {estimated} members cannot be read: what they cost is an upper bound")
@@ -138,7 +138,7 @@ def tidy(store: ObjectStore, config: RetentionConfig) -> None:
         log.info("compacted %d iterations, deleted %d objects", len(swept.compacted), len(swept.deleted))
 
 
-def tell_trackers(store: ObjectStore, config: RunConfig, report: ReportRecord) -> None:
+def log_to_trackers(store: ObjectStore, config: RunConfig, report: ReportRecord) -> None:
     """Log the iteration where the section `tracking` says; a tracker that fails or hangs is logged, and skipped."""
     if not config.tracking.backends:
         return

@@ -23,17 +23,21 @@ def responses_tab(store: ObjectStore, iteration: int) -> dict[str, str]:
     """The tab by its name; none if the responses cannot be read, which must not fail a committed iteration."""
     try:
         reader = RunReader(store).iteration(iteration)
-        shown = [
-            (title, reader.view(number, with_advantage=False)) for title, number in telling(reader.index()).items()
+        views = [
+            (title, reader.view(number, with_advantage=False))
+            for title, number in best_worst_longest(reader.index()).items()
         ]
     except Exception as error:  # noqa: BLE001 - the page is for people
         log.warning("the Deck shows no responses: %s", error)
         return {}
-    return {"Responses": styled([_section(store.url, title, view) for title, view in shown])} if shown else {}
+    return {"Responses": styled([_section(store.url, title, view) for title, view in views])} if views else {}
 
 
-def telling(index: ResponseIndex) -> Mapping[str, int]:
-    """The responses that say most, by what they are; one that is two of these stands under the first."""
+def best_worst_longest(index: ResponseIndex) -> Mapping[str, int]:
+    """Return the responses with the highest reward, the lowest reward and the most tokens, by label.
+
+    A response with two labels keeps the first. Empty if no response is graded.
+    """
     graded = [(reward, number) for number, reward in enumerate(index.rewards) if reward is not None]
     if not graded:
         return {}

@@ -132,7 +132,7 @@ def _grade(
 ) -> list[BatchRecord]:
     """Grade and record every response as it ends; the iteration is then closed.
 
-    This runs after the crew's map, and no trainer generates: only members that join can still produce what is missing.
+    The crew's map has ended, and no trainer generates: only members that join can produce missing responses.
     """
     watch = CrewWatch(store, plan, config.rollout, PlanningConfig(), clock, execution=execution, crew_ended=True)
     follow = replace(FollowConfig.of(config), in_plan_order=False)
@@ -157,7 +157,7 @@ def _grade(
 
 
 def evaluation_of(config: RunConfig) -> EvaluationConfig:
-    """The section `evaluation`; without one, the prompts of training are evaluated as they are sampled there."""
+    """The section `evaluation`; a run without the section evaluates the prompts and the sampling of its training."""
     if config.evaluation is None:
         return EvaluationConfig(data=config.data, sampling=config.sampling)
     return config.evaluation

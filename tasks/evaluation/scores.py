@@ -1,6 +1,6 @@
 """Scores of an evaluation: from graded responses to numbers. Pure functions.
 
-Metrics begin with `val/`; pass@k and mean@n have the names that verl gives them.
+Metrics begin with `val/`; pass@k and mean@n are named as in verl.
 """
 
 from collections.abc import Sequence

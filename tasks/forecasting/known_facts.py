@@ -8,7 +8,7 @@ from tasks.configuration.run_config import RunConfig
 from tasks.forecasting.probe import Probe
 
 FACTOR_BYTES = 4  # an adapter's values are published in float32
-# A difference between versions as a share of a version's bytes, by learning rate (docs/guide/cost.md, Weights).
+# A difference between versions as a share of a version's bytes, by learning rate (docs/guide/forecast.md).
 DELTA_SHARES = ((2e-6, 0.02), (float("inf"), 0.1))
 
 

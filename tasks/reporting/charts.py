@@ -11,8 +11,14 @@ from resources.visible_text import markup
 from tasks.reporting import svg
 from tasks.reporting.svg import PALETTE, Frame
 
-_POINTS_MAX = 400
-_MARKED_POINTS_MAX = 60
+_POINTS_MAX = 200
+_MARKED_POINTS_MAX = 30
+# Shorter series are read value by value.
+_SMOOTHED_FROM = 8
+_SMOOTHED_SHARE = 0.1
+_SMOOTHED_WINDOW_MIN = 5
+# Values closer together, relative to the largest one if that exceeds 1, differ by rounding alone.
+_ROUNDING = 1e-9
 _BINS = 30
 _COLUMN_WIDTH_MAX = 90.0
 _LEGEND_ROW = 20.0
@@ -27,29 +33,44 @@ def line_chart(
     y_label: str,
     width: float = svg.WIDTH,
 ) -> str:
-    """Lines through the given points, in their order; the ticks assume that x are whole numbers (iterations).
+    """Draw a line through the points of each series, in order, and a thick one through the means of neighbours.
 
-    Points that are not finite are left out; a series of more than 400 points is thinned evenly, and keeps its last
-    point. A narrower drawing has larger letters where both are scaled to the same width.
+    Series of at least 8 points are smoothed: each mean is of the nearest tenth of the points, of 5 at least. Points
+    that are not finite are left out. Of a series of more than 200 points 200 are drawn, the first and the last
+    included. If all values differ by rounding alone, the drawing says so in words. Ticks assume whole x (iterations).
+    A narrower drawing has larger letters where both are scaled to the same width.
     """
-    drawn = {name: _thinned([p for p in points if all(map(math.isfinite, p))]) for name, points in series.items()}
-    points = [point for points in drawn.values() for point in points]
-    if not points:
-        return _nothing(title, width)
-    x_range = svg.padded([x for x, _ in points], share=0.02)
-    legend, below = _legend(list(drawn), title, width) if len(drawn) > 1 else ([], 0.0)
-    frame = Frame(84, 56 + below, width - 28, 270 + below, x_range, svg.padded([y for _, y in points]))
-    parts = legend + frame.y_axis(y_label) + frame.x_axis(x_label, whole=True)
-    for (name, line), colour in zip(drawn.items(), _colours(len(drawn)), strict=True):
-        parts += _line(frame, name, line, colour)
+    finite = {name: [p for p in points if all(map(math.isfinite, p))] for name, points in series.items()}
+    values = [y for points in finite.values() for _, y in points]
+    if not values:
+        return _in_words("no data", title, width)
+    if is_rounding(values):
+        return _in_words(f"rounding: {min(values):.3g} to {max(values):.3g}", title, width)
+    x_range = svg.padded([x for points in finite.values() for x, _ in points], share=0.02)
+    low, high = svg.padded(values)
+    legend, below = _legend(list(finite), title, width) if len(finite) > 1 else ([], 0.0)
+    # Values that are never negative, such as shares, have an axis from 0.
+    y_range = (max(0.0, low) if min(values) >= 0 else low, high)
+    frame = Frame(84, 56 + below, width - 28, 270 + below, x_range, y_range)
+    is_smoothed = any(len(points) >= _SMOOTHED_FROM for points in finite.values())
+    parts = legend + frame.y_axis(y_label)
+    parts += frame.x_axis(f"{x_label} (thick: mean of neighbours)" if is_smoothed else x_label, whole=True)
+    for (name, points), colour in zip(finite.items(), _colours(len(finite)), strict=True):
+        parts += _line(frame, name, points, colour)
     return svg.card(title, 322 + below, parts, width)
+
+
+def is_rounding(values: Sequence[float]) -> bool:
+    """Return True if finite values differ, and only as results of float arithmetic in another order would."""
+    spread = max(values) - min(values)
+    return 0 < spread <= _ROUNDING * max(1.0, *map(abs, values))
 
 
 def histogram(values: Sequence[float], title: str, x_label: str) -> str:
     """Counts in about thirty bins of round width (whole for whole values), with median and maximum marked."""
     finite = sorted(value for value in values if math.isfinite(value))
     if not finite:
-        return _nothing(title)
+        return _in_words("no data", title)
     edges, counts = _bins(finite)
     frame = Frame(84, 64, svg.WIDTH - 28, 270, (edges[0], edges[-1]), (0.0, max(counts) * 1.06))
     parts = frame.y_axis("count", whole=True)
@@ -69,12 +90,12 @@ def histogram(values: Sequence[float], title: str, x_label: str) -> str:
 
 
 def bars(parts: Mapping[str, float], title: str, unit: str) -> str:
-    """One horizontal bar per part, on one scale from zero; values that are negative or not finite get no bar.
+    """Draw one horizontal bar per part, on one scale from zero; a value that is negative or not finite gets no bar.
 
-    `unit` is "$", written before the value, or any other unit, written after it.
+    `unit` is "$", written before the value, or another unit, written after the value.
     """
     if not parts:
-        return _nothing(title)
+        return _in_words("no data", title)
     left, right, row = 170, svg.WIDTH - 120, 30
     largest = max((value for value in parts.values() if math.isfinite(value)), default=0.0)
     drawn = [svg.line((left, 48), (left, 52 + row * len(parts)), stroke=svg.MUTED)]
@@ -98,7 +119,7 @@ def amount(value: float, unit: str) -> str:
 
 
 def three_digits(value: float) -> str:
-    """A finite number with three significant digits, so that columns of them align; whole parts are never cut."""
+    """Return a finite number with three significant digits, aligned in columns; whole parts are never cut."""
     rounded = abs(float(f"{value:.3g}"))
     if rounded >= 1e15 or 0 < rounded < 1e-3:
         return f"{value:.2e}"
@@ -123,17 +144,34 @@ def duration(duration_s: float) -> str:
 
 
 def _line(frame: Frame, name: str, points: Sequence[tuple[float, float]], colour: str) -> list[str]:
+    """Return the elements of a series: the line, thin below a thick smoothed one, and the points of a short series."""
     if not points:
         return []
-    joined = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
-    parts = [
-        svg.element("polyline", points=joined, fill="none", stroke=colour, stroke_width=2, stroke_linejoin="round")
-    ]
+    drawn = _thinned(len(points))
+    is_smoothed = len(points) >= _SMOOTHED_FROM
+    thin = {"stroke_width": 1, "stroke_opacity": 0.4} if is_smoothed else {"stroke_width": 2}
+    parts = [_polyline(frame, [points[index] for index in drawn], stroke=colour, **thin)]
+    if is_smoothed:
+        means = [(points[index][0], _neighbours_mean(points, index)) for index in drawn]
+        finite = [mean for mean in means if math.isfinite(mean[1])]
+        parts.append(_polyline(frame, finite, stroke=colour, stroke_width=2.5))
     if len(points) <= _MARKED_POINTS_MAX:
         for x, y in points:
             hint = svg.element("title", markup(f"{name}: {svg.short(y)} at {svg.short(x)}"))
             parts.append(svg.element("circle", hint, cx=frame.x(x), cy=frame.y(y), r=3, fill=colour))
     return parts
+
+
+def _polyline(frame: Frame, points: Sequence[tuple[float, float]], **attributes: float | str) -> str:
+    joined = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
+    return svg.element("polyline", points=joined, fill="none", stroke_linejoin="round", **attributes)
+
+
+def _neighbours_mean(points: Sequence[tuple[float, float]], index: int) -> float:
+    """Return the mean of the values around a point; the window is shorter at both ends of the series."""
+    half = max(_SMOOTHED_WINDOW_MIN, round(_SMOOTHED_SHARE * len(points))) // 2
+    window = points[max(0, index - half) : index + half + 1]
+    return sum(y for _, y in window) / len(window)
 
 
 def _legend(names: Sequence[str], title: str, width: float) -> tuple[list[str], float]:
@@ -159,7 +197,7 @@ def _legend(names: Sequence[str], title: str, width: float) -> tuple[list[str], 
 
 
 def _legend_width(shown: str) -> float:
-    """What a name takes with its colour, and with the gap before it."""
+    """Return the width of a name with its coloured box and the gap on the left."""
     return 8.4 * len(shown) + 34
 
 
@@ -185,11 +223,11 @@ def _bins(finite: Sequence[float]) -> tuple[list[float], list[int]]:
     return [(first + index - shift) * width for index in range(len(counts) + 1)], counts
 
 
-def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    if len(points) <= _POINTS_MAX:
-        return list(points)
-    last = len(points) - 1
-    return [points[round(index * last / (_POINTS_MAX - 1))] for index in range(_POINTS_MAX)]
+def _thinned(count: int) -> list[int]:
+    """Return the indexes of at most _POINTS_MAX of the points, evenly spaced."""
+    if count <= _POINTS_MAX:
+        return list(range(count))
+    return [round(index * (count - 1) / (_POINTS_MAX - 1)) for index in range(_POINTS_MAX)]
 
 
 def _colours(count: int) -> list[str]:
@@ -200,5 +238,5 @@ def _clipped(name: str, length: int) -> str:
     return name if len(name) <= length else name[: length - 1] + "…"
 
 
-def _nothing(title: str, width: float = svg.WIDTH) -> str:
-    return svg.card(title, 90, [svg.text(20, 62, "no data", fill=svg.MUTED)], width)
+def _in_words(words: str, title: str, width: float = svg.WIDTH) -> str:
+    return svg.card(title, 90, [svg.text(20, 62, words, fill=svg.MUTED)], width)

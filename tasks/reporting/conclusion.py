@@ -1,6 +1,6 @@
-"""Conclusion: verifies that an iteration trained on exactly what was planned, measures it, and commits its report.
+"""Conclusion: verify that an iteration trained exactly on its plan, measure the iteration, and commit the report.
 
-It reads only records and shards. The report is the same whichever process concludes, and however often.
+The inputs are records and shards alone. Every process that concludes an iteration gets an equal report.
 """
 
 import logging
@@ -24,7 +24,7 @@ from storage.records.run import exists, read_plan
 from storage.stores.store import ObjectMissing, ObjectStore, StorageError
 from storage.weights.tensor_sets import PUBLISHED_AT_S, WRITE_S, read_manifest
 from tasks.history.known_lengths import learn_lengths
-from tasks.history.spent import USD_RUN, spent_usd
+from tasks.history.run_cost import USD_RUN, spent_usd
 from tasks.reporting.costs import Rates, cost_metrics
 from tasks.reporting.one_clock import CLOCKS_AGREE_S, concluded_at, on_one_clock
 from tasks.reporting.pool_observations import pool_observations
@@ -141,12 +141,12 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock, par
 
 
 def _published(store: ObjectStore, training: TrainingRecord, longest_s: float) -> TrainingRecord:
-    """The training record with the bytes of its weights; training ends when these say that they were published.
+    """Return the training record with the bytes of the published weights; training ends at the publication.
 
-    A trainer of the run's own has its machine until its checkpoint is stored, if one was due, so training ends then. A
-    host, which trains what is said to be due, stores its own beside the next rollout.
-    Another machine may have stored them, after the trainer was lost; by a clock that is provably wrong if that took
-    less than no time, or longer than `longest_s`. Training then ends as its record says.
+    A run's own trainer holds the machine until a due checkpoint is stored, and training ends then. A host stores
+    the checkpoint beside the next rollout. After the loss of a trainer another machine may have stored weights: a
+    time of publication before the end of training, or more than `longest_s` after, proves a wrong clock. Training
+    then ends as the record says.
     """
     manifest = read_manifest(store, layout.weights(training.weight_version))
     stored_bytes = float(sum(entry.bytes for entry in manifest.objects.values()))
@@ -193,7 +193,7 @@ def filter_metrics(
 
 
 def response_metrics(graded: Sequence[GradedResponse], plan: PlanRecord) -> dict[str, float]:
-    """Rewards and lengths, under TRL's names, over all graded responses, so that filtering does not improve them.
+    """Return rewards and lengths, under TRL's names, over all graded responses: filtering must not improve them.
 
     Lengths count the tokens that the policy sampled.
     """

@@ -17,10 +17,12 @@ BYTES_PER_GB = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """usd_per_h: by pool, per slot; TRAIN_POOL: for all the trainer's machines; CONTROL_POOL: 0 if missing.
+    """List prices.
 
-    egress_usd_per_gb: by pool, for what it reads from the store (0 if missing). requests: prices of requests to the
-    store.
+    Attributes:
+        usd_per_h: By pool, per slot; TRAIN_POOL: for all machines of the trainer; CONTROL_POOL: 0 if missing.
+        egress_usd_per_gb: By pool, for bytes read from the store; 0 if missing.
+        requests: Prices of requests to the store.
     """
 
     usd_per_h: Mapping[str, float]
@@ -30,10 +32,13 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class MachineTime:
-    """What a machine was paid for, in seconds or in dollars.
+    """Paid time of a machine by use, in seconds or in dollars.
 
-    starting: until the weights were in place. useful: decoding tokens that count, or training. wasted: decoding other
-    tokens. idle: everything else.
+    Attributes:
+        useful: Decoding tokens that count, or training.
+        wasted: Decoding other tokens.
+        starting: Until the weights were in place.
+        idle: Everything else.
     """
 
     useful: float = 0.0
@@ -99,7 +104,7 @@ def trainer_time(lives: Sequence[SlotLife], training: TrainingRecord) -> Machine
 
 
 def _covered_s(spans: Sequence[tuple[float, float]]) -> float:
-    """Seconds that at least one of the spans covers."""
+    """Return the length of the union of the spans, in seconds."""
     covered_s, until_s = 0.0, float("-inf")
     for start_s, end_s in sorted(spans):
         covered_s += max(0.0, end_s - max(start_s, until_s))

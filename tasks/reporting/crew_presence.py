@@ -1,7 +1,7 @@
-"""Presence of a crew when its iteration is concluded: which members are still there, and which slots never started.
+"""Presence of a crew at the conclusion of its iteration: the remaining members, and the slots that never started.
 
-A conclusion waits for no rollout pod. It only lets members that are about to leave say so, because the report would
-otherwise count them as lost.
+A conclusion waits for no rollout pod. A member that is about to leave gets the time for a good-bye: the report
+counts a member without a good-bye as lost.
 """
 
 import logging
@@ -35,9 +35,10 @@ def await_goodbyes(store: ObjectStore, plan: PlanRecord, limit_s: float, clock: 
 
 
 def _staying(store: ObjectStore, plan: PlanRecord, known: dict[str, HeartbeatRecord]) -> list[HeartbeatRecord]:
-    """The members that have not left. known: what was read before; a member that left stays so.
+    """Return the members that have not left.
 
-    One whose heartbeat cannot be read could never say so, so it is not waited for.
+    known: heartbeats of an earlier reading; a member that has left does not return. A member with an unreadable
+    heartbeat cannot say good-bye, and is not waited for.
     """
     for key in store.list(layout.alive_all(plan.iteration)):
         if key not in known or known[key].state != "gone":
@@ -56,10 +57,10 @@ def _staying(store: ObjectStore, plan: PlanRecord, known: dict[str, HeartbeatRec
 
 
 def slots_not_come(store: ObjectStore, iteration: int, execution: str) -> dict[int, list[int]]:
-    """Maps iterations to their slots that the execution may still start although the iteration is concluded.
+    """Map iterations to the slots that the execution may still start although the iteration is concluded.
 
-    iteration: the execution's last one, which is committed. A slot is left out if a process took part in it, or if the
-    map that it belongs to has ended. A standing member is one pod for all iterations, under the last one here.
+    iteration: the last of the execution, committed. Left out are slots with a process that took part, and slots of
+    an ended map. A standing member is one pod for all iterations, listed here under the last iteration.
     """
     found: dict[int, list[int]] = {}
     last, stands, never_came = iteration, False, None

@@ -1,4 +1,4 @@
-"""A watcher's view of an iteration, as values: its crew, its totals, and what the trainer waits for.
+"""The view of a watcher on an iteration, as values: crew, totals, and the groups that the trainer waits for.
 
 Pure functions of a plan, the claims, the responses' progress and the heartbeats; no store, no clock, no screen.
 """
@@ -20,9 +20,12 @@ GROUPS_SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class WatchedHeartbeat:
-    """The last heartbeat, and how long it has not changed on the watcher's own clock.
+    """The last heartbeat of a member, and its age on the watcher's own clock.
 
-    record: None if there is none, or if it cannot be read. seen_to_change: whether the watcher has seen it change.
+    Attributes:
+        record: The heartbeat; None if missing or unreadable.
+        unchanged_s: For how long the watcher has read an unchanged heartbeat.
+        seen_to_change: Whether the watcher has seen a change.
     """
 
     record: HeartbeatRecord | None
@@ -36,7 +39,7 @@ class WatchedHeartbeat:
         return "unknown" if self.record is None else self.record.state
 
     def is_alive(self, silent_after_s: float) -> bool:
-        """Whether it may still be at work, as far as is known."""
+        """Return True unless the member has said good-bye or is silent."""
         return self.state(silent_after_s) not in ("gone", "silent")
 
 
@@ -45,7 +48,13 @@ UNREAD = WatchedHeartbeat(None)
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A response as far as it is durable. `done`: it has ended, or the trainer has recorded it."""
+    """The durable part of a response.
+
+    Attributes:
+        tokens: Durable tokens.
+        done: Whether the response has ended, or is recorded by the trainer.
+        released: Whether the holder has handed the response over.
+    """
 
     tokens: int = 0
     done: bool = False
@@ -56,11 +65,24 @@ class Progress:
 class MemberView:
     """A member of the crew, or a slot that no member has filled.
 
-    state: "silent" means that its heartbeat has not changed for the time after which others take it for dead; "unknown"
-    has claims and no heartbeat, or one that cannot be read. heartbeat_age_s: None until its heartbeat was seen to
-    change. unfinished: responses it holds that have not ended, by the journal; all other numbers come from its
-    heartbeat. acting: responses that wait for the answer of a tool. tokens_per_s: None while it does not decode.
-    usd_per_h: the price of its machine; None if it is gone, or if the price is not known.
+    Numbers come from the member's heartbeat, except `unfinished`.
+
+    Attributes:
+        slot: The slot.
+        joined: Whether the member joined from outside.
+        incarnation: The process life; None for an unfilled slot.
+        pool: The pool of the slot.
+        host: The machine.
+        state: "silent": the other members take the member for dead. "unknown": claims without a readable heartbeat.
+        heartbeat_age_s: Seconds since the last change of the heartbeat; None without a change.
+        unfinished: Held responses that have not ended, by the journal.
+        running: Responses that the engine decodes.
+        waiting: Responses that wait for the engine.
+        acting: Responses that wait for the answer of a tool.
+        tokens_per_s: Recent speed of decoding; None without a measured speed.
+        tokens_generated: Tokens decoded by the process.
+        tokens_recovered: Tokens taken over from the journal.
+        usd_per_h: The price of the machine; None if the member is gone, or the price is unknown.
     """
 
     slot: int
@@ -82,7 +104,14 @@ class MemberView:
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingResponse:
-    """An unfinished response; `released`: its holder has handed it over, and any member may continue it."""
+    """An unfinished response.
+
+    Attributes:
+        response: The number of the response.
+        tokens: Durable tokens.
+        holder: The incarnation that owns the response; None if there is none.
+        released: Whether the holder has handed the response over; any member may continue a released response.
+    """
 
     response: int
     tokens: int
@@ -92,7 +121,12 @@ class WaitingResponse:
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingGroup:
-    """A group with its unfinished responses."""
+    """A group with unfinished responses.
+
+    Attributes:
+        group: The number of the group.
+        unfinished: The unfinished responses.
+    """
 
     group: int
     unfinished: tuple[WaitingResponse, ...]
@@ -102,11 +136,21 @@ class WaitingGroup:
 class Totals:
     """The totals of an iteration.
 
-    tokens: journalled so far, and counted. tokens_per_s: of the members at work; None while no member tells it. moved:
-    how many times a response went from one slot to another. reward: the mean of the responses recorded so far; None
-    without any. usd_per_h: of the members that live, without the trainer; None if no price is known. to_go_s: until the
-    last response has ended, if the others become as long as those that have ended, and members stay as fast; None while
-    that is not known. acting: responses that wait for tools, with the members at work.
+    Attributes:
+        responses_planned: Responses of the plan.
+        responses_done: Ended or recorded responses.
+        groups_planned: Groups of the plan.
+        groups_done: Groups without an unfinished response.
+        groups_recorded: Groups in micro-batches.
+        micro_batches: Recorded micro-batches.
+        tokens: Journalled and counted tokens.
+        tokens_per_s: Speed of the working members together; None without a heartbeat that tells a speed.
+        claims: Claims of the iteration.
+        moved: How many times a response went from one slot to another.
+        reward: The mean over recorded responses; None without any.
+        usd_per_h: Price of the living members, without the trainer; None if no price is known.
+        to_go_s: Seconds until the last response ends, at the mean length of ended responses; None if unknown.
+        acting: Responses of working members that wait for tools.
     """
 
     responses_planned: int = 0
@@ -127,12 +171,20 @@ class Totals:
 
 @dataclass(frozen=True, kw_only=True)
 class RunView:
-    """One look at a run. phase_seen_s: how long the watcher has seen this phase; the phase may be older.
+    """One look at a run.
 
-    failures: what failed last and has not succeeded since, newest first. silent_end: a line about the process of this
-    machine that advanced the run and has ended; empty if it has not, or that cannot be seen from here. waits_for: the
-    first groups in plan order with an unfinished response; groups_behind: how many more there are.
-    notice: why this look shows an older state; empty if it does not.
+    Attributes:
+        run_url: The run.
+        iteration: The first iteration without a report.
+        phase: The phase of the iteration.
+        failures: The last failures without a later success, newest first.
+        silent_end: A line about the ended process of this machine that advanced the run; empty if there is none.
+        phase_seen_s: For how long the watcher has seen the phase; the phase may be older.
+        totals: The totals of the iteration.
+        waits_for: The first groups in plan order with an unfinished response.
+        groups_behind: How many more groups are unfinished.
+        members: The crew.
+        notice: Why the look shows an older state; empty for a present state.
     """
 
     run_url: str
@@ -149,7 +201,7 @@ class RunView:
 
 
 class CrewView:
-    """The members of an iteration: what they hold, by the claims, and whether they live, by their heartbeats."""
+    """The members of an iteration: held responses from the claims, life signs from the heartbeats."""
 
     def __init__(
         self,
@@ -168,32 +220,31 @@ class CrewView:
         self._owned = {name: len(held) for name, held in holdings.items()}
         self._unfinished = {name: sum(not progress[r].done for r in held) for name, held in holdings.items()}
 
-    def matter(self, heartbeats: Mapping[str, WatchedHeartbeat], silent_after_s: float) -> list[str]:
-        """The incarnations worth showing, among those with claims or heartbeats.
+    def incarnations_to_show(self, heartbeats: Mapping[str, WatchedHeartbeat], silent_after_s: float) -> list[str]:
+        """Return the incarnations worth showing, among all with claims or heartbeats.
 
-        These are the incarnations with unfinished work. Without such work, the last one of a slot of the plan (a
-        restarted slot takes over all that its predecessors hold), and among those that joined or hold nothing, all that
-        are not gone or silent.
+        Incarnations with unfinished work are shown. Without unfinished work a planned slot shows its last incarnation,
+        the owner of everything its predecessors held. Of members that joined, only living members are shown.
         """
         by_slot: dict[int, list[str]] = {}
         for name, slot in self._slots(heartbeats).items():
             by_slot.setdefault(slot, []).append(name)
-        shown = []
+        names_to_show = []
         for slot, names in by_slot.items():
             busy = [name for name in names if self._unfinished.get(name)]
             alive = [name for name in names if heartbeats.get(name, UNREAD).is_alive(silent_after_s)]
             if slot not in self._home:
-                shown += [name for name in names if name in busy or name in alive]
+                names_to_show += [name for name in names if name in busy or name in alive]
             else:
-                shown += busy or [name for name in names if self._owned.get(name)] or alive or names[-1:]
-        return shown
+                names_to_show += busy or [name for name in names if self._owned.get(name)] or alive or names[-1:]
+        return names_to_show
 
     def members(self, heartbeats: Mapping[str, WatchedHeartbeat], silent_after_s: float) -> tuple[MemberView, ...]:
-        """One row per incarnation that matters and per slot without one; slots first, then members that joined."""
+        """Return a row per shown incarnation and per unfilled slot; slots first, then members that joined."""
         slots = self._slots(heartbeats)
         rows = [
             self._member(name, slots[name], heartbeats.get(name, UNREAD), silent_after_s)
-            for name in self.matter(heartbeats, silent_after_s)
+            for name in self.incarnations_to_show(heartbeats, silent_after_s)
         ]
         for slot, unit in self._home.items():
             if slot not in slots.values() and self._plan.slots[unit].groups:

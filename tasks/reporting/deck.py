@@ -4,7 +4,6 @@ They show what a report holds: a missing metric has no row, no point and no bar.
 Flyte.
 """
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -15,41 +14,19 @@ from storage.records.evaluation_records import EvaluationRecord
 from storage.records.records import ReportRecord
 from tasks.reporting import charts
 from tasks.reporting.costs import usd_per_reward_point
-from tasks.reporting.metrics_lines import rollout_tokens_per_s
-from tasks.reporting.reward_chart import reward_chart
+from tasks.reporting.key_metrics import (
+    COMPARED,
+    METRICS_IN_WORDS,
+    Metrics,
+    compared_rows,
+    costs_anything,
+    is_measured,
+    with_unit,
+)
+from tasks.reporting.metrics_lines import with_speed
+from tasks.reporting.run_charts import run_charts
 from tasks.reporting.timeline import timeline
 
-# Derived from two others, and not in a report.
-_SPEED = "rollout/tokens_per_s"
-# (metric, its name for people, unit)
-_KEY_METRICS = (
-    ("reward", "mean reward", ""),
-    (_SPEED, "speed of the rollout", "tokens/s"),
-    ("cost/usd_iter", "cost of the iteration", "$"),
-    ("cost/usd_run", "cost of the run so far", "$"),
-    ("timing_s/iteration", "iteration", "s"),
-    ("preempt/count", "processes lost", ""),
-    ("resume/tokens_recovered", "tokens recovered from the journal", "tokens"),
-    ("resume/tokens_regenerated", "tokens generated again", "tokens"),
-    ("reward_std", "standard deviation of the reward", ""),
-    ("frac_reward_zero_std", "groups without a learning signal", "%"),
-    ("completions/mean_length", "mean length", "tokens"),
-    ("completions/max_length", "maximum length", "tokens"),
-    ("completions/clipped_ratio", "responses cut at the length limit", "%"),
-    ("num_tokens", "tokens generated", "tokens"),
-    ("rollout/prefill_share", "prefill computed, relative to prefill without sharing", "%"),
-    ("timing_s/rollout", "rollout", "s"),
-    ("timing_s/train", "training", "s"),
-    ("cost/usd_rollout", "cost of rollout", "$"),
-    ("cost/usd_train", "cost of training", "$"),
-    ("cost/usd_per_mtok", "cost per million tokens", "$"),
-    ("weights/bytes", "bytes of the published weight version", "bytes"),
-    ("kl", "KL to the reference", ""),
-    ("entropy", "entropy", ""),
-    ("actor/grad_norm", "gradient norm", ""),
-    ("mismatch_kl", "KL between sampler and trainer", ""),
-)
-METRICS_IN_WORDS = {metric: (label, unit) for metric, label, unit in _KEY_METRICS}
 # Who caused an iteration's dollars, and what they were spent on; each time, together these are all of them.
 _PAYEES = {
     "rollout": "cost/usd_rollout",
@@ -67,8 +44,6 @@ _PURPOSES = {
     "egress": "cost/usd_egress",
     "control": "cost/usd_control",
 }
-# These are zero unless something is configured that most runs do not have: then they have no row and no bar.
-_OPTIONAL = frozenset({"kl", "cost/usd_requests", "cost/usd_egress", "cost/usd_control"})
 _METRICS_MAX = 200
 _NOTES_MAX = 8
 # Of the document; in Flyte's console the tabs stand on a page of its own, which is light.
@@ -106,16 +81,19 @@ def render(
         evaluated: The run's evaluations, for the chart of the reward.
     """
     reports = _in_order(report, history)
+    metrics = {past.iteration: with_speed(past.metrics) for past in reports}
+    drawn = {tab: run_charts(metrics, evaluated, tab=tab) for tab in ("Overview", "Learning", "Lengths", "Cost")}
     return {
-        "Overview": styled(_overview(report, reports, notes, facts, evaluated)),
-        "Lengths": styled(_lengths(report, reports)),
+        "Overview": styled(_overview(report, metrics, notes, facts, drawn["Overview"])),
+        "Learning": styled(drawn["Learning"] or ["<p>No iteration has measured how the policy learns.</p>"]),
+        "Lengths": styled([*_responses(report), *drawn["Lengths"], *_turns(report)]),
         "Slots": styled(_slots(report)),
-        "Cost": styled(_cost(report, reports)),
+        "Cost": styled([*_cost(report, reports), *drawn["Cost"], *_per_reward_point(reports)]),
     }
 
 
 def page(title: str, tabs: Mapping[str, str]) -> str:
-    """All tabs one below the other in one HTML document that needs no server, script or network; light or dark."""
+    """Return one HTML document with all tabs, light or dark; the document needs no server, script or network."""
     names = {name: re.sub(r"\W+", "-", name.lower()) for name in tabs}
     contents = " · ".join(f'<a href="#{at}">{markup(name)}</a>' for name, at in names.items())
     body = "".join(f'<section><h2 id="{names[name]}">{markup(name)}</h2>{tab}</section>' for name, tab in tabs.items())
@@ -136,20 +114,25 @@ def _in_order(report: ReportRecord, history: Sequence[ReportRecord]) -> list[Rep
 
 def _overview(
     report: ReportRecord,
-    reports: Sequence[ReportRecord],
+    history: Mapping[int, Metrics],
     notes: Sequence[str],
     facts: Mapping[str, str],
-    evaluated: Sequence[EvaluationRecord],
+    drawn: Sequence[str],
 ) -> list[str]:
-    before = [past for past in reports if past.iteration < report.iteration]
-    shown = {name for name, _, _ in _KEY_METRICS}
-    others = {name: value for name, value in sorted(report.metrics.items()) if name not in shown}
+    before = [iteration for iteration in history if iteration < report.iteration]
+    previous = history[before[-1]] if before else {}
+    with_dollars = costs_anything(history.values())
+    others = {
+        name: value
+        for name, value in sorted(report.metrics.items())
+        if name not in METRICS_IN_WORDS and (with_dollars or not name.startswith("cost/usd"))
+    }
     parts = [
         f"<h3>Iteration {report.iteration}, weight version {report.weight_version}</h3>",
         *([_fact_list(facts)] if facts else []),
         *(f"<p>{markup(note)}</p>" for note in notes[:_NOTES_MAX]),
-        reward_chart(_curve(reports, "reward"), evaluated),
-        _key_table(_with_speed(report.metrics), _with_speed(before[-1].metrics) if before else {}),
+        *drawn,
+        table(COMPARED, compared_rows(history[report.iteration], previous, with_dollars=with_dollars)),
     ]
     return parts + ([_other_table(others)] if others else [])
 
@@ -160,20 +143,14 @@ def _fact_list(facts: Mapping[str, str]) -> str:
     return f'<p style="overflow-wrap:anywhere">{"; ".join(items)}</p>'
 
 
-def _lengths(report: ReportRecord, reports: Sequence[ReportRecord]) -> list[str]:
-    by_iteration = {
-        "maximum": _curve(reports, "completions/max_length"),
-        "mean": _curve(reports, "completions/mean_length"),
-    }
+def _responses(report: ReportRecord) -> list[str]:
     return [
         charts.histogram(report.lengths, "Length of the responses", "tokens"),
         charts.histogram(report.rewards, "Reward of the responses", "reward"),
-        charts.line_chart(by_iteration, "Length by iteration", "iteration", "tokens"),
-        *_turns(report, reports),
     ]
 
 
-def _turns(report: ReportRecord, reports: Sequence[ReportRecord]) -> list[str]:
+def _turns(report: ReportRecord) -> list[str]:
     """What the policy did with its tools; nothing without turns."""
     if "turns/mean" not in report.metrics:
         return []
@@ -184,13 +161,11 @@ def _turns(report: ReportRecord, reports: Sequence[ReportRecord]) -> list[str]:
     }
     summary = (
         f"{report.metrics['turns/calls']:,.0f} calls of tools took {report.metrics['turns/tool_seconds']:,.1f} s. "
-        f"{_shown(report.metrics['turns/failed_share'], '%')} of the responses lost their environment."
+        f"{with_unit(report.metrics['turns/failed_share'], '%')} of the responses lost their environment."
     )
-    by_iteration = {"maximum": _curve(reports, "turns/max"), "mean": _curve(reports, "turns/mean")}
     return [
         f"<p>{summary}</p>",
         charts.bars(calls, "Calls of tools that were not simply answered", ""),
-        charts.line_chart(by_iteration, "Turns by iteration", "iteration", "turns of the policy"),
     ]
 
 
@@ -213,40 +188,34 @@ def _prefill(metrics: Mapping[str, float]) -> list[str]:
     computed, naive = metrics["rollout/prefill_tokens"], metrics["rollout/prefill_tokens_naive"]
     summary = (
         f"Prefill: {computed:,.0f} tokens computed, of {naive:,.0f} without sharing: "
-        f"{_shown(metrics['rollout/prefill_share'], '%')}. With long prompts and nothing lost, the best is one part in "
-        "num_generations."
+        f"{with_unit(metrics['rollout/prefill_share'], '%')}. With long prompts and nothing lost, the best is "
+        "one part in num_generations."
     )
     return [f"<p>{summary}</p>"]
 
 
 def _cost(report: ReportRecord, reports: Sequence[ReportRecord]) -> list[str]:
+    """Return what the iteration took; dollars only if an iteration of the run cost any."""
     metrics = report.metrics
     seconds = _present(
         metrics, {"rollout": "timing_s/rollout", "train": "timing_s/train", "iteration": "timing_s/iteration"}
     )
-    usd = _present(metrics, _PAYEES)
     tokens = _present(metrics, {"recovered": "resume/tokens_recovered", "generated again": "resume/tokens_regenerated"})
-    spent, points = 0.0, []
-    for past in reports:
-        spent += past.metrics.get("cost/usd_iter", 0.0)
-        points.append((float(past.iteration), spent))
-    priced = any("cost/usd_iter" in past.metrics for past in reports)
     return [
-        charts.bars(usd, _of_total("Who caused the dollars, at listed prices", metrics), "$"),
-        *_purposes(metrics),
+        *(_dollars(metrics) if costs_anything(past.metrics for past in reports) else []),
         charts.bars(seconds, "Seconds (rollout and training may overlap)", "s"),
         charts.bars(tokens, "Tokens of lost processes", ""),
-        charts.line_chart({"spent": points if priced else []}, "Dollars spent so far", "iteration", "dollars"),
-        *_per_reward_point(reports),
     ]
 
 
-def _purposes(metrics: Mapping[str, float]) -> list[str]:
-    """What the dollars were spent on."""
-    usd = _present(metrics, _PURPOSES)
-    total = metrics.get("cost/usd_iter", 0.0)
-    rows = [(name, _shown(value, "$"), _shown(value / total, "%") if total else "") for name, value in usd.items()]
+def _dollars(metrics: Mapping[str, float]) -> list[str]:
+    """Return who caused the dollars, and what the dollars bought."""
+    usd, total = _present(metrics, _PURPOSES), metrics.get("cost/usd_iter", 0.0)
+    rows = [
+        (name, with_unit(value, "$"), with_unit(value / total, "%") if total else "") for name, value in usd.items()
+    ]
     return [
+        charts.bars(_present(metrics, _PAYEES), _of_total("Who caused the dollars, at listed prices", metrics), "$"),
         charts.bars(usd, _of_total("What the dollars were for", metrics), "$"),
         table(("", "dollars", "of the iteration"), rows),
     ]
@@ -254,41 +223,23 @@ def _purposes(metrics: Mapping[str, float]) -> list[str]:
 
 def _of_total(title: str, metrics: Mapping[str, float]) -> str:
     """The title, with the dollars that the bars below it add up to."""
-    return f"{title}: {_shown(metrics['cost/usd_iter'], '$')} in all" if "cost/usd_iter" in metrics else title
+    return f"{title}: {with_unit(metrics['cost/usd_iter'], '$')} in all" if "cost/usd_iter" in metrics else title
 
 
 def _per_reward_point(reports: Sequence[ReportRecord]) -> list[str]:
     usd = usd_per_reward_point(reports)
-    if usd is None:
+    if not usd:
         return []
-    return [f"<p>Since iteration {reports[0].iteration}, a point of mean reward has cost {_shown(usd, '$')}.</p>"]
+    return [f"<p>Since iteration {reports[0].iteration}, a point of mean reward has cost {with_unit(usd, '$')}.</p>"]
 
 
-def _curve(reports: Sequence[ReportRecord], metric: str) -> list[tuple[float, float]]:
-    return [(float(past.iteration), past.metrics[metric]) for past in reports if metric in past.metrics]
-
-
-def _present(metrics: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
-    """The metrics that there are, by their labels, without those that nothing is configured for."""
-    return {label: metrics[metric] for label, metric in names.items() if _is_told(metrics, metric)}
-
-
-def _is_told(metrics: Mapping[str, float], metric: str) -> bool:
-    return metric in metrics and not (metric in _OPTIONAL and metrics[metric] == 0)
-
-
-def _with_speed(metrics: Mapping[str, float]) -> Mapping[str, float]:
-    speed = rollout_tokens_per_s(metrics)
-    return metrics if speed is None else {**metrics, _SPEED: speed}
-
-
-def _key_table(metrics: Mapping[str, float], previous: Mapping[str, float]) -> str:
-    rows = [
-        (label, _shown(metrics[metric], unit), _shown(previous[metric], unit) if metric in previous else "")
-        for metric, label, unit in _KEY_METRICS
-        if _is_told(metrics, metric)
-    ]
-    return table(("", "this iteration", "the one before"), rows)
+def _present(metrics: Metrics, names: Mapping[str, str]) -> dict[str, float]:
+    """Return the measured values by label, without zeros of features that the run does not use."""
+    return {
+        label: value
+        for label, metric in names.items()
+        if (value := metrics.get(metric)) is not None and is_measured(metrics, metric)
+    }
 
 
 def _other_table(metrics: Mapping[str, float]) -> str:
@@ -309,18 +260,6 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool
 
     body = "".join(row(cells, "td") for cells in rows)
     return f'<table style="border-collapse:collapse;margin:12px 0">{row(header, "th")}{body}</table>'
-
-
-def _shown(value: float, unit: str) -> str:
-    if not math.isfinite(value):
-        return str(value)
-    if unit == "%":
-        return f"{100 * value:.1f} %"
-    if unit == "$":
-        return charts.amount(value, unit)
-    shown = charts.three_digits(value)
-    # A count of tokens or bytes says itself what it counts.
-    return shown if unit in ("", "tokens", "bytes") else f"{shown} {unit}"
 
 
 def styled(parts: Sequence[str]) -> str:

@@ -11,11 +11,11 @@ _PROMPTS_MAX = 50
 
 def evaluation_tab(record: EvaluationRecord, history: Sequence[EvaluationRecord]) -> str:
     """A self-contained piece of HTML. history: records of the run; those with other settings are left out."""
-    series = {past.weight_version: past for past in (*history, record) if past.digest == record.digest}
+    series = {earlier.weight_version: earlier for earlier in (*history, record) if earlier.digest == record.digest}
     versions = [series[version] for version in sorted(series)]
     scores = [name for name in sorted(record.metrics) if _is_score(name)]
     curves = {
-        name.removeprefix("val/"): [(float(past.weight_version), past.metrics[name]) for past in versions]
+        name.removeprefix("val/"): [(float(earlier.weight_version), earlier.metrics[name]) for earlier in versions]
         for name in scores
     }
     return styled(

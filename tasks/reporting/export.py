@@ -1,6 +1,6 @@
 """Export: the responses of a run as Parquet files, one per iteration, for pandas and DuckDB.
 
-It reads what the run's directory holds, compacted or live, and writes only to the folder that it is given.
+The source is the directory of the run, compacted or live; the only writes go to the given folder.
 """
 
 import json
@@ -35,7 +35,14 @@ RANGE = re.compile(r"(\d*):(\d*)|(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """One file: its iteration, and how many responses of the plan were finished when it was written."""
+    """An exported file.
+
+    Attributes:
+        path: The Parquet file.
+        iteration: The iteration.
+        responses: How many responses of the plan were finished at the time of writing.
+        planned: How many responses the plan has.
+    """
 
     path: Path
     iteration: int
@@ -44,9 +51,9 @@ class Exported:
 
 
 def parse_range(text: str, count: int) -> range:
-    """The iterations among 0 to count - 1 that "a:b" (without b), "a:", ":b", ":" or "a" names.
+    """Return the iterations among 0 to count - 1 that "a:b" (without b), "a:", ":b", ":" or "a" names.
 
-    Raises ValueError for any other text, or if it names no iteration, or one that the run does not have.
+    Raises ValueError for any other text, for an empty range, and for an iteration that the run does not have.
     """
     found = RANGE.fullmatch(text)
     if found is None:
@@ -93,11 +100,11 @@ def load_completion_decoder(store: ObjectStore) -> Decode | None:
 
 
 def load_decoder(store: ObjectStore, consequence: str, sampling: SamplingParams | None = None) -> Decode | None:
-    """A decoder from token ids to text with the run's own tokenizer.
+    """Return a decoder from token ids to text with the run's own tokenizer.
 
-    sampling: of a plan, by which rewards see the text; None: of all tokens. Returns None, with a warning that gives
-    `consequence` and the reason, if the run's files make no tokenizer. Raises CorruptObject if they are not those that
-    run.json lists.
+    sampling: of a plan, for the text that rewards see; None: for the text of all tokens. Returns None, with a
+    warning that gives `consequence` and the reason, if the run's files make no tokenizer. Raises CorruptObject if
+    the files differ from the list in run.json.
     """
     names = read_run(store).model_files
     notice = f"{consequence}: no tokenizer in {store.url}/{layout.MODEL}"
@@ -117,11 +124,11 @@ def load_decoder(store: ObjectStore, consequence: str, sampling: SamplingParams 
 
 
 def rollout_tables(store: ObjectStore, plan: PlanRecord, decode: Decode | None) -> Iterator[pa.Table]:
-    """The finished responses of an iteration as they are now: a table without rows, then one for each part.
+    """Yield the finished responses of an iteration: a table without rows, then a table for each part.
 
-    All have the same columns. Raises LookupError if the iteration got its first rewards meanwhile, because the tables
-    have no columns for them, CorruptObject if a batch is missing or the parts do not hold what the batches name, and
-    what reading raises.
+    All tables have equal columns. Raises LookupError if the iteration got its first rewards meanwhile, because the
+    tables lack the columns, CorruptObject if a batch is missing or differs from the parts, and the errors of
+    reading.
     """
     prompts = read_prompts(store, plan)
     parts, count = read_parts(store, plan.iteration), 0
@@ -146,7 +153,7 @@ def rollout_tables(store: ObjectStore, plan: PlanRecord, decode: Decode | None) 
 
 
 def _check_batches(store: ObjectStore, plan: PlanRecord) -> None:
-    """Raise CorruptObject if a batch is missing before another one: readers stop at the first that is not there."""
+    """Raise CorruptObject for a gap in the numbers of the batches: readers stop at the first gap."""
     keys = store.list(layout.batches(plan.iteration))
     absent = next((key for key in (layout.batch(plan.iteration, n) for n in range(len(keys))) if key not in keys), None)
     if absent is not None:
@@ -160,7 +167,7 @@ def _rollout_table(
     decode: Decode | None,
     functions: Sequence[str],
 ) -> pa.Table:
-    """One row per response, in the order of their numbers; docs/guide/data_export.md describes the columns.
+    """Return a row per response, by number; docs/guide/export.md describes the columns.
 
     functions: the reward functions that get a column.
     """

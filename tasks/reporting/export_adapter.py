@@ -1,7 +1,7 @@
-"""Export: the LoRA adapter in a checkpoint of a run as a PEFT folder, for all tools that read that format.
+"""Export: the LoRA adapter in a checkpoint of a run as a PEFT folder, for every tool that reads PEFT.
 
-Owns which checkpoint it is, PEFT's names, and what its configuration says of the adapted model. Needs neither torch nor
-peft. export_model decides how a folder appears and how files are written.
+Owns the choice of the checkpoint, PEFT's names, and the description of the adapted model. Needs neither torch
+nor peft. export_model decides how a folder appears and how files are written.
 """
 
 import re
@@ -37,7 +37,15 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedAdapter:
-    """The written adapter: factors of `layers` layers, float32, `num_bytes` bytes in all."""
+    """The written adapter, in float32.
+
+    Attributes:
+        path: The folder.
+        version: The weight version.
+        rank: The rank of the factors.
+        layers: How many layers have factors.
+        num_bytes: The bytes of all factors.
+    """
 
     path: Path
     version: int
@@ -49,9 +57,9 @@ class ExportedAdapter:
 def export_adapter(store: ObjectStore, folder: Path, clock: Clock, *, version: int | None = None) -> ExportedAdapter:
     """Write the adapter in the checkpoint of a weight version (default: the newest) as the PEFT folder `folder`.
 
-    The folder must be empty or missing, and appears whole or not at all. On the run's pretrained model the adapter
-    gives exactly that weight version. Raises LookupError if there is no run or no such checkpoint, listing those there
-    are; ValueError for a run without adapters, and as `fan_in_fan_out`; otherwise as `export_model`.
+    The folder must be empty or missing; an interrupted export leaves no folder. The adapter on the run's pretrained
+    model gives exactly the weight version. Raises LookupError, with the stored checkpoints, for a missing run or
+    checkpoint; ValueError for a run without adapters, and as `fan_in_fan_out`; otherwise as `export_model`.
     """
     config, lora = _read_run(store)
     if version == 0:

@@ -12,7 +12,7 @@ from tasks.reporting.export_adapter import export_adapter
 from tasks.reporting.export_model import DTYPES, STORED, export_model
 from tasks.reporting.progress import progress
 
-# What can be exported, and how the options of each are shown.
+# What can be exported, and how the options of each are written.
 EXPORTS = {
     "--rollouts": {"--iterations": "--iterations a:b", "--overwrite": "--overwrite"},
     "--model": {"--version": "--version N", "--dtype": "--dtype D"},
@@ -52,19 +52,21 @@ def export(
     )
     if rollouts:
         chosen = ":" if iterations is None else iterations
-        with progress() as shown:
-            files = export_rollouts(connect_to_run(run_url), chosen, folder, overwrite=overwrite, progress=shown.tell)
+        with progress() as progress_line:
+            files = export_rollouts(
+                connect_to_run(run_url), chosen, folder, overwrite=overwrite, progress=progress_line.tell
+            )
         for file in files:
             click.echo(f"{file.path}: {file.responses} of {file.planned} responses of iteration {file.iteration}")
     elif model:
-        with progress() as shown:
-            shown.tell("reading and writing weights")
+        with progress() as progress_line:
+            progress_line.tell("reading and writing weights")
             done = export_model(connect_to_run(run_url), folder, SystemClock(), version=version, dtype=dtype or STORED)
         size = f"{done.num_bytes} bytes of {done.dtype} in {done.files} file{'s' * (done.files > 1)}"
         click.echo(f"{done.path}: weight version {done.version}, {done.tensors} tensors, {size}")
     else:
-        with progress() as shown:
-            shown.tell("reading and writing the adapter")
+        with progress() as progress_line:
+            progress_line.tell("reading and writing the adapter")
             made = export_adapter(connect_to_run(run_url), folder, SystemClock(), version=version)
         layers = f"{made.layers} layer{'s' * (made.layers > 1)}"
         size = f"rank {made.rank}, {layers}, {made.num_bytes} bytes of float32"
@@ -76,5 +78,5 @@ def _check_export(kinds: Mapping[str, bool], options: Mapping[str, object]) -> N
     chosen = [kind for kind, is_chosen in kinds.items() if is_chosen]
     given = {name for name, value in options.items() if value is not None}
     if len(chosen) != 1 or not given <= EXPORTS[chosen[0]].keys():
-        forms = [" ".join([kind, *(f"[{shown}]" for shown in of_it.values())]) for kind, of_it in EXPORTS.items()]
+        forms = [" ".join([kind, *(f"[{option}]" for option in of_it.values())]) for kind, of_it in EXPORTS.items()]
         raise ValueError(f"export: allowed: {', '.join(forms[:-1])}, or {forms[-1]}")

@@ -44,7 +44,16 @@ TIED_HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedModel:
-    """The written model: `dtype` of most weights, `num_bytes` of all tensors, and how many `files` hold them."""
+    """The written model.
+
+    Attributes:
+        path: The folder.
+        version: The weight version.
+        dtype: The dtype of most weights.
+        tensors: How many tensors were written.
+        num_bytes: The bytes of all tensors.
+        files: How many files hold the tensors.
+    """
 
     path: Path
     version: int
@@ -278,7 +287,7 @@ def _usual_dtype(described: Described) -> str:
 
 
 def _tied(config: Mapping[str, Any], manifest: Manifest) -> list[str]:
-    """The head, if the files hold it beside the embedding that it is tied to; readers tie it again."""
+    """Return the name of the tied head, if the files hold the head beside the embedding; readers tie both again."""
     head = manifest.tensors.get(TIED_HEAD)
     if head is None or not config.get("tie_word_embeddings"):
         return []
@@ -326,7 +335,7 @@ def _with_architecture(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """The configuration with `dtype` and its older name `torch_dtype`, also in those of its parts that have one."""
+    """Return the configuration and its nested parts with `dtype`, also under the older name `torch_dtype`."""
     changed = {
         name: _with_dtype(part, dtype)
         if isinstance(part, dict) and name.endswith("_config") and {"dtype", "torch_dtype"} & part.keys()
@@ -347,8 +356,8 @@ def _put_in_place(unfinished: Path, target: Path) -> None:
 
 def _ranges(versions: Iterable[int]) -> str:
     """Ascending numbers as text, such as "0, 3, 7 to 9"."""
-    shown = []
+    ranges = []
     for _, group in groupby(enumerate(versions), lambda pair: pair[1] - pair[0]):
         run = [version for _, version in group]
-        shown.append(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)))
-    return ", ".join(shown)
+        ranges.append(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)))
+    return ", ".join(ranges)

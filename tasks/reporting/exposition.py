@@ -39,7 +39,14 @@ NEWEST = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric with its samples: (labels, value). One whose value is not known has none."""
+    """A metric with its samples; a metric with an unknown value has no samples.
+
+    Attributes:
+        name: The name.
+        kind: The type in Prometheus' text format.
+        what: The help text.
+        samples: (labels, value) of each sample.
+    """
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -59,7 +66,13 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Committed:
-    """What the reports of committed iterations add up to: their number, sums of metrics, the newest one's metrics."""
+    """The sum of the reports of committed iterations.
+
+    Attributes:
+        iterations: How many iterations are committed.
+        sums: Sums of metrics over the iterations.
+        newest: The metrics of the newest iteration.
+    """
 
     iterations: int = 0
     sums: Mapping[str, float]

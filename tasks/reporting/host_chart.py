@@ -30,11 +30,11 @@ def host_chart(entries: Sequence[SpentEntry], names: Mapping[str, str], own: str
     entries: in order of time; the last 300 are drawn. names: what each run is called, by id. own: the id of the run
     whose page this is; it is the first row, and only its iterations are told.
     """
-    shown = entries[-ENTRIES_MAX:]
-    if not shown:
+    drawn = entries[-ENTRIES_MAX:]
+    if not drawn:
         return svg.card(title, 90, [svg.text(20, 62, "no data", fill=svg.MUTED)])
-    began_s, duration_s = shown[0].began_s, max(shown[-1].ended_s - shown[0].began_s, 1e-3)
-    runs = list(dict.fromkeys([own, *(entry.run for entry in shown if entry.run is not None)]))
+    began_s, duration_s = drawn[0].began_s, max(drawn[-1].ended_s - drawn[0].began_s, 1e-3)
+    runs = list(dict.fromkeys([own, *(entry.run for entry in drawn if entry.run is not None)]))
     bottom = _TOP + len(runs) * _ROW_HEIGHT
     axis = Frame(_LEFT, _TOP, _RIGHT, bottom, (0.0, duration_s), (0.0, 1.0))
     parts = _key() + axis.x_axis("seconds")
@@ -42,7 +42,7 @@ def host_chart(entries: Sequence[SpentEntry], names: Mapping[str, str], own: str
     for row, run in enumerate(runs):
         top = _TOP + row * _ROW_HEIGHT
         parts.append(svg.text(_LEFT - 10, top + 14, _cut(names[run]), text_anchor="end"))
-        parts += [_bar(axis, entry, top, began_s, names[run], own) for entry in shown if entry.run == run]
+        parts += [_bar(axis, entry, top, began_s, names[run], own) for entry in drawn if entry.run == run]
     return svg.card(title, bottom + 52, parts)
 
 

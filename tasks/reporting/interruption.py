@@ -1,4 +1,4 @@
-"""What Ctrl-C says: what the run keeps, and the command that goes on."""
+"""The message of Ctrl-C: the kept work, and the command that continues the run."""
 
 import os
 import shlex
@@ -25,11 +25,11 @@ _ENDING = b"\ninterrupted: the processes of this command write what they have, a
 
 
 @contextmanager
-def told_interruption(run_url: str, count: int | None = None) -> Iterator[None]:
+def announced_interruption(run_url: str, count: int | None = None) -> Iterator[None]:
     """On this machine, let Ctrl-C in the block end the process with a line on standard error and EXIT_CODE.
 
-    A first line says at once that Ctrl-C was heard. In a pod nothing is done. After the last line, while what this
-    process has started ends, another Ctrl-C ends it at once.
+    A first line answers Ctrl-C at once. In a pod nothing is done. Between the last line and the end of all child
+    processes another Ctrl-C ends the process at once.
 
     count: how many iterations the command adds to the run; None if it adds none.
     """

@@ -40,9 +40,14 @@ _PASSED: dict[Task, Callable[[int], str]] = {"plan": layout.plan, "rollout": lay
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSubject:
-    """What a task works on. iteration: None for a plan's, and for a standing member's, which its run says.
+    """The subject of a task.
 
-    run_url: the run's; of an evaluation's members, that of its directory.
+    Attributes:
+        task: The kind of task.
+        run_url: The run; for members of an evaluation, the directory of the evaluation.
+        execution: The execution.
+        iteration: None for a plan and for a standing member, whose run names the iteration.
+        slot: The slot of a member; None for other tasks.
     """
 
     task: Task
@@ -69,15 +74,15 @@ def keep(work: TaskSubject, error: BaseException, cause: str, limit_s: float = K
 
 
 def keep_silent_end(work: TaskSubject, attempt: int, limit_s: float = KEEP_LIMIT_S) -> None:
-    """In a later attempt, write that the one before was killed, if none of this execution has left a word.
+    """In a later attempt, record that the previous attempt was killed, unless the execution has recorded a failure.
 
-    A container cannot tell that its memory ran out. attempt: the number of this one, from 0.
+    A container cannot report that its memory ran out. attempt: the number of the present attempt, from 0.
     """
 
     def act() -> None:
         store = connect(work.run_url)
-        told = (each for each in last_failures(store, 0) if each.execution == work.execution)
-        if not any(each.task == work.task for each in told):
+        kept = (each for each in last_failures(store, 0) if each.execution == work.execution)
+        if not any(each.task == work.task for each in kept):
             keep_failure(store, _record(store, work, f"attempt {attempt} was killed: {KILLED}"))
 
     if attempt:
@@ -107,9 +112,9 @@ def failure_line(failure: FailureRecord) -> str:
 
 
 def silent_end(holder: str | None) -> str:
-    """A line about who holds a run's lease, if that is a process of this machine that has ended; else empty.
+    """Return a line about the holder of a run's lease, if the holder is an ended process of this machine; else empty.
 
-    A process that is killed leaves no word, and one machine has no console that tells of it.
+    A killed process leaves no word, and a single machine has no console.
     """
     if holder is None or not has_ended(holder):
         return ""
@@ -133,8 +138,8 @@ def failure_lines(store: ObjectStore, failed: Sequence[FailureRecord]) -> list[s
 
     failed: as `storage.records.failures.last_failures` gives it.
     """
-    told = [failure_line(each) for each in failed]
-    return told or [line for line in [silent_end(holder_of(store))] if line]
+    lines = [failure_line(each) for each in failed]
+    return lines or [line for line in [silent_end(holder_of(store))] if line]
 
 
 def one_line(text: str) -> str:
@@ -164,7 +169,7 @@ def _iteration(store: ObjectStore, work: TaskSubject) -> int:
 
 
 def _within(limit_s: float, act: Callable[[], None], or_else: str) -> None:
-    """Do it in a thread that is waited for this long, and is left behind then."""
+    """Run `act` in a thread, wait for at most `limit_s`, then leave the thread behind."""
 
     def run() -> None:
         try:

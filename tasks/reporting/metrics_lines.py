@@ -15,8 +15,8 @@ from storage.stores.store import ObjectStore
 def write_metrics(store: ObjectStore) -> list[ReportRecord]:
     """Write metrics.jsonl anew from the run's records; returns the reports, in order.
 
-    A conclusion and an evaluation may write at the same time. A process that afterwards finds more records than it
-    wrote writes again, so the last one to write has them all.
+    A conclusion and an evaluation may write at the same time. A process that afterwards finds newer records writes
+    again: the last writer has all records.
     """
     while True:
         ended = ended_evaluations(store)
@@ -38,10 +38,10 @@ def metrics_lines(history: Iterable[ReportRecord], evaluations: Iterable[Evaluat
     return b"".join(line for _, line in sorted(lines, key=lambda numbered: numbered[0]))
 
 
-def rollout_tokens_per_s(metrics: Mapping[str, float | None]) -> float | None:
-    """The speed of an iteration's rollout from its metrics; None if it was not measured."""
+def with_speed(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Return the metrics of an iteration with `rollout/tokens_per_s`, if the tokens and the seconds were measured."""
     tokens, seconds = metrics.get("num_tokens"), metrics.get("timing_s/rollout")
-    return tokens / seconds if tokens and seconds else None
+    return {**metrics, "rollout/tokens_per_s": tokens / seconds} if tokens and seconds else dict(metrics)
 
 
 def _line(subject: dict[str, int | str], record: ReportRecord | EvaluationRecord) -> bytes:

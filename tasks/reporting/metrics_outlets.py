@@ -39,7 +39,7 @@ def read_address(text: str) -> tuple[str, int]:
 
 
 class _QuietServer(ThreadingHTTPServer):
-    """A server that is not disturbed by what clients do."""
+    """A server without a line in the log for a client that goes away."""
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - as socketserver calls it
         """A client that goes away is no news; anything else is a line."""
@@ -110,7 +110,7 @@ class MetricsServer:
 
 
 def serve(texts: Iterable[str], address: tuple[str, int], say: Callable[[str], None]) -> None:
-    """Serve the last of `texts`, which come one after another, until they end."""
+    """Serve the newest of `texts`, an iterator over time, until the iterator ends."""
     looks = iter(texts)
     with MetricsServer(*address, text=next(looks)) as server:
         say(f"metrics at {server.address} (Ctrl-C ends)")

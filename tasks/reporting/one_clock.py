@@ -1,8 +1,8 @@
 """One clock: times of machines whose clock is provably wrong, moved to where they can have been.
 
-Differences between the wall clocks of two machines are no times. A life cannot end before its iteration was planned nor
-after it is concluded; where it seems to, its machine's clock is wrong. What one machine measured stays as it is: only
-the beginning moves. A clock that is off by less than the iteration's own time cannot be told from a right one.
+Differences between the wall clocks of two machines are no times. A life cannot end before its iteration was
+planned nor after its conclusion; a life that seems to proves a wrong clock. Durations measured by one machine
+stay; only the beginning moves. An error shorter than the iteration's own time cannot be detected.
 """
 
 import logging
@@ -40,7 +40,7 @@ def on_one_clock(
         crew = _together(crew, machine_of, is_wrong, begins_s)
     if is_wrong(training.ended_at_s):
         first_s = min([training.started_at_s, *(alive.started_at_s for alive in trainers)])
-        by_s = _told("the trainer", begins_s - first_s)
+        by_s = _logged_move("the trainer", begins_s - first_s)
         trainers = [_moved(alive, by_s) for alive in trainers]
         training = replace(training, started_at_s=training.started_at_s + by_s, ended_at_s=training.ended_at_s + by_s)
     if training.started_at_s > training.ended_at_s:
@@ -61,9 +61,9 @@ def concluded_at(planned_at_s: float, training: TrainingRecord, wall_s: float) -
 
 
 def in_order(alive: HeartbeatRecord, begins_s: float) -> HeartbeatRecord:
-    """The life with its weights between its beginning and its end, even if its clock was set meanwhile.
+    """Return the life with its time of weights between beginning and end, even after a change of its clock.
 
-    No duration of it is then negative, which the next plan would refuse.
+    No duration is then negative; the next plan would refuse a negative one.
     """
     started_at_s, ended_at_s = alive.started_at_s, alive.updated_at_s
     if started_at_s > ended_at_s:
@@ -88,7 +88,7 @@ def _together(
     is_wrong: Callable[[float], bool],
     begins_s: float,
 ) -> list[HeartbeatRecord]:
-    """The heartbeats; those of a machine that has a wrong one are moved so that its first life begins at `begins_s`."""
+    """Return the heartbeats; lives of a machine with a wrong clock move together, the first to `begins_s`."""
     lives: dict[str, list[HeartbeatRecord]] = defaultdict(list)
     for alive in heartbeats:
         lives[machine_of(alive)].append(alive)
@@ -96,12 +96,12 @@ def _together(
     for machine, of_it in lives.items():
         by_s = 0.0
         if any(is_wrong(alive.updated_at_s) for alive in of_it):
-            by_s = _told(machine, begins_s - min(alive.started_at_s for alive in of_it))
+            by_s = _logged_move(machine, begins_s - min(alive.started_at_s for alive in of_it))
         found += [_moved(alive, by_s) for alive in of_it]
     return found
 
 
-def _told(machine: str, by_s: float) -> float:
+def _logged_move(machine: str, by_s: float) -> float:
     log.warning("the clock of %s is wrong; its times are moved by %.0f s", machine, by_s)
     return by_s
 

@@ -1,4 +1,4 @@
-"""The Deck's page about an iteration's plan: its decisions, their reasons and figures, and how right they were."""
+"""The Deck's page about an iteration's plan: decisions, reasons, figures, and the errors of predictions."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from resources.visible_text import markup
 from storage.records.planning_records import DecisionRecord
 from tasks.reporting import charts
-from tasks.reporting.deck import METRICS_IN_WORDS, styled, table
+from tasks.reporting.deck import styled, table
+from tasks.reporting.key_metrics import METRICS_IN_WORDS
 
 _BYTES_MAX = 90_000
 _ROWS_MAX = 24

@@ -24,15 +24,15 @@ def pool_observations(
     planned: Iterable[str] = (),
     planned_at_s: float = -math.inf,
 ) -> tuple[PoolObservation, ...]:
-    """One observation per pool, by name: the pools of the lives, and those of `planned`, even if no member came.
+    """Return one observation per pool, by name, for the pools of the lives and the pools of `planned`.
 
-    A machine that left because nothing was left counts as present until the end; one that was lost or given notice does
-    not. On the trainer's machine a handover is no loss, because training begins. A start is not counted from before the
+    A machine that left for want of work counts as present until the end; a machine lost or given notice does not.
+    On the trainer's machine a handover is no loss, because training begins. A start is not counted from before the
     plan, at planned_at_s, for which a standing member waited.
     """
     points: dict[str, list[Points]] = defaultdict(list)
-    for told in heartbeats:
-        points[told.pool].append(told.step_s)
+    for heartbeat in heartbeats:
+        points[heartbeat.pool].append(heartbeat.step_s)
     of: dict[str, list[SlotLife]] = defaultdict(list)
     for life in lives:
         of[life.pool].append(life)

@@ -11,7 +11,7 @@ from tasks.reporting.terminal import Terminal
 
 
 class ProgressLine:
-    """The line of one command. It appears with the first `tell`, so what is written before that is not disturbed."""
+    """The line of one command. The line appears with the first `tell`: earlier output is not disturbed."""
 
     def __init__(self, *, is_shown: bool) -> None:
         self.is_shown = is_shown
@@ -60,11 +60,11 @@ def progress(*, is_wanted: bool = True) -> Iterator[ProgressLine]:
 
     is_wanted: False for output that a program reads.
     """
-    shown = ProgressLine(is_shown=is_wanted and shows_line())
+    line = ProgressLine(is_shown=is_wanted and shows_line())
     try:
-        yield shown
+        yield line
     finally:
-        shown.end()
+        line.end()
 
 
 def shows_line() -> bool:

@@ -1,4 +1,4 @@
-"""What a run does, while a process on this machine works on it: in the one line of `progress`, or in its log."""
+"""The progress of a run that a process on this machine works on: in the one line of `progress`, or in the log."""
 
 import logging
 import threading
@@ -26,13 +26,13 @@ def run_progress(run_url: str) -> Iterator[None]:
 
     Without a terminal, as in a pod, nothing is looked at.
     """
-    with progress() as shown:
-        if not shown.is_shown:
+    with progress() as progress_line:
+        if not progress_line.is_shown:
             yield
             return
         ended = threading.Event()
         looker = threading.Thread(
-            target=_look, args=(run_url, shown.tell, ended, LOOK_INTERVAL_S), name="run progress", daemon=True
+            target=_look, args=(run_url, progress_line.tell, ended, LOOK_INTERVAL_S), name="run progress", daemon=True
         )
         looker.start()
         try:
@@ -43,8 +43,8 @@ def run_progress(run_url: str) -> Iterator[None]:
 
 
 @contextmanager
-def crew_told(run_url: str) -> Iterator[None]:
-    """The same while a crew of this machine generates; without a terminal the log says how far it is."""
+def crew_progress(run_url: str) -> Iterator[None]:
+    """Show the progress while a crew of this machine generates; without a terminal, in the log."""
     with run_progress(run_url):
         if shows_line():
             yield
@@ -69,9 +69,9 @@ def _look(run_url: str, tell: Callable[[str, int, int], None], ended: threading.
     while not ended.is_set():
         try:
             watcher = watcher or Watcher(connect(run_url), SystemClock())
-            told = run_line(watcher.look())
+            line = run_line(watcher.look())
             if not ended.is_set():
-                tell(*told)
+                tell(*line)
         except Exception as error:  # noqa: BLE001 - a look for people must not disturb the run
             log.debug("no look at %s: %s", run_url, error)
         ended.wait(interval_s)

@@ -1,6 +1,6 @@
-"""The lives of the crew's incarnations: when each lived, and what became of the tokens that it decoded.
+"""The lives of the crew's incarnations: the time of each life, and the fate of the decoded tokens.
 
-Claims and journal say what counts; heartbeats say when an incarnation lived, and what it decoded and lost.
+Claims and journal say which tokens count; heartbeats give the times, and the tokens decoded and lost.
 """
 
 import logging
@@ -123,10 +123,10 @@ def unannounced(
 
 
 def slot_lives(announced: Sequence[HeartbeatRecord], tally: JournalTally) -> list[SlotLife]:
-    """The lives of incarnations that announced themselves, by slot and start.
+    """Return the lives of incarnations that announced themselves, by slot and start.
 
-    tokens_regenerated: what it decoded, as far as its last heartbeat told, less what counts and what is unused. These
-    tokens were unflushed at a kill, or void because another member had claimed the response.
+    tokens_regenerated: the decoded tokens of the last heartbeat, without counted and unused tokens. Such tokens
+    were unflushed at a kill, or void because another member had claimed the response.
     """
     journalled, lives = tally.reader.shards, []
     for alive in announced:

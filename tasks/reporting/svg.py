@@ -1,7 +1,7 @@
 """Drawing primitives for the charts: escaped SVG elements, scales, round tick values, short numbers.
 
-Every drawing paints its own card and uses attributes only, so inlined drawings cannot style each other. Its colours are
-light ones, unless the page around it sets the variables that are named here. This module knows nothing of runs.
+Every drawing paints its own card and uses attributes only, so inlined drawings cannot style each other. Colours
+are light, unless the surrounding page sets the variables named here. This module knows nothing of runs.
 """
 
 import math
@@ -62,7 +62,16 @@ def card(title: str, height: float, parts: Iterable[str], width: float = WIDTH) 
 
 @dataclass(frozen=True)
 class Frame:
-    """A plot area in drawing units and the data ranges it shows."""
+    """A plot area in drawing units and its data ranges.
+
+    Attributes:
+        left: The left edge.
+        top: The top edge.
+        right: The right edge.
+        bottom: The bottom edge.
+        x_range: (lowest, highest) x of the data.
+        y_range: (lowest, highest) y of the data.
+    """
 
     left: float
     top: float
@@ -136,7 +145,7 @@ def tick_labels(found: Sequence[float]) -> list[str]:
 def padded(values: Sequence[float], *, share: float = 0.06) -> tuple[float, float]:
     """The range of `values` (not empty) with a margin; equal values get a range around them."""
     low, high = min(values), max(values)
-    margin = (high - low) * share or max(abs(high) * 0.1, 0.5)
+    margin = (high - low) * share or (abs(high) * 0.1 if abs(high) > 1e-12 else 0.5)
     return low - margin, high + margin
 
 

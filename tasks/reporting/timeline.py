@@ -29,7 +29,12 @@ _ON_BARS = "#1b1f24"
 
 @dataclass(frozen=True)
 class _Row:
-    """The lives of a slot in lanes, without overlap within a lane (the successor of a frozen member gets its own)."""
+    """The lives of a slot, without overlap within a lane; the successor of a frozen member gets a lane of its own.
+
+    Attributes:
+        slot: The slot.
+        lanes: The lives of each lane, in order.
+    """
 
     slot: int
     lanes: tuple[tuple[SlotLife, ...], ...]
@@ -40,13 +45,13 @@ class _Row:
 
 
 def timeline(lives: Sequence[SlotLife], train_started_at_s: float, train_ended_at_s: float, title: str) -> str:
-    """Draw when each process lived, where one was lost, and how many tokens the next one recovered.
+    """Draw when each process lived, where a process was lost, and how many tokens the successor recovered.
 
-    Times are seconds since 1970, shown relative to the first event. At most 150 lives are drawn, those of the slots
-    with most lives; a note says how many slots were left out. A trainer that ended before it started has no bar.
+    Times are seconds since 1970, shown relative to the first event. At most 150 lives are drawn, of the slots with
+    most lives; a note counts the remaining slots. A trainer that ended before it started has no bar.
     """
-    shown = _busiest(lives)
-    rows = [_row(slot, own) for slot, own in sorted(shown.items())]
+    drawn = _busiest(lives)
+    rows = [_row(slot, own) for slot, own in sorted(drawn.items())]
     trained = train_ended_at_s > train_started_at_s
     times = [t for life in lives for t in (life.started_at_s, life.ended_at_s)]
     times += [train_started_at_s, train_ended_at_s] if trained else []
@@ -75,14 +80,14 @@ def _busiest(lives: Iterable[SlotLife]) -> dict[int, list[SlotLife]]:
     by_slot: dict[int, list[SlotLife]] = defaultdict(list)
     for life in sorted(lives, key=lambda life: (life.started_at_s, life.incarnation)):
         by_slot[life.slot].append(life)
-    shown: dict[int, list[SlotLife]] = {}
+    kept: dict[int, list[SlotLife]] = {}
     left = _LIVES_MAX
     for slot in sorted(by_slot, key=lambda slot: (-len(by_slot[slot]), slot)):
         if left <= 0:
             break
-        shown[slot] = by_slot[slot][-left:]
-        left -= len(shown[slot])
-    return shown
+        kept[slot] = by_slot[slot][-left:]
+        left -= len(kept[slot])
+    return kept
 
 
 def _row(slot: int, lives: Iterable[SlotLife]) -> _Row:
@@ -107,7 +112,7 @@ def _drawn_row(frame: Frame, row: _Row, y: float) -> list[str]:
 
 
 def _bar(frame: Frame, life: SlotLife, top: float, next_start: float) -> list[str]:
-    """One life: its bar, a triangle if it took over tokens, a cross if it was lost, and the words that fit."""
+    """Draw one life: a bar, a triangle for tokens taken over, a cross for a loss, and as many words as fit."""
     x, height = frame.x(life.started_at_s), _LANE_HEIGHT - 3
     width = max(2.0, frame.x(life.ended_at_s) - x)
     middle = top + height / 2

@@ -1,7 +1,7 @@
-"""Sends an iteration's metrics to TensorBoard, Weights & Biases and MLflow, and never lets them delay the run.
+"""Sends an iteration's metrics to TensorBoard, Weights & Biases and MLflow; no tracker delays the run.
 
-Each tracker is a function that logs one iteration, whichever process logged the earlier ones. Credentials come from the
-environment, where the libraries look for them, and are removed from all messages here.
+Each tracker is a function that logs one iteration, also after other processes logged the earlier iterations.
+Credentials come from the environment, as the libraries expect, and are removed from all messages here.
 """
 
 import logging
@@ -32,7 +32,14 @@ USER_INFO = re.compile(r"(?<=://)[^/\s]*@")
 class TrackedIteration:
     """One committed iteration, as trackers get it.
 
-    run_id: letters and digits, the same in every process that advances the run, and unique to the run.
+    Attributes:
+        run_id: Letters and digits, unique to the run, and equal in every process that advances the run.
+        project: The project of the run.
+        name: The run's name.
+        directory: The folder of event files.
+        iteration: The iteration.
+        committed_at_s: Seconds since 1970.
+        metrics: The metrics of the report.
     """
 
     run_id: str
@@ -84,7 +91,7 @@ def _run_name(config: TrackingConfig, run_url: str) -> str:
 
 
 def track(entry: TrackedIteration, trackers: Mapping[str, Tracker], time_limit_s: float = TIME_LIMIT_S) -> None:
-    """Let every tracker log the iteration, side by side; one that fails or exceeds the limit becomes a warning.
+    """Let every tracker log the iteration, side by side; a tracker that fails or exceeds the limit becomes a warning.
 
     A tracker that still hangs from an earlier iteration is left out. No error of a tracker is raised here.
     """
@@ -125,7 +132,7 @@ def without_secrets(text: str) -> str:
 
 
 def log_to_tensorboard(entry: TrackedIteration) -> None:
-    """Log to one event file per iteration, all of a run in one folder, which TensorBoard shows as one run."""
+    """Log to one event file per iteration; TensorBoard shows the common folder as one run."""
     from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415 - only where it was asked for
     from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415
     from tensorboard.summary.writer.event_file_writer import EventFileWriter  # noqa: PLC0415
@@ -141,7 +148,7 @@ def log_to_tensorboard(entry: TrackedIteration) -> None:
 
 
 def log_to_wandb(entry: TrackedIteration) -> None:
-    """Log one step of the W&B run with the run's id; begins and ends it here, so that nothing is left to upload."""
+    """Log one step of the W&B run with the run's id; begin and end the W&B run, to leave nothing to upload."""
     # W&B's reports about itself would keep the process from ending while W&B does not answer.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb  # noqa: PLC0415 - only where it was asked for

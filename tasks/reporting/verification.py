@@ -49,7 +49,7 @@ def _check_batches(plan: PlanRecord, trained: Sequence[GradedResponse], filtered
 
 
 def _check_journal(plan: PlanRecord, recorded: GradedResponse, reader: JournalReader) -> None:
-    """Check that the journal holds a response as its batch names it."""
+    """Check that the journal's response equals the response of the batch."""
     assembled = reader.follow(recorded.response, recorded.lineage)
     found, said = (len(assembled.token_ids), assembled.policy_length), (recorded.length, recorded.policy_length)
     if found != said or assembled.finish != ENDS[recorded.finish_reason]:

@@ -223,7 +223,7 @@ class OpenIteration:
         prefix = layout.alive_all(self._plan.iteration)
         listed = [key.removeprefix(prefix).removesuffix(".json") for key in self._store.list(prefix)]
         idle = [name for name in listed if name not in self._reader.book.incarnations]
-        names = crew.matter(self._heartbeats, self._silent_after_s)
+        names = crew.incarnations_to_show(self._heartbeats, self._silent_after_s)
         names += [name for name in idle if self._heartbeats.get(name, UNREAD).is_alive(self._silent_after_s)]
         for name, sign in self._liveness.look(list(dict.fromkeys(names))).items():
             if sign.found:
@@ -231,7 +231,7 @@ class OpenIteration:
 
 
 def known_prices(config: Mapping[str, Any]) -> dict[str, float]:
-    """Dollars per hour of a slot by pool; none if the price table of this machine lacks one of them."""
+    """Return dollars per hour of a slot by pool; empty if the machine's price table lacks a pool."""
     try:
         pools = parse(config, held=True).pools.rollout_pools
         return {name: pool.price_usd_per_h for name, pool in pools.items()}

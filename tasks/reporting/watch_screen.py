@@ -24,7 +24,14 @@ WIDE = 100
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """width_min: least width of a column whose cells may be broken into lines; wide_only: not on narrow terminals."""
+    """A column of the table of members.
+
+    Attributes:
+        title: The title.
+        is_number: Whether cells are right-aligned.
+        width_min: The least width, for cells that may be broken into lines; None: never broken.
+        wide_only: Whether narrow terminals leave the column out.
+    """
 
     title: str
     is_number: bool = False
@@ -88,12 +95,12 @@ def summary(view: RunView) -> list[str]:
 
 
 def _expectations(view: RunView) -> list[str]:
-    """How good responses are so far, what members cost, how long the rollout still takes, and what waits for tools."""
+    """Return the line of the reward so far, the price of the members, the rest of the rollout, and waits for tools."""
     totals = view.totals
     parts = []
     if totals.reward is not None:
         parts.append(f"reward so far {totals.reward:.3f}")
-    if totals.usd_per_h is not None:
+    if totals.usd_per_h:
         parts.append(f"members {totals.usd_per_h:,.2f} $/h")
     if totals.to_go_s is not None:
         parts.append(f"rollout ends in about {duration(totals.to_go_s)}")

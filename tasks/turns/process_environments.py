@@ -9,7 +9,7 @@ from tasks.turns.answering import CodecOf, Language, TurnAnswer
 from tasks.turns.environments import Answer, OpenTurn
 from tasks.turns.living_environments import LivingEnvironments, Reset
 from tasks.turns.loop_environments import LoopEnvironments
-from tasks.turns.tool_processes import Failed, NotBegun, ProcessLost, TimedOut, ToolProcesses
+from tasks.turns.tool_processes import LOAD_TIME_LIMIT_S, Failed, NotBegun, ProcessLost, TimedOut, ToolProcesses
 from tasks.turns.tool_schemas import ToolsUnusable
 
 T = TypeVar("T")
@@ -26,11 +26,14 @@ class ProcessEnvironments(LoopEnvironments):
         resets: Callable[[OpenTurn], Reset],
         read_object: Callable[[int, str], bytes],
     ) -> None:
-        """Processes start at once, so that the first turns find them loaded.
+        """Start the processes at once, so that the first turns find loaded tools.
 
-        codec_of: called when a turn's plan has other tools than that of the turn before. resets: what the plan has
-        reset the environment of a turn's response with. read_object: the bytes of a state that a member has stored in
-        an iteration by this digest.
+        Args:
+            config: the run's settings for turns.
+            codec_of: makes the codec for the tools of a plan; called when the tools differ from the last turn's.
+            stop_token_ids: the tokens with which a turn of the policy ends.
+            resets: the arguments and the result of the reset with which the plan began a response's environment.
+            read_object: the bytes of a stored state, by iteration and digest.
         """
         self._config = config
         self._language = Language(codec_of, stop_token_ids)
@@ -79,13 +82,13 @@ def reset_texts(config: TurnsConfig, columns: Sequence[Mapping[str, Any]], seeds
         process, _ = await processes.chosen()
         request = {"do": "build", "number": number, "columns": dict(columns[number]), "seed": seeds[number]}
         try:
-            text: str | None = (await process.ask(request, config.load_time_limit_s))["text"]
+            text: str | None = (await process.ask(request, LOAD_TIME_LIMIT_S))["text"]
         except Failed as failed:
             why = str(failed)
         except (ProcessLost, NotBegun) as lost:
             why = f"its process {lost}" if str(lost) else "its process ended before"
         except TimedOut:
-            why = f"it takes longer than turns.load_time_limit_s, {config.load_time_limit_s:g} s"
+            why = f"it takes longer than {LOAD_TIME_LIMIT_S:g} s"
         else:
             process.forget(number)
             return text
@@ -104,7 +107,7 @@ def with_processes(
     *,
     describes: bool = False,
 ) -> T:
-    """What `work` returns with this many processes, which end with it."""
+    """Run `work` with `count` processes of tools, end the processes, and return the result of `work`."""
 
     async def worked() -> T:
         processes = ToolProcesses(config, count, describes=describes)

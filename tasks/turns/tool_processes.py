@@ -1,9 +1,9 @@
-"""The child processes in which tools and environments run, as one event loop sees them.
+"""The child processes in which tools and environments run, seen from the event loop of the member.
 
-A process answers many requests side by side (environment_worker.py). A request that takes too long cannot be stopped,
-so its process is *retired*: it begins nothing new, and it is killed as soon as nothing is left in it that is wanted.
-If the process then answers nothing at all, it is *stuck*: it is killed, and which request is to blame shows when each
-is made again in a process of its own.
+A process answers many requests side by side (environment_worker.py). A request cannot be stopped, so a process whose
+request takes too long is *retired*: a retired process begins nothing new, and is killed when its last wanted request
+has ended and its last wanted environment is gone. A process that then does not even answer a ping is *stuck*: the
+process is killed, and the culprit shows when each of its requests is made again in a process of its own.
 """
 
 import asyncio
@@ -20,6 +20,11 @@ from resources.wire import HEADER_BYTES, PeerGone, body_bytes, pack, parse
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.tool_schemas import ToolsUnusable
 
+# Seconds for the import of the code, each construction of an environment, and an agent's first request; whatever
+# downloads or compiles something once takes minutes.
+LOAD_TIME_LIMIT_S = 600.0
+# Calls, or agents, that one process performs side by side; threads that wait cost little.
+CALLS_PER_PROCESS = 32
 _MODULE = "tasks.turns.environment_worker"
 _STARTS_MAX = 3
 _EXIT_TIME_LIMIT_S = 1.0
@@ -34,7 +39,7 @@ class ProcessLost(Exception):  # noqa: N818 - reads as what happened
 
 
 class Stuck(ProcessLost):
-    """The process answered nothing any more, be it because of this request or of another one."""
+    """The process answers nothing any more, because of the failed request or of another request."""
 
 
 class TimedOut(Exception):  # noqa: N818 - as above
@@ -53,7 +58,13 @@ class Failed(Exception):  # noqa: N818 - as above
 class Offer:
     """What the loaded tools and the environment's class offer.
 
-    schemas: of all tools, if they were asked for. functions, methods: the tools' names; methods are the environment's.
+    Attributes:
+        schemas: the schemas of all tools, if the process describes tools.
+        functions: the names of the tools that are functions.
+        methods: the names of the tools that are methods of the environment.
+        has_reward: whether the environment has get_reward.
+        has_state: whether the environment has get_state and set_state.
+        restores: whether the environment has restore.
     """
 
     schemas: list[dict[str, Any]]
@@ -65,17 +76,17 @@ class Offer:
 
 
 class ToolProcess:
-    """One child process. `environments` are the numbers of those that live in it and are wanted."""
+    """One child process. `environments` holds the numbers of the wanted environments in the process."""
 
     def __init__(self, config: TurnsConfig, *, describes: bool = False, is_alone: bool = False) -> None:
-        """is_alone: for the requests of one response; it ends with them, or with its environment."""
+        """is_alone: whether the process serves one response, and ends with the response's requests or environment."""
         self._config = config
         self._is_alone = is_alone
         self._pinged: asyncio.Task[None] | None = None
         self._describes = describes
         self._waiting: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._begun: set[str] = set()
-        self._slots = asyncio.Semaphore(config.calls_per_process)
+        self._slots = asyncio.Semaphore(CALLS_PER_PROCESS)
         self._queued = 0
         self._exited = asyncio.Event()
         self._process: subprocess.Popen[bytes] | None = None
@@ -97,14 +108,14 @@ class ToolProcess:
         return len(self.environments) + self._queued
 
     async def ask(self, message: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Make a request once fewer than `calls_per_process` run; its reply.
+        """Make a request once fewer than CALLS_PER_PROCESS run; its reply.
 
         Raises ProcessLost, TimedOut, NotBegun and Failed. The request goes on if the caller is cancelled.
         """
         return await asyncio.shield(self._task(self._asked(message, limit_s)))
 
     async def run(self, message: dict[str, Any], begun: asyncio.Event) -> dict[str, Any]:
-        """Make a request without a limit; its reply. `begun` is set when fewer than `calls_per_process` ran.
+        """Make a request without a limit; its reply. `begun` is set when fewer than CALLS_PER_PROCESS ran.
 
         Raises ProcessLost, NotBegun and Failed. The request is not waited for any more if the caller is cancelled.
         """
@@ -119,7 +130,7 @@ class ToolProcess:
             task.add_done_callback(self._forgetting.discard)
 
     def kill(self, how: str = "was ended", kind: type[ProcessLost] = ProcessLost) -> None:
-        """End the process and all that it has started. What waits for it gets an error of this kind, or NotBegun."""
+        """End the process and its children. Waiting requests get an error of the given kind, or NotBegun."""
         if self.lost:
             return
         self.lost = True
@@ -135,7 +146,7 @@ class ToolProcess:
             self._writer.abort()
 
     async def close(self) -> None:
-        """Close the environments that are left, kill the process, and end what watches it."""
+        """Close the remaining environments, kill the process, and end the tasks that watch the process."""
         for number in list(self.environments):
             self.forget(number)
         if self._forgetting and not self.lost:
@@ -176,7 +187,7 @@ class ToolProcess:
                 "agent": self._config.agent,
                 "describes": self._describes,
             },
-            self._config.load_time_limit_s,
+            LOAD_TIME_LIMIT_S,
         )
         offer = Offer(
             reply["schemas"],
@@ -265,7 +276,7 @@ class ToolProcess:
         return reply
 
     async def _ping(self, late: "asyncio.Future[Any]") -> None:
-        """Kill the process if it is stuck, so that no request is blamed for another one's fault.
+        """Kill a stuck process, so that no request is blamed for the fault of a different request.
 
         late: a request whose time is over; it may still be answered meanwhile.
         """
@@ -305,10 +316,10 @@ class ToolProcess:
 
 
 class ToolProcesses:
-    """Processes that take new work, and those that are retired."""
+    """A number of processes for new work, and retired processes until their end."""
 
     def __init__(self, config: TurnsConfig, count: int, *, describes: bool = False) -> None:
-        """count: of those that take new work. describes: whether they make the schemas of the tools."""
+        """count: the number of processes for new work. describes: whether processes make the schemas of the tools."""
         self._config = config
         self._count = count
         self._describes = describes
@@ -316,7 +327,7 @@ class ToolProcesses:
         self._alone: list[ToolProcess] = []
 
     def start(self) -> None:
-        """Start what is missing, and do not wait for it."""
+        """Start missing processes without waiting for them."""
         self._working()
 
     async def chosen(self) -> tuple[ToolProcess, Offer]:
@@ -338,8 +349,8 @@ class ToolProcesses:
         if isinstance(problem, Failed):
             raise ToolsUnusable(str(problem))
         if isinstance(problem, TimedOut):
-            limit = f"{self._config.load_time_limit_s:g} s"
-            raise ToolsUnusable(f"turns.load_time_limit_s: loading {named} takes longer than {limit}")
+            limit = f"{LOAD_TIME_LIMIT_S:g} s"
+            raise ToolsUnusable(f"turns: loading {named} takes longer than {limit}")
         raise ToolsUnusable(f"turns: {named}: the process that loads them {str(problem) or 'ended'}")
 
     async def alone(self) -> ToolProcess:

@@ -1,4 +1,4 @@
-"""Reading a run: its responses as text, in a terminal and on a page in the browser.
+"""Reading a run: responses as text, in a terminal and on a page in the browser.
 
-It reads what the run's directory holds, live or finished, and writes nothing to it.
+A reader reads the directory of a live or a finished run, and writes nothing to the run.
 """

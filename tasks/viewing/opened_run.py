@@ -74,7 +74,7 @@ class Run:
         return pa.table({name: pa.array([row.get(name) for row in rows], type=kind) for name, kind in kinds.items()})
 
     def responses(self, iteration: int) -> pa.Table:
-        """The responses of a committed iteration, a row each; docs/guide/data_export.md names the columns.
+        """The responses of a committed iteration, a row each; docs/guide/export.md names the columns.
 
         Takes the memory of all its tokens. Raises LookupError for an iteration that is not committed, and what reading
         raises.
@@ -83,10 +83,10 @@ class Run:
         return pa.concat_tables(tables)
 
     def model(self, version: int | None = None) -> Any:
-        """A weight version, by default the newest, as a transformers model on the CPU, in the dtype that is stored.
+        """Return a weight version, by default the newest, as a transformers model on the CPU, in the stored dtype.
 
-        Takes the disk space of a model while it is loaded. Raises LookupError for a version that the run does not have,
-        with those that it has, and what `export_model` raises.
+        Takes the disk space of a model during the load. Raises LookupError, with the stored versions, for a version
+        that the run does not have, and the errors of `export_model`.
         """
         # The import takes seconds.
         from transformers import AutoModelForCausalLM  # noqa: PLC0415

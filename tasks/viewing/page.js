@@ -28,8 +28,8 @@ async function ask(path) {
   return found;
 }
 
-// Does it, and shows what goes wrong until something that was asked for succeeds; a look at the run that nobody asked for
-// only takes back what it said itself.
+// Runs `act` and shows its error until an action of the user succeeds. A look at the run by the clock (isAsked: false)
+// hides only errors of such looks.
 async function trying(act, isAsked = true) {
   const problem = at("problem");
   try {
@@ -57,14 +57,23 @@ const time = (seconds) => (seconds ? new Date(seconds * 1000).toISOString().slic
 function drawSummary() {
   at("failures").replaceChildren(...summary.failures.map((line) => make("li", {}, line)));
   at("failures").hidden = !summary.failures.length;
-  const facts = { ...summary.facts, "last iteration": time(summary.last_s) };
+  const newest = newestIteration(), isOpen = summary.planned.length > 0;
+  const facts = { "newest iteration": newest < 0 ? "" : isOpen ? `${newest}, under way` : `${newest}, committed ${time(summary.last_s)}`, ...summary.facts };
   at("facts").replaceChildren(...Object.entries(facts).filter(([, value]) => value)
     .map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
   at("config").textContent = summary.config;
   at("charts").replaceChildren(...summary.charts.map((drawing) =>
     make("figure", { tabindex: 0 }, document.importNode(new DOMParser().parseFromString(drawing, "image/svg+xml").documentElement, true))));
+  const [head, ...compared] = summary.compared;
+  at("compared").replaceChildren(make("thead", {}, make("tr", {}, ...head.map((name) => make("th", {}, name)))),
+    make("tbody", {}, ...compared.map((cells) => make("tr", {}, ...cells.map((cell) => make("td", {}, cell))))));
+  at("h-compared").textContent = `Iteration ${summary.iterations.length - 1} beside the one before`;
+  at("beside").hidden = !compared.length;
   drawIterations();
 }
+
+// The iterations are numbered from 0, without gaps; those under way follow the committed ones. -1: there is none.
+const newestIteration = () => summary.iterations.length + summary.planned.length - 1;
 
 function drawIterations(all = false) {
   const cells = summary.iterations.map((values, index) => [index, values.map((value) => number(value))]);
@@ -88,7 +97,7 @@ function choose(iteration) {
 const filter = at("filter").elements;
 
 function chosen() {
-  const last = summary.iterations.length + summary.planned.length - 1;
+  const last = newestIteration();
   const found = /^(\d*)(:?)(\d*)$/.exec(filter.iterations.value.trim());
   if (!found) throw new Error(`iterations: value ${filter.iterations.value}; allowed: a, a:b (without b), a: or :b`);
   const first = found[1] === "" ? (found[2] ? 0 : last) : Number(found[1]);
@@ -99,7 +108,7 @@ function chosen() {
 }
 
 async function load() {
-  if (!summary.iterations.length && !summary.planned.length) { at("count").textContent = "The run has no iteration yet."; return; }
+  if (newestIteration() < 0) { at("count").textContent = "The run has no iteration yet."; return; }
   const mine = ++loads;
   await trying(async () => {
     const blocks = [];
@@ -121,7 +130,7 @@ async function load() {
 function joined(blocks) {
   const count = blocks.reduce((sum, block) => sum + block.states.length, 0), prompts = blocks.flatMap((block) => block.prompts);
   const all = {
-    count, prompts, orders: new Map(), starts: new Map(), lower: prompts.map((prompt) => `${prompt.text} ${prompt.id}`.toLowerCase()),
+    count, prompts, orders: new Map(), starts: new Map(), texts: new Map(), lower: prompts.map((prompt) => `${prompt.text} ${prompt.id}`.toLowerCase()),
     states: [...new Set(blocks.flatMap((block) => block.states))].sort(), named: Object.create(null), advantage: new Float64Array(count).fill(NaN),
   };
   for (const name of ["place", "iteration", "response", "group", "prompt", "state", "length", "stretches", "truncated"]) all[name] = new Uint32Array(count);
@@ -159,11 +168,16 @@ function setAdvantages(iteration, found) {
   drawRows();
 }
 
-// What the responses are sorted by; the first is by iteration, and by number in each.
+// The columns that the responses can be sorted by.
 const columns = () => ({
   response: rows.place, group: rows.group, reward: rows.reward, advantage: rows.advantage, tokens: rows.length,
   slot: rows.slot, stretches: rows.stretches, ...Object.fromEntries(Object.entries(rows.named).map(([name, values]) => [`reward: ${name}`, values])),
 });
+
+// The choices of an order: a column, after "-" if its greatest values come first.
+const orders = () => [["response", "by number"], ["-reward", "best first"], ["reward", "worst first"], ["-tokens", "longest first"], ["tokens", "shortest first"],
+  ["-advantage", "highest advantage first"], ["advantage", "lowest advantage first"], ["-stretches", "most resumed first"], ["slot", "by slot"],
+  ...Object.keys(rows.named).flatMap((name) => [[`-reward: ${name}`, `highest ${name} first`], [`reward: ${name}`, `lowest ${name} first`]])];
 
 // All responses by one column, ascending, and how many of them are known; the others come last. A counting sort by the
 // distinct values, which takes a third of the time of a sort with a comparison. It is kept.
@@ -187,7 +201,7 @@ function fillChoices() {
     if (options.some(([name]) => name === value)) select.value = value;
   };
   keep(filter.state, [["", "all"], ...rows.states.map((name) => [name, name])]);
-  keep(filter.sort, Object.keys(columns()).map((name) => [name, name]));
+  keep(filter.sort, orders());
 }
 
 function apply() {
@@ -202,7 +216,7 @@ function apply() {
     && (slot === null || rows.slot[i] === slot) && rows.length[i] >= lengthMin && rows.length[i] <= lengthMax
     && (!byReward || (rows.reward[i] >= rewardMin && rows.reward[i] <= rewardMax))
     && (!truncated || rows.truncated[i] === 1) && (!resumed || rows.stretches[i] > 1) && (!hits || hits[rows.prompt[i]] === 1);
-  const { sorted, known } = order(filter.sort.value), descends = filter.descending.checked, found = [];
+  const descends = filter.sort.value.startsWith("-"), { sorted, known } = order(filter.sort.value.slice(descends ? 1 : 0)), found = [];
   for (let place = 0; place < sorted.length; place++) {
     const i = sorted[descends && place < known ? known - 1 - place : place];
     if (isWanted(i)) found.push(i);
@@ -213,20 +227,43 @@ function apply() {
 }
 
 function drawRows() {
-  const several = rows.starts.size > 1, names = Object.keys(rows.named);
-  const titles = [...(several ? ["iteration"] : []), "response", "group", "reward", ...(names.length > 1 ? names : []), "advantage", "tokens", "slot", "stretches"];
-  const head = make("tr", {}, ...titles.map((name) => make("th", {}, name)), make("th", { class: "text" }, "state"), make("th", { class: "text" }, "prompt"));
-  const body = shown.slice(0, limit).map((i, place) => make("tr", { class: place === opened ? "chosen" : false },
-    ...(several ? [make("td", {}, String(rows.iteration[i]))] : []),
-    make("td", {}, make("button", { class: "link", type: "button", "aria-label": `Open response ${rows.response[i]} of iteration ${rows.iteration[i]}`, on: { click: () => openAt(place) } }, String(rows.response[i]))),
-    make("td", {}, String(rows.group[i])), make("td", {}, number(rows.reward[i])),
-    ...(names.length > 1 ? names.map((name) => make("td", {}, number(rows.named[name][i]))) : []),
-    make("td", {}, number(rows.advantage[i])), make("td", {}, number(rows.length[i]) + (rows.truncated[i] ? " cut" : "")),
-    make("td", {}, Number.isNaN(rows.slot[i]) ? "" : String(rows.slot[i])), make("td", {}, rows.stretches[i] > 1 ? `${rows.stretches[i]} resumed` : String(rows.stretches[i])),
-    make("td", { class: "text" }, rows.states[rows.state[i]]), make("td", { class: "text" }, rows.prompts[rows.prompt[i]].text)));
-  at("responses").replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
-  at("count").textContent = `${number(shown.length)} of ${number(rows.count)} responses`;
+  const several = rows.starts.size > 1, names = Object.keys(rows.named).length > 1 ? Object.keys(rows.named) : [];
+  const titles = [...(several ? ["iteration"] : []), "response", "prompt", "completion", "reward", ...names, "advantage", "tokens", "group", "slot", "stretches", "state"];
+  const opener = (i, place) => make("button", { class: "link", type: "button", "aria-label": `Open response ${rows.response[i]} of iteration ${rows.iteration[i]}`, on: { click: () => openAt(place) } }, String(rows.response[i]));
+  const cells = (i, place) => [...(several ? [rows.iteration[i]] : []), opener(i, place), rows.prompts[rows.prompt[i]].text, rows.texts.get(i) ?? "", number(rows.reward[i]),
+    ...names.map((name) => number(rows.named[name][i])), number(rows.advantage[i]), number(rows.length[i]) + (rows.truncated[i] ? " cut" : ""), rows.group[i],
+    Number.isNaN(rows.slot[i]) ? "" : rows.slot[i], rows.stretches[i] > 1 ? `${rows.stretches[i]} resumed` : rows.stretches[i], rows.states[rows.state[i]]];
+  const kind = (title) => (["prompt", "completion", "state"].includes(title) ? `text ${title}` : false);
+  // The name of each value stands before it where the row is too narrow for columns.
+  const body = shown.slice(0, limit).map((i, place) => make("tr", { role: "row", class: place === opened ? "chosen" : false },
+    ...cells(i, place).map((cell, column) => make("td", { role: "cell", class: kind(titles[column]), "data-name": titles[column] }, typeof cell === "number" ? String(cell) : cell))));
+  at("responses").replaceChildren(make("thead", {}, make("tr", {}, ...titles.map((name) => make("th", { class: kind(name) }, name)))), make("tbody", { role: "rowgroup" }, ...body));
+  const drawn = [...rows.starts.keys()], newest = newestIteration(), last = drawn[drawn.length - 1];
+  const which = drawn.length > 1 ? `iterations ${drawn[0]} to ${last}` : `iteration ${last}`, state = summary.planned.includes(newest) ? ", under way" : "";
+  at("count").textContent = `${number(shown.length)} of ${number(rows.count)} responses of ${which}${last === newest ? ` (the newest${state})` : ""}`;
   at("more").hidden = shown.length <= limit;
+  loadTexts();
+}
+
+// The texts of the rows that are drawn, a page at a time; a file has one answer for each response.
+async function loadTexts() {
+  const loaded = rows, missing = shown.slice(0, limit).filter((i) => !loaded.texts.has(i));
+  if (!missing.length) return;
+  for (const i of missing) loaded.texts.set(i, "");
+  const isLoaded = await trying(async () => {
+    for (const iteration of loaded.starts.keys()) {
+      const wanted = missing.filter((i) => loaded.iteration[i] === iteration), numbers = wanted.map((i) => loaded.response[i]);
+      for (let first = 0; first < wanted.length; first += PAGE_ROWS) {
+        const page = numbers.slice(first, first + PAGE_ROWS), path = `texts/${iteration}/`;
+        const texts = data.answers ? page.map((response) => data.answers[path + response]?.[0] ?? null) : await ask(path + page.join("/"));
+        texts.forEach((text, index) => loaded.texts.set(wanted[first + index], text ?? "(not available)"));
+      }
+    }
+    return true;
+  }, false);
+  if (!isLoaded) for (const i of missing) if (!loaded.texts.get(i)) loaded.texts.delete(i);
+  if (loaded !== rows) return;
+  for (const [place, row] of [...at("responses").tBodies[0].rows].entries()) row.querySelector(".completion").textContent = rows.texts.get(shown[place]) ?? "";
 }
 
 // One response.
@@ -259,7 +296,7 @@ async function openResponse(iteration, response) {
     make("p", {}, `Sample ${view.sample} of group ${view.group}, prompt ${view.prompt_id}: ${number(view.tokens)} tokens, ${view.state}.`,
       view.state === "failed" ? " Not graded: its environment was lost." : view.reward === null ? " Not graded yet." : ` Reward ${number(view.reward, 4)}${rewards.length ? ` (${rewards.join(", ")})` : ""}.`,
       Number.isNaN(advantage) ? "" : ` Advantage ${number(advantage, 4)}.`),
-    make("h3", {}, "Prompt"), make("div", { class: "prose", tabindex: 0 }, view.prompt),
+    make("h3", {}, "Prompt"), make("div", { class: "prose prompt", tabindex: 0 }, view.prompt),
     make("details", {}, make("summary", {}, "Other columns of its row"), make("pre", { tabindex: 0 }, JSON.stringify(view.columns, null, 2))),
     make("h3", {}, "Response"), space,
     ...(view.calls.length ? [make("h3", {}, "Calls of tools"), drawCalls(view.calls)] : []));
@@ -334,7 +371,7 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
   if (at("detail").open && event.key === "j") openAt(opened + 1);
   else if (at("detail").open && event.key === "k") openAt(opened - 1);
-  else if (!at("detail").open && event.key === "/") { event.preventDefault(); filter.prompt.focus(); }
+  else if (!at("detail").open && event.key === "/") { event.preventDefault(); at("more-filters").open = true; filter.prompt.focus(); }
 });
 
 drawSummary();

@@ -1,28 +1,32 @@
-"""What the page of a run asks for, by path, as JSON values; the same for a server and for a written file.
+"""The data of the page of a run, by path, as JSON values; a server and a written file give equal values.
 
-Paths: summary; iterations/<n>; advantages/<n>; responses/<n>/<r>; tokens/<n>/<r>/<first>; prompts/<id>. In what models
-and data sets wrote, control characters are written out, because a browser hides them or turns the text around them.
+Paths: summary; iterations/<n>; advantages/<n>; responses/<n>/<r>; texts/<n>/<r>/<r>...; tokens/<n>/<r>/<first>;
+prompts/<id>. Control characters in prompts and responses are written out: a browser hides control characters, or turns
+the neighbouring text around.
 """
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from resources.visible_text import visible
 from storage.clock import Clock
 from storage.records.prompt_table import PromptRow
-from tasks.viewing.response_view import conversation_text
+from tasks.viewing.response_view import ResponseView, conversation_text
 from tasks.viewing.run_reader import IterationReader, RunReader
 from tasks.viewing.run_summary import summary
 
-# Of each prompt, so many characters stand in the table of responses.
-PREVIEW_CHARACTERS = 120
+# Of a prompt and of a response, so many characters stand in the table of responses.
+PREVIEW_CHARACTERS = 240
+TEXT_CHARACTERS = 700
+# A page of the table; each request for texts holds the tokens of all its responses.
+TEXTS_AT_ONCE = 50
 
 
 def page_data(reader: RunReader, clock: Clock, path: str) -> Any:
-    """What is at a path. Raises LookupError for a path that the run does not have, and what reading raises."""
+    """Return the value at a path. Raises LookupError for a path that the run does not have, and errors of reading."""
     kind, *rest = path.split("/")
     if kind == "summary" and not rest:
         return _plain_values(summary(reader.store, clock.wall()))
@@ -30,7 +34,7 @@ def page_data(reader: RunReader, clock: Clock, path: str) -> Any:
         # An id may hold slashes.
         return _plain_values(reader.places(path.partition("/")[2]))
     found = _KINDS.get(kind)
-    if found is None or len(rest) != found[0] or not all(part.isdecimal() for part in rest):
+    if found is None or len(rest) not in found[0] or not all(part.isdecimal() for part in rest):
         raise LookupError(f"path: value {path!r}; allowed: {', '.join(['summary', 'prompts', *_KINDS])}, with numbers")
     iteration, *numbers = map(int, rest)
     of_iteration = reader.iteration(iteration)
@@ -60,9 +64,33 @@ def index_data(reader: IterationReader) -> dict[str, Any]:
 def response_data(reader: IterationReader, number: int) -> dict[str, Any]:
     """The view of a response, with its advantage if that was asked for before."""
     view = asdict(reader.view(number, with_advantage=reader.has_advantages))
-    shown: dict[str, Any] = _plain_values(view)
+    values: dict[str, Any] = _plain_values(view)
     # The page shows the id of the prompt, and asks for the prompt by the id as it is.
-    return shown | {"prompt_key": view["prompt_id"]}
+    return values | {"prompt_key": view["prompt_id"]}
+
+
+def text_data(reader: IterationReader, *numbers: int) -> list[str | None]:
+    """Return the excerpt of each response for its row; None for a response that is deleted.
+
+    Raises LookupError for a number that the plan does not have.
+    """
+    if max(numbers) >= reader.plan.num_responses:
+        raise LookupError(f"response: value {max(numbers)}; allowed: 0 to {reader.plan.num_responses - 1}")
+    with reader.read_together(numbers) as readable:
+        views = {number: reader.view(number, with_advantage=False) for number in readable}
+    return [excerpt(views[number]) if number in views else None for number in numbers]
+
+
+def excerpt(view: ResponseView) -> str:
+    """Return the text of a response; of a longer text the beginning and, because answers come last, more of the end."""
+    if not view.has_text:
+        return "(the run holds no tokenizer)"
+    text = "".join(stretch.text for stretch in view.stretches)
+    left_out = len(text) - TEXT_CHARACTERS
+    if left_out > 0:
+        first, last = TEXT_CHARACTERS // 3, TEXT_CHARACTERS - TEXT_CHARACTERS // 3
+        text = f"{text[:first]} [... {left_out:,} characters ...] {text[-last:]}"
+    return visible(text)
 
 
 def token_data(reader: IterationReader, number: int, first: int) -> list[tuple[str, float | None]]:
@@ -70,12 +98,13 @@ def token_data(reader: IterationReader, number: int, first: int) -> list[tuple[s
     return [(visible(text), _plain(logprob)) for text, logprob in reader.tokens(number, first)]
 
 
-# The numbers that follow the kind in a path, and what gives the value.
-_KINDS: dict[str, tuple[int, Callable[..., Any]]] = {
-    "iterations": (1, index_data),
-    "advantages": (1, lambda reader: reader.advantages),
-    "responses": (2, response_data),
-    "tokens": (3, token_data),
+# How many numbers follow the kind in a path, and the function that returns the value.
+_KINDS: dict[str, tuple[Sequence[int], Callable[..., Any]]] = {
+    "iterations": ([1], index_data),
+    "advantages": ([1], lambda reader: reader.advantages),
+    "responses": ([2], response_data),
+    "texts": (range(2, 2 + TEXTS_AT_ONCE), text_data),
+    "tokens": ([3], token_data),
 }
 
 

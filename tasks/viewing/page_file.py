@@ -24,7 +24,14 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """A page that was written: how many responses it holds, of which iterations, and its bytes."""
+    """A page that was written.
+
+    Attributes:
+        path: The HTML file.
+        responses: How many responses the file holds.
+        iterations: The iterations of the responses, ascending.
+        num_bytes: The size of the file.
+    """
 
     path: Path
     responses: int
@@ -33,7 +40,12 @@ class Written:
 
 
 def render_page(summary: Mapping[str, Any], answers: Mapping[str, Any] | None = None) -> str:
-    """The HTML of the page. answers: what it would ask a server for, by path; None: it asks one."""
+    """Return the HTML of the page.
+
+    Args:
+        summary: The value of the path `summary`.
+        answers: The values of all other paths, for a file; None: the page asks its server.
+    """
     style, script = _asset("page.css"), _asset("page.js")
     # In a script element of JSON, "<" could begin the tag that ends it.
     data = encode({"summary": summary, "answers": answers}).replace("<", "\\u003c")
@@ -47,7 +59,10 @@ def render_page(summary: Mapping[str, Any], answers: Mapping[str, Any] | None = 
 
 
 def content_policy(*, connects: bool) -> str:
-    """The page's Content-Security-Policy: its own script and no other, and no connection but to its own server."""
+    """Return the Content-Security-Policy of the page: only the page's script runs.
+
+    connects: True lets the page connect to its server; False forbids all connections.
+    """
     digest = base64.b64encode(hashlib.sha256(_asset("page.js").encode()).digest()).decode()
     connect = "'self'" if connects else "'none'"
     return (
@@ -63,11 +78,11 @@ def write_page(
     responses_max: int = FILE_RESPONSES_MAX,
     tokens_max: int = FILE_TOKENS_MAX,
 ) -> Written:
-    """Write the page as one file, which appears whole or not at all.
+    """Write the page as one file; an interrupted write leaves no file.
 
-    It holds the responses of the newest iterations, group by group, up to these limits.
-    Raises IsADirectoryError, FileNotFoundError for a missing folder, OSError if the file cannot be written, and what
-    reading raises.
+    The file holds the responses of the newest iterations, group by group, up to both limits. Raises
+    IsADirectoryError, FileNotFoundError for a missing folder, OSError if the file cannot be written, and the errors
+    of reading.
     """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; allowed: the name of a file")
@@ -134,6 +149,7 @@ def _add_groups(
         for number in numbers:
             response = page_data(reader, clock, f"responses/{iteration}/{number}")
             answers[f"responses/{iteration}/{number}"] = response
+            answers[f"texts/{iteration}/{number}"] = page_data(reader, clock, f"texts/{iteration}/{number}")
             for first in range(0, max(1, response["tokens"]), TOKENS_AT_ONCE):
                 path = f"tokens/{iteration}/{number}/{first}"
                 answers[path] = page_data(reader, clock, path)

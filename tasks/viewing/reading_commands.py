@@ -31,8 +31,8 @@ from tasks.viewing.terminal_view import print_response, token_lines
 def status(run_url: str, as_json: bool) -> None:
     """Show what failed last in a run, its finished iterations and evaluations, and a step that was not finite."""
     store = connect_to_run(run_url)
-    with progress(is_wanted=not as_json) as shown:
-        history, evaluated, stopped = reports(store, shown.tell), evaluations(store), nonfinite_line(store)
+    with progress(is_wanted=not as_json) as progress_line:
+        history, evaluated, stopped = reports(store, progress_line.tell), evaluations(store), nonfinite_line(store)
         failed = last_failures(store, len(history))
     if as_json:
         click.echo(json_output(status_data(store.url, history, evaluated, failed, stopped)))
@@ -45,7 +45,7 @@ def status(run_url: str, as_json: bool) -> None:
         if cut is not None:
             click.echo(cut)
         point_usd = usd_per_reward_point(history)
-        if point_usd is not None:
+        if point_usd:
             click.echo(f"dollars so far per point of mean reward gained since iteration 0: {point_usd:.5f}")
     else:
         click.echo(f"{run_url} holds no committed iteration yet")
@@ -62,12 +62,12 @@ def status(run_url: str, as_json: bool) -> None:
 @click.option("--tokens", is_flag=True, help="List the tokens with their log-probs instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(run_url: str, iteration: int, response: int, tokens: bool, as_json: bool) -> None:
-    """Show the prompt and the text of one response, its rewards, and who generated which part of it.
+    """Show the prompt and the text of one response, the rewards, and the process that generated each part.
 
     ITERATION and RESPONSE are numbers from 0. The iteration may still be under way.
     """
-    with progress(is_wanted=not as_json) as shown:
-        shown.tell(f"reading response {response} of iteration {iteration}")
+    with progress(is_wanted=not as_json) as progress_line:
+        progress_line.tell(f"reading response {response} of iteration {iteration}")
         reader = RunReader(connect_to_run(run_url)).iteration(iteration)
         view, index = reader.view(response), reader.index()
         pieces = range(0, view.tokens, TOKENS_AT_ONCE) if tokens else ()
@@ -103,8 +103,8 @@ def view(run_url: str, file: Path | None, port: int) -> None:
         with suppress(KeyboardInterrupt):
             asyncio.run(_serve(reader, port))
         return
-    with progress() as shown:
-        shown.tell("reading responses, and writing the page")
+    with progress() as progress_line:
+        progress_line.tell("reading responses, and writing the page")
         done = write_page(reader, file, SystemClock())
     of = f" of iterations {done.iterations[0]} to {done.iterations[-1]}" if done.iterations else ""
     click.echo(f"{done.path}: {done.responses:,} responses{of}, {done.num_bytes:,} bytes")

@@ -1,4 +1,4 @@
-"""A response as people read it: its text in stretches, each with who generated it and how it ended, and its rewards."""
+"""A response as people read it: text in stretches, the process and the end of each stretch, and the rewards."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -79,20 +79,20 @@ class ResponseView:
     """A response of an iteration for people; texts are as the tokenizer decodes them, special tokens included.
 
     Attributes:
-        iteration: Its iteration.
-        response: Its number.
-        group: Its group.
-        sample: Its index in the group.
+        iteration: The iteration.
+        response: The number of the response in the iteration.
+        group: The number of the group.
+        sample: The index in the group.
         state: See State.
         prompt_id: The prompt's id.
-        prompt: What the policy read; without a tokenizer the prompt as it stands in the data.
+        prompt: The text that the policy read; without a tokenizer the prompt as stored in the data.
         columns: The other columns of the prompt's row.
-        stretches: Its text and who generated it, in order; none if it was not begun.
-        calls: Its calls of tools, in order; none in a run without turns.
-        tokens: How many it has so far.
-        reward: The weighted sum of the rewards; None while it is not graded, and if it failed.
+        stretches: Text by generating process, in order; empty if the response was not begun.
+        calls: Calls of tools, in order; empty in a run without turns.
+        tokens: The present number of tokens.
+        reward: The weighted sum of the rewards; None if the response is not graded, or failed.
         rewards: By reward function.
-        advantage: As the train step computed it; None if it is not known.
+        advantage: As the train step computed it; None if unknown.
         has_text: Whether there is a tokenizer.
     """
 
@@ -146,7 +146,7 @@ def view_response(
 def stretches_of(
     traced: Traced, state: State, fates: Mapping[str, Fate], decode: Decode | None
 ) -> tuple[StretchView, ...]:
-    """The stretches of a response; the one place where its tokens become text that people read."""
+    """Return the stretches of a response; no other function turns its tokens into text for people."""
     response, ids = traced.response, traced.response.token_ids.tolist()
     merged: list[tuple[str, int]] = []
     for span, tokens in zip(traced.lineage, response.spans, strict=True):

@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,7 +32,12 @@ TOKENS_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class _Moment:
-    """Responses as they were when they were read together, and what had become of the incarnations."""
+    """Responses read at one time.
+
+    Attributes:
+        traced: The responses, by number.
+        fates: The fate of each incarnation at the time.
+    """
 
     traced: dict[int, Traced]
     fates: dict[str, Fate]
@@ -71,11 +76,15 @@ class IterationReader:
         return self._index
 
     @contextmanager
-    def read_together(self, responses: range) -> Iterator[list[int]]:
-        """In this block, answer about these responses from what is read at its beginning, with few requests.
+    def read_together(self, responses: Iterable[int]) -> Iterator[list[int]]:
+        """Read responses with few requests, and answer from memory inside the block.
 
-        Gives the numbers of those that can be viewed: unused ones cannot. It holds the tokens of all of them.
+        Yields the numbers of the responses that can be viewed; an unused response cannot. Memory holds the tokens of
+        all responses. A block inside another block reads nothing.
         """
+        if self._moment is not None:
+            yield [number for number in responses if number in self._moment.traced]
+            return
         states = self._last_index().states
         traced = self._lookup.find_all(number for number in responses if states[number] != "unused")
         self._moment = _Moment(traced, self._fates())
@@ -129,10 +138,10 @@ class IterationReader:
 
     def _traced(self, number: int) -> tuple[Traced, ResponseIndex]:
         index = self._last_index()
-        if self._moment is not None and number in self._moment.traced:
-            return self._moment.traced[number], index
-        batch = index.batches[number] if 0 <= number < self.plan.num_responses else None
-        traced = self._lookup.find(number, batch)
+        traced = None if self._moment is None else self._moment.traced.get(number)
+        if traced is None:
+            batch = index.batches[number] if 0 <= number < self.plan.num_responses else None
+            traced = self._lookup.find(number, batch)
         if traced is None:
             raise LookupError(f"response {number} of iteration {self.plan.iteration} was not used, and is deleted")
         if len(traced.response.token_ids) < index.lengths[number] and not exists(

@@ -1,4 +1,4 @@
-"""The finished iterations of a run: a table for a terminal, and the same as JSON values."""
+"""The finished iterations of a run: a table for a terminal, and JSON values."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,6 +11,7 @@ from storage.records.evaluation_records import EvaluationRecord
 from storage.records.failures import FailureRecord
 from storage.records.records import ReportRecord
 from tasks.reporting.costs import usd_per_reward_point
+from tasks.reporting.key_metrics import costs_anything
 
 COLUMNS = (
     ("reward", "reward", "{:.3f}"),
@@ -32,16 +33,24 @@ TURNS_COLUMNS = (
 
 
 def table(history: list[ReportRecord]) -> Table:
-    """A table with one row per iteration: reward, lengths, losses, seconds, dollars; below, bytes of weights."""
+    """Return a table with one row per iteration: reward, lengths, losses, seconds and, unless all are free, dollars.
+
+    The bytes of the last weight versions stand below.
+    """
     with_turns = any("turns/mean" in report.metrics for report in history)
-    columns = (*COLUMNS, *TURNS_COLUMNS) if with_turns else COLUMNS
+    with_dollars = costs_anything(report.metrics for report in history)
+    columns = [
+        column
+        for column in (*COLUMNS, *(TURNS_COLUMNS if with_turns else ()))
+        if with_dollars or column[1] != "cost/usd_iter"
+    ]
     grid = Table("iteration", *(title for title, _, _ in columns), title="committed iterations")
     for report in history:
         cells = [form.format(report.metrics.get(name, float("nan"))) for _, name, form in columns]
         grid.add_row(str(report.iteration), *cells)
     sizes = [(report.weight_version, report.metrics.get("weights/bytes")) for report in history[-VERSIONS_SHOWN:]]
-    shown = [f"{size:,.0f} (version {version})" for version, size in sizes if size is not None]
-    grid.caption = f"bytes of weights: {', '.join(shown)}" if shown else None
+    known = [f"{size:,.0f} (version {version})" for version, size in sizes if size is not None]
+    grid.caption = f"bytes of weights: {', '.join(known)}" if known else None
     return grid
 
 

@@ -1,4 +1,4 @@
-"""What people want to know of a run before they read its responses: what it is, how it goes, what it costs."""
+"""The facts of a run that the page shows above the responses: identity, progress, charts and cost."""
 
 import json
 import math
@@ -15,22 +15,15 @@ from storage.records.run import next_iteration, plans_in_flight, read_report, re
 from storage.stores.store import ObjectMissing, ObjectStore
 from tasks.configuration.in_force import in_force
 from tasks.reporting import charts
+from tasks.reporting.key_metrics import COMPARED, Metrics, compared_rows, costs_anything
 from tasks.reporting.last_failures import failure_lines
-from tasks.reporting.metrics_lines import metrics_lines, rollout_tokens_per_s
-from tasks.reporting.reward_chart import reward_chart
+from tasks.reporting.metrics_lines import metrics_lines, with_speed
+from tasks.reporting.run_charts import run_charts
 
 # So many of the last iterations say how long the next ones take.
 RECENT = 5
 # In the units of drawings, whose letters have 12 to 16 of them: three charts beside each other, or one on a telephone.
 CHART_WIDTH = 480.0
-# Title, unit, and the metrics of each chart but the first, by their names in the legend.
-_CHARTS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
-    ("Length of the responses", "tokens", {"maximum": "completions/max_length", "mean": "completions/mean_length"}),
-    ("Entropy", "nats", {"entropy": "entropy"}),
-    ("Mismatch between sampler and trainer", "KL", {"mismatch": "mismatch_kl"}),
-    ("Speed of the rollout", "tokens/s", {"speed": "rollout/tokens_per_s"}),
-    ("Dollars so far", "dollars", {"dollars": "cost/usd_run"}),
-)
 # The columns of the table of iterations, by metric.
 COLUMNS = {
     "reward": "reward",
@@ -42,12 +35,17 @@ COLUMNS = {
     "seconds": "timing_s/iteration",
     "dollars": "cost/usd_iter",
 }
-Metrics = Mapping[str, float | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToGo:
-    """What the rest of a run takes if it goes on as it did lately: iterations, seconds and dollars."""
+    """The cost of the remaining iterations, estimated from the last few.
+
+    Attributes:
+        iterations: How many iterations remain.
+        seconds: Their expected duration.
+        usd: Their expected dollars.
+    """
 
     iterations: int
     seconds: float
@@ -55,9 +53,9 @@ class ToGo:
 
 
 def committed_metrics(store: ObjectStore) -> list[dict[str, float | None]]:
-    """The metrics of each committed iteration, in order, as in metrics.jsonl, with the speed of its rollout.
+    """Return the metrics of each committed iteration, in order, as in metrics.jsonl, with the speed of the rollout.
 
-    They come from that file, which is one object, and from the reports that are newer than it.
+    Most come from metrics.jsonl, a single object; newer iterations come from their reports.
     """
     found: list[dict[str, float | None]] = []
     committed = next_iteration(store)
@@ -66,21 +64,25 @@ def committed_metrics(store: ObjectStore) -> list[dict[str, float | None]]:
             found.append(line)
     newer = [read_report(store, iteration) for iteration in range(len(found), committed)]
     found += map(json.loads, metrics_lines(newer).splitlines())
-    for metrics in found:
-        speed = rollout_tokens_per_s(metrics)
-        if speed is not None:
-            metrics["rollout/tokens_per_s"] = speed
-    return found
+    return [with_speed(metrics) for metrics in found]
 
 
 def summary(store: ObjectStore, now_s: float) -> dict[str, Any]:
-    """What failed last, the header, the charts (SVG) and the table of iterations, as JSON values.
+    """Return what the page shows above the responses, as JSON values.
 
-    now_s: the time of the look.
+    The values are the last failures, the header, the charts (SVG), the newest iteration beside the previous iteration,
+    and the table of iterations.
+
+    Args:
+        store: The run.
+        now_s: The present time, in seconds since 1970.
     """
     run, history = read_run(store), committed_metrics(store)
     planned, config = [plan.iteration for plan in plans_in_flight(store)], run.config
     times = [metrics["time_s"] for metrics in history if metrics.get("time_s")]
+    with_dollars = costs_anything(history)
+    columns = {title: metric for title, metric in COLUMNS.items() if with_dollars or title != "dollars"}
+    newest, previous = (history[-1] if history else {}), (history[-2] if len(history) > 1 else {})
     return {
         "url": store.url,
         "failures": failure_lines(store, last_failures(store, len(history))),
@@ -88,15 +90,16 @@ def summary(store: ObjectStore, now_s: float) -> dict[str, Any]:
         "last_s": times[-1] if times else None,
         "looked_at_s": now_s,
         "config": in_force(config) if config else "",
-        "columns": list(COLUMNS),
-        "iterations": [[_plain(metrics.get(name)) for name in COLUMNS.values()] for metrics in history],
+        "columns": list(columns),
+        "iterations": [[_finite(metrics.get(name)) for name in columns.values()] for metrics in history],
         "planned": planned,
-        "charts": [reward_chart(_curve(history, "reward"), evaluations(store), CHART_WIDTH), *metric_charts(history)],
+        "compared": [COMPARED, *compared_rows(newest, previous, with_dollars=with_dollars)],
+        "charts": run_charts(dict(enumerate(history)), evaluations(store), CHART_WIDTH),
     }
 
 
 def run_facts(run: RunRecord) -> dict[str, str]:
-    """What a run is, by name: its model, its algorithm, its size, and the version of Gleaner that looks at it."""
+    """Return the identity of a run, by name: model, algorithm, size, and the version of the viewing Gleaner."""
     algorithm = run.config.get("algorithm", {})
     choices = [str(algorithm[name]) for name in ("advantage_estimator", "policy_loss") if name in algorithm]
     facts = {
@@ -109,21 +112,23 @@ def run_facts(run: RunRecord) -> dict[str, str]:
 
 
 def spent_facts(run: RunRecord, history: Sequence[Metrics]) -> dict[str, str]:
-    """When the run began, what its iterations took, and what those take that `forecast.iterations` still lacks."""
+    """Return the start time, the time and dollars so far, and an estimate for the rest of `forecast.iterations`."""
     seconds = _sum(history, "timing_s/iteration")
+    with_dollars = costs_anything(history)
     facts = {
         "begun": charts.utc(run.created_at_s),
-        "so far": _taken(len(history), seconds, _last(history, "cost/usd_run")),
+        "so far": _taken(len(history), seconds, _last(history, "cost/usd_run") if with_dollars else None),
     }
     rest = to_go(history, run.config)
     if rest is not None:
-        facts["to go"] = f"{_taken(rest.iterations, rest.seconds, rest.usd)}, if they go on as the last ones"
+        taken = _taken(rest.iterations, rest.seconds, rest.usd if with_dollars else None)
+        facts["to go"] = f"{taken}, at the pace of the last iterations"
     return facts
 
 
-def _taken(iterations: int, seconds: float, usd: float) -> str:
-    counted = f"{iterations:,} iteration{'s' * (iterations != 1)}"
-    return f"{counted}, {charts.duration(seconds)}, {charts.amount(usd, '$')}"
+def _taken(iterations: int, seconds: float, usd: float | None) -> str:
+    counted = f"{iterations:,} iteration{'s' * (iterations != 1)}, {charts.duration(seconds)}"
+    return counted if usd is None else f"{counted}, {charts.amount(usd, '$')}"
 
 
 def to_go(history: Sequence[Metrics], config: Mapping[str, Any]) -> ToGo | None:
@@ -134,16 +139,6 @@ def to_go(history: Sequence[Metrics], config: Mapping[str, Any]) -> ToGo | None:
         return None
     each_s, each_usd = (_sum(recent, name) / len(recent) for name in ("timing_s/iteration", "cost/usd_iter"))
     return ToGo(iterations=left, seconds=left * each_s, usd=left * each_usd)
-
-
-def metric_charts(history: Sequence[Metrics]) -> list[str]:
-    """The other charts, without those that no iteration has a value for."""
-    drawn = []
-    for title, unit, metrics in _CHARTS:
-        series = {label: _curve(history, metric) for label, metric in metrics.items()}
-        if any(series.values()):
-            drawn.append(charts.line_chart(series, title, "iteration", unit, CHART_WIDTH))
-    return drawn
 
 
 def _lines(store: ObjectStore) -> list[dict[str, Any]]:
@@ -170,17 +165,13 @@ def _responses_per_iteration(config: Mapping[str, Any]) -> str:
     return f"{groups} prompts x {size}" if groups and size else ""
 
 
-def _curve(history: Sequence[Metrics], metric: str) -> list[tuple[float, float]]:
-    return [(float(at), value) for at, each in enumerate(history) if (value := _plain(each.get(metric))) is not None]
-
-
-def _plain(value: float | None) -> float | None:
+def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
 def _sum(history: Sequence[Metrics], metric: str) -> float:
-    return sum(_plain(metrics.get(metric)) or 0.0 for metrics in history)
+    return sum(_finite(metrics.get(metric)) or 0.0 for metrics in history)
 
 
 def _last(history: Sequence[Metrics], metric: str) -> float:
-    return (_plain(history[-1].get(metric)) if history else None) or 0.0
+    return (_finite(history[-1].get(metric)) if history else None) or 0.0

@@ -17,7 +17,7 @@ CONTINUED = {"killed": "red", "handed over": "yellow", "taken over": "yellow"}
 
 
 def response_screen(view: ResponseView, index: ResponseIndex) -> RenderableType:
-    """One response below its prompt, and the rewards of its group."""
+    """Return one response below its prompt, and the rewards of the group."""
     return Group(
         Text(_title(view), style="bold"),
         Text(_rewards(view)),
@@ -32,7 +32,7 @@ def response_screen(view: ResponseView, index: ResponseIndex) -> RenderableType:
 
 
 def token_lines(tokens: Sequence[tuple[str, float | None]], first: int) -> Iterator[str]:
-    """A line for each token: its position, its log-prob, and its text in quotes."""
+    """Yield a line for each token: position, log-prob, and text in quotes."""
     for position, (text, logprob) in enumerate(tokens, start=first):
         yield f"{position:>7} {'' if logprob is None else f'{logprob:.4f}':>10}  {visible(text)!r}"
 

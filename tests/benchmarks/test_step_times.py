@@ -1,6 +1,5 @@
-"""The estimate of a decode step beside what others measured; the guide's table is the benchmark's."""
+"""The estimate of a decode step beside published measurements; the guide's figures are the benchmark's."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -25,27 +24,12 @@ def test_an_estimate_without_its_constants_is_found_out(monkeypatch: pytest.Monk
     assert not all(target.met for target in targets())
 
 
-def test_the_guide_shows_these_rows():
-    text = GUIDE.read_text(encoding="utf-8")
-    rows = re.findall(
-        r"^\| (\S+) on (\d+) x (\S+), (\d+) at once, after (\d+) tokens "
-        r"\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| (.+) \|$",
-        text,
-        flags=re.MULTILINE,
-    )
-    assert rows == [
-        (
-            one.model,
-            str(one.gpus),
-            one.source.accelerator,
-            str(one.batch),
-            str(one.inputs),
-            f"{one.tokens_per_s:.0f}",
-            f"{one.estimated:.0f}",
-            f"{one.ratio:.2f}",
-            "fitted" if one.fitted else "held back",
-        )
-        for one in MEASUREMENTS
-    ]
+def test_the_guide_says_how_many_rows_there_are_and_how_far_off_they_are():
+    text = " ".join(GUIDE.read_text(encoding="utf-8").split())
+    fitted = sum(one.fitted for one in MEASUREMENTS)
+    ratios = [one.ratio for one in MEASUREMENTS]
+    assert f"with {len(MEASUREMENTS)} published measurements" in text
+    assert f"tokens per second is {min(ratios):.2f} to {max(ratios):.2f}." in text
+    assert f"by {fitted} of the measurements; {len(MEASUREMENTS) - fitted} were held back" in text
     for source in {one.source for one in MEASUREMENTS}:
-        assert all(part in text for part in (source.engine, source.as_of, source.accelerator))
+        assert source.accelerator.partition("-")[0] in text

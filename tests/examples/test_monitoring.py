@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "monitoring"
 RULES = yaml.safe_load((FOLDER / "alerts.yaml").read_text(encoding="utf-8"))["groups"][0]["rules"]
 DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text(encoding="utf-8"))
-PAGE = (ROOT / "docs/guide/monitoring.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/guide/watching.md").read_text(encoding="utf-8")
 EXPRESSIONS = [
     *(rule["expr"] for rule in RULES),
     *(target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]),

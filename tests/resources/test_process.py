@@ -50,10 +50,6 @@ def test_those_that_a_process_has_started_are_known_parents_first_and_not_those_
 FORKS = """
 import os, signal, sys, time
 from resources.process import end_with
-
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# Below the size from which the C library takes memory for one object alone, and returns it with that.
-PIECE_BYTES = 64 << 10
 parent = os.getpid()
 if os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))

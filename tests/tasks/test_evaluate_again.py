@@ -12,8 +12,8 @@ from storage.records.evaluations import begun_evaluations, evaluations
 from storage.stores.connect import connect
 from storage.stores.memory import MemoryStore
 from storage.stores.store import CorruptObject, StoreUnavailable
-from tasks.concluding.evaluation import measure_and_tell
-from tasks.concluding.iteration import commit_and_tell
+from tasks.concluding.evaluation import measure_and_report
+from tasks.concluding.iteration import commit_and_report
 from tasks.configuration.references import IterationOutcome
 from tasks.configuration.run_config import dump
 from tasks.evaluate import evaluate, plan_evaluation
@@ -131,9 +131,9 @@ def test_a_conclusion_and_an_evaluation_that_write_at_the_same_time_lose_no_line
     roll_out(URL, 1)
     train_small(URL, 1)
     outcomes: list[IterationOutcome] = []
-    meanwhile = Once("put", layout.METRICS, lambda: outcomes.append(commit_and_tell(reference, last=True)[0]))
+    meanwhile = Once("put", layout.METRICS, lambda: outcomes.append(commit_and_report(reference, last=True)[0]))
     whole = filled(meanwhile, everything(store))
-    measure_and_tell(url, SystemClock())
+    measure_and_report(url, SystemClock())
     assert [outcome.weight_version for outcome in outcomes] == [2]
     assert [line.get("iteration") for line in lines(whole)] == [0, None, 1]
 
@@ -145,7 +145,7 @@ def test_a_conclusion_adds_the_line_of_an_evaluation_that_ends_meanwhile(store, 
     roll_out(URL, 1)
     train_small(URL, 1)
     whole = filled(Once("put", layout.METRICS, lambda: measure(url, SystemClock())), everything(store))
-    commit_and_tell(reference, last=True)
+    commit_and_report(reference, last=True)
     assert [line.get("iteration") for line in lines(whole)] == [0, None, 1]
 
 

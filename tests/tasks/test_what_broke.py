@@ -88,7 +88,7 @@ def breaks(error):
 def test_a_trainer_that_failed_is_told_first_until_it_has_trained(run, monkeypatch):
     store, _, reference = run
     quiet(store)
-    monkeypatch.setattr(launch, "advance_here", breaks(ValueError("the data\nis bad")))
+    monkeypatch.setattr(launch, "train_here", breaks(ValueError("the data\nis bad")))
     with pytest.raises(ValueError, match="is bad"):
         train(plan=reference)
     line, failure = screens(store)
@@ -103,7 +103,7 @@ def test_a_trainer_that_failed_is_told_first_until_it_has_trained(run, monkeypat
 @pytest.mark.slow
 def test_a_failure_for_which_flyte_tries_again_is_told_meanwhile(run, monkeypatch):
     store, _, reference = run
-    monkeypatch.setattr(launch, "advance_here", breaks(StoreUnavailable("no answer")))
+    monkeypatch.setattr(launch, "train_here", breaks(StoreUnavailable("no answer")))
     with pytest.raises(FlyteRecoverableException):
         train(plan=reference)
     assert screens(store)[1]["error"] == "StoreUnavailable: no answer"
@@ -122,7 +122,7 @@ def test_a_collector_and_a_conclusion_that_failed_are_told_first(run, monkeypatc
     train_small(URL, 0)
     after = TrainOutcome(plan=reference, weight_version=1, reward=0.0)
     with monkeypatch.context() as broken:
-        broken.setattr(concluding, "commit_and_tell", breaks(ValueError("it does not add up")))
+        broken.setattr(concluding, "commit_and_report", breaks(ValueError("it does not add up")))
         with pytest.raises(ValueError, match="add up"):
             conclude(trained=after, last=False)
     assert screens(store)[0].startswith("failed: conclude of iteration 0, ")

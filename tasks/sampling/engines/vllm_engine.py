@@ -27,7 +27,7 @@ from tasks.sampling.engines.decoder import model_config
 from tasks.sampling.engines.engine import EngineDied, EngineError, FinishReason, GenerationRequest, TokenDelta
 from tasks.sampling.engines.vllm_core import Core, CoreRequest, OwnProcess, SameProcess
 from tasks.sampling.engines.vllm_names import EXPERTS_ON_CPU, installed_version, resolve
-from tasks.sampling.engines.vllm_settings import build_vllm_config, on_loopback, prepare_environment
+from tasks.sampling.engines.vllm_settings import LIMITS, Limits, build_vllm_config, on_loopback, prepare_environment
 from tasks.sampling.engines.vllm_warmup import warm_up
 from tasks.sampling.engines.vllm_weights import VllmWeights
 
@@ -36,7 +36,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _InFlight:
-    """A request in vLLM. name: in vLLM; generated: tokens so far; begun: whether vLLM has returned one of them."""
+    """A request in vLLM.
+
+    Attributes:
+        request: the request of the session.
+        name: the name of the request in vLLM.
+        generated: the number of tokens generated so far.
+        begun: whether vLLM has returned a token of the request.
+    """
 
     request: GenerationRequest
     name: str
@@ -58,6 +65,7 @@ class VllmEngine:
         device: Literal["auto", "cpu", "cuda"] = "auto",
         config: VllmConfig | None = None,
         keyed: bool = True,
+        limits: Limits = LIMITS,
     ) -> None:
         """Start vLLM with random weights, which takes seconds to minutes.
 
@@ -67,10 +75,11 @@ class VllmEngine:
             dtype: the dtype of weights, activations and cache.
             max_responses_in_flight: the most responses that vLLM decodes together.
             context_length: the most tokens of prompt + response.
-            device: the device that vLLM must find; "auto" takes the one that it was built for.
+            device: the device that vLLM must find; "auto" takes the device of the installed build of vLLM.
             config: all other settings; None takes the defaults.
             keyed: our noise draws the tokens. False is for measurements of its cost: vLLM's own noise draws them, a
                 resumed response continues otherwise, and log-probs are right at the temperatures 0 and 1 alone.
+            limits: how long vLLM may take.
 
         Raises:
             EngineError: vLLM is missing, or refuses the model or a setting.
@@ -79,12 +88,13 @@ class VllmEngine:
         check_sizes(dtype, max_responses_in_flight, context_length)
         self._config = config or VllmConfig()
         self._keyed = keyed
+        self._limits = limits
         self._vocab_size = vocab_size
         self._context_length = context_length
         self._max_in_flight = max_responses_in_flight
         self._model_dir = Path(model_dir)
         self._dtype = dtype
-        self._device = prepare_environment(self._config)
+        self._device = prepare_environment(self._config, limits)
         if not self._device or device not in ("auto", self._device):
             found = self._device or "no device"
             raise EngineError(f"rollout.device: value {device!r}, and vLLM {installed_version()} finds {found} here")
@@ -164,13 +174,13 @@ class VllmEngine:
     def step(self) -> list[TokenDelta]:
         """See `Engine`."""
         core, version = self._loaded()
-        deadline_s = time.monotonic() + self._config.step_timeout_s
+        deadline_s = time.monotonic() + self._limits.step_s
         while self._in_flight:
             deltas = self._deltas(self._guarded(core.outputs), str(version))
             if deltas:
                 return deltas
             if time.monotonic() > deadline_s:
-                raise self._dead(EngineDied(f"vLLM has sent no token for {self._config.step_timeout_s:g} s"))
+                raise self._dead(EngineDied(f"vLLM has sent no token for {self._limits.step_s:g} s"))
         return []
 
     def abort(self, responses: Sequence[int]) -> None:
@@ -210,9 +220,9 @@ class VllmEngine:
             keyed=self._keyed,
         )
         with on_loopback():
-            core = SameProcess(settings) if self._config.process == "same" else OwnProcess(settings, self._config)
+            core = SameProcess(settings) if self._config.process == "same" else OwnProcess(settings, self._limits)
         try:
-            warmed_s = warm_up(core, self._like_a_runs, self._max_in_flight, self._config.step_timeout_s)
+            warmed_s = warm_up(core, self._like_a_runs, self._max_in_flight, self._limits.step_s)
         except BaseException:
             core.close()
             raise
@@ -228,7 +238,7 @@ class VllmEngine:
         return core
 
     def _like_a_runs(self, count: int) -> list[CoreRequest]:
-        """Requests to warm up with: one token in, and two out if there is room."""
+        """Requests to warm up with: a prompt of one token, and two tokens to generate."""
         asked = [GenerationRequest(n, n, (0,), (), n, SamplingParams(max_completion_length=2)) for n in range(count)]
         return [self._core_request(_InFlight(request, next(self._names), 0), BASE_VERSION) for request in asked]
 

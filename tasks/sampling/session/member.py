@@ -40,6 +40,8 @@ from tasks.turns.opened_environments import opened_environments
 
 log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 1.0
+# In one iteration: an engine that died three times there would die again, so the machine is at fault.
+ENGINE_RESTARTS_MAX = 2
 Build = Callable[[RolloutConfig, Path, int], Engine]
 
 
@@ -150,7 +152,7 @@ def weights_store(store: ObjectStore, plan: PlanRecord) -> ObjectStore:
 def session_config(config: RunConfig, *, slot: int, pool: str) -> SessionConfig:
     """A session's settings: the intervals of the run's configuration, and the names of this process.
 
-    Only slots of the crew leave early to save GPU time: joined and trainer's machines cost the same if they leave.
+    Only slots of the crew leave early to save GPU time: a joined or a trainer's machine costs no less without a member.
     """
     in_crew = pool not in (JOINED_POOL, TRAIN_POOL)
     return SessionConfig(
@@ -163,14 +165,14 @@ def session_config(config: RunConfig, *, slot: int, pool: str) -> SessionConfig:
         heartbeat_interval_s=config.rollout.heartbeat_interval_s,
         claim_ttl_s=config.rollout.claim_ttl_s,
         idle_timeout_s=config.rollout.idle_timeout_s,
-        engine_restarts_max=config.rollout.engine_restarts_max,
+        engine_restarts_max=ENGINE_RESTARTS_MAX,
         objective=config.planning.objective if in_crew else "makespan",
         cut_share=config.planning.cut_share if in_crew else None,
     )
 
 
 def check_pool(config: RunConfig, pool: str) -> None:
-    """Raise WrongGpus if this machine has other GPUs than the pool of the crew on which it runs."""
+    """Raise WrongGpus if the machine's GPUs are not the configured GPUs of its pool of the crew."""
     machine = config.pools.rollout_pools.get(pool)
     if machine is not None and config.rollout.engine != "scripted":
         check_gpus(pool_path(pool), machine.gpus, config.rollout.device)
@@ -178,12 +180,18 @@ def check_pool(config: RunConfig, pool: str) -> None:
 
 def weight_cache(config: RunConfig) -> WeightCache | None:
     """The folder in which processes of this machine share pulled weights; None when the configuration turns it off."""
-    return open_cache(config.rollout.weight_cache_dir, config.rollout.weight_cache_bytes_max)
+    return open_cache(None, config.rollout.weight_cache_bytes_max)
 
 
 @dataclass(frozen=True)
 class Equipment:
-    """What a process keeps from one session to the next. environments: None in a run without turns."""
+    """The engine and environments of a process, which outlive a session.
+
+    Attributes:
+        engine: the engine, which keeps its weights between sessions.
+        environments: the answers to the policy's turns; None in a run without turns.
+        health: whether the engine has died.
+    """
 
     engine: Engine
     environments: Environments | None

@@ -5,7 +5,7 @@ import pytest
 from storage.records import layout
 from storage.records.run import read_plan
 from storage.stores.memory import MemoryStore
-from tasks.concluding.responses_tab import CHARACTERS_MAX, responses_tab, telling
+from tasks.concluding.responses_tab import CHARACTERS_MAX, best_worst_longest, responses_tab
 from tasks.reporting.deck import page
 from tasks.viewing.response_index import read_index
 from tests.committed_runs import begin, plan_iteration
@@ -22,11 +22,11 @@ def run(tmp_path_factory):
 def test_the_best_the_worst_and_the_longest_are_chosen_once_each(run):
     index = read_index(run, read_plan(run, 0))
     # Response 0 has the lowest reward and is the longest, too.
-    assert telling(index) == {"Highest reward": 3, "Lowest reward": 0}
+    assert best_worst_longest(index) == {"Highest reward": 3, "Lowest reward": 0}
     index.lengths[1] = 9
-    assert telling(index) == {"Highest reward": 3, "Lowest reward": 0, "Longest": 1}
+    assert best_worst_longest(index) == {"Highest reward": 3, "Lowest reward": 0, "Longest": 1}
     index.rewards[:] = [None] * 4
-    assert telling(index) == {}
+    assert best_worst_longest(index) == {}
 
 
 @pytest.mark.parametrize("iteration", [0, 1])

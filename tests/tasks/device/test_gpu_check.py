@@ -141,5 +141,5 @@ def test_this_machine_can_be_looked_at():
 
 
 def test_the_guide_names_the_oldest_driver_of_each_cuda():
-    guide = (Path(__file__).parents[3] / "docs" / "guide" / "install.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[3] / "docs" / "guide" / "first_run.md").read_text(encoding="utf-8")
     assert all(driver in guide for driver in OLDEST_DRIVERS.values())

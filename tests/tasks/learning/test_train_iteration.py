@@ -118,8 +118,14 @@ SECTIONS = {"dr_grpo": {"lora": {"rank": 4, "alpha": 8.0}}}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", PRESETS)
-def test_with_another_algorithm_a_kill_changes_as_little(model, preset):
+@pytest.mark.parametrize(
+    ("preset", "anywhere"),
+    [
+        *((preset, False) for preset in PRESETS),
+        *(pytest.param(preset, True, marks=pytest.mark.exhaustive) for preset in ("ppo", "dr_grpo")),
+    ],
+)
+def test_with_another_algorithm_a_kill_changes_as_little(model, preset, anywhere):
     """Two iterations, in the second of which the policy has left its reference; killed around the recording."""
     algorithm = {"preset": preset, "kl_coef": 0.05, **PRESETS[preset]}
     store = memory_store("advance", DiesAtWrite("advance", {}))
@@ -134,7 +140,7 @@ def test_with_another_algorithm_a_kill_changes_as_little(model, preset):
     assert metrics["kl"] != 0
     assert metrics["actor/grad_norm"] > 0
     around_recording = sum("batches/" in key for key in store.written) + 2
-    for writes in range(len(store.written) if preset in ("ppo", "dr_grpo") else around_recording):
+    for writes in range(len(store.written) if anywhere else around_recording):
         killed = memory_store("advance", DiesAtWrite("advance", begun, writes))
         with pytest.raises(Killed):
             train_small(URL, 1)
@@ -347,9 +353,10 @@ def test_a_small_step_is_published_as_a_difference_to_what_the_policy_was(tmp_pa
 
 
 @pytest.mark.slow
-def test_every_so_many_versions_are_published_whole(model):
+def test_every_so_many_versions_are_published_whole(model, monkeypatch):
+    monkeypatch.setattr("tasks.learning.publication.WEIGHTS_FULL_INTERVAL", 1)
     store = memory_store("advance")
-    plan_iteration(config(URL, model, trainer={"weights_full_interval": 1}))
+    plan_iteration(config(URL, model))
     roll_out(URL, 0)
     train_small(URL, 0)
     assert tensor_sets.read_manifest(store, layout.weights(1)).base is None

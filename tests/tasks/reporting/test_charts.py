@@ -64,12 +64,53 @@ def test_the_names_in_a_legend_overlap_neither_each_other_nor_the_title_nor_the_
 
 def test_line_chart_leaves_out_what_is_not_finite_and_thins_long_series():
     points = [(float(k), math.nan if k == 3 else float(k)) for k in range(5000)]
-    (line,) = nodes(line_chart({"reward": points}, "Reward", "iteration", "reward"), "polyline")
-    drawn = line.attrib["points"].split()
-    assert len(drawn) == 400
-    assert not nodes(line_chart({"reward": points}, "Reward", "iteration", "reward"), "circle")
-    xs = [float(point.split(",")[0]) for point in drawn]
-    assert xs == sorted(xs)
+    drawing = line_chart({"reward": points}, "Reward", "iteration", "reward")
+    assert not nodes(drawing, "circle")
+    for line in nodes(drawing, "polyline"):
+        drawn = line.attrib["points"].split()
+        assert len(drawn) == 200
+        xs = [float(point.split(",")[0]) for point in drawn]
+        assert xs == sorted(xs)
+
+
+def heights(line: ET.Element) -> list[float]:
+    """Of the points of a line, downwards."""
+    return [float(point.split(",")[1]) for point in line.attrib["points"].split()]
+
+
+def test_a_series_of_eight_points_is_smoothed_by_a_thick_line():
+    zigzag = [(float(k), float(k % 2)) for k in range(8)]
+    thin, thick = nodes(line_chart({"a": zigzag}, "t", "iteration", "y"), "polyline")
+    assert float(thin.attrib["stroke-width"]) < float(thick.attrib["stroke-width"])
+    assert thin.attrib["stroke"] == thick.attrib["stroke"]
+    spread = [max(found) - min(found) for found in map(heights, (thin, thick))]
+    assert spread[1] < spread[0] / 2
+    # The mean of five values around the middle: 0, 1, 0, 1, 0 is 0.4 of the way up.
+    bottom, top = max(heights(thin)), min(heights(thin))
+    assert heights(thick)[4] == pytest.approx(bottom + 0.4 * (top - bottom), abs=0.1)
+    assert len(nodes(line_chart({"a": zigzag[:7]}, "t", "iteration", "y"), "polyline")) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "is_storm"),
+    [
+        ([8.4e-10, 6.3e-10, 4.7e-10], True),
+        ([0.5, 0.5 + 1e-12], True),
+        ([2e6, 2e6 + 1e-3], True),
+        ([8.4e-10, 6.3e-9], False),
+        ([0.0, 0.0, 0.0], False),
+        ([0.4290, 0.4051], False),
+    ],
+)
+def test_differences_of_rounding_are_said_and_not_drawn(values: list[float], is_storm: bool):
+    drawing = line_chart({"a": list(enumerate(values))}, "KL", "iteration", "KL")
+    assert any(word.startswith("rounding: ") for word in words(drawing)) == is_storm
+    assert bool(nodes(drawing, "polyline")) != is_storm
+
+
+def test_the_axis_of_shares_begins_at_zero_or_above():
+    drawing = line_chart({"a": [(0, 0.0), (1, 2.0)]}, "t", "iteration", "%")
+    assert not [word for word in words(drawing) if word.startswith("-")]
 
 
 def test_histogram_counts_whole_values_and_marks_the_median():

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from storage.records.records import ReportRecord
 from storage.records.run import read_report
 from storage.stores.connect import connect
-from tasks.concluding.iteration import commit_and_tell
+from tasks.concluding.iteration import commit_and_report
 from tasks.reporting.conclusion import cut_line
 from tasks.viewing.reading_commands import status
 from tests.small_run import config, plan_iteration, roll_out, train_small
@@ -53,7 +53,7 @@ def test_log_deck_and_status_say_it_and_so_does_whoever_concludes_again(model, t
     for _ in range(2):
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            _, tabs = commit_and_tell(reference, last=False)
+            _, tabs = commit_and_report(reference, last=False)
         line = cut_line(read_report(connect(url), 0))
         assert (line is not None) == (share is not None)
         shown = CliRunner().invoke(status, [url]).output

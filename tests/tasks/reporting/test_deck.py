@@ -2,8 +2,11 @@ import math
 import re
 from html.parser import HTMLParser
 
+import pytest
+
 from storage.records.records import ReportRecord, SlotLife
 from tasks.reporting.deck import page, render
+from tasks.reporting.run_charts import run_charts
 
 METRICS = {
     "reward": 0.625,
@@ -83,7 +86,7 @@ class Rows(HTMLParser):
 
 def test_tabs_and_what_the_overview_tells():
     tabs = render(report(4), [report(3, METRICS | {"reward": 0.5, "num_tokens": 9999.0})])
-    assert list(tabs) == ["Overview", "Lengths", "Slots", "Cost"]
+    assert list(tabs) == ["Overview", "Learning", "Lengths", "Slots", "Cost"]
     rows = Rows(tabs["Overview"]).rows
     # First what matters.
     assert rows[1:4] == [
@@ -124,7 +127,7 @@ def test_missing_and_strange_metrics():
     assert ["KL to the reference", "nan", ""] in overview.rows
     assert ["<script>", "1"] in overview.rows
     assert not any(row and row[0] == "mean reward" for row in overview.rows)
-    assert "no data" in tabs["Cost"]
+    assert "$" not in tabs["Cost"]
     assert "Prefill" not in tabs["Slots"]
 
 
@@ -171,6 +174,26 @@ def test_the_bars_of_who_caused_the_dollars_add_up_to_the_iteration():
     card = cost[cost.index("Who caused the dollars, at listed prices: $0.0070 in all") :].split("</svg>")[0]
     assert [name for name in parts if f">{name}</text>" in card] == list(parts)
     assert ">iteration</text>" not in card
+
+
+@pytest.mark.parametrize("usd", [{}, {"cost/usd_iter": 0.0, "cost/usd_rollout": 0.0, "cost/usd_per_mtok": 0.0}])
+def test_there_are_no_dollars_where_nobody_pays(usd):
+    free = {name: value for name, value in METRICS.items() if not name.startswith("cost/")} | usd
+    tabs = render(report(4, free), [report(3, free | {"reward": 0.5})])
+    assert not re.search(r"\$|[Dd]ollar|usd", "".join(tabs.values()))
+    assert "Seconds" in tabs["Cost"]
+    # One iteration that cost something is enough.
+    paid = render(report(4, free), [report(3, free | {"cost/usd_iter": 0.1})])
+    assert "Who caused the dollars" in paid["Cost"]
+
+
+def test_the_learning_tab_has_what_the_page_draws():
+    learned = METRICS | {"actor/grad_norm": 0.4, "mismatch_kl": 0.001, "completions/clipped_ratio": 0.25}
+    reports = [report(index, learned) for index in range(3)]
+    drawn = run_charts({past.iteration: past.metrics for past in reports}, [], tab="Learning")
+    tab = render(reports[-1], reports)["Learning"]
+    assert len(drawn) == 4
+    assert all(drawing in tab for drawing in drawn)
 
 
 def test_what_is_not_configured_has_no_row_and_no_bar():

@@ -174,8 +174,9 @@ def test_other_ranges_are_refused(text):
 
 
 def test_the_pandas_example_of_the_guide_runs(store, tmp_path, monkeypatch, capsys):
-    guide = Path(__file__).parents[3] / "docs" / "guide" / "data_export.md"
-    [example] = re.findall(r"^```python\n(.*?)^```", guide.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    guide = Path(__file__).parents[3] / "docs" / "guide" / "export.md"
+    text = guide.read_text(encoding="utf-8")
+    example, *_ = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     export_rollouts(store, ":", tmp_path / "rollouts")
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "example.py"

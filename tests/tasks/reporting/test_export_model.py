@@ -388,8 +388,8 @@ def test_an_export_is_a_base_for_another_run(trained, tmp_path):
 
 
 def test_the_example_of_the_guide_runs(trained, tmp_path, monkeypatch, capsys):
-    guide = Path(__file__).parents[3] / "docs" / "guide" / "model_export.md"
-    example, *_ = re.findall(
+    guide = Path(__file__).parents[3] / "docs" / "guide" / "export.md"
+    _, example, _ = re.findall(
         r"^```python\n(.*?)^```", guide.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
     )
     export(trained, tmp_path / "models" / "first")

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from gleaner import Commands
-from tasks.reporting.interruption import command, told_interruption
+from tasks.reporting.interruption import announced_interruption, command
 from tests.processes import ROOT
 from tests.small_run import (
     Unreachable,
@@ -28,7 +28,7 @@ WORDS = ["/venv/bin/pyflyte", "run", "workflows/training.py", "training", "--con
 
 def interrupted(capsys, count, meanwhile=lambda: None):
     def work():
-        with told_interruption(URL, count):
+        with announced_interruption(URL, count):
             meanwhile()
             raise KeyboardInterrupt
 
@@ -69,9 +69,9 @@ def test_a_run_that_cannot_be_read_is_no_reason_to_say_nothing(capsys, monkeypat
 
 def test_nothing_is_said_where_nothing_is_interrupted(capsys):
     memory_store("interruption")
-    with told_interruption(URL, 3):
+    with announced_interruption(URL, 3):
         pass
-    with pytest.raises(ValueError, match="another"), told_interruption(URL, 3):
+    with pytest.raises(ValueError, match="another"), announced_interruption(URL, 3):
         raise ValueError("another")
     assert capsys.readouterr().err == ""
 
@@ -83,10 +83,10 @@ def test_another_handler_of_ctrl_c_such_as_flytekits_waits_for_the_end_of_the_bl
     memory_store("interruption")
     earlier = signal.signal(signal.SIGINT, quietly)
     try:
-        with told_interruption(URL, 3):
+        with announced_interruption(URL, 3):
             assert signal.getsignal(signal.SIGINT) is not quietly
         assert signal.getsignal(signal.SIGINT) is quietly
-        with pytest.raises(ValueError, match="another"), told_interruption(URL, 3):
+        with pytest.raises(ValueError, match="another"), announced_interruption(URL, 3):
             raise ValueError("another")
         assert signal.getsignal(signal.SIGINT) is quietly
     finally:
@@ -106,10 +106,10 @@ def test_only_the_count_of_a_command_is_replaced():
 PROGRAM = """
 import sys, time
 import flytekit
-from tasks.reporting.interruption import told_interruption
+from tasks.reporting.interruption import announced_interruption
 
 sys.argv = ["pyflyte", "run", "--count", "3"]
-with told_interruption(sys.stdin.readline().strip(), 3):
+with announced_interruption(sys.stdin.readline().strip(), 3):
     print("begun", flush=True)
     time.sleep(600)
 """

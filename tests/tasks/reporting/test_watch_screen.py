@@ -127,6 +127,7 @@ def test_what_is_to_be_expected_has_a_line_of_its_own():
     shown = lines(a_view(totals=replace(TOTALS, reward=0.25, usd_per_h=12.5, to_go_s=95.0)))
     assert "reward so far 0.250   members 12.50 $/h   rollout ends in about 1 min 35 s" in shown
     assert not [line for line in lines(a_view()) if "$/h" in line or "reward" in line or "tools" in line]
+    assert "$/h" not in "".join(lines(a_view(totals=replace(TOTALS, usd_per_h=0.0))))
     assert "responses that wait for tools 5" in lines(a_view(totals=replace(TOTALS, acting=5)))
 
 

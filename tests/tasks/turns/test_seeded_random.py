@@ -9,9 +9,7 @@ from tasks.turns.process_environments import ProcessEnvironments, reset_texts
 from tests.character_turns import LIMIT_S, STOP, CharacterConversation, gathered, record_of, said, text_of, walk
 
 pytestmark = pytest.mark.slow
-DICE = TurnsConfig(
-    environment="tests.trl_shapes:Dice", processes=1, load_time_limit_s=LIMIT_S, call_time_limit_s=LIMIT_S, replay=True
-)
+DICE = TurnsConfig(environment="tests.trl_shapes:Dice", processes=1, call_time_limit_s=LIMIT_S, replay=True)
 ROLL = '!roll {"sides": 1000000}'
 
 

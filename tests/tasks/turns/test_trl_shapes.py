@@ -21,10 +21,9 @@ from tests.character_turns import (
 )
 
 pytestmark = pytest.mark.slow
-GAME = TurnsConfig(environment="tests.trl_shapes:WordGame", load_time_limit_s=LIMIT_S, replay=True)
+GAME = TurnsConfig(environment="tests.trl_shapes:WordGame", replay=True)
 TOOLS = TurnsConfig(
     tools=("tests.trl_shapes:query", "tests.trl_shapes:ponder", "tests.trl_shapes:weather"),
-    load_time_limit_s=LIMIT_S,
     call_time_limit_s=LIMIT_S,
     processes=1,
 )

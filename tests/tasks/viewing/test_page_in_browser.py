@@ -49,6 +49,10 @@ def rows(page):
     )
 
 
+def titles(page):
+    return page.locator("#responses th").all_inner_texts()
+
+
 def choose(page, iteration):
     page.fill("input[name=iterations]", iteration)
     page.press("input[name=iterations]", "Enter")
@@ -66,7 +70,7 @@ def until(page, is_so):
 def test_the_newest_iteration_is_shown_first(browser, address):
     with opened(browser, address) as page:
         page.wait_for_selector("#responses tbody tr")
-        assert page.inner_text("#count") == "4 of 4 responses"
+        assert page.inner_text("#count") == "4 of 4 responses of iteration 2 (the newest, under way)"
         assert [row[0] for row in rows(page)] == ["0", "1", "2", "3"]
         assert "running" in rows(page)[0]
         assert page.locator("#charts svg").count() == 6
@@ -78,12 +82,12 @@ def test_responses_are_filtered_and_sorted(browser, address):
     with opened(browser, address) as page:
         page.wait_for_selector("#responses tbody tr")
         choose(page, "0:2")
-        until(page, lambda: page.inner_text("#count") == "8 of 8 responses")
+        until(page, lambda: page.inner_text("#count") == "8 of 8 responses of iterations 0 to 1")
         assert [row[:2] for row in rows(page)] == [[n, r] for n in "01" for r in "0123"]
+        page.click("#more-filters summary")
         page.fill("input[name=rewardMin]", "0.5")
-        assert page.inner_text("#count") == "4 of 8 responses"
-        page.select_option("select[name=sort]", "reward")
-        page.check("input[name=descending]")
+        assert page.inner_text("#count") == "4 of 8 responses of iterations 0 to 1"
+        page.select_option("select[name=sort]", label="best first")
         assert [row[:2] for row in rows(page)] == [["1", "3"], ["0", "3"], ["1", "2"], ["0", "2"]]
         page.fill("input[name=rewardMin]", "")
         page.check("input[name=resumed]")
@@ -93,7 +97,44 @@ def test_responses_are_filtered_and_sorted(browser, address):
         page.check("input[name=truncated]")
         assert [row[:2] for row in rows(page)] == [["1", "3"], ["0", "3"]]
         page.fill("input[name=slot]", "0")
-        assert page.inner_text("#count") == "0 of 8 responses"
+        assert page.inner_text("#count") == "0 of 8 responses of iterations 0 to 1"
+
+
+def test_prompt_completion_and_reward_stand_in_one_row(browser, address):
+    with opened(browser, address) as page:
+        page.wait_for_selector("#responses tbody tr")
+        choose(page, "0")
+        until(page, lambda: all(row[2] for row in rows(page)) and rows(page)[0][4] != "")
+        assert titles(page)[:4] == ["response", "prompt", "completion", "reward"]
+        read = [row[:4] for row in rows(page)]
+        page.click("#responses tbody button")
+        page.wait_for_selector("dialog[open] .prose")
+        [text] = page.evaluate("ask('texts/0/0')")
+        assert read[0] == ["0", "1+1=", text, "0"]
+        assert text == page.evaluate(
+            "ask('responses/0/0').then(view => view.stretches.map(each => each.text).join(''))"
+        )
+
+
+@pytest.mark.parametrize(("order", "best"), [("best first", "3"), ("worst first", "0"), ("longest first", "0")])
+def test_the_best_the_worst_and_the_longest_come_first_by_choice(browser, address, order, best):
+    with opened(browser, address) as page:
+        page.wait_for_selector("#responses tbody tr")
+        choose(page, "1")
+        until(page, lambda: "iteration 1" in page.inner_text("#count"))
+        page.select_option("select[name=sort]", label=order)
+        assert rows(page)[0][0] == best
+        until(page, lambda: all(row[2] for row in rows(page)))
+
+
+def test_on_a_telephone_the_text_of_a_response_is_on_the_first_screen(browser, address):
+    with opened(browser, address, viewport={"width": 400, "height": 800}) as page:
+        page.wait_for_selector("#responses tbody tr")
+        until(page, lambda: all(row[2] for row in rows(page)))
+        text = page.locator("#responses td.completion").first.bounding_box()
+        assert text["y"] + text["height"] < 400
+        assert text["width"] > 340
+        assert page.evaluate("document.documentElement.scrollWidth") == 400
 
 
 def test_a_response_is_opened_and_left_by_the_keyboard(browser, address):
@@ -101,7 +142,7 @@ def test_a_response_is_opened_and_left_by_the_keyboard(browser, address):
         page.wait_for_selector("#responses tbody tr")
         choose(page, "0")
         # The advantages come after the rows.
-        until(page, lambda: page.inner_text("#responses tbody td:nth-child(6)") != "")
+        until(page, lambda: rows(page)[0][titles(page).index("advantage")] != "")
         page.evaluate("document.activeElement.blur()")
         page.keyboard.press("/")
         assert page.evaluate("document.activeElement.name") == "prompt"
@@ -253,7 +294,7 @@ def test_a_slot_is_shown_as_a_name(browser, address):
     with opened(browser, address) as page:
         page.wait_for_selector("#responses tbody tr")
         page.evaluate("rows.slot[0] = 1234; rows.slot[1] = NaN; rows.length[0] = 5678; drawRows()")
-        [title] = [at for at, name in enumerate(page.locator("#responses th").all_inner_texts()) if name == "slot"]
+        title = titles(page).index("slot")
         assert [row[title] for row in rows(page)[:2]] == ["1234", ""]
         assert "5,678" in " ".join(rows(page)[0])
 

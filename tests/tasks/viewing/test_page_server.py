@@ -83,7 +83,7 @@ def test_every_path_has_its_values(server):
     assert [row[0] for row in found["iterations"]] == [0.375, 0.5]
     assert found["planned"] == [2]
     assert found["facts"]["so far"] == "2 iterations, 40 s, $0.5000"
-    assert found["facts"]["to go"] == "98 iterations, 32 min 40 s, $24.50, if they go on as the last ones"
+    assert found["facts"]["to go"] == "98 iterations, 32 min 40 s, $24.50, at the pace of the last iterations"
     assert found["facts"]["algorithm"] == "grpo, clip"
     status, index = asked(server, "iterations/0")
     assert index["states"] == ["trained"] * 4
@@ -95,6 +95,8 @@ def test_every_path_has_its_values(server):
     assert advantages["0"] == pytest.approx(-0.7071, abs=1e-3)
     assert asked(server, "responses/0/0")[1]["advantage"] == advantages["0"]
     assert [logprob for _, logprob in asked(server, "tokens/0/0/2")[1]] == [-1.5] * 3
+    texts = ["".join(stretch["text"] for stretch in asked(server, f"responses/0/{n}")[1]["stretches"]) for n in (3, 0)]
+    assert asked(server, "texts/0/3/0") == (200, texts)
     assert asked(server, "prompts/p0") == (200, [[0, 0], [1, 0], [2, 0]])
     assert asked(server, "prompts/%2e%2e") == (200, [])
 
@@ -105,6 +107,9 @@ def test_every_path_has_its_values(server):
         ("iterations/9", "iteration: value 9; "),
         ("responses/0/9", "response: value 9; allowed: 0 to 3"),
         ("responses/0/-1", "path: value 'responses/0/-1'; allowed: summary"),
+        ("texts/0/1/4", "response: value 4; allowed: 0 to 3"),
+        ("texts/0", "path: value 'texts/0'; allowed: summary"),
+        ("texts/0" + "/1" * 51, "path: value 'texts/0/1/"),
         ("responses/0", "path: value 'responses/0'; allowed: summary"),
         ("../run.json", "path: value '../run.json'; allowed: summary"),
         ("nothing", "path: value 'nothing'; allowed: summary"),

@@ -25,6 +25,7 @@ def store():
             "reward": iteration / 4,
             "num_tokens": 100.0,
             "timing_s/rollout": 4.0,
+            "cost/usd_iter": 1.0,
             "cost/usd_run": iteration + 1.0,
         }
         records.put(found, layout.report(iteration), replace(report, metrics=metrics, created_at_s=float(iteration)))
@@ -57,7 +58,7 @@ def test_a_run_without_iterations_has_a_summary():
     begin(store)
     found = summary(store, 5.0)
     assert (found["iterations"], found["planned"]) == ([], [])
-    assert found["facts"]["so far"] == "0 iterations, 0 s, $0.00"
+    assert found["facts"]["so far"] == "0 iterations, 0 s"
     assert "to go" not in found["facts"]
     assert json.loads(json.dumps(found, allow_nan=False))["charts"]
 
@@ -79,7 +80,29 @@ def test_page_and_deck_say_what_a_run_took_and_what_it_still_takes(store):
     assert spent_facts(run, history) == {
         "begun": "1970-01-01 00:00 UTC",
         "so far": "3 iterations, 1 h 30 min, $6.00",
-        "to go": "10 iterations, 5 h 00 min, $20.00, if they go on as the last ones",
+        "to go": "10 iterations, 5 h 00 min, $20.00, at the pace of the last iterations",
     }
     assert spent_facts(replace(run, config={}), history[:1])["so far"] == "1 iteration, 30 min 00 s, $2.00"
     assert "to go" not in spent_facts(replace(run, config={}), history)
+
+
+def test_the_newest_iteration_stands_beside_the_one_before(store):
+    header, *rows = summary(store, 5.0)["compared"]
+    assert header == ("", "this iteration", "the one before")
+    assert rows[0] == ("mean reward", "0.500", "0.250")
+    assert ("cost of the run so far", "$3.00", "$2.00") in rows
+    assert ("speed of the rollout", "25 tokens/s", "25 tokens/s") in rows
+
+
+def test_there_are_no_dollars_where_nobody_pays(store):
+    for iteration in range(3):
+        report = records.read(store, ReportRecord, layout.report(iteration))
+        free = report.metrics | {"cost/usd_iter": 0.0, "cost/usd_run": 0.0, "timing_s/iteration": 10.0}
+        records.put(store, layout.report(iteration), replace(report, metrics=free))
+    found = summary(store, 5.0)
+    assert "dollars" not in found["columns"]
+    assert len(found["iterations"][0]) == len(found["columns"])
+    assert found["facts"]["so far"] == "3 iterations, 30 s"
+    shown = json.dumps({name: found[name] for name in ("facts", "compared", "charts")})
+    assert "$" not in shown
+    assert "ollars" not in shown

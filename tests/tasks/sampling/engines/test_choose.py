@@ -43,7 +43,7 @@ def test_it_says_what_was_chosen(model_dir, caplog):
 @pytest.mark.skipif(not MISSING, reason="vLLM is installed")
 def test_without_vllm_auto_is_torch_and_vllm_is_refused_in_words(model_dir):
     assert best_engine(RolloutConfig()) == ("torch", "vLLM is not installed")
-    with pytest.raises(EngineError, match=r"rollout\.engine: vLLM is not installed; see docs/guide/install\.md"):
+    with pytest.raises(EngineError, match=r"rollout\.engine: vLLM is not installed; see docs/guide/first_run\.md"):
         build_engine(RolloutConfig(engine="vllm"), model_dir, 96)
 
 

@@ -70,7 +70,7 @@ def test_a_name_that_is_gone_is_told_with_its_purpose_and_the_releases_that_have
 @pytest.mark.skipif(not MISSING, reason="vLLM is installed")
 @pytest.mark.parametrize("name", NAMES)
 def test_without_vllm_it_is_said_that_it_is_not_installed(name):
-    with pytest.raises(EngineError, match=r"^rollout\.engine: vLLM is not installed; see docs/guide/install\.md$"):
+    with pytest.raises(EngineError, match=r"^rollout\.engine: vLLM is not installed; see docs/guide/first_run\.md$"):
         resolve(name)
 
 

@@ -95,7 +95,7 @@ def test_a_member_that_helps_nobody_tells_the_others_of_no_room(idle_timeout_s, 
     member.claim()
     while not member.state.holdings.in_flight:
         member.advance()
-    told = member.state.vitals()
+    told = member.state.heartbeat_state()
     assert (told.running, told.room) == (IN_FLIGHT - 1, room)
 
 
