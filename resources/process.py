@@ -30,9 +30,9 @@ def started_at_s() -> float:
 
 
 def end_with(parent: int) -> None:
-    """Have this process get SIGTERM when `parent` dies, which must have forked it; end it if that has died already.
+    """Get SIGTERM at the death of `parent`, the process that forked this process; end now if the parent is dead.
 
-    The kernel looks at the thread that has forked, so that thread must live as long as `parent`.
+    The kernel watches the forking thread, so the thread must live as long as `parent`.
     """
     if sys.platform != "linux":
         return
@@ -70,7 +70,7 @@ def is_stopped(process: int) -> bool:
 def descendants(process: int) -> list[int]:
     """The children of `process`, their children, and so on, parents first.
 
-    Processes that have ended are left out, and so are the children of those.
+    Ended processes and their children are left out.
     """
     try:
         # In another PID namespace the numbers in /proc name other processes.
@@ -90,7 +90,7 @@ def descendants(process: int) -> list[int]:
 
 
 def _stat(entry: Path) -> tuple[int, str, int] | None:
-    """(process, its state, its parent) of a directory in /proc; None if it has ended."""
+    """(process, state, parent) of a directory in /proc; None for an ended process."""
     try:
         state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
     except (OSError, ValueError):

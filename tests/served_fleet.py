@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from storage.clock import SystemClock
 from storage.fleet import fleet_layout
-from storage.fleet.fleet_records import HostRecord, SpentRecord
+from storage.fleet.fleet_records import HostRecord
+from storage.fleet.spent_records import SpentRecord
 from storage.records import records
 from storage.stores.connect import connect
 from storage.weights import tensor_sets

@@ -30,11 +30,11 @@ def evaluation_nodes(config: dict[str, Any], version: Any, pools: PoolsConfig, n
 
 
 def evaluation_beside(settings: RunConfig, planned: Any, names: NodeNames) -> list[Any]:
-    """Wire one evaluation beside training, if that evaluates at all; returns its leaf, for `end_node`.
+    """Wire one evaluation beside training, if the configuration evaluates; returns its leaf, for `end_node`.
 
-    planned: the outputs of a plan or a conclusion that are about it. Whether it is due is known only when these run,
-    and one that is not due has no pods. On one machine, where nodes run in the order of their calls, it comes before
-    the next iteration, whose conclusion may delete older weights.
+    planned: outputs of the plan or the conclusion about the evaluation. Whether the evaluation is due is known only at
+    run time, and an evaluation that is not due has no pods. On one machine, where nodes run in the order of their
+    calls, the evaluation comes before the next iteration, whose conclusion may delete older weights.
     """
     if not evaluates(settings):
         return []
@@ -59,7 +59,7 @@ def evaluates(config: RunConfig) -> bool:
 
 
 def grading_pool(config: RunConfig) -> str:
-    """The pool that grades: a reward model needs a machine like the one that it has in training."""
+    """The pool that grades: a reward model needs the kind of machine that grades in training."""
     return "train" if grades_with_a_model(config) else "control"
 
 

@@ -56,7 +56,7 @@ def hosts(
 
 @workflow
 def serving(config: dict, count: Count, hours: float, memory_gib: float) -> list[str | None]:  # type: ignore[type-arg]
-    """The same as a workflow, which a launch plan needs; the inputs are those of `hosts`."""
+    """The hosts as a workflow, which a launch plan needs; inputs as of `hosts`."""
     served: list[str | None] = hosts(config=config, count=count, hours=hours, memory_gib=memory_gib)
     return served
 

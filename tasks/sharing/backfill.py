@@ -8,7 +8,8 @@ import logging
 from collections.abc import Collection, Mapping
 
 from storage.records import layout, records
-from storage.records.records import HeartbeatRecord, PlanRecord
+from storage.records.crew_records import HeartbeatRecord
+from storage.records.records import PlanRecord
 from storage.records.run import exists, read_plan, read_report
 from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from tasks.sharing.state_cache import Need

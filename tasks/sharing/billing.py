@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from storage.fleet.fleet_records import SpentEntry, SpentKind, SpentRecord
+from storage.fleet.spent_records import SpentEntry, SpentKind, SpentRecord
 
 # Seconds by kind, of each run by id; None: of the fleet.
 Bill = dict[str | None, dict[SpentKind, float]]

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import get_args
 
-from storage.fleet.fleet_records import AdmittedRun, HostBeat, HostRecord, RestoredState, SpentRecord, Tier
+from storage.fleet.fleet_records import AdmittedRun, HostBeat, HostRecord
+from storage.fleet.spent_records import RestoredState, SpentRecord, Tier
 from storage.records.records import ReportRecord
 from storage.records.run import holds_run, reports
 from storage.stores.connect import connect

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import get_args
 
 from storage.fleet.fleet_reading import FleetReader, has_left
-from storage.fleet.fleet_records import AdmittedRun, HostRecord, SpentKind, WaitingRun
+from storage.fleet.fleet_records import AdmittedRun, HostRecord, WaitingRun
+from storage.fleet.spent_records import SpentKind
 from storage.stores.store import ObjectStore
 from tasks.sharing.membership import open_fleet
 

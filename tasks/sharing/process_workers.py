@@ -10,7 +10,8 @@ from typing import Any, Self, get_args
 
 from pydantic import TypeAdapter
 
-from storage.fleet.fleet_records import AdmittedRun, Tier
+from storage.fleet.fleet_records import AdmittedRun
+from storage.fleet.spent_records import Tier
 from tasks.learning.rank_ends import RankFailure
 from tasks.learning.started_ranks import StartedRanks
 from tasks.sharing.workers import Restored, WorkerPhase, WorkerState

@@ -11,7 +11,8 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from storage.fleet.fleet_records import AdmittedRun, SpentEntry, SpentKind
+from storage.fleet.fleet_records import AdmittedRun
+from storage.fleet.spent_records import SpentEntry, SpentKind
 from tasks.sharing.backfill import choose_backfill
 from tasks.sharing.phase_order import DueRun, next_run
 from tasks.sharing.residents import expected_s

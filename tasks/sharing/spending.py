@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from resources.work_log import at_work
 from storage.fleet import fleet_layout
-from storage.fleet.fleet_records import RestoredState, SpentEntry, SpentKind, SpentRecord
+from storage.fleet.spent_records import RestoredState, SpentEntry, SpentKind, SpentRecord
 from storage.records import records
 from storage.stores.store import ObjectStore
 from tasks.sharing.workers import Restored, WorkerPhase

@@ -9,7 +9,8 @@ memory ahead of a phase, without touching the devices.
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from storage.fleet.fleet_records import AdmittedRun, Tier
+from storage.fleet.fleet_records import AdmittedRun
+from storage.fleet.spent_records import Tier
 
 WorkerPhase = Literal[
     "absent",

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from storage.journal.journal import PendingRows
-from storage.records.records import HeartbeatRecord
+from storage.records.crew_records import HeartbeatRecord
 from tasks.crew_model.rebalance import Holder, Transfer
 from tasks.sampling.engines.engine import TokenDelta
 from tasks.sampling.session.heartbeat import HeartbeatState

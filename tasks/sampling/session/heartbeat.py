@@ -10,7 +10,7 @@ from typing import Literal
 
 from storage.clock import Clock
 from storage.records import layout, records
-from storage.records.records import HeartbeatRecord
+from storage.records.crew_records import HeartbeatRecord
 from storage.stores.metered import requests_of
 from storage.stores.store import ObjectStore
 from tasks.sampling.engines.engine import Engine

@@ -10,7 +10,8 @@ from storage.clock import ManualClock
 from storage.journal.assembly import JournalReader
 from storage.journal.shard import Finish
 from storage.records import layout, records
-from storage.records.records import JOINED_POOL, TRAIN_POOL, HeartbeatRecord, SlotPlan
+from storage.records.crew_records import HeartbeatRecord
+from storage.records.records import JOINED_POOL, TRAIN_POOL, SlotPlan
 from storage.stores.memory import MemoryStore
 from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.engines.scripted_engine import ScriptedEngine

@@ -9,7 +9,8 @@ from resources.pools import PoolsConfig, RolloutPoolConfig
 from storage.clock import SystemClock
 from storage.journal.assembly import JournalReader
 from storage.records import layout, records
-from storage.records.records import TRAIN_POOL, ClaimRecord, ClosedRecord, HeartbeatRecord, SettingsRecord
+from storage.records.crew_records import HeartbeatRecord
+from storage.records.records import TRAIN_POOL, ClaimRecord, ClosedRecord, SettingsRecord
 from storage.records.run import read_plan, read_report, release_lease
 from storage.stores.connect import connect
 from storage.stores.memory import MemoryStore
