@@ -11,7 +11,8 @@ from typing import Any
 
 _SPEED = "remove it; a measured speed goes into"
 _TOOLS = "remove it; the run's first iteration measures how long responses wait for tools"
-_SHARED = "remove it; a pod has shared memory unless mounts has /dev/shm"
+_SHARED = "remove it; every pod but control's has shared memory"
+_TEMPLATE = "make a PodTemplate with it in the cluster, and name the template in pod_template"
 _FLOOR = "remove it; linear and cosine fall to 0"
 _FAILED = "remove it; grading ends when a function fails for more than half of a micro-batch"
 _LOADING = "remove it; importing code and loading weights may take 600 s"
@@ -43,10 +44,34 @@ DELETED = {
     "forecast.train_link_gbps": "remove it; 100 Gbit/s are assumed until the run's first iteration measures restoring",
     "optimizer.min_learning_rate_ratio": _FLOOR,
     "planning.recall_min": "remove it; a predictor with a recall below 0.3 is not used",
+    "pools.control.affinity": _TEMPLATE,
+    "pools.control.annotations": _TEMPLATE,
+    "pools.control.mounts": _TEMPLATE,
+    "pools.control.priority_class": _TEMPLATE,
+    "pools.control.service_account": _TEMPLATE,
     "pools.control.shared_memory": _SHARED,
+    "pools.control.volumes": _TEMPLATE,
+    "pools.more_rollout.*.affinity": _TEMPLATE,
+    "pools.more_rollout.*.annotations": _TEMPLATE,
+    "pools.more_rollout.*.mounts": _TEMPLATE,
+    "pools.more_rollout.*.priority_class": _TEMPLATE,
+    "pools.more_rollout.*.service_account": _TEMPLATE,
     "pools.more_rollout.*.shared_memory": _SHARED,
+    "pools.more_rollout.*.volumes": _TEMPLATE,
+    "pools.rollout.affinity": _TEMPLATE,
+    "pools.rollout.annotations": _TEMPLATE,
+    "pools.rollout.mounts": _TEMPLATE,
+    "pools.rollout.priority_class": _TEMPLATE,
+    "pools.rollout.service_account": _TEMPLATE,
     "pools.rollout.shared_memory": _SHARED,
+    "pools.rollout.volumes": _TEMPLATE,
+    "pools.train.affinity": _TEMPLATE,
+    "pools.train.annotations": _TEMPLATE,
+    "pools.train.mounts": _TEMPLATE,
+    "pools.train.priority_class": _TEMPLATE,
+    "pools.train.service_account": _TEMPLATE,
     "pools.train.shared_memory": _SHARED,
+    "pools.train.volumes": _TEMPLATE,
     "rewards.*.failed_share_max": _FAILED,
     "rewards.*.load_time_limit_s": _LOADING,
     "rollout.engine_restarts_max": "remove it; an engine is restarted twice in an iteration",
