@@ -41,7 +41,6 @@ class _Told:
     step_s: dict[str, float] | None
     link_gbps: float
     trace_path: str | None
-    loss_rate_factor: float
     start_s: float
 
 
@@ -50,7 +49,7 @@ def _told(forecast: ForecastConfig, name: str) -> _Told:
 
     Another pool may have machines of another kind, so the first pool's step times are not theirs.
     """
-    fields = ("link_gbps", "trace_path", "loss_rate_factor", "start_s")
+    fields = ("link_gbps", "trace_path", "start_s")
     told = {field: getattr(forecast, field) for field in fields}
     if name == "rollout":
         return _Told(step_s=forecast.step_s, **told)
@@ -113,17 +112,15 @@ def _process_s(facts: KnownFacts, name: str, told: _Told, probed: PoolProbe | No
 
 
 def _availability(facts: KnownFacts, name: str, told: _Told, probed: PoolProbe | None) -> AvailabilityScenario:
-    factor = told.loss_rate_factor
     if told.trace_path is not None:
-        words = f"{told.trace_path}, {factor:g} times as fast"
-        facts.show(f"{name}: losses", words, "configured (trace_path)")
-        return AvailabilityScenario(path=told.trace_path, rate_factor=factor)
+        facts.show(f"{name}: losses", told.trace_path, "configured (trace_path)")
+        return AvailabilityScenario(path=told.trace_path)
     process = AWS_P3
     if probed is not None and facts.probe is not None and probed.losses >= LOSSES_MIN:
         per_h = probed.losses / probed.machine_h
         words = f"{per_h:.2f} per machine hour ({probed.losses} in {probed.machine_h:.1f} h), as {process.name} loses"
         facts.show(f"{name}: losses", words, facts.probe.source)
         return AvailabilityScenario(process=process.name, rate_factor=per_h / process.losses_per_node_h)
-    words = f"{process.losses_per_node_h * factor:.2f} per machine hour, {process.name} x {factor:g}"
+    words = f"{process.losses_per_node_h:.2f} per machine hour, {process.name}"
     facts.show(f"{name}: losses", words, f"another kind of machine's: {process.source}")
-    return AvailabilityScenario(process=process.name, rate_factor=factor)
+    return AvailabilityScenario(process=process.name)
