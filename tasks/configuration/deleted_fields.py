@@ -22,8 +22,11 @@ _LIMITS = "remove it; vLLM has 900 s to start, 600 s to load weights, 120 s for 
 DELETED = {
     "algorithm.overlong_penalty_factor": "remove it; the penalty at the end of the buffer is 1",
     "critic.optimizer.min_learning_rate_ratio": _FLOOR,
+    "evaluation.num_prompts": "set evaluation.data.limit",
+    "evaluation.pass_threshold": "remove it; a reward of 1 is correct; evaluation.rewards may have weights of their own",
     "evaluation.rewards.*.failed_share_max": _FAILED,
     "evaluation.rewards.*.load_time_limit_s": _LOADING,
+    "evaluation.seed": "remove it; the seed of the sampling noise is 0",
     "forecast.accelerator_rollout": "set pools.rollout.accelerator",
     "forecast.accelerator_train": "set pools.train.accelerator",
     "forecast.bandwidth_efficiency": f"{_SPEED} forecast.step_s",

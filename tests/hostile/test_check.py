@@ -123,10 +123,6 @@ REFUSED = [
         },
         "  evaluation.sampling.max_completion_length: value 99; allowed: less than",
     ),
-    (
-        {"evaluation": {"data": {"source": "arithmetic", "size": 3}, "num_prompts": 4, "interval": 1}},
-        "gleaner: evaluation.num_prompts: value 4; allowed: null, or 1 to 3",
-    ),
     ({"rewards": [MATH, MATH]}, "  rewards: 'math' is configured twice"),
     (
         {"rewards": [MATH | {"name": "a"}, {"function": "format", "pattern": "x", "name": "a"}]},

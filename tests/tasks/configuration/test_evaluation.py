@@ -42,7 +42,6 @@ def named(settled):
         ({"kk": [1]}, "kk: unknown field; did you mean 'k'?"),
         ({"sampling": {"temprature": 1}}, "sampling.temprature: unknown field; did you mean 'temperature'?"),
         ({"interval": -1}, "interval: -1 given;"),
-        ({"pass_threshold": float("nan")}, "pass_threshold: "),
     ],
 )
 def test_what_is_refused(evaluation, problem):
@@ -96,9 +95,6 @@ def test_it_survives_its_way_to_the_tasks():
     [
         {"k": [2], "num_generations": 2},
         {"num_generations": 2},
-        {"seed": 1},
-        {"num_prompts": 3},
-        {"pass_threshold": 0.5},
         {"sampling": {"temperature": 0}},
         {"data": {"source": "arithmetic", "seed": 8}},
         {"rewards": [{"function": "math"}]},
