@@ -18,10 +18,13 @@ _FAILED = "remove it; grading ends when a function fails for more than half of a
 _LOADING = "remove it; importing code and loading weights may take 600 s"
 _LOSSES = "remove it; a trace_path says how machines are lost"
 _LIMITS = "remove it; vLLM has 900 s to start, 600 s to load weights, 120 s for a step"
+_IDS = "remove it; an id is extra_info.index where unique, else the row number"
 # What to do, by path; * stands for the name of a pool, or a place in a list.
 DELETED = {
     "algorithm.overlong_penalty_factor": "remove it; the penalty at the end of the buffer is 1",
     "critic.optimizer.min_learning_rate_ratio": _FLOOR,
+    "data.id_column": _IDS,
+    "evaluation.data.id_column": _IDS,
     "evaluation.num_prompts": "set evaluation.data.limit",
     "evaluation.pass_threshold": "remove it; a reward of 1 is correct; evaluation.rewards may have other weights",
     "evaluation.rewards.*.failed_share_max": _FAILED,
@@ -100,6 +103,7 @@ DELETED = {
 CONSTANTS: dict[str, object] = {
     "algorithm.overlong_penalty_factor": 1.0,
     "critic.optimizer.min_learning_rate_ratio": 0.0,
+    "data.id_column": None,
     "optimizer.min_learning_rate_ratio": 0.0,
     "turns.attempts_max": 3,
     "turns.invalid_calls_max": 3,

@@ -107,6 +107,7 @@ def settings(
                 del resolved[section][name]
     for name in OPERATIONAL_OF_DATA:
         del resolved["data"][name]
+    resolved["data"]["id_column"] = None
     decisive = rewards if evaluation.rewards is None else evaluation.rewards
     resolved["rewards"] = [
         _deciding(reward, models.get(name)) for name, reward in zip(reward_names(decisive), decisive, strict=True)
