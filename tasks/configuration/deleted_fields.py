@@ -91,6 +91,7 @@ DELETED = {
     "rollout.vllm.start_timeout_s": _LIMITS,
     "rollout.vllm.step_timeout_s": _LIMITS,
     "rollout.weight_cache_dir": "remove it; the weight cache lies below TMPDIR (env of a pool)",
+    "tracking.directory": "remove it; files of trackers lie in the folder tracking, below that of the process",
     "trainer.phase_start_share": "remove it; training begins when 0.9 of the groups are recorded",
     "trainer.weights_full_interval": "remove it; every tenth version is stored whole",
     "turns.attempts_max": "remove it; a response has three attempts",

@@ -268,11 +268,12 @@ def test_it_is_shown_and_told(store, settings):
     assert "<svg" in page
 
 
-def test_trackers_get_it_as_a_run_of_its_own(store, settings, tmp_path):
+def test_trackers_get_it_as_a_run_of_its_own(store, settings, tmp_path, monkeypatch):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: PLC0415
 
-    tracking = {"backends": ["tensorboard"], "directory": str(tmp_path), "name": "mine"}
+    monkeypatch.setattr("tasks.reporting.tracking.DIRECTORY", str(tmp_path))
+    tracking = {"backends": ["tensorboard"], "name": "mine"}
     run_tasks(config(URL, settings.policy.path, rewards=OWN_REWARD, evaluation=EVALUATION, tracking=tracking))
     [record] = evaluations(store)
     [folder] = (tmp_path / "tensorboard").iterdir()

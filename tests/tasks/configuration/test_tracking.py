@@ -28,8 +28,8 @@ def no_libraries(monkeypatch, tmp_path):
 
 
 def test_trackers_are_no_part_of_a_runs_identity():
-    changed = parse(MINIMAL | {"tracking": {"backends": ["wandb", "mlflow"], "project": "p", "directory": "d"}})
-    assert changed.tracking == TrackingConfig(backends=("wandb", "mlflow"), project="p", directory="d")
+    changed = parse(MINIMAL | {"tracking": {"backends": ["wandb", "mlflow"], "project": "p", "name": "n"}})
+    assert changed.tracking == TrackingConfig(backends=("wandb", "mlflow"), project="p", name="n")
     assert digest(changed) == digest(parse(MINIMAL))
 
 
