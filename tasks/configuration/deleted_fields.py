@@ -6,7 +6,7 @@ run with another value is refused.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _SPEED = "remove it; a measured speed goes into"
@@ -18,6 +18,7 @@ _FAILED = "remove it; grading ends when a function fails for more than half of a
 _LOADING = "remove it; importing code and loading weights may take 600 s"
 _LOSSES = "remove it; a trace_path says how machines are lost"
 _LIMITS = "remove it; vLLM has 900 s to start, 600 s to load weights, 120 s for a step"
+_LENGTH = "remove it; set model_max_length in the reward model's tokenizer_config.json"
 _IDS = "remove it; an id is extra_info.index where unique, else the row number"
 # What to do, by path; * stands for the name of a pool, or a place in a list.
 DELETED = {
@@ -29,6 +30,7 @@ DELETED = {
     "evaluation.pass_threshold": "remove it; a reward of 1 is correct; evaluation.rewards may have other weights",
     "evaluation.rewards.*.failed_share_max": _FAILED,
     "evaluation.rewards.*.load_time_limit_s": _LOADING,
+    "evaluation.rewards.*.max_length": _LENGTH,
     "evaluation.seed": "remove it; the seed of the sampling noise is 0",
     "forecast.accelerator_rollout": "set pools.rollout.accelerator",
     "forecast.accelerator_train": "set pools.train.accelerator",
@@ -84,6 +86,7 @@ DELETED = {
     "pools.train.volumes": _TEMPLATE,
     "rewards.*.failed_share_max": _FAILED,
     "rewards.*.load_time_limit_s": _LOADING,
+    "rewards.*.max_length": _LENGTH,
     "rollout.engine_restarts_max": "remove it; an engine is restarted twice in an iteration",
     "rollout.vllm.block_size": "remove it; vLLM chooses",
     "rollout.vllm.load_timeout_s": _LIMITS,
@@ -106,6 +109,7 @@ CONSTANTS: dict[str, object] = {
     "critic.optimizer.min_learning_rate_ratio": 0.0,
     "data.id_column": None,
     "optimizer.min_learning_rate_ratio": 0.0,
+    "rewards.*.max_length": None,
     "turns.attempts_max": 3,
     "turns.invalid_calls_max": 3,
 }
@@ -138,15 +142,19 @@ def with_constants(identity: dict[str, Any]) -> dict[str, Any]:
     identity: Nested JSON values; changed in place, and returned.
     """
     for path, value in CONSTANTS.items():
-        *sections, name = path.split(".")
-        inside: Any = identity
-        for section in sections:
-            inside = inside[section]
-            if inside is None and section in _OPTIONAL_SECTIONS:
-                break
-        else:
-            inside[name] = value
+        _set(identity, path.split("."), value)
     return identity
+
+
+def _set(inside: Any, path: Sequence[str], value: object) -> None:
+    name, *rest = path
+    if not rest:
+        inside[name] = value
+    elif name == "*":
+        for item in inside:
+            _set(item, rest, value)
+    elif inside[name] is not None or name not in _OPTIONAL_SECTIONS:
+        _set(inside[name], rest, value)
 
 
 def _kept(value: Any, location: tuple[Any, ...]) -> Any:
@@ -163,10 +171,11 @@ def _kept(value: Any, location: tuple[Any, ...]) -> Any:
 
 def _is_deleted(location: tuple[Any, ...], held: object) -> bool:
     """Whether the field is deleted; raises ConstantDiffersError for another value than the constant."""
-    path = ".".join(map(str, location))
-    if path in CONSTANTS and held != CONSTANTS[path]:
+    constant = next((path for path in CONSTANTS if _matches(path.split("."), location)), None)
+    if constant is not None and held != CONSTANTS[constant]:
+        shown = ".".join(map(str, location))
         raise ConstantDiffersError(
-            f"{path}: value {json.dumps(held)} held; allowed: {json.dumps(CONSTANTS[path])}, because the field is "
+            f"{shown}: value {json.dumps(held)} held; allowed: {json.dumps(CONSTANTS[constant])}, because the field is "
             "deleted; go on with the version that began the run"
         )
     return advice(location) is not None

@@ -118,7 +118,8 @@ def settings(
 
 def _deciding(reward: RewardConfig, content: str | None) -> dict[str, Any]:
     fields: dict[str, Any] = json.loads(json.dumps(asdict(reward)))
-    return {name: value for name, value in fields.items() if name not in OPERATIONAL} | {"model": content}
+    deciding = {name: value for name, value in fields.items() if name not in OPERATIONAL}
+    return deciding | {"max_length": None, "model": content}
 
 
 def settings_digest(resolved: dict[str, Any]) -> str:
