@@ -56,6 +56,8 @@ DELETED = {
     "forecast.train_link_gbps": "remove it; 100 Gbit/s are assumed until the run's first iteration measures restoring",
     "optimizer.min_learning_rate_ratio": _FLOOR,
     "planning.recall_min": "remove it; a predictor with a recall below 0.3 is not used",
+    "planning.seeding_s_initial": "remove it; the trainer's machines generate for 150 s the first time",
+    "planning.seeding_s_min": "remove it; seeding takes at least 5 s, or none",
     "pools.control.affinity": _TEMPLATE,
     "pools.control.annotations": _TEMPLATE,
     "pools.control.mounts": _TEMPLATE,

@@ -13,6 +13,8 @@ from tasks.planning.capacity import StepWaits
 
 # RLBoost's eta: the seeding time changes by the difference of the two waits, divided by at least this.
 ADAPTATION = 3.0
+# The seeding time while nothing is known of the work, and the least one, unless the crew alone is enough.
+SEEDING_S_INITIAL, SEEDING_S_MIN = 150.0, 5.0
 
 
 def work_engine_s(
@@ -66,7 +68,6 @@ def next_seeding(
     engines: float,
     transfer_s: float,
     train_s: float | None,
-    settings: PlanningConfig,
     engine_start_s: float = 0.0,
 ) -> SeedingRecord:
     """The seeding time of the next iteration, and what is remembered from now on.
@@ -77,10 +78,10 @@ def next_seeding(
 
     The time is the first of these that applies: None (until nothing is left) without members; 0 if there are as many as
     `members_needed`; the time remembered for this number of members; the closed form of the last iteration's work, if
-    the number of members has changed or the last time was the configured first one; and else what the controller says.
+    the number of members has changed or the last time was the first one; and else what the controller says.
     A time in which an engine would hardly begin becomes 0.
     """
-    chosen = _chosen(before, waits, members, engines, transfer_s, train_s, settings, engine_start_s)
+    chosen = _chosen(before, waits, members, engines, transfer_s, train_s, engine_start_s)
     if chosen.seeding_s is not None and chosen.seeding_s <= engine_start_s:
         return replace(chosen, seeding_s=0.0)
     return chosen
@@ -93,22 +94,21 @@ def _chosen(
     engines: float,
     transfer_s: float,
     train_s: float | None,
-    settings: PlanningConfig,
     engine_start_s: float,
 ) -> SeedingRecord:
     work_s = work_engine_s(waits, before, engines, transfer_s, engine_start_s)
-    known = _adapted(before, waits, work_s, engines, transfer_s, settings)
+    known = _adapted(before, waits, work_s, engines, transfer_s)
     if members == 0:
         return replace(known, seeding_s=None, members=0)
     if work_s is not None and train_s is not None and members >= members_needed(work_s, train_s):
         return replace(known, seeding_s=0.0, members=members)
-    was_first = is_initial(before, settings)
+    was_first = is_initial(before)
     remembered = None if was_first else known.memory.get(str(members))
     if remembered is not None:
         return replace(known, seeding_s=remembered, members=members)
     if (was_first or known.members != members) and work_s is not None and train_s is not None:
         to_do_s = work_s + engines * engine_start_s
-        fixed_s = closed_form_s(to_do_s, train_s, transfer_s, engines, members, settings.seeding_s_min)
+        fixed_s = closed_form_s(to_do_s, train_s, transfer_s, engines, members, SEEDING_S_MIN)
         return replace(known, seeding_s=min(fixed_s, to_do_s / engines), members=members)
     return replace(known, members=members)
 
@@ -119,7 +119,6 @@ def _adapted(
     work_s: float | None,
     engines: float,
     transfer_s: float,
-    settings: PlanningConfig,
 ) -> SeedingRecord:
     """Lines 9 to 14: the time changed by the difference of the waits, and remembered if membership was constant.
 
@@ -128,16 +127,16 @@ def _adapted(
     The time does not exceed R / N either, in which the trainer's engines do all the work.
     """
     if before is None:
-        return SeedingRecord(seeding_s=_initial_s(settings), members=0)
+        return SeedingRecord(seeding_s=SEEDING_S_INITIAL, members=0)
     if before.seeding_s is None:
-        return replace(before, seeding_s=_initial_s(settings))
+        return replace(before, seeding_s=SEEDING_S_INITIAL)
     if waits is None or waits.members <= 0:
         return before
     divisor = max(ADAPTATION, 1 + engines / waits.members)
     seeding_s = _seeded_s(before, waits, transfer_s) + (waits.wait_train_s - waits.wait_remote_s) / divisor
     if work_s is not None:
         seeding_s = min(seeding_s, work_s / engines)
-    seeding_s = max(seeding_s, settings.seeding_s_min)
+    seeding_s = max(seeding_s, SEEDING_S_MIN)
     unchanged = round(waits.members) == waits.members_at_end
     memory = {**before.memory, **({str(waits.members_at_end): seeding_s} if unchanged else {})}
     return SeedingRecord(seeding_s=seeding_s, members=before.members, memory=memory)
@@ -152,10 +151,6 @@ def generates_again(alone_s: float, settings: PlanningConfig, *, crew_ended: boo
     return settings.seeding == "auto" and (crew_ended or alone_s >= settings.seeding_after_s)
 
 
-def is_initial(before: SeedingRecord | None, settings: PlanningConfig) -> bool:
-    """Whether the last iteration's seeding time was the configured first one, chosen without any knowledge."""
-    return before is not None and not before.memory and before.seeding_s == _initial_s(settings)
-
-
-def _initial_s(settings: PlanningConfig) -> float:
-    return max(settings.seeding_s_initial, settings.seeding_s_min)
+def is_initial(before: SeedingRecord | None) -> bool:
+    """Whether the last iteration's seeding time was the first one, chosen without any knowledge."""
+    return before is not None and not before.memory and before.seeding_s == SEEDING_S_INITIAL

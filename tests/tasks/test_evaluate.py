@@ -59,7 +59,7 @@ def test_a_plan_is_an_iteration_without_training_below_the_run(store, settings):
     assert (run_url, name[:9], reference.iteration, reference.weight_version) == (URL, "00000001-", 0, 1)
     assert slots == [0, 1]
     plan = read_plan(connect(reference.run_url), 0)
-    assert (plan.weights_url, plan.weight_version, plan.run_seed, plan.num_generations) == ("../..", 1, 11, 3)
+    assert (plan.weights_url, plan.weight_version, plan.run_seed, plan.num_generations) == ("../..", 1, 0, 3)
     assert (plan.sampling.temperature, plan.sampling.max_completion_length) == (0.7, 20)
     assert plan.num_groups == 5
     new = {key for key in store.list("") if key.startswith(layout.EVALUATIONS)}

@@ -82,7 +82,7 @@ def test_where_no_rollout_process_ever_starts_the_trainer_generates_and_learns_t
 ):
     monkeypatch.setenv("SLOTS_THAT_DIE", "0,1")
     alone = str(tmp_path / "run")
-    planning = {"seeding": "auto", "seeding_s_initial": 0.0, "seeding_s_min": 0.0}
+    planning = {"seeding": "auto"}
     train_here(config_file(tmp_path, model, alone, planning=planning))
     assert not read_plan(connect(alone), 0).slots[-1].groups or read_plan(connect(alone), 0).slots[-1].pool != "train"
     [with_crew], [without] = reports(connect(half_absent[0])), reports(connect(alone))
