@@ -13,7 +13,7 @@ from tests.forecast_documents import document
         ({"iterations": 0}, r"forecast\.iterations: 0 given"),
         ({"step_s": {"many": 0.1}}, r"forecast\.step_s\.many"),
         ({"step_s": {}}, r"forecast\.step_s: \{\} given"),
-        ({"width": 1}, r"forecast\.width: unknown field; did you mean 'widths'"),
+        ({"widhts": 1}, r"forecast\.widhts: unknown field; did you mean 'widths'"),
     ],
 )
 def test_what_is_wrong_is_named(section: dict[str, Any], message: str):

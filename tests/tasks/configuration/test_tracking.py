@@ -40,7 +40,7 @@ def test_trackers_are_no_part_of_a_runs_identity():
         ({"backends": ["wandb", "wandb"]}, r"tracking\.backends: value .*; allowed: each at most once"),
         ({"backends": "wandb"}, r"tracking\.backends: \"wandb\" given"),
         ({"project": ""}, r"tracking\.project: .*at least 1 character"),
-        ({"api": "x"}, r"tracking\.api: unknown field; allowed: backends, project, name, directory"),
+        ({"api": "x"}, r"tracking\.api: unknown field; allowed: backends, project, name"),
         ({"api_key": "x"}, r"tracking\.api_key: .* given; allowed: nothing secret"),
     ],
 )
