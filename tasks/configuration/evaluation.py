@@ -113,7 +113,7 @@ def settings(
         _deciding(reward, models.get(name)) for name, reward in zip(reward_names(decisive), decisive, strict=True)
     ]
     del resolved["interval"]
-    return resolved | _CONSTANTS
+    return resolved | dict(_CONSTANTS)
 
 
 def _deciding(reward: RewardConfig, content: str | None) -> dict[str, Any]:
