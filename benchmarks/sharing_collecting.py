@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -26,6 +27,7 @@ from storage.clock import SystemClock
 from storage.records import layout
 from storage.stores.connect import connect
 from storage.weights.tensor_sets import read_manifest
+from tasks.configuration import run_config
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.learning.collecting import collect
 from tasks.learning.train_iteration import train_iteration
@@ -55,7 +57,6 @@ def settings(url: str, model: Path, prompts: int) -> RunConfig:
             "planning": {"seeding": "off"},
             "trainer": {
                 "placement": "pod",
-                "phase_start_share": 1.0,
                 "poll_interval_s": 0.01,
                 "group_timeout_s": 600,
                 "micro_batch_tokens_max": 4096,
@@ -110,7 +111,8 @@ class Copies:
         shutil.copytree(self._origin, run)
         began_s = time.process_time()
         if arm == APART:
-            collect(str(run), 0, EXECUTION, clock)
+            with patch.object(run_config, "PHASE_START_SHARE", 1.0):
+                collect(str(run), 0, EXECUTION, clock)
             self.collector_s.append(time.process_time() - began_s)
         train_iteration(str(run), 0, EXECUTION, clock)
         took_s = time.process_time() - began_s

@@ -11,28 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from resources.labels import check_label, check_label_value
-from resources.quantities import amount
 
 Checker = Callable[[str, Any], None]
 
 _SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
-_DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _CONFIG_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _VARIABLE = re.compile(r"[ -<>-~]+")
 _SUBDOMAIN_CHARACTERS_MAX = 253
-_ANNOTATIONS_BYTES_MAX = 262_144
-_MODE_MAX = 0o777
-_WEIGHT_MAX = 100
-_HOST_PATH_TYPES = (
-    "",
-    "BlockDevice",
-    "CharDevice",
-    "Directory",
-    "DirectoryOrCreate",
-    "File",
-    "FileOrCreate",
-    "Socket",
-)
 
 
 def refuse(path: str, value: object, allowed: str) -> ValueError:
@@ -50,16 +35,6 @@ def check_subdomain(path: str, value: str) -> None:
             f"up to {_SUBDOMAIN_CHARACTERS_MAX} small letters, digits, '-' and '.', with a letter or digit at the "
             "beginning and the end and beside each '.'",
         )
-
-
-def check_annotations(path: str, annotations: Mapping[str, str | None]) -> None:
-    """Raise ValueError unless a pod can have these annotations: names as of labels, any text, 256 KiB together."""
-    for name in annotations:
-        # The server checks the name in small letters, so its prefix may have capitals.
-        check_label(path, name.lower())
-    size = sum(len(name.encode()) + len((text or "").encode()) for name, text in annotations.items())
-    if size > _ANNOTATIONS_BYTES_MAX:
-        raise ValueError(f"{path}: {size} bytes given; allowed: {_ANNOTATIONS_BYTES_MAX} in names and values together")
 
 
 def check_tolerations(path: str, tolerations: Sequence[Mapping[str, Any]]) -> None:
@@ -85,48 +60,6 @@ def check_tolerations(path: str, tolerations: Sequence[Mapping[str, Any]]) -> No
         if toleration.get("tolerationSeconds") is not None and toleration.get("effect") != "NoExecute":
             seconds = toleration["tolerationSeconds"]
             raise refuse(f"{place}.tolerationSeconds", seconds, "nothing, because only effect 'NoExecute' evicts")
-
-
-def check_affinity(path: str, affinity: Mapping[str, Any]) -> None:
-    """Raise ValueError unless a pod can have this affinity to nodes."""
-    term = _mapping({"matchExpressions": _list_of(_check_requirement)})
-    _mapping(
-        {
-            "nodeAffinity": _mapping(
-                {
-                    "requiredDuringSchedulingIgnoredDuringExecution": _mapping(
-                        {"nodeSelectorTerms": _list_of(term, at_least_one=True)}, required=("nodeSelectorTerms",)
-                    ),
-                    "preferredDuringSchedulingIgnoredDuringExecution": _list_of(
-                        _mapping({"weight": _between(1, _WEIGHT_MAX), "preference": term}, required=("weight",))
-                    ),
-                }
-            )
-        }
-    )(path, affinity)
-
-
-def _check_requirement(path: str, requirement: Any) -> None:
-    operators = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
-    fields = {"key": _text, "operator": _one_of(*operators), "values": _list_of(_text)}
-    _mapping(fields, required=("key", "operator"))(path, requirement)
-    check_label(f"{path}.key", requirement["key"])
-    operator, values = requirement["operator"], requirement.get("values") or []
-    if operator in ("In", "NotIn") and not values:
-        raise refuse(f"{path}.values", values, f"at least one with operator {operator!r}")
-    if operator in ("Exists", "DoesNotExist") and values:
-        raise refuse(f"{path}.values", values, f"none with operator {operator!r}")
-    if operator in ("Gt", "Lt") and len(values) != 1:
-        raise refuse(f"{path}.values", values, f"exactly one with operator {operator!r}")
-    for index, value in enumerate(values):
-        check_label_value(f"{path}.values.{index}", value or "")
-
-
-def required_terms(affinity: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
-    """The requirements of each term of an affinity that check_affinity took; a node must meet all of one term."""
-    node_affinity = affinity.get("nodeAffinity") or {}
-    required = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    return [term.get("matchExpressions") or [] for term in required.get("nodeSelectorTerms") or []]
 
 
 def check_env(path: str, env: Sequence[Mapping[str, Any]]) -> None:
@@ -167,55 +100,6 @@ def check_secrets(path: str, secrets: Sequence[Mapping[str, Any]]) -> None:
         check_variable(f"{path}.{index}.env_var", each["env_var"])
 
 
-def check_volumes(path: str, volumes: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ValueError unless a pod can have these volumes."""
-    mode = _between(0, _MODE_MAX)
-    item = _mapping({"key": _text, "path": _path_inside, "mode": mode}, required=("key", "path"))
-    files = {"defaultMode": mode, "optional": _boolean, "items": _list_of(item)}
-    volume = _mapping(
-        {
-            "name": _text,
-            "emptyDir": _mapping({"medium": _text, "sizeLimit": _quantity}),
-            "persistentVolumeClaim": _mapping({"claimName": _text, "readOnly": _boolean}, required=("claimName",)),
-            "hostPath": _mapping({"path": _no_way_up, "type": _one_of(*_HOST_PATH_TYPES)}, required=("path",)),
-            "secret": _mapping({"secretName": _text, **files}, required=("secretName",)),
-            "configMap": _mapping({"name": _text, **files}, required=("name",)),
-        },
-        required=("name",),
-    )
-    names: set[str] = set()
-    for index, each in enumerate(volumes):
-        place = f"{path}.{index}"
-        volume(place, each)
-        name = each["name"]
-        if not _DNS_LABEL.fullmatch(name):
-            allowed = "up to 63 small letters, digits and '-', with a letter or digit at the beginning and the end"
-            raise refuse(f"{place}.name", name, allowed)
-        if name in names:
-            raise refuse(f"{place}.name", name, "a name of its own for each volume")
-        names.add(name)
-        # The server makes an empty directory of a volume that says nothing.
-        sources = {source: what for source, what in each.items() if source != "name"}
-        if any(what is not None for what in sources.values()):
-            _only_one(place, sources)
-
-
-def check_mounts(path: str, mounts: Sequence[Mapping[str, Any]], volumes: Sequence[str] | None) -> None:
-    """Raise ValueError unless a container can mount so; volumes: the names that are there, None if unknown."""
-    fields = {"name": _text, "mountPath": _text, "readOnly": _boolean, "subPath": _path_inside}
-    places: set[str] = set()
-    for index, mount in enumerate(mounts):
-        place = f"{path}.{index}"
-        _mapping(fields, required=("name", "mountPath"))(place, mount)
-        if volumes is not None and mount["name"] not in volumes:
-            raise refuse(
-                f"{place}.name", mount["name"], f"the name of a volume: {', '.join(volumes) or 'there is none'}"
-            )
-        if mount["mountPath"] in places:
-            raise refuse(f"{place}.mountPath", mount["mountPath"], "a path of its own for each mount")
-        places.add(mount["mountPath"])
-
-
 def _only_one(path: str, sources: Mapping[str, Any]) -> str:
     given = [source for source, what in sources.items() if what is not None]
     if len(given) != 1:
@@ -238,44 +122,12 @@ def _boolean(path: str, value: Any) -> None:
         raise refuse(path, value, "true or false")
 
 
-def _between(least: int, most: int) -> Checker:
-    def check(path: str, value: Any) -> None:
-        _integer(path, value)
-        if value is not None and not least <= value <= most:
-            raise refuse(path, value, f"{least} to {most}")
-
-    return check
-
-
 def _one_of(*names: str) -> Checker:
     def check(path: str, value: Any) -> None:
         if value is not None and value not in names:
             raise refuse(path, value, ", ".join(name for name in names if name))
 
     return check
-
-
-def _quantity(path: str, value: Any) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise refuse(path, value, "a Kubernetes quantity")
-    try:
-        amount(str(value).strip())
-    except ValueError as error:
-        raise refuse(path, value, str(error).removeprefix("allowed: ")) from None
-
-
-def _no_way_up(path: str, value: Any) -> None:
-    _text(path, value)
-    if ".." in (value or "").split("/"):
-        raise refuse(path, value, "a path without '..'")
-
-
-def _path_inside(path: str, value: Any) -> None:
-    _no_way_up(path, value)
-    if (value or "").startswith("/"):
-        raise refuse(path, value, "a path that does not begin with '/'")
 
 
 def _mapping(fields: Mapping[str, Checker], required: Sequence[str] = ()) -> Checker:
@@ -293,21 +145,5 @@ def _mapping(fields: Mapping[str, Checker], required: Sequence[str] = ()) -> Che
         for name in required:
             if value.get(name) in (None, ""):
                 raise ValueError(f"{path}.{name}: missing or empty; it has no default")
-
-    return check
-
-
-def _list_of(checker: Checker, *, at_least_one: bool = False) -> Checker:
-    def check(path: str, value: Any) -> None:
-        if value is None:
-            return
-        if not isinstance(value, list | tuple):
-            raise refuse(path, value, "a list")
-        if at_least_one and not value:
-            raise refuse(path, value, "at least one item")
-        for index, item in enumerate(value):
-            if item is None:
-                raise refuse(f"{path}.{index}", item, "no null in a list")
-            checker(f"{path}.{index}", item)
 
     return check

@@ -5,23 +5,18 @@ import flytekit when a task is declared or a node is built, and flyte_admin.py d
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from resources.kubernetes_fields import (
-    check_affinity,
-    check_annotations,
     check_env,
-    check_mounts,
     check_secrets,
     check_subdomain,
     check_tolerations,
-    check_volumes,
     refuse,
-    required_terms,
 )
 from resources.labels import COST_LABELS, QUEUE_LABEL, check_label_value, check_labels, is_spot_label
 from resources.prices import UnknownMachine, machine_price, price_table
@@ -41,7 +36,6 @@ _IMAGE = re.compile(
     r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*"
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|@sha256:[0-9a-f]{64})"
 )
-SHARED_MEMORY_PATH = "/dev/shm"  # noqa: S108 - a place in the pod
 Quantity = Annotated[str, BeforeValidator(quantity_text)]
 # Values of a type that JSON gives; kubernetes_fields.py checks what is in them.
 Labels = dict[str, str | None]
@@ -81,16 +75,10 @@ class PoolConfig:
     pod_template: str | None = None
     queue: str | None = None
     labels: Labels = field(default_factory=dict)
-    annotations: Labels = field(default_factory=dict)
     node_selector: Labels = field(default_factory=dict)
-    affinity: dict[str, Any] = field(default_factory=dict)
     tolerations: Items = ()
-    priority_class: str | None = None
-    service_account: str | None = None
     env: Items = ()
     secrets: Items = ()
-    volumes: Items = ()
-    mounts: Items = ()
     usd_per_hour: Annotated[float, Field(ge=0, le=1e6)] | None = None
 
     def __post_init__(self) -> None:
@@ -98,7 +86,7 @@ class PoolConfig:
             checked_image(self.image)
         if self.accelerator is not None:
             check_label_value("accelerator", self.accelerator)
-        for name in ("pod_template", "queue", "priority_class", "service_account"):
+        for name in ("pod_template", "queue"):
             if value := getattr(self, name):
                 check_subdomain(name, value)
         if self.queue:
@@ -106,34 +94,21 @@ class PoolConfig:
         check_pod_labels("labels", self.labels)
         if self.queue and QUEUE_LABEL in self.labels:
             raise refuse(f"labels.{QUEUE_LABEL}", self.labels[QUEUE_LABEL], "nothing beside the field queue")
-        check_annotations("annotations", self.annotations)
         check_labels("node_selector", self.node_selector)
-        check_affinity("affinity", self.affinity)
         check_tolerations("tolerations", self.tolerations)
         check_env("env", self.env)
         check_secrets("secrets", self.secrets)
-        check_volumes("volumes", self.volumes)
-        check_mounts("mounts", self.mounts, None if self.pod_template else [each["name"] for each in self.volumes])
-        for path, shown in self._spot_selections() if self.interruptible else ():
-            raise ValueError(
-                f"{path}: value {shown!r}; allowed with interruptible true: no label of spot machines, because Flyte's "
-                "last attempt runs on a reserved machine, which does not have it"
-            )
-
-    def _spot_selections(self) -> Iterator[tuple[str, str]]:
-        """The path and value of each field that only spot machines meet."""
-        for label, value in self.node_selector.items():
+        for label, value in self.node_selector.items() if self.interruptible else ():
             if is_spot_label(label, value or ""):
-                yield f"node_selector.{label}", value or ""
-        terms = required_terms(self.affinity)
-        spot = [next((key for key in map(_spot_key, term) if key), None) for term in terms]
-        if spot and all(spot):
-            yield "affinity.nodeAffinity", str(spot[0])
+                raise ValueError(
+                    f"node_selector.{label}: value {value or ''!r}; allowed with interruptible true: no label of spot "
+                    "machines, because Flyte's last attempt runs on a reserved machine, which does not have it"
+                )
 
     @property
     def shared_memory(self) -> bool:
-        """Whether Flyte gives the pods a shared-memory volume: not beside a mount at SHARED_MEMORY_PATH."""
-        return all(each["mountPath"].rstrip("/") != SHARED_MEMORY_PATH for each in self.mounts)
+        """Whether Flyte gives the pods a shared-memory volume."""
+        return True
 
     @property
     def price_usd_per_h(self) -> float:
@@ -272,13 +247,6 @@ def check_pod_labels(path: str, labels: Labels) -> None:
             raise refuse(f"{path}.{taken}", labels[taken], "nothing, because every pod of a run gets this label")
 
 
-def _spot_key(requirement: Mapping[str, Any]) -> str | None:
-    """The key of a requirement that only spot machines meet; else None."""
-    key, operator, values = requirement["key"], requirement["operator"], requirement.get("values") or []
-    is_spot = is_spot_label(key, "true") if operator == "Exists" else all(is_spot_label(key, v or "") for v in values)
-    return key if operator in ("Exists", "In") and is_spot else None
-
-
 def overrides(pool: PoolConfig, labels: Mapping[str, str | None] | None = None) -> dict[str, Any]:
     """Arguments for a Flyte node's `with_overrides`: requests together with limits, so neither clamps the other.
 
@@ -321,15 +289,11 @@ def pod_template(pool: PoolConfig, labels: Mapping[str, str | None] | None = Non
     queue = {QUEUE_LABEL: pool.queue} if pool.queue else {}
     return PoolPodTemplate(
         labels={**(labels or {}), **pool.labels, **queue, **asked_labels},
-        annotations={**pool.annotations, **asked_annotations},
+        annotations=asked_annotations,
         pod={
             "termination_grace_period_seconds": pool.grace_s,
             "node_selector": {label: value or "" for label, value in pool.node_selector.items()},
-            "affinity": pool.affinity,
             "tolerations": list(pool.tolerations),
-            "priority_class_name": pool.priority_class,
-            "service_account_name": pool.service_account,
-            "volumes": list(pool.volumes),
         },
-        container={"env": list(pool.env), "volume_mounts": list(pool.mounts)},
+        container={"env": list(pool.env)},
     )

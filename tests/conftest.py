@@ -68,6 +68,15 @@ def _imported_is_not_looked_through() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module")
+def few_simulations() -> Iterator[None]:
+    """Forecasts simulate two seeds of three iterations."""
+    from tests import forecast_documents  # noqa: PLC0415 - few tests need it
+
+    with forecast_documents.few_simulations():
+        yield
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a tiny random model, which tests only read."""

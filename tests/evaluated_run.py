@@ -20,12 +20,10 @@ from tests.small_run import (
 
 URL = "memory://evaluate"
 EVALUATION = {
-    "data": {"source": "arithmetic", "size": 30, "seed": 99},
-    "num_prompts": 5,
+    "data": {"source": "arithmetic", "size": 5, "seed": 99},
     "num_generations": 3,
     "k": [1, 3],
     "sampling": {"max_completion_length": 20, "temperature": 0.7},
-    "seed": 11,
     "interval": 2,
 }
 

@@ -1,8 +1,21 @@
 """A configuration to forecast that takes a second: sixteen groups on L4s, one reserved; and the figures of a setup."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from storage.records.forecast_records import SetupForecast, Spread
+
+
+@contextmanager
+def few_simulations(iterations: int = 3) -> Iterator[None]:
+    """Forecasts simulate two seeds of so many iterations meanwhile."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("tasks.forecasting.comparison.SEEDS", 2)
+        patched.setattr("tasks.forecasting.inputs.ITERATIONS_SIMULATED", iterations)
+        yield
 
 
 def document(url: str = "memory://nothing-to-probe", **sections: Any) -> dict[str, Any]:
@@ -24,8 +37,6 @@ def document(url: str = "memory://nothing-to-probe", **sections: Any) -> dict[st
             "parameters_billions": 1.2,
             "kv_bytes_per_token": 28672,
             "response_median": 400,
-            "seeds": 2,
-            "iterations_simulated": 3,
         },
     }
     for name, section in sections.items():

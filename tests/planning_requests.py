@@ -1,22 +1,36 @@
 """Requests to the planner for tests: pools, lengths, and strategies that draw them."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from storage.records.planning_records import SeedingRecord
 from tasks.configuration.planning import PlanningConfig
 from tasks.crew_model.ownership import CrewRules
 from tasks.crew_model.step_time import NOMINAL, StepTime
+from tasks.planning import seeding
 from tasks.planning.capacity import GroupLengths, PoolCapacity, StepWaits, TrainerCapacity
 from tasks.planning.request import PlanningRequest
+from tasks.planning.seeding import SEEDING_S_INITIAL, SEEDING_S_MIN
 
 CURVE = StepTime(((1, 0.02), (32, 0.021), (64, 0.025), (128, 0.04), (256, 0.08)))
 RULES = CrewRules(flush_interval_s=5.0, heartbeat_interval_s=5.0, claim_ttl_s=30.0)
 POOLS = ("rollout", "spot", "far")
+
+
+@contextmanager
+def seeding_constants(initial_s: float = SEEDING_S_INITIAL, least_s: float = SEEDING_S_MIN) -> Iterator[None]:
+    """The seeding time while nothing is known, and the least one, have these values meanwhile."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(seeding, "SEEDING_S_INITIAL", initial_s)
+        patched.setattr(seeding, "SEEDING_S_MIN", least_s)
+        yield
 
 
 def a_pool(name: str = "rollout", **changes: Any) -> PoolCapacity:
@@ -103,8 +117,6 @@ def requests(draw: st.DrawFn) -> PlanningRequest:
         usd_per_iteration_max=draw(st.none() | st.floats(0.05, 1.0)),
         usd_per_run_max=draw(st.none() | st.floats(0.5, 2.0)),
         seeding=draw(st.sampled_from(["off", "auto"])),
-        seeding_s_initial=draw(seconds),
-        seeding_s_min=draw(st.sampled_from([0.0, 5.0])),
     )
     reserved = TrainerCapacity(
         engines=draw(st.integers(1, 3)),

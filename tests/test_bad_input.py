@@ -167,12 +167,6 @@ def test_a_reward_model_that_gives_no_reward(model, store, monkeypatch):
         config(URL, model, rewards=[{"function": "reward_model"}])
 
 
-def test_duplicate_prompt_ids(model, store, tmp_path):
-    source = rows(tmp_path, {"prompt": "1", "uid": "a"}, {"prompt": "2", "uid": "b"}, {"prompt": "3", "uid": "a"})
-    settings = config(URL, model, data={"source": source, "id_column": "uid"})
-    refused(PromptError, "^duplicate prompt id 'a': .*: line 1 and .*: line 3$", settings)
-
-
 def test_a_model_path_that_does_not_exist(store, tmp_path):
     settings = config(URL, tmp_path / "nowhere")
     refused(

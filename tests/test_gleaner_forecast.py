@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from storage.stores.connect import connect
 from tasks.forecasting import comparison
 from tasks.forecasting.setups import setups
 from tests.committed_runs import begin
-from tests.forecast_documents import document
+from tests.forecast_documents import document, few_simulations
 from tests.tasks.forecasting.test_realised import commit
 from workflows.forecast import forecast
 
@@ -28,10 +29,11 @@ def gleaner(*arguments: Any) -> Any:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path: Path) -> Iterator[Path]:
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(document(str(tmp_path / "run"), forecast={"widths": [2]})))
-    return file
+    with few_simulations():
+        yield file
 
 
 def test_a_forecast_needs_nothing_and_leaves_nothing(config: Path, tmp_path: Path):

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from resources.kubernetes_fields import check_affinity, check_subdomain, check_tolerations
+from resources.kubernetes_fields import check_subdomain, check_tolerations
 from resources.labels import POOL_LABEL, is_spot_label
 from resources.pools import PoolConfig, PoolsConfig
 from resources.quantities import amount
 from tasks.configuration.run_config import load, parse
 from tasks.configuration.trainer import TrainerConfig
 from tasks.doctor.cluster import ClusterDemand
+from tasks.doctor.cluster_objects import MAGIC_NAMES
 from tasks.doctor.flyte_settings import DELAY, DELAY_MAX, JUDGES, PENDING, RESERVED, ROUNDS, SPOT, configured_limits
 from tasks.doctor.network_policies import policy_problem, selects
 from tasks.local_map import SYSTEM_RETRIES
@@ -145,9 +146,6 @@ def test_interruptible_pods_go_to_spot_machines_and_others_do_not():
     check_tolerations("interruptible-tolerations", KUBERNETES["interruptible-tolerations"])
     spot = KUBERNETES["interruptible-node-selector-requirement"]
     other = KUBERNETES["non-interruptible-node-selector-requirement"]
-    for requirement in (spot, other):
-        terms = {"nodeSelectorTerms": [{"matchExpressions": [requirement]}]}
-        check_affinity("", {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}})
     assert (spot["operator"], other["operator"]) == ("In", "NotIn")
     assert spot["values"] == other["values"]
     assert is_spot_label(spot["key"], spot["values"][0])
@@ -180,12 +178,12 @@ def test_a_request_that_the_policy_does_not_know_is_found():
     assert requests_of('s3.ask("copy_object", request)\ns3.ask(\n "put_object")') == {"copy_object", "put_object"}
 
 
-def test_the_service_account_can_be_the_one_of_a_pool():
+def test_the_service_account_can_be_the_one_of_a_pod_template():
     account = yaml.safe_load(block("service account"))
     assert (account["apiVersion"], account["kind"]) == ("v1", "ServiceAccount")
     name = account["metadata"]["name"]
     check_subdomain("name", name)
-    assert PoolConfig(service_account=name).service_account == name
+    assert TEMPLATE["template"]["spec"]["serviceAccountName"] == name
     assert f"`--service-account {name}`" in PAGE
 
 
@@ -230,16 +228,25 @@ def test_the_settings_of_the_page_on_spot_in_an_hour_are_this_page_s_and_hold_it
         assert pool.gpus <= int(inline["task_resources"]["limits"]["gpu"])
 
 
-PODS = re.findall(
-    r"^<!-- pods -->\n```yaml\n(.*?)^```",
-    (ROOT / "docs/guide/on_a_cluster.md").read_text(encoding="utf-8"),
-    flags=re.MULTILINE | re.DOTALL,
-)
+def on_a_cluster(mark: str) -> list[str]:
+    page = (ROOT / "docs/guide/on_a_cluster.md").read_text(encoding="utf-8")
+    return re.findall(rf"^<!-- {mark} -->\n```yaml\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+
+
+PODS = on_a_cluster("pods")
+[TEMPLATE] = map(yaml.safe_load, on_a_cluster("pod template"))
 
 
 def test_the_fragments_about_pods_are_valid():
-    assert len(PODS) >= 6
+    assert len(PODS) == 5
     pools = [parse(CONFIG | yaml.safe_load(fragment)).pools for fragment in PODS]
     said = {name for each in pools for pool in all_pools(each) for name, value in vars(pool).items() if value}
-    fields = {"labels", "annotations", "queue", "priority_class", "env", "secrets", "volumes", "mounts", "tolerations"}
-    assert fields | {"affinity"} <= said
+    assert {"labels", "queue", "env", "secrets", "tolerations", "node_selector"} <= said
+
+
+def test_flyte_builds_a_pod_on_the_container_of_the_pod_template_that_mounts_its_volumes():
+    spec = TEMPLATE["template"]["spec"]
+    [container] = spec["containers"]
+    assert container["name"] in MAGIC_NAMES
+    assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in spec["volumes"]}
+    assert f"`pod_template: {TEMPLATE['metadata']['name']}`" in (ROOT / "docs/guide/on_a_cluster.md").read_text()

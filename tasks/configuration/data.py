@@ -72,7 +72,6 @@ class DataConfig:
         split: The part of a directory or of a data set.
         revision: Of an id: branch, tag or commit.
         prompt_column: The column with the prompt.
-        id_column: The column with ids; None: verl's extra_info.index where unique, else the row number.
         shuffle: A new order in each epoch.
         seed: Seed of the generated problems and of the order.
         limit: The first rows alone, so many.
@@ -90,7 +89,6 @@ class DataConfig:
     split: str | None = None
     revision: Annotated[str, Field(min_length=1)] | None = None
     prompt_column: Annotated[str, Field(min_length=1)] = "prompt"
-    id_column: str | None = None
     shuffle: bool = True
     seed: Annotated[int, Field(ge=0)] = 0
     limit: Annotated[int, Field(ge=1)] | None = None
@@ -110,7 +108,6 @@ class DataConfig:
                 ("subset", self.subset, None),
                 ("split", self.split, None),
                 ("revision", self.revision, None),
-                ("id_column", self.id_column, None),
                 ("prompt_column", self.prompt_column, "prompt"),
                 ("chat_template_kwargs", self.chat_template_kwargs, {}),
                 ("continue_final_message", self.continue_final_message, False),
@@ -120,8 +117,6 @@ class DataConfig:
                         f"{name}: value {value!r}; allowed: only with a file or directory as source, "
                         f"not with the generator {ARITHMETIC!r}"
                     )
-        if self.id_column is not None and self.id_column == self.prompt_column:
-            raise ValueError(f"id_column: value {self.id_column!r}; allowed: another column than prompt_column")
 
 
 def no_argument(names: Iterable[str]) -> str | None:

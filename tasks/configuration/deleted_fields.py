@@ -6,49 +6,89 @@ run with another value is refused.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _SPEED = "remove it; a measured speed goes into"
 _TOOLS = "remove it; the run's first iteration measures how long responses wait for tools"
-_SHARED = "remove it; a pod has shared memory unless mounts has /dev/shm"
+_SHARED = "remove it; every pod but control's has shared memory"
+_TEMPLATE = "make a PodTemplate with it in the cluster, and name the template in pod_template"
 _FLOOR = "remove it; linear and cosine fall to 0"
 _FAILED = "remove it; grading ends when a function fails for more than half of a micro-batch"
 _LOADING = "remove it; importing code and loading weights may take 600 s"
-_LOSSES = "remove it; forecast.loss_rate_factor and trace_path say how machines are lost"
+_LOSSES = "remove it; a trace_path says how machines are lost"
 _LIMITS = "remove it; vLLM has 900 s to start, 600 s to load weights, 120 s for a step"
+_LENGTH = "remove it; set model_max_length in the reward model's tokenizer_config.json"
+_IDS = "remove it; an id is extra_info.index where unique, else the row number"
 # What to do, by path; * stands for the name of a pool, or a place in a list.
 DELETED = {
     "algorithm.overlong_penalty_factor": "remove it; the penalty at the end of the buffer is 1",
     "critic.optimizer.min_learning_rate_ratio": _FLOOR,
+    "data.id_column": _IDS,
+    "evaluation.data.id_column": _IDS,
+    "evaluation.num_prompts": "set evaluation.data.limit",
+    "evaluation.pass_threshold": "remove it; a reward of 1 is correct; evaluation.rewards may have other weights",
     "evaluation.rewards.*.failed_share_max": _FAILED,
     "evaluation.rewards.*.load_time_limit_s": _LOADING,
+    "evaluation.rewards.*.max_length": _LENGTH,
+    "evaluation.seed": "remove it; the seed of the sampling noise is 0",
     "forecast.accelerator_rollout": "set pools.rollout.accelerator",
     "forecast.accelerator_train": "set pools.train.accelerator",
     "forecast.bandwidth_efficiency": f"{_SPEED} forecast.step_s",
     "forecast.control_s": "remove it; 30 s are assumed until the run's first iteration measures them",
     "forecast.loss_process": _LOSSES,
+    "forecast.iterations_simulated": "remove it; twelve iterations are simulated, and scaled",
+    "forecast.lengths_column": "remove it; the column of lengths is called response_tokens",
+    "forecast.loss_rate_factor": f"{_LOSSES}; the forecast shows 0.3 and 3 times the losses, too",
     "forecast.mfu": f"{_SPEED} forecast.train_s_per_token",
     "forecast.more_rollout.*.accelerator": "set the accelerator of the pool in pools.more_rollout",
     "forecast.more_rollout.*.loss_process": _LOSSES,
-    "forecast.more_rollout.*.loss_rate_factor": "remove it; forecast.loss_rate_factor is for all pools",
+    "forecast.more_rollout.*.loss_rate_factor": _LOSSES,
     "forecast.more_rollout.*.start_s": "remove it; forecast.start_s is for all pools",
     "forecast.more_rollout.*.step_s": "remove it; the run's first iteration measures step times",
     "forecast.observation_tokens": _TOOLS,
     "forecast.process_s": "remove it; 60 s are assumed until the run's first iteration measures starts",
     "forecast.prompts_in_dataset": "remove it; a forecast expects that no prompt recurs",
     "forecast.runs_per_trainer": "remove it; gleaner fleet admit --dry-run says what other runs add",
+    "forecast.seeds": "remove it; each setup is simulated five times",
     "forecast.tool_answers": _TOOLS,
     "forecast.tool_s": _TOOLS,
     "forecast.train_link_gbps": "remove it; 100 Gbit/s are assumed until the run's first iteration measures restoring",
     "optimizer.min_learning_rate_ratio": _FLOOR,
     "planning.recall_min": "remove it; a predictor with a recall below 0.3 is not used",
+    "planning.seeding_s_initial": "remove it; the trainer's machines generate for 150 s the first time",
+    "planning.seeding_s_min": "remove it; seeding takes at least 5 s, or none",
+    "pools.control.affinity": _TEMPLATE,
+    "pools.control.annotations": _TEMPLATE,
+    "pools.control.mounts": _TEMPLATE,
+    "pools.control.priority_class": _TEMPLATE,
+    "pools.control.service_account": _TEMPLATE,
     "pools.control.shared_memory": _SHARED,
+    "pools.control.volumes": _TEMPLATE,
+    "pools.more_rollout.*.affinity": _TEMPLATE,
+    "pools.more_rollout.*.annotations": _TEMPLATE,
+    "pools.more_rollout.*.mounts": _TEMPLATE,
+    "pools.more_rollout.*.priority_class": _TEMPLATE,
+    "pools.more_rollout.*.service_account": _TEMPLATE,
     "pools.more_rollout.*.shared_memory": _SHARED,
+    "pools.more_rollout.*.volumes": _TEMPLATE,
+    "pools.rollout.affinity": _TEMPLATE,
+    "pools.rollout.annotations": _TEMPLATE,
+    "pools.rollout.mounts": _TEMPLATE,
+    "pools.rollout.priority_class": _TEMPLATE,
+    "pools.rollout.service_account": _TEMPLATE,
     "pools.rollout.shared_memory": _SHARED,
+    "pools.rollout.volumes": _TEMPLATE,
+    "pools.train.affinity": _TEMPLATE,
+    "pools.train.annotations": _TEMPLATE,
+    "pools.train.mounts": _TEMPLATE,
+    "pools.train.priority_class": _TEMPLATE,
+    "pools.train.service_account": _TEMPLATE,
     "pools.train.shared_memory": _SHARED,
+    "pools.train.volumes": _TEMPLATE,
     "rewards.*.failed_share_max": _FAILED,
     "rewards.*.load_time_limit_s": _LOADING,
+    "rewards.*.max_length": _LENGTH,
     "rollout.engine_restarts_max": "remove it; an engine is restarted twice in an iteration",
     "rollout.vllm.block_size": "remove it; vLLM chooses",
     "rollout.vllm.load_timeout_s": _LIMITS,
@@ -56,6 +96,8 @@ DELETED = {
     "rollout.vllm.start_timeout_s": _LIMITS,
     "rollout.vllm.step_timeout_s": _LIMITS,
     "rollout.weight_cache_dir": "remove it; the weight cache lies below TMPDIR (env of a pool)",
+    "tracking.directory": "remove it; files of trackers lie in the folder tracking, below that of the process",
+    "trainer.phase_start_share": "remove it; training begins when 0.9 of the groups are recorded",
     "trainer.weights_full_interval": "remove it; every tenth version is stored whole",
     "turns.attempts_max": "remove it; a response has three attempts",
     "turns.calls_per_process": "remove it; a process makes 32 calls side by side; set turns.processes",
@@ -67,7 +109,9 @@ DELETED = {
 CONSTANTS: dict[str, object] = {
     "algorithm.overlong_penalty_factor": 1.0,
     "critic.optimizer.min_learning_rate_ratio": 0.0,
+    "data.id_column": None,
     "optimizer.min_learning_rate_ratio": 0.0,
+    "rewards.*.max_length": None,
     "turns.attempts_max": 3,
     "turns.invalid_calls_max": 3,
 }
@@ -100,15 +144,19 @@ def with_constants(identity: dict[str, Any]) -> dict[str, Any]:
     identity: Nested JSON values; changed in place, and returned.
     """
     for path, value in CONSTANTS.items():
-        *sections, name = path.split(".")
-        inside: Any = identity
-        for section in sections:
-            inside = inside[section]
-            if inside is None and section in _OPTIONAL_SECTIONS:
-                break
-        else:
-            inside[name] = value
+        _set(identity, path.split("."), value)
     return identity
+
+
+def _set(inside: Any, path: Sequence[str], value: object) -> None:
+    name, *rest = path
+    if not rest:
+        inside[name] = value
+    elif name == "*":
+        for item in inside:
+            _set(item, rest, value)
+    elif inside[name] is not None or name not in _OPTIONAL_SECTIONS:
+        _set(inside[name], rest, value)
 
 
 def _kept(value: Any, location: tuple[Any, ...]) -> Any:
@@ -125,10 +173,11 @@ def _kept(value: Any, location: tuple[Any, ...]) -> Any:
 
 def _is_deleted(location: tuple[Any, ...], held: object) -> bool:
     """Whether the field is deleted; raises ConstantDiffersError for another value than the constant."""
-    path = ".".join(map(str, location))
-    if path in CONSTANTS and held != CONSTANTS[path]:
+    constant = next((path for path in CONSTANTS if _matches(path.split("."), location)), None)
+    if constant is not None and held != CONSTANTS[constant]:
+        shown = ".".join(map(str, location))
         raise ConstantDiffersError(
-            f"{path}: value {json.dumps(held)} held; allowed: {json.dumps(CONSTANTS[path])}, because the field is "
+            f"{shown}: value {json.dumps(held)} held; allowed: {json.dumps(CONSTANTS[constant])}, because the field is "
             "deleted; go on with the version that began the run"
         )
     return advice(location) is not None

@@ -1,4 +1,4 @@
-"""The section `evaluation`: prompts, sampling, the threshold of a correct response, and the interval.
+"""The section `evaluation`: prompts, sampling, and the interval.
 
 Imports no reward function and no reader. `settings_digest` names the settings that decide the outcome.
 """
@@ -19,6 +19,14 @@ from tasks.configuration.rewards import OPERATIONAL, RewardConfig, reward_names
 from tasks.configuration.sampling import YOUNG as YOUNG_OF_SAMPLING
 from tasks.configuration.sampling import SamplingConfig
 
+# A response is correct if its reward is at least this.
+PASS_THRESHOLD = 1.0
+# Of the sampling noise, the same for every weight version.
+SEED = 0
+# The values that the settings of every evaluation name, so that an evaluation made with them is found.
+_CONSTANTS: Mapping[str, object] = MappingProxyType(
+    {"num_prompts": None, "pass_threshold": PASS_THRESHOLD, "seed": SEED}
+)
 NO_MODELS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -33,11 +41,8 @@ class EvaluationConfig:
             section `sampling` (`with_inherited_sampling`).
         num_generations: Responses per prompt, the n of mean@n.
         k: The values of k in pass@k, ascending, each at most num_generations.
-        num_prompts: How many prompts, the first in the order of `data`; None: all.
-        pass_threshold: A response is correct if its reward is at least this.
         interval: Training evaluates every weight version that this divides; 0: only `workflows/evaluation.py`
             evaluates.
-        seed: Seed of the sampling noise, the same for every weight version.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -46,10 +51,7 @@ class EvaluationConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     num_generations: Annotated[int, Field(ge=1)] = 1
     k: Annotated[tuple[int, ...], Field(min_length=1)] = (1,)
-    num_prompts: Annotated[int, Field(ge=1)] | None = None
-    pass_threshold: float = 1.0
     interval: Annotated[int, Field(ge=0)] = 0
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
 
     def __post_init__(self) -> None:
         if self.rewards is not None:
@@ -105,17 +107,19 @@ def settings(
                 del resolved[section][name]
     for name in OPERATIONAL_OF_DATA:
         del resolved["data"][name]
+    resolved["data"]["id_column"] = None
     decisive = rewards if evaluation.rewards is None else evaluation.rewards
     resolved["rewards"] = [
         _deciding(reward, models.get(name)) for name, reward in zip(reward_names(decisive), decisive, strict=True)
     ]
     del resolved["interval"]
-    return resolved
+    return resolved | dict(_CONSTANTS)
 
 
 def _deciding(reward: RewardConfig, content: str | None) -> dict[str, Any]:
     fields: dict[str, Any] = json.loads(json.dumps(asdict(reward)))
-    return {name: value for name, value in fields.items() if name not in OPERATIONAL} | {"model": content}
+    deciding = {name: value for name, value in fields.items() if name not in OPERATIONAL}
+    return deciding | {"max_length": None, "model": content}
 
 
 def settings_digest(resolved: dict[str, Any]) -> str:

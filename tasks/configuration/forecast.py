@@ -11,7 +11,6 @@ _Above0 = Annotated[float, Field(gt=0, le=1e12)]
 _Seconds = Annotated[float, Field(ge=0, le=86_400)]
 _StepSeconds = Annotated[float, Field(ge=1e-5, le=10)]
 _Gbps = Annotated[float, Field(ge=0.01, le=1e5)]
-_Factor = Annotated[float, Field(ge=1e-3, le=1e3)]
 _Batch = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}$")]
 
 
@@ -47,17 +46,13 @@ class ForecastConfig:
         train_s_per_token: seconds per generated token, all machines of the trainer together; None: estimated.
         lengths_path: a file of response lengths, as in tasks.forecasting.response_lengths; None: a log-normal
             distribution.
-        lengths_column: the column or field of the file with the lengths, in tokens.
         response_median: the distribution's median, in tokens; None: a quarter of the longest response.
         response_sigma: standard deviation of the natural logarithm of the lengths.
         prompt_tokens: mean tokens of a prompt.
         trace_path: a trace of interruptible machines; None: the process AWS_P3 of resources.spot_trace.
-        loss_rate_factor: factor on the rate of losses.
         start_s: seconds until a process can start on a new machine: provisioning and image.
         link_gbps: download rate of a member's machine, in Gbit/s.
         more_rollout: what is different in the pools of pools.more_rollout, by name.
-        seeds: trace windows and draws of lengths for each setup.
-        iterations_simulated: iterations simulated for each; the rest is scaled.
     """
 
     __pydantic_config__ = STRICT
@@ -68,21 +63,10 @@ class ForecastConfig:
     step_s: Annotated[dict[_Batch, _StepSeconds], Field(min_length=1)] | None = None
     train_s_per_token: Annotated[float, Field(ge=1e-12, le=60)] | None = None
     lengths_path: str | None = None
-    lengths_column: str | None = None
     response_median: Annotated[float, Field(gt=0, le=1e9)] | None = None
     response_sigma: Annotated[float, Field(ge=0, le=10)] = 0.8
     prompt_tokens: Annotated[int, Field(ge=1)] = 256
     trace_path: str | None = None
-    loss_rate_factor: _Factor = 1.0
     start_s: _Seconds = 180.0
     link_gbps: _Gbps = 10.0
     more_rollout: dict[str, PoolForecast] = field(default_factory=dict)
-    seeds: Annotated[int, Field(ge=2, le=1000)] = 5
-    iterations_simulated: Annotated[int, Field(ge=2, le=1000)] = 12
-
-    def __post_init__(self) -> None:
-        if (self.lengths_path is None) != (self.lengths_column is None):
-            raise ValueError(
-                f"lengths_column: value {self.lengths_column!r}; allowed with lengths_path {self.lengths_path!r}: "
-                f"{'null' if self.lengths_path is None else 'the name of a column'}"
-            )

@@ -33,7 +33,6 @@ OPERATIONAL: dict[str, set[str] | None] = {
     "trainer": {
         "placement",
         "fleet",
-        "phase_start_share",
         "device",
         "group_timeout_s",
         "poll_interval_s",

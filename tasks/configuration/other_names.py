@@ -21,7 +21,6 @@ TRL = {
     "gradient_checkpointing": "trainer.gradient_checkpointing",
     "importance_sampling_level": "algorithm.policy_loss",
     "learning_rate": "optimizer.learning_rate",
-    "logging_dir": "tracking.directory",
     "lora_alpha": "lora.alpha",
     "lora_r": "lora.rank",
     "lora_target_modules": "lora.target_modules",

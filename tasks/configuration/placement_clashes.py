@@ -20,24 +20,15 @@ def placements_that_clash(
     run_url: str,
     machines: PoolConfig,
     planning: PlanningConfig,
-    algorithm: AlgorithmConfig,
     rewards: Sequence[RewardConfig],
 ) -> Iterator[str]:
     """A line about each field that cannot be, with what is allowed; machines: `pools.train`."""
-    share = trainer.phase_start_share
     placement = f"trainer.placement {trainer.placement!r}"
     if (trainer.fleet is None) == (trainer.placement == "shared"):
         allowed = "the url of a fleet" if trainer.fleet is None else "null"
         yield f"trainer.fleet: value {trainer.fleet!r}; allowed with {placement}: {allowed}"
     elif trainer.fleet is not None and (problem := _fleet_problem(trainer.fleet, run_url)) is not None:
         yield f"trainer.fleet: {problem}"
-    if trainer.placement in ("own", "standing") and share is not None:
-        yield f"trainer.phase_start_share: value {share}; allowed with {placement}: null"
-    elif share is not None and share < 1 and needs_all_groups(algorithm):
-        yield (
-            f"trainer.phase_start_share: value {share}; allowed: null or 1, because the algorithm needs the whole "
-            "batch before its first gradient, or filters groups and so must see when enough are recorded"
-        )
     if trainer.placement != "own":
         yield from _trained_apart(trainer, run_url, planning, rewards)
     if trainer.trained_by_host:

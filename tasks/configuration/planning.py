@@ -39,8 +39,6 @@ class PlanningConfig:
         usd_per_iteration_max: an iteration that is expected to cost more is planned smaller, or refused.
         usd_per_run_max: no iteration is planned that is expected to take the run's cost beyond this.
         seeding: "auto" lets the trainer's machines generate, too, until training can be kept busy.
-        seeding_s_initial: how long they generate the first time.
-        seeding_s_min: the least seconds of seeding, unless the crew alone is enough.
         seeding_after_s: with seeding "auto", the trainer's machines generate again if no member has lived for this
             long, until one does or nothing is left; should be somewhat longer than the start of an engine.
         cut_share: with objective "gpu_seconds", a member that has ended this share of its responses hands the others to
@@ -56,8 +54,6 @@ class PlanningConfig:
     usd_per_iteration_max: Annotated[float, Field(gt=0)] | None = None
     usd_per_run_max: Annotated[float, Field(gt=0)] | None = None
     seeding: Literal["off", "auto"] = "off"
-    seeding_s_initial: Annotated[float, Field(ge=0)] = 150.0
-    seeding_s_min: Annotated[float, Field(ge=0)] = 5.0
     seeding_after_s: Annotated[float, Field(gt=0)] = 120.0
     cut_share: Annotated[float, Field(gt=0, lt=1)] | None = None
 

@@ -20,7 +20,7 @@ _CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029]")
 # Values of a user's own, which may have lines.
 _MAY_HAVE_LINES = re.compile(
     r"(evaluation\.)?rewards\.\d+\.(pattern|arguments\b.*)|(evaluation\.)?data\.chat_template_kwargs\b.*"
-    r"|pools\..*\b(env\.\d+\.value|annotations\..*)",
+    r"|pools\..*\benv\.\d+\.value",
     re.DOTALL,
 )
 

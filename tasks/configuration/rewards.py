@@ -18,7 +18,7 @@ BUILT_IN = ("arithmetic", "environment", "format", "length", "math", "reward_mod
 SETTINGS: dict[str, tuple[str, ...]] = {
     "format": ("pattern",),
     "length": ("free_tokens", "scale_tokens"),
-    "reward_model": ("model", "revision", "label", "device", "dtype", "batch_tokens_max", "max_length"),
+    "reward_model": ("model", "revision", "label", "device", "dtype", "batch_tokens_max"),
 }
 REQUIRED = {"format": ("pattern",), "length": ("free_tokens", "scale_tokens"), "reward_model": ("model",)}
 # Settings for where a function runs and how long one call may take; rewards do not depend on them.
@@ -60,7 +60,6 @@ class RewardConfig:
         device: "auto" takes the trainer's.
         dtype: The dtype of the reward model's weights and activations.
         batch_tokens_max: Padded tokens of one forward pass of the reward model; a longer input has a pass alone.
-        max_length: Tokens of prompt and completion, by the reward model's tokenizer; None takes the model's limit.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
@@ -80,7 +79,6 @@ class RewardConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     batch_tokens_max: Annotated[int, Field(ge=1)] = 16_384
-    max_length: Annotated[int, Field(ge=1)] | None = None
 
     def __post_init__(self) -> None:
         if self.function not in BUILT_IN and not user_function.PATTERN.fullmatch(self.function):

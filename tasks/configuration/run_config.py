@@ -128,9 +128,7 @@ class RunConfig:
             *_crews_that_clash(self),
             *_adapters_that_clash(self),
             *pools_that_clash(self.pools, self.rollout, self.planning, self.forecast),
-            *placements_that_clash(
-                self.trainer, self.run.url, self.pools.train, self.planning, self.algorithm, self.rewards
-            ),
+            *placements_that_clash(self.trainer, self.run.url, self.pools.train, self.planning, self.rewards),
         ]
         if problems_found:
             raise ValueError("\n".join(problems_found))
@@ -149,8 +147,7 @@ class RunConfig:
         """
         if self.trainer.placement == "standing":
             return 0.0
-        given = self.trainer.phase_start_share
-        return (1.0 if needs_all_groups(self.algorithm) else PHASE_START_SHARE) if given is None else given
+        return 1.0 if needs_all_groups(self.algorithm) else PHASE_START_SHARE
 
 
 def _lengths_that_clash(config: RunConfig) -> Iterator[str]:

@@ -18,14 +18,12 @@ class TrackingConfig:
         backends: none, one or several, each once.
         project: W&B's project, MLflow's experiment.
         name: the run's name in the trackers. None: the last part of the run's url.
-        directory: local folder for TensorBoard's event files and W&B's own files.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     backends: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
     project: Annotated[str, Field(min_length=1)] = "gleaner"
     name: Annotated[str, Field(min_length=1)] | None = None
-    directory: Annotated[str, Field(min_length=1)] = "tracking"
 
     def __post_init__(self) -> None:
         if len(set(self.backends)) < len(self.backends):

@@ -33,9 +33,6 @@ class TrainerConfig:
             stands for the whole execution and keeps the trainer's state in memory. "shared": pools.control to the end;
             a host of `fleet` trains the phases of several runs in turns, and the run itself holds no GPU for training.
         fleet: With placement "shared", the url of the fleet that has admitted the run (`gleaner fleet admit`).
-        phase_start_share: With placement "pod" or "shared", the train phase is due when this share of the groups is
-            recorded. null: 0.9, or 1 if the algorithm needs the whole batch before its first gradient or filters
-            groups.
         dtype: The dtype of forward and backward passes; what is trained, its gradients and
             moments are float32 in any case, except for moments of 8 bits.
         device: "auto" takes the first GPU, if any.
@@ -59,7 +56,6 @@ class TrainerConfig:
     __pydantic_config__ = STRICT
     placement: Placement = "own"
     fleet: str | None = None
-    phase_start_share: Annotated[float, Field(gt=0, le=1)] | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     micro_batch_tokens_max: Annotated[int, Field(ge=1)] = 16384

@@ -1,4 +1,4 @@
-"""The objects of a Kubernetes namespace that the pools name: pod templates, queues, accounts, volumes, secrets.
+"""The objects of a Kubernetes namespace that the pools name: pod templates, queues, config maps, secrets.
 
 If a named object is missing in the namespace, the pool's pods wait for ever, or are refused.
 """
@@ -16,11 +16,6 @@ from tasks.doctor.network_policies import NAME, policy_finding
 MAGIC_NAMES = ("default", "primary")
 KUEUE = "/apis/kueue.x-k8s.io"
 TRAINING_OPERATOR = "/apis/kubeflow.org"
-_OF_VOLUMES = (
-    ("persistentVolumeClaim", "claimName", "volume claim", "persistentvolumeclaims"),
-    ("configMap", "name", "config map", "configmaps"),
-    ("secret", "secretName", "secret", "secrets"),
-)
 _OF_VARIABLES = (
     ("configMapKeyRef", "name", "config map", "configmaps"),
     ("secretKeyRef", "name", "secret", "secrets"),
@@ -48,10 +43,6 @@ def named_objects(pool: PoolConfig) -> Iterator[tuple[str, str, Look]]:
         yield "pod template", pool.pod_template, _pod_template
     if pool.queue:
         yield "queue", pool.queue, _queue
-    if pool.service_account:
-        yield "service account", pool.service_account, _namespaced("serviceaccounts")
-    if pool.priority_class:
-        yield "priority class", pool.priority_class, _priority_class
     for source, names in _sources(pool):
         named = source.get(names[0]) or {}
         if named.get(names[1]) and not named.get("optional"):
@@ -60,9 +51,7 @@ def named_objects(pool: PoolConfig) -> Iterator[tuple[str, str, Look]]:
 
 
 def _sources(pool: PoolConfig) -> Iterator[tuple[dict[str, Any], tuple[str, str, str, str]]]:
-    """Each volume and variable with each way of naming an object: (field, field of the name, kind, plural)."""
-    for volume in pool.volumes:
-        yield from ((volume, names) for names in _OF_VOLUMES)
+    """Each variable with each way in which it may name an object: field, its name, kind, plural."""
     for variable in pool.env:
         yield from ((variable.get("valueFrom") or {}, names) for names in _OF_VARIABLES)
 
@@ -129,8 +118,3 @@ def _queue(cluster: Cluster, place: ClusterTarget, name: str) -> str | None:
         reason = " ".join(str(inactive[0].get("message") or inactive[0].get("reason")).split())[:200]
         return f"not active, so pods wait for ever: {reason}"
     return None
-
-
-def _priority_class(cluster: Cluster, _place: ClusterTarget, name: str) -> str | None:
-    found = cluster.get(f"/apis/scheduling.k8s.io/v1/priorityclasses/{name}")
-    return None if found else "not there, so an API server refuses the pods: make it, or name another"

@@ -39,17 +39,7 @@ def load_held_out(
             log.warning("not sure: evaluation: %s", doubt)
     except (PromptError, GradingError) as error:
         raise type(error)(_of_evaluation(error)) from error
-    check_number(evaluation, prompts)
     return prompts
-
-
-def check_number(evaluation: EvaluationConfig, prompts: PromptSet) -> None:
-    """Raise PromptError if more prompts are wanted than there are."""
-    wanted = evaluation.num_prompts
-    if wanted is not None and wanted > len(prompts):
-        raise PromptError(
-            f"evaluation.num_prompts: value {wanted}; allowed: null, or 1 to {len(prompts)}, which are all"
-        )
 
 
 def draw_held_out(
@@ -70,7 +60,7 @@ def draw_held_out(
             tokenizer,
             evaluation.data,
             first=0,
-            count=evaluation.num_prompts or len(prompts),
+            count=len(prompts),
             context_length=context_length(rollout, model_dir),
             max_completion_length=evaluation.sampling.max_completion_length,
             openings=openings,

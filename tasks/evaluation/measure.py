@@ -18,7 +18,7 @@ from storage.records.prompt_table import PromptRow, read_prompts
 from storage.records.records import BatchRecord, PlanRecord
 from storage.records.run import connect_to_run, exists, read_plan
 from storage.stores.store import ObjectStore, StorageError, StoreUnavailable
-from tasks.configuration.evaluation import EvaluationConfig, settings, settings_digest
+from tasks.configuration.evaluation import PASS_THRESHOLD, EvaluationConfig, settings, settings_digest
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rewards import RewardConfig
@@ -97,9 +97,7 @@ def _record(
         tally.add(part)
         turns.add(part)
     lives = slot_lives([*announced, *unannounced(plan, announced, tally, clock.wall())], tally)
-    scored = evaluated_prompts(
-        recorded, [row.prompt_id for row in prompts], plan.num_generations, evaluation.pass_threshold
-    )
+    scored = evaluated_prompts(recorded, [row.prompt_id for row in prompts], plan.num_generations, PASS_THRESHOLD)
     machines_s, usd = crew_cost(lives, {slot.pool: config.pools.rollout.price_usd_per_h for slot in plan.slots})
     now_s = clock.wall()
     decided_by = deciding_settings(run, config)

@@ -9,7 +9,7 @@ import numpy as np
 
 from storage.records.evaluation_records import EvaluatedPrompt
 from storage.records.records import GradedResponse
-from tasks.configuration.evaluation import EvaluationConfig
+from tasks.configuration.evaluation import SEED, EvaluationConfig
 from tasks.evaluation.intervals import bootstrap_interval, interval, pass_at_k
 
 
@@ -58,9 +58,9 @@ def score_metrics(
         values = [pass_at_k(prompt.graded, prompt.correct, k) for prompt in prompts if prompt.graded >= k]
         if not values:
             continue
-        metrics |= _with_interval(f"val/pass@{k}", values, interval(values, config.seed))
+        metrics |= _with_interval(f"val/pass@{k}", values, interval(values, SEED))
     rewards = [prompt.reward for prompt in prompts]
-    spread = bootstrap_interval(rewards, config.seed) if len(rewards) > 1 else None
+    spread = bootstrap_interval(rewards, SEED) if len(rewards) > 1 else None
     metrics |= _with_interval(f"val/reward/mean@{n}", rewards, spread)
     for name in graded[0].rewards:
         given = [value for response in graded if (value := response.rewards.get(name)) is not None]

@@ -32,6 +32,8 @@ from tasks.planning.explain import advice_to_stand
 from tasks.preparing.checks import check_settings
 
 LOW, HIGH = 0.1, 0.9
+# Trace windows and draws of lengths for each setup.
+SEEDS = 5
 SENSITIVITY = (0.3, 3.0)
 FLUSH_S = (1.0, 60.0)
 # Share of an iteration: what a loss destroys delays it by as much, but the formula counts dollars alone.
@@ -99,8 +101,8 @@ def forecast(
     return ForecastRecord(
         created_at_s=created_at_s,
         iterations=settings.iterations,
-        iterations_simulated=settings.iterations_simulated,
-        seeds=settings.seeds,
+        iterations_simulated=inputs.work.iterations,
+        seeds=SEEDS,
         inputs=inputs.shown,
         setups=tuple(results),
         recommended=chosen.name,
@@ -244,8 +246,8 @@ def _simulated(setup: Setup, settings: ForecastConfig, progress: Callable[[int, 
     """One run per seed. A setup refused by the planner, or with more machines than the trace has, gets no figures."""
     outcomes: list[_Outcome] = []
     try:
-        for seed in range(settings.seeds):
-            progress(seed, settings.seeds)
+        for seed in range(SEEDS):
+            progress(seed, SEEDS)
             run = simulate(setup.scenario, seed=seed)
             if run.stopped is not None or not run.iterations:
                 refused = run.stopped or "no iteration ended"

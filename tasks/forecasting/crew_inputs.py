@@ -44,7 +44,6 @@ class _PoolSettings:
     step_s: dict[str, float] | None
     link_gbps: float
     trace_path: str | None
-    loss_rate_factor: float
     start_s: float
 
 
@@ -54,7 +53,7 @@ def _pool_settings(forecast: ForecastConfig, name: str) -> _PoolSettings:
     A pool of more_rollout takes missing fields from the section, but no step times, because its machines may be of a
     different kind.
     """
-    fields = ("link_gbps", "trace_path", "loss_rate_factor", "start_s")
+    fields = ("link_gbps", "trace_path", "start_s")
     settings = {field: getattr(forecast, field) for field in fields}
     if name == "rollout":
         return _PoolSettings(step_s=forecast.step_s, **settings)
@@ -119,17 +118,15 @@ def _process_s(facts: KnownFacts, name: str, settings: _PoolSettings, probed: Po
 def _availability(
     facts: KnownFacts, name: str, settings: _PoolSettings, probed: PoolProbe | None
 ) -> AvailabilityScenario:
-    factor = settings.loss_rate_factor
     if settings.trace_path is not None:
-        words = f"{settings.trace_path}, {factor:g} times as fast"
-        facts.show(f"{name}: losses", words, "configured (trace_path)")
-        return AvailabilityScenario(path=settings.trace_path, rate_factor=factor)
+        facts.show(f"{name}: losses", settings.trace_path, "configured (trace_path)")
+        return AvailabilityScenario(path=settings.trace_path)
     process = AWS_P3
     if probed is not None and facts.probe is not None and probed.losses >= LOSSES_MIN:
         per_h = probed.losses / probed.machine_h
         words = f"{per_h:.2f} per machine hour ({probed.losses} in {probed.machine_h:.1f} h), as {process.name} loses"
         facts.show(f"{name}: losses", words, facts.probe.source)
         return AvailabilityScenario(process=process.name, rate_factor=per_h / process.losses_per_node_h)
-    words = f"{process.losses_per_node_h * factor:.2f} per machine hour, {process.name} x {factor:g}"
+    words = f"{process.losses_per_node_h:.2f} per machine hour, {process.name}"
     facts.show(f"{name}: losses", words, f"another kind of machine's: {process.source}")
-    return AvailabilityScenario(process=process.name, rate_factor=factor)
+    return AvailabilityScenario(process=process.name)

@@ -43,7 +43,7 @@ def expected_profile(config: RunConfig) -> PhaseProfile:
     if config.trainer.placement != "shared":
         raise ValueError(f"trainer.placement: value {config.trainer.placement!r}; allowed: 'shared'")
     scenario = replace(scenario, trainer=replace(scenario.trainer, load_s=0.0))
-    runs = [simulate(scenario, seed=seed) for seed in range(min(config.forecast.seeds, SEEDS_MAX))]
+    runs = [simulate(scenario, seed=seed) for seed in range(SEEDS_MAX)]
     iterations = [each for run in runs for each in run.iterations[len(run.iterations) // 2 :]]
     if not iterations:
         raise ValueError(next((run.stopped for run in runs if run.stopped), "no iteration ended"))

@@ -31,6 +31,10 @@ from tasks.hub.policy_size import config_folder
 from tasks.hub.repositories import HubError, names_repository
 from tasks.planning.division import groups_in_budget
 
+# Iterations simulated of each setup; the remaining ones are scaled.
+ITERATIONS_SIMULATED = 12
+# The column, or field, of a file of lengths.
+LENGTHS_COLUMN = "response_tokens"
 # Of an answer of a tool, which no report counts.
 OBSERVATION_TOKENS = 256
 # Qwen3-8B's value: 36 layers x 8 heads x 128 x 2 values x 2 bytes are 147 kB for 8.2 billion parameters.
@@ -121,9 +125,8 @@ def _response_lengths(config: RunConfig, probe: Probe | None, shown: list[Foreca
         found = LengthsScenario(quantiles=probe.lengths, cap=cap)
         words, source = "of all graded responses", probe.source
     elif forecast.lengths_path is not None:
-        found = LengthsScenario(path=forecast.lengths_path, column=forecast.lengths_column, cap=cap)
-        words = f"{forecast.lengths_path}, {forecast.lengths_column}, at most {cap}"
-        source = "configured (forecast.lengths_path, lengths_column)"
+        found = LengthsScenario(path=forecast.lengths_path, column=LENGTHS_COLUMN, cap=cap)
+        words, source = f"{forecast.lengths_path}, at most {cap}", "configured (forecast.lengths_path)"
     else:
         source = "configured (forecast.response_median, response_sigma)"
         median = forecast.response_median
@@ -168,7 +171,7 @@ def _planned_work(
         prompt_tokens=forecast.prompt_tokens,
         lengths=lengths,
         tools=tools,
-        iterations=forecast.iterations_simulated,
+        iterations=ITERATIONS_SIMULATED,
     )
 
 

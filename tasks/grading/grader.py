@@ -305,7 +305,6 @@ def _open_reward(
             "device": device if config.device == "auto" else config.device,
             "dtype": config.dtype,
             "batch_tokens_max": config.batch_tokens_max,
-            "max_length": config.max_length,
         }
     stops = config.on_failure == "stop"
     return IsolatedReward(

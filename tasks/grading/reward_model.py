@@ -45,7 +45,6 @@ class RewardModelSettings:
     device: str
     dtype: str
     batch_tokens_max: int
-    max_length: int | None
 
 
 class RewardModel:
@@ -165,9 +164,7 @@ class RewardModel:
         if not ids:
             return RewardOutcome(None, "has no tokens for its reward model")
         if len(ids) > self._length_max:
-            return RewardOutcome(
-                None, f"has {len(ids)} tokens for its reward model; allowed: {self._length_max} (max_length)"
-            )
+            return RewardOutcome(None, f"has {len(ids)} tokens for its reward model; allowed: {self._length_max}")
         if max(ids) >= self._text.vocab_size:
             return RewardOutcome(None, f"has the token {max(ids)}, which its reward model lacks")
         return ids
@@ -194,7 +191,7 @@ class RewardModel:
         return label
 
     def _longest(self, skeleton: Any) -> int:
-        """The most tokens of an input: max_length, or else the least limit of the model and its tokenizer."""
+        """The most tokens of an input: the least limit of the model and its tokenizer."""
         limits = [getattr(self._text, "max_position_embeddings", None), self._tokenizer.model_max_length]
         # RoBERTa and similar models count positions from the one after the padding's.
         limits += [
@@ -203,14 +200,12 @@ class RewardModel:
             if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None
         ]
         known = [int(limit) for limit in limits if limit and 0 < limit < _LENGTH_MAX]
-        asked = self._settings.max_length
-        if asked is None and not known:
-            raise GradingError(f"reward {self._settings.name!r}: max_length: missing; the model does not say its own")
-        if asked is not None and known and asked > min(known):
+        if not known:
             raise GradingError(
-                f"reward {self._settings.name!r}: max_length: value {asked}; allowed: 1 to {min(known)}, the model's"
+                f"reward {self._settings.name!r}: model: no limit on its input; set model_max_length in its "
+                "tokenizer_config.json"
             )
-        return min(known) if asked is None else asked
+        return min(known)
 
     def _skeleton(self, config: Any) -> Any:
         """The model without weights."""

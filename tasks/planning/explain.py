@@ -149,13 +149,13 @@ def _so_long(seeding: SeedingRecord | None) -> str:
 def _why_so_long(request: PlanningRequest, seeding: SeedingRecord, *, knows_work: bool) -> str:
     before, waits = request.seeding, request.waits
     if before is None:
-        return "the first time, so as configured"
+        return "the first time"
     if seeding.seeding_s == before.memory.get(str(seeding.members)):
         return f"the time that suited {seeding.members} members before"
-    if knows_work and (is_initial(before, request.settings) or before.members != seeding.members):
+    if knows_work and (is_initial(before) or before.members != seeding.members):
         return "the time that the last iteration's work needs"
     if before.seeding_s is None:
-        return "as configured, because the members' work is unknown"
+        return "as the first time, because the members' work is unknown"
     if waits is None or waits.members <= 0:
         return "as before, because the waits are unknown"
     longer = waits.wait_train_s > waits.wait_remote_s

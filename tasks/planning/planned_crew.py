@@ -119,7 +119,6 @@ def seedings(request: PlanningRequest, counts: tuple[int, ...]) -> tuple[Seeding
         engines=engines_in_members(request),
         transfer_s=reach / max(1, size),
         train_s=request.training_s,
-        settings=request.settings,
         engine_start_s=request.reserved.start_s,
     )
     # The first time nothing is known that would tell them apart.

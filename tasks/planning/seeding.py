@@ -14,6 +14,8 @@ from tasks.planning.capacity import StepWaits
 
 # RLBoost's eta: the seeding time changes by the difference of the two waits, divided by at least this.
 ADAPTATION = 3.0
+# The seeding time while nothing is known of the work, and the least one, unless the crew alone is enough.
+SEEDING_S_INITIAL, SEEDING_S_MIN = 150.0, 5.0
 
 
 def work_engine_s(
@@ -73,7 +75,6 @@ def next_seeding(
     engines: float,
     transfer_s: float,
     train_s: float | None,
-    settings: PlanningConfig,
     engine_start_s: float = 0.0,
 ) -> SeedingRecord:
     """The seeding of the next iteration: the time, and the memory of times by number of members.
@@ -82,7 +83,7 @@ def next_seeding(
     - no members: None, until nothing is left;
     - at least `members_needed` members: 0;
     - a remembered time for the number of members: the remembered time;
-    - a new number of members, or a last time equal to the configured first time: the closed form of the last
+    - a new number of members, or a last time equal to the first time: the closed form of the last
       iteration's work;
     - else: the controller's time.
     A time in which an engine would hardly begin becomes 0.
@@ -94,15 +95,14 @@ def next_seeding(
         engines: as in `work_engine_s`.
         transfer_s: seconds until a member begins.
         train_s: seconds of training; None: unknown.
-        settings: section `planning` of the configuration.
         engine_start_s: seconds until an engine of the trainer begins.
     """
     work_s = work_engine_s(waits, before, engines, transfer_s, engine_start_s)
-    known = _adapted(before, waits, work_s, engines, transfer_s, settings)
+    known = _adapted(before, waits, work_s, engines, transfer_s)
     if members == 0:
         return replace(known, seeding_s=None, members=0)
     seeding_s = known.seeding_s
-    was_first = is_initial(before, settings)
+    was_first = is_initial(before)
     remembered = None if was_first else known.memory.get(str(members))
     if work_s is not None and train_s is not None and members >= members_needed(work_s, train_s):
         seeding_s = 0.0
@@ -110,7 +110,7 @@ def next_seeding(
         seeding_s = remembered
     elif (was_first or known.members != members) and work_s is not None and train_s is not None:
         to_do_s = work_s + engines * engine_start_s
-        fixed_s = closed_form_s(to_do_s, train_s, transfer_s, engines, members, settings.seeding_s_min)
+        fixed_s = closed_form_s(to_do_s, train_s, transfer_s, engines, members, SEEDING_S_MIN)
         seeding_s = min(fixed_s, to_do_s / engines)
     if seeding_s is not None and seeding_s <= engine_start_s:
         seeding_s = 0.0
@@ -123,7 +123,6 @@ def _adapted(
     work_s: float | None,
     engines: float,
     transfer_s: float,
-    settings: PlanningConfig,
 ) -> SeedingRecord:
     """Lines 9 to 14: the time changed by the difference of the waits, and remembered if membership was constant.
 
@@ -132,16 +131,16 @@ def _adapted(
     R / N, in which the trainer's engines would do all the work.
     """
     if before is None:
-        return SeedingRecord(seeding_s=_initial_s(settings), members=0)
+        return SeedingRecord(seeding_s=SEEDING_S_INITIAL, members=0)
     if before.seeding_s is None:
-        return replace(before, seeding_s=_initial_s(settings))
+        return replace(before, seeding_s=SEEDING_S_INITIAL)
     if waits is None or waits.members <= 0:
         return before
     divisor = max(ADAPTATION, 1 + engines / waits.members)
     seeding_s = _seeded_s(before, waits, transfer_s) + (waits.wait_train_s - waits.wait_remote_s) / divisor
     if work_s is not None:
         seeding_s = min(seeding_s, work_s / engines)
-    seeding_s = max(seeding_s, settings.seeding_s_min)
+    seeding_s = max(seeding_s, SEEDING_S_MIN)
     unchanged = round(waits.members) == waits.members_at_end
     memory = {**before.memory, **({str(waits.members_at_end): seeding_s} if unchanged else {})}
     return SeedingRecord(seeding_s=seeding_s, members=before.members, memory=memory)
@@ -158,10 +157,6 @@ def generates_again(alone_s: float, settings: PlanningConfig, *, crew_ended: boo
     return settings.seeding == "auto" and (crew_ended or alone_s >= settings.seeding_after_s)
 
 
-def is_initial(before: SeedingRecord | None, settings: PlanningConfig) -> bool:
-    """True if the last iteration's seeding time was the configured first time, chosen without measurements."""
-    return before is not None and not before.memory and before.seeding_s == _initial_s(settings)
-
-
-def _initial_s(settings: PlanningConfig) -> float:
-    return max(settings.seeding_s_initial, settings.seeding_s_min)
+def is_initial(before: SeedingRecord | None) -> bool:
+    """True if the last iteration's seeding time was the first time, chosen without measurements."""
+    return before is not None and not before.memory and before.seeding_s == SEEDING_S_INITIAL

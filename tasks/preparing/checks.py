@@ -17,7 +17,7 @@ from tasks.configuration.pool_clashes import sizes_not_meant
 from tasks.configuration.rewards import reward_names
 from tasks.configuration.run_config import RunConfig
 from tasks.configuration.turns import TurnsConfig
-from tasks.evaluation.held_out import check_number, draw_held_out, load_held_out
+from tasks.evaluation.held_out import draw_held_out, load_held_out
 from tasks.grading.grader import check_rewards
 from tasks.learning.pretrained import ModelError, check_model, vocabulary_size
 from tasks.preparing.adapter_fit import check_targets
@@ -45,8 +45,6 @@ def check_settings(config: RunConfig) -> None:
     findings.look(config.tracking.check_libraries)
     findings.look(_check_turns, config)
     findings.look(_check_places, config)
-    if config.evaluation is not None and config.evaluation.interval:
-        findings.look(_check_generated, config.evaluation)
     findings.settled()
 
 
@@ -197,12 +195,6 @@ def _check_places(config: RunConfig) -> None:
             continue  # a path that cannot be one is refused where it is opened
         if is_same:
             raise ValueError(f"run.url: value {config.run.url!r}; allowed: another place than {field}")
-
-
-def _check_generated(evaluation: EvaluationConfig) -> None:
-    """Raise PromptError if more held-out prompts are wanted than are generated."""
-    if evaluation.data.source == ARITHMETIC:
-        check_number(evaluation, load_prompts(evaluation.data, section="evaluation.data"))
 
 
 def model_directory(config: RunConfig) -> Path:

@@ -14,7 +14,7 @@ from storage.records.run import exists, read_plan, read_run
 from storage.stores.connect import connect
 from storage.stores.store import ConflictingRecord, ObjectMissing, ObjectStore, StoreUnavailable, commit
 from storage.weights.stored_versions import list_versions
-from tasks.configuration.evaluation import settings_digest
+from tasks.configuration.evaluation import SEED, settings_digest
 from tasks.configuration.iteration_config import settings_of
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, dump
@@ -180,8 +180,7 @@ def _write_plan(
     evaluation = evaluation_of(local)
     prompts = load_held_out(evaluation, config.rewards, held, turns=config.turns)
     with model_files.downloaded(run) as folder:
-        count = evaluation.num_prompts or len(prompts)
-        added = openings(config, prompts_at(prompts, evaluation.data, 0, count), evaluation.seed, ITERATION)
+        added = openings(config, prompts_at(prompts, evaluation.data, 0, len(prompts)), SEED, ITERATION)
         tokenizer = prompt_tokenizer(config, folder, is_new=False)
         rows = draw_held_out(evaluation, prompts, tokenizer, config.rollout, folder, added)
         with_turns = config.turns is not None
@@ -204,7 +203,7 @@ def _write_plan(
     plan = PlanRecord(
         iteration=ITERATION,
         weight_version=version,
-        run_seed=evaluation.seed,
+        run_seed=SEED,
         num_generations=evaluation.num_generations,
         prompts_key=prompts_key,
         first_prompt=0,

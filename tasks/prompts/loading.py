@@ -38,7 +38,7 @@ class RowPrompts:
         if self._size == 0:
             raise PromptError(f"source: {config.source} has no rows")
         _check_column(rows, config.prompt_column, "prompt_column")
-        self._ids = _row_ids(rows, self._size, config.id_column)
+        self._ids = _row_ids(rows, self._size)
         common = rows.columns - {config.prompt_column}
         extra = {"ground_truth"} & self[0].columns.keys()
         self.columns: frozenset[str] = frozenset(common | extra)
@@ -134,10 +134,8 @@ def _check_column(rows: Rows, column: str, field_name: str) -> None:
             raise PromptError(f"{field_name}: {rows.place(index)} has no column {column!r}; there are: {there}")
 
 
-def _row_ids(rows: Rows, size: int, id_column: str | None) -> Sequence[str]:
-    if id_column is not None:
-        _check_column(rows, id_column, "id_column")
-        return _checked_ids(rows, rows.values(id_column)[:size], id_column)
+def _row_ids(rows: Rows, size: int) -> Sequence[str]:
+    """Verl's extra_info.index where unique, else the row number."""
     if "extra_info" in rows.columns:
         indices = [
             info.get("index") if isinstance(info, Mapping) else None for info in rows.values("extra_info")[:size]
@@ -146,19 +144,6 @@ def _row_ids(rows: Rows, size: int, id_column: str | None) -> Sequence[str]:
         if len(set(ids)) == size:
             return ids
     return [str(index) for index in range(size)]
-
-
-def _checked_ids(rows: Rows, values: Sequence[Any], column: str) -> list[str]:
-    first_row: dict[str, int] = {}
-    for index, value in enumerate(values):
-        if not _is_id(value):
-            raise PromptError(
-                f"{rows.place(index)}: {column} is {value!r}; allowed: text that is not empty, or an integer"
-            )
-        earlier = first_row.setdefault(str(value), index)
-        if earlier != index:
-            raise PromptError(f"duplicate prompt id {str(value)!r}: {rows.place(earlier)} and {rows.place(index)}")
-    return list(first_row)
 
 
 def _is_id(value: Any) -> bool:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.paths import expanded
 from storage.records.evaluation_records import EvaluationRecord
 from storage.records.records import ReportRecord
 from tasks.configuration.tracking import TrackingConfig
@@ -52,6 +51,8 @@ class TrackedIteration:
 
 
 Tracker = Callable[[TrackedIteration], None]
+# The folder of TensorBoard's event files and of W&B's own files, below the folder of the process.
+DIRECTORY = "tracking"
 
 
 def tracked_iteration(report: ReportRecord, config: TrackingConfig, *, run_id: str, run_url: str) -> TrackedIteration:
@@ -60,7 +61,7 @@ def tracked_iteration(report: ReportRecord, config: TrackingConfig, *, run_id: s
         run_id=run_id,
         project=config.project,
         name=_run_name(config, run_url),
-        directory=expanded(config.directory),
+        directory=Path(DIRECTORY),
         iteration=report.iteration,
         committed_at_s=report.created_at_s,
         metrics=report.metrics,
@@ -79,7 +80,7 @@ def tracked_evaluation(
         run_id=f"{run_id}{record.digest}",
         project=config.project,
         name=f"{_run_name(config, run_url)}-val-{record.digest}",
-        directory=expanded(config.directory),
+        directory=Path(DIRECTORY),
         iteration=record.weight_version,
         committed_at_s=record.created_at_s,
         metrics=record.metrics,

@@ -123,10 +123,6 @@ REFUSED = [
         },
         "  evaluation.sampling.max_completion_length: value 99; allowed: less than",
     ),
-    (
-        {"evaluation": {"data": {"source": "arithmetic", "size": 3}, "num_prompts": 4, "interval": 1}},
-        "gleaner: evaluation.num_prompts: value 4; allowed: null, or 1 to 3",
-    ),
     ({"rewards": [MATH, MATH]}, "  rewards: 'math' is configured twice"),
     (
         {"rewards": [MATH | {"name": "a"}, {"function": "format", "pattern": "x", "name": "a"}]},
@@ -231,7 +227,7 @@ def test_it_is_refused_in_one_line_that_names_the_field(sections, message):
         tensor_parallel(2, "torch", rollout={"gpus": 1}),
         pool(memory="64Mi", cpu="10m"),
         pool(memory="1Pi", cpu="10k"),
-        pool(env=[{"name": "KEY", "value": "two\nlines"}], annotations={"a/b": "two\nlines"}),
+        pool(env=[{"name": "KEY", "value": "two\nlines"}]),
         {"rewards": [{"function": "format", "pattern": "a\nb"}]},
         {"rewards": [{"function": "my:reward", "arguments": {"text": "a\nb"}}]},
         {"data": {"source": "rows.jsonl", "chat_template_kwargs": {"date": "a\nb"}}},

@@ -10,11 +10,12 @@ from click.testing import CliRunner
 from gleaner import main
 from tests.forecast_documents import document
 
+pytestmark = pytest.mark.usefixtures("few_simulations")
+
 # By field: a value that simulations could not end with, or that would leave what floats can hold.
 REFUSED = {
     "forecast.start_s": 1e9,
     "forecast.link_gbps": 1e9,
-    "forecast.loss_rate_factor": 1e-300,
     "forecast.parameters_billions": 1e308,
     "forecast.train_s_per_token": 1e9,
     "forecast.step_s": {"1": 1e-300, "8": 0.02},
@@ -36,7 +37,6 @@ EXTREME = [
     {"forecast.train_s_per_token": 60.0},
     {"forecast.step_s": {"1": 1e-5, "8": 1e-5}},
     {"forecast.step_s": {"1": 10.0, "8": 10.0}},
-    {"forecast.loss_rate_factor": 1e-3},
     {"forecast.response_median": 1e9, "forecast.response_sigma": 10.0},
     {"pools.rollout.usd_per_hour": 1e6, "pools.train.usd_per_hour": 1e6, "pools.rollout.egress_usd_per_gb": 1e6},
     {"pools.train.usd_per_hour": 0.0},
@@ -47,7 +47,7 @@ EXTREME = [
 
 def forecast(folder, changes, *options):
     """The exit code and the output of a forecast of the usual configuration with these changes, by field."""
-    whole = document(str(folder / "run"), forecast={"widths": [2], "seeds": 2, "iterations_simulated": 4})
+    whole = document(str(folder / "run"), forecast={"widths": [2]})
     for field, value in changes.items():
         *sections, name = field.split(".")
         section = whole

@@ -23,12 +23,6 @@ def timestamps(folder):
     return file
 
 
-def timestamps_as_ids(folder):
-    file = folder / "rows.parquet"
-    pq.write_table(pa.table({"prompt": ["a"], "uid": pa.array([BEYOND], pa.timestamp("ms"))}), file)
-    return file
-
-
 def durations(folder):
     file = folder / "rows.parquet"
     pq.write_table(pa.table({"prompt": ["a"], "long": pa.array([BEYOND], pa.duration("ms"))}), file)
@@ -204,7 +198,6 @@ def test_it_is_refused_in_one_line(tmp_path, write):
     config = DataConfig(
         source=str(write(tmp_path)),
         split="train" if (tmp_path / "set").exists() else None,
-        id_column="uid" if write is timestamps_as_ids else None,
     )
     with pytest.raises(PromptError) as caught:
         load_prompts(config)

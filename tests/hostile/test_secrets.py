@@ -118,7 +118,7 @@ def with_secret(url, model, place):
         "env url": {"pools": {"rollout": {"env": [{"name": "DB", "value": f"postgres://u:{MARK}@h/db"}]}}},
         "env name": {"pools": {"train": {"env": [{"name": "DB_PASS", "value": MARK}]}}},
         "env token": {"pools": {"more_rollout": {"far": {"env": [{"name": "X", "value": f"hf_{ALNUM}{MARK}"}]}}}},
-        "annotation": {"pools": {"control": {"annotations": {"a/b": f"ghp_{ALNUM}{MARK}"}}}},
+        "label": {"pools": {"control": {"labels": {"a/b": f"ghp_{ALNUM}{MARK}"}}}},
         "argument": {"rewards": [{"function": "m:f", "arguments": {"api_key": MARK}}]},
         "nested argument": {"rewards": [{"function": "m:f", "arguments": {"client": {"api": {"key": MARK}}}}]},
         "listed argument": {"rewards": [{"function": "m:f", "arguments": {"passwords": [MARK]}}]},
@@ -162,7 +162,6 @@ def test_the_pools_own_way_to_a_secret_is_taken(tmp_path):
             {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub-token", "key": "token"}}},
             {"name": "DB", "value": "postgres://u:$(DB_PASS)@h/db"},
         ],
-        "volumes": [{"name": "keys", "secret": {"secretName": "api-key"}}],
     }
     config = parse(document(str(tmp_path), Path("/model"), pools={"rollout": {"count": 1, **pool}}))
     assert list(given_secrets(dump(config))) == []

@@ -23,12 +23,8 @@ ROWS: list[dict[str, Any]] = [json.loads(line) for line in ANSWERS.read_text(enc
 CREATED, REFUSED, DEPENDS_ON_CLUSTER = 201, {400, 422}, 403
 FIELDS = {
     "metadata.labels": "labels",
-    "metadata.annotations": "annotations",
     "spec.tolerations": "tolerations",
     "spec.nodeSelector": "node_selector",
-    "spec.affinity": "affinity",
-    "spec.priorityClassName": "priority_class",
-    "spec.serviceAccountName": "service_account",
     "spec.terminationGracePeriodSeconds": "grace_s",
     "container.env": "env",
     "container.image": "image",
@@ -41,12 +37,6 @@ STRICTER = {"grace_s", "image"}
 def pool_of(row: dict[str, Any]) -> dict[str, Any] | None:
     """The pool whose pods are those of a row; None if no pool has such pods."""
     field, value = row["field"], row["value"]
-    if field == "metadata.annotations" and isinstance(value, str):
-        # The table gives the head of a long text and the length of the whole.
-        length = int(re.search(r"\((\d+) characters\)$", value).group(1))
-        return {"annotations": {"big": "x" * (length - len('{"big": ""}'))}}
-    if field == "volumes+mount":
-        return {"volumes": [value[0]], "mounts": [value[1]]}
     if field == "container.resources":
         # A pool requests what it is limited to, and Flyte names the GPUs.
         asked = value["requests"]
@@ -72,10 +62,10 @@ JUDGED = [row for row in ROWS if pool_of(row) is not None and row["code"] != DEP
 
 def test_the_table_says_something_about_every_field():
     judged = Counter((next(iter(pool_of(row))), row["code"] == CREATED) for row in JUDGED)
-    fields = {*FIELDS.values(), "cpu", "memory", "gpus", "volumes"}
+    fields = {*FIELDS.values(), "cpu", "memory", "gpus"}
     assert {field for field, accepted in judged if accepted} == fields
-    assert {field for field, accepted in judged if not accepted} == fields - {"priority_class"}
-    assert len(JUDGED) > 120
+    assert {field for field, accepted in judged if not accepted} == fields
+    assert len(JUDGED) >= 90
 
 
 @pytest.mark.parametrize("row", JUDGED, ids=lambda row: f"{row['field']}={json.dumps(row['value']):.60}")
@@ -84,7 +74,7 @@ def test_a_pool_is_refused_exactly_when_the_server_refuses_its_pods(row):
     refusal = refusal_of(pool)
     if row["code"] in REFUSED:
         assert refusal is not None
-        assert next(iter(pool)) in refusal or "mounts" in refusal
+        assert next(iter(pool)) in refusal
     elif not STRICTER & pool.keys():
         assert refusal is None
 
@@ -101,13 +91,10 @@ SERVERS_QUANTITY = re.compile(r"([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)")
 @given(TEXTS)
 def test_label_values_everywhere(text):
     allowed = LABEL_VALUE.fullmatch(text) is not None and len(text) <= 63
-    requirement = {"key": "a", "operator": "In", "values": [text]}
-    terms = {"nodeSelectorTerms": [{"matchExpressions": [requirement]}]}
     for pool in (
         {"labels": {"team": text}},
         {"node_selector": {"zone": text}},
         {"tolerations": [{"key": "a", "value": text}]},
-        {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}},
     ):
         assert (refusal_of(pool) is None) == allowed
 
@@ -126,8 +113,7 @@ def test_names_of_labels_everywhere(prefix, name):
 @given(TEXTS | st.integers(245, 260).map("a".__mul__))
 def test_names_of_objects(text):
     allowed = text == "" or (SUBDOMAIN.fullmatch(text) is not None and len(text) <= 253)
-    for field in ("service_account", "priority_class", "pod_template"):
-        assert (refusal_of({field: text}) is None) == allowed
+    assert (refusal_of({"pod_template": text}) is None) == allowed
 
 
 @given(TEXTS)
@@ -143,16 +129,6 @@ def test_quantities(text):
     assert not accepted or SERVERS_QUANTITY.fullmatch(text.strip())
     plain = re.fullmatch(r"[0-9]+(\.[0-9]+)?([KMGTP]i|[kmMGTP])?", text.strip())
     assert accepted or not plain
-
-
-@given(st.sampled_from(["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt", "in", ""]), st.integers(0, 3))
-def test_operators_have_the_values_that_they_need(operator, count):
-    requirement = {"key": "a", "operator": operator, "values": ["1"] * count}
-    terms = {"nodeSelectorTerms": [{"matchExpressions": [requirement]}]}
-    needs = {"In": count > 0, "NotIn": count > 0, "Exists": not count, "DoesNotExist": not count}
-    allowed = (needs | {"Gt": count == 1, "Lt": count == 1}).get(operator, False)
-    pool = {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
-    assert (refusal_of(pool) is None) == allowed
 
 
 @given(
@@ -177,29 +153,6 @@ def test_tolerations(key, operator, value, effect, seconds):
         assert (refusal_of({"tolerations": [toleration]}) is None) == allowed
 
 
-@given(st.integers(1, 63), st.integers(-3, 3), st.sampled_from(["x", "\u00fc", "\u20ac"]))
-def test_annotations_are_256_kib_of_names_and_values_together(name_size, beyond, letter):
-    size = 262_144 + beyond - name_size
-    text = letter * (size // len(letter.encode())) + "x" * (size % len(letter.encode()))
-    assert (refusal_of({"annotations": {"n" * name_size: text}}) is None) == (beyond <= 0)
-
-
-@given(
-    TEXTS,
-    TEXTS,
-    st.sampled_from(["/x", "x", "/x/../y", "a", "/"]),
-    st.sampled_from([None, "", "a/b", "/a", "../a", "a/..", "..a"]),
-)
-def test_volumes_and_mounts(name, other, path, inside):
-    volumes, mounts = [{"name": name}], [{"name": name, "mountPath": path, "subPath": inside}]
-    is_name = re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", name) is not None and len(name) <= 63
-    allowed = is_name and inside not in ("/a", "../a", "a/..")
-    assert (refusal_of({"volumes": volumes, "mounts": mounts}) is None) == allowed
-    assert (refusal_of({"volumes": volumes, "mounts": [*mounts, *mounts]}) is None) is False
-    unknown = [{"name": other, "mountPath": path}]
-    assert (refusal_of({"volumes": volumes, "mounts": unknown}) is None) == (is_name and other == name)
-
-
 @pytest.mark.parametrize(
     ("pool", "message"),
     [
@@ -207,13 +160,6 @@ def test_volumes_and_mounts(name, other, path, inside):
         ({"queue": "x" * 64}, "queue: value"),
         ({"queue": "a", "labels": {"kueue.x-k8s.io/queue-name": "b"}}, "nothing beside the field queue"),
         ({"labels": {"gleaner-run": "mine"}}, "every pod of a run gets this label"),
-        ({"volumes": [{"name": "a"}, {"name": "a"}]}, "volumes.1.name: value 'a'"),
-        ({"volumes": [{"name": "a", "emptyDir": {}, "hostPath": {"path": "/x"}}]}, "exactly one source"),
-        ({"volumes": [{"name": "a", "nfs": {}}]}, "volumes.0.nfs: unknown field"),
-        (
-            {"mounts": [{"name": "data", "mountPath": "/x"}]},
-            "mounts.0.name: value 'data'; allowed: the name of a volume",
-        ),
         ({"secrets": [{"group": "g", "key": "k"}]}, "secrets.0.env_var: missing"),
         ({"secrets": [{"group": "g", "key": "k", "env_var": "A=B"}]}, "secrets.0.env_var: value 'A=B'"),
         ({"env": [{"name": "A", "valueFrom": {}}]}, "env.0.valueFrom: value []; allowed: exactly one source"),
@@ -222,18 +168,3 @@ def test_volumes_and_mounts(name, other, path, inside):
 )
 def test_what_a_pool_refuses_beyond_the_table(pool, message):
     assert message in refusal_of(pool)
-
-
-def test_a_mount_may_be_of_a_volume_of_the_pod_template():
-    assert refusal_of({"pod_template": "with-data", "mounts": [{"name": "data", "mountPath": "/x"}]}) is None
-
-
-@pytest.mark.parametrize(
-    "operator", [{"operator": "In", "values": ["spot"]}, {"operator": "In", "values": ["a", "spot"]}]
-)
-def test_an_interruptible_pool_does_not_ask_for_spot_machines_by_affinity(operator):
-    terms = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "lifecycle", **operator}]}]}
-    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
-    refusal = refusal_of({"interruptible": True, "affinity": affinity})
-    assert (refusal is not None) == (operator["values"] == ["spot"])
-    assert refusal_of({"interruptible": False, "affinity": affinity}) is None

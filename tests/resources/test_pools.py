@@ -25,7 +25,6 @@ from resources.pools import (
 )
 from resources.prices import PRICES_VARIABLE, UnknownMachine, machine_price
 
-GPU_NODES = {"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["l4", "a10g"]}]}
 EVERYTHING = PoolConfig(
     interruptible=True,
     cpu="7",
@@ -40,14 +39,8 @@ EVERYTHING = PoolConfig(
     pod_template="with-cache",
     queue="spot-gpus",
     labels={"team": "research", "tier": None},
-    annotations={"karpenter.sh/do-not-disrupt": "true"},
-    affinity={"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [GPU_NODES]}}},
-    priority_class="low",
-    service_account="gleaner",
     env=({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}},),
     secrets=({"group": "wandb", "key": 'a"key', "env_var": "WANDB_API_KEY"},),
-    volumes=({"name": "models", "persistentVolumeClaim": {"claimName": "models"}},),
-    mounts=({"name": "models", "mountPath": "/models", "readOnly": True},),
 )
 
 
@@ -75,15 +68,11 @@ def test_everything_a_pool_says_reaches_the_node():
     assert chosen["accelerator"].to_flyte_idl().device == "nvidia-l4"
     spec = ApiClient().sanitize_for_serialization(chosen["pod_template"].pod_spec)
     [container] = spec.pop("containers")
-    assert (container["env"], container["volumeMounts"]) == (list(EVERYTHING.env), list(EVERYTHING.mounts))
+    assert container["env"] == list(EVERYTHING.env)
     assert spec == {
         "terminationGracePeriodSeconds": 90,
         "nodeSelector": {"pool": "l4"},
         "tolerations": list(EVERYTHING.tolerations),
-        "affinity": EVERYTHING.affinity,
-        "priorityClassName": "low",
-        "serviceAccountName": "gleaner",
-        "volumes": list(EVERYTHING.volumes),
     }
 
 
@@ -96,7 +85,6 @@ def test_labels_of_a_pod_are_those_of_its_run_and_of_its_pool_which_go_before():
         "kueue.x-k8s.io/queue-name": "spot-gpus",
         "inject-flyte-secrets": "true",
     }
-    assert template.annotations["karpenter.sh/do-not-disrupt"] == "true"
 
 
 def test_flyte_reads_which_secrets_a_pod_asks_for():
@@ -115,9 +103,7 @@ def test_the_end_of_the_log_is_the_message_of_a_container_that_wrote_none():
     assert container.termination_message_policy == "FallbackToLogsOnError"
 
 
-def test_a_mount_at_its_place_replaces_shared_memory():
-    mount = {"name": "shm", "mountPath": "/dev/shm/"}
-    assert "shared_memory" not in overrides(PoolConfig(volumes=({"name": "shm"},), mounts=(mount,)))
+def test_every_pod_but_controls_has_shared_memory():
     assert "shared_memory" not in overrides(ControlPoolConfig())
     assert overrides(PoolConfig())["shared_memory"]
 

@@ -172,12 +172,13 @@ def test_a_tracker_that_fails_does_not_fail_the_iteration(trained, model, caplog
     assert "mlflow may lack iteration 0: LookupError" in caplog.text
 
 
-def test_trackers_get_the_reports_metrics(trained, model, tmp_path):
+def test_trackers_get_the_reports_metrics(trained, model, tmp_path, monkeypatch):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: PLC0415
 
     store, reference = trained
-    told = config(URL, model, tracking={"backends": ["tensorboard"], "directory": str(tmp_path)})
+    monkeypatch.setattr("tasks.reporting.tracking.DIRECTORY", str(tmp_path))
+    told = config(URL, model, tracking={"backends": ["tensorboard"]})
     records.put(store, layout.settings(0), SettingsRecord(config=settings_of(told)))
     conclude(trained=after(reference), last=True)
     [folder] = (tmp_path / "tensorboard").iterdir()

@@ -49,6 +49,8 @@ from tests.tasks.grading.tiny_reward_model import save_reward_model
 from workflows.evaluation import grades_with_a_model
 
 MATH = [{"function": "math"}]
+# Of as many other prompts.
+OTHER = EVALUATION | {"data": {"source": "arithmetic", "size": 5, "seed": 12}}
 
 
 def test_a_plan_is_an_iteration_without_training_below_the_run(store, settings):
@@ -57,7 +59,7 @@ def test_a_plan_is_an_iteration_without_training_below_the_run(store, settings):
     assert (run_url, name[:9], reference.iteration, reference.weight_version) == (URL, "00000001-", 0, 1)
     assert slots == [0, 1]
     plan = read_plan(connect(reference.run_url), 0)
-    assert (plan.weights_url, plan.weight_version, plan.run_seed, plan.num_generations) == ("../..", 1, 11, 3)
+    assert (plan.weights_url, plan.weight_version, plan.run_seed, plan.num_generations) == ("../..", 1, 0, 3)
     assert (plan.sampling.temperature, plan.sampling.max_completion_length) == (0.7, 20)
     assert plan.num_groups == 5
     new = {key for key in store.list("") if key.startswith(layout.EVALUATIONS)}
@@ -162,7 +164,7 @@ def test_the_same_evaluation_elsewhere_comes_to_the_same(store, trained, setting
     for key, body in trained.items():
         again.put(key, body)
     assert measure(sampled(settings), SystemClock())[0].prompts == first.prompts
-    other = config(URL, settings.policy.path, rewards=OWN_REWARD, evaluation=EVALUATION | {"seed": 12})
+    other = config(URL, settings.policy.path, rewards=OWN_REWARD, evaluation=OTHER)
     assert measure(sampled(other), SystemClock())[0].prompts != first.prompts
 
 
@@ -196,7 +198,7 @@ def test_reward_models_are_those_of_the_run_or_the_evaluations_own_in_the_run(tm
     assert [key for key in held if key.endswith(".json")] == [layout.reward_model("evaluation-reward_model")]
     assert not [key for key in held if key.startswith(layout.EVALUATIONS)]
     before = set(whole.list(layout.REWARD_MODELS))
-    planned(config(URL, model, rewards=OWN_REWARD, evaluation=EVALUATION | {"rewards": scored, "seed": 12}), 0)
+    planned(config(URL, model, rewards=OWN_REWARD, evaluation=EVALUATION | {"rewards": scored, "k": [1]}), 0)
     assert set(whole.list(layout.REWARD_MODELS)) == before  # the next one finds it there
     moved = shutil.move(folder, tmp_path / "elsewhere")
     of_own, _ = measure(own, SystemClock())
@@ -266,11 +268,12 @@ def test_it_is_shown_and_told(store, settings):
     assert "<svg" in page
 
 
-def test_trackers_get_it_as_a_run_of_its_own(store, settings, tmp_path):
+def test_trackers_get_it_as_a_run_of_its_own(store, settings, tmp_path, monkeypatch):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: PLC0415
 
-    tracking = {"backends": ["tensorboard"], "directory": str(tmp_path), "name": "mine"}
+    monkeypatch.setattr("tasks.reporting.tracking.DIRECTORY", str(tmp_path))
+    tracking = {"backends": ["tensorboard"], "name": "mine"}
     run_tasks(config(URL, settings.policy.path, rewards=OWN_REWARD, evaluation=EVALUATION, tracking=tracking))
     [record] = evaluations(store)
     [folder] = (tmp_path / "tensorboard").iterdir()

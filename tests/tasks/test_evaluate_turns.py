@@ -39,12 +39,10 @@ def test_held_out_prompts_meet_the_environment_of_training(tmp_path, text, calls
         sampling={"max_completion_length": 24},
         rollout={"engine": "torch", "dtype": "float32", "context_length": 64},
         evaluation={
-            "data": {"source": str(rows)},
-            "num_prompts": 3,
+            "data": {"source": str(rows), "limit": 3},
             "num_generations": 2,
             "k": [1],
             "sampling": {"max_completion_length": 24, "temperature": 0.1},
-            "seed": 11,
         },
     )
     plan_iteration(settings)

@@ -12,6 +12,7 @@ from storage.records.failures import slot_failures
 from storage.records.records import SettingsRecord
 from storage.records.run import read_plan, reports
 from storage.stores.connect import connect
+from tests.planning_requests import seeding_constants
 from tests.whole_runs import ROOT, config_file, train_here
 
 pytestmark = pytest.mark.slow
@@ -82,8 +83,9 @@ def test_where_no_rollout_process_ever_starts_the_trainer_generates_and_learns_t
 ):
     monkeypatch.setenv("SLOTS_THAT_DIE", "0,1")
     alone = str(tmp_path / "run")
-    planning = {"seeding": "auto", "seeding_s_initial": 0.0, "seeding_s_min": 0.0}
-    train_here(config_file(tmp_path, model, alone, planning=planning))
+    planning = {"seeding": "auto"}
+    with seeding_constants(0.0, 0.0):
+        train_here(config_file(tmp_path, model, alone, planning=planning))
     assert not read_plan(connect(alone), 0).slots[-1].groups or read_plan(connect(alone), 0).slots[-1].pool != "train"
     [with_crew], [without] = reports(connect(half_absent[0])), reports(connect(alone))
     assert {life.pool for life in without.lives} == {"train"}

@@ -98,8 +98,8 @@ def check_machine(what: str, store: ObjectStore, plan: PlanRecord, config: RunCo
         return
 
     def weights_bytes() -> int:
-        # A volume may hold weights that another process has fetched; they reach a GPU piece by piece.
-        if settings.gpus and (settings.mounts or settings.pod_template):
+        # A template's volume may hold weights that another process has fetched; they reach a GPU piece by piece.
+        if settings.gpus and settings.pod_template:
             return 0
         try:
             return loaded_bytes(weights_store(store, plan), plan.weight_version)

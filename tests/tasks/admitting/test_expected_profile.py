@@ -19,6 +19,7 @@ from tests.fleet_records import TTL_S, a_run
 from tests.forecast_documents import document
 from tests.small_run import memory_store
 
+pytestmark = pytest.mark.usefixtures("few_simulations")
 FLEET, URL = "memory://expecting", "memory://expected/run"
 NO_MODEL = Path("/nowhere/model")
 

@@ -49,7 +49,6 @@ def test_bad_values_are_refused_by_the_name_of_their_field(values: dict[str, Any
     ("values", "message"),
     [
         ({"split": "train"}, "split: value 'train'; allowed"),
-        ({"id_column": "id"}, "id_column: value 'id'; allowed"),
         ({"prompt_column": "question"}, "prompt_column: value 'question'; allowed"),
         ({"continue_final_message": True}, "continue_final_message: value True; allowed"),
         ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs: value {'a': 1}; allowed"),
@@ -57,7 +56,6 @@ def test_bad_values_are_refused_by_the_name_of_their_field(values: dict[str, Any
             {"source": "a.jsonl", "chat_template_kwargs": {"tokenize": False}},
             "chat_template_kwargs: value 'tokenize'; allowed: arguments of the chat template",
         ),
-        ({"source": "a.jsonl", "id_column": "prompt"}, "id_column: value 'prompt'; allowed"),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(values: dict[str, Any], message: str):

@@ -72,7 +72,7 @@ def test_a_deleted_field_is_none_of_the_configuration(path):
 
 @pytest.mark.parametrize("path", CONSTANTS)
 def test_a_constant_that_decides_what_is_learned_is_in_the_digest_of_a_run(path):
-    *section, name = path.split(".")
+    *section, name = places(path)
     found = identity(parse(with_all_sections(document())))
     for each in section:
         found = found[each]
@@ -82,8 +82,8 @@ def test_a_constant_that_decides_what_is_learned_is_in_the_digest_of_a_run(path)
 
 @pytest.mark.parametrize("path", CONSTANTS)
 def test_a_run_that_holds_another_value_than_the_constant_is_refused(path):
-    held = with_field(with_all_sections(document()), path, 0.125)
-    with pytest.raises(ConfigError, match=f"^the configuration .*\n  {path}: value 0.125 held; allowed: ") as caught:
+    held, shown = with_field(with_all_sections(document()), path, 0.125), ".".join(map(str, places(path)))
+    with pytest.raises(ConfigError, match=f"^the configuration .*\n  {shown}: value 0.125 held; allowed: ") as caught:
         parse(held, held=True)
     assert len(caught.value.problems) == 1
 

@@ -9,11 +9,11 @@ from tests.forecast_documents import document
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"seeds": 1}, r"forecast\.seeds: 1 given"),
+        ({"link_gbps": 0}, r"forecast\.link_gbps: 0 given"),
         ({"iterations": 0}, r"forecast\.iterations: 0 given"),
         ({"step_s": {"many": 0.1}}, r"forecast\.step_s\.many"),
         ({"step_s": {}}, r"forecast\.step_s: \{\} given"),
-        ({"sed": 1}, r"forecast\.sed: unknown field; did you mean 'seeds'"),
+        ({"widhts": 1}, r"forecast\.widhts: unknown field; did you mean 'widths'"),
     ],
 )
 def test_what_is_wrong_is_named(section: dict[str, Any], message: str):
@@ -26,4 +26,4 @@ def test_a_batch_may_be_a_number_in_yaml():
 
 
 def test_it_is_no_part_of_what_a_run_is():
-    assert digest(parse(document())) == digest(parse(document(forecast={"seeds": 9, "link_gbps": 0.2})))
+    assert digest(parse(document())) == digest(parse(document(forecast={"iterations": 9, "link_gbps": 0.2})))

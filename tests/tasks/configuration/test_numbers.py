@@ -22,7 +22,6 @@ MINIMAL: dict[str, Any] = {
             "cpu": 2,
             "gpus": 1,
             "tolerations": [{"key": "a", "effect": "NoExecute", "operator": "Exists", "tolerationSeconds": 30}],
-            "volumes": [{"name": "v", "emptyDir": {}}],
         },
     },
     "lora": {"rank": 8, "publish": "adapter"},

@@ -24,7 +24,6 @@ def with_trainer(trainer, **sections):
             with_trainer({"fleet": "s3://bucket/fleet"}),
             "trainer.fleet: value 's3://bucket/fleet'; allowed with {}: null",
         ),
-        (with_trainer({"phase_start_share": 1.0}), "trainer.phase_start_share: value 1.0; allowed with {}: null"),
         (with_trainer({}, planning={"seeding": "auto"}), "planning.seeding: value 'auto'; allowed with {}: off"),
         (with_trainer({}, rewards=JUDGED), "rewards.0.model: given; allowed with {}: no reward model"),
         (with_trainer({"nnodes": 2}), "trainer.nnodes: value 2; allowed with {}: 1"),

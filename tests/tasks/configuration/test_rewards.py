@@ -47,7 +47,7 @@ def test_bad_values_are_refused_by_the_name_of_their_field(field: str, value: An
         {"function": "format", "pattern": r"<answer>.*</answer>"},
         {"function": "rewards:make", "arguments": {"limit": 3, "names": ["a"], "nested": {"b": None}}},
         {"function": "length", "free_tokens": 0, "scale_tokens": 1},
-        {"function": "reward_model", "model": "models/judge", "name": "judge_2", "label": 1, "max_length": 9},
+        {"function": "reward_model", "model": "models/judge", "name": "judge_2", "label": 1},
     ],
 )
 def test_built_in_functions_have_settings_of_their_own(values: dict[str, Any]):
@@ -79,7 +79,7 @@ def test_settings_that_are_missing_bad_or_of_another_function_are_refused(values
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("free_tokens", -1), ("scale_tokens", 0), ("batch_tokens_max", 0), ("max_length", 0), ("device", "tpu")],
+    [("free_tokens", -1), ("scale_tokens", 0), ("batch_tokens_max", 0), ("device", "tpu")],
 )
 def test_numbers_and_choices_have_bounds(field: str, value: Any):
     with pytest.raises(ValidationError) as caught:

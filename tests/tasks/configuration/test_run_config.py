@@ -72,12 +72,7 @@ SHARED = {"placement": "shared", "fleet": "s3://bucket/fleet"}
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"trainer": {"phase_start_share": 0.5}}, "trainer.phase_start_share: value 0.5; allowed with"),
         ({"trainer": POD, "planning": {"seeding": "auto"}}, "planning.seeding: value 'auto'; allowed with"),
-        (
-            {"trainer": POD | {"phase_start_share": 0.9}, "algorithm": {"preset": "ppo"}},
-            "trainer.phase_start_share: value 0.9; allowed: null or 1, because the algorithm needs the whole batch",
-        ),
         (
             {"trainer": POD, "rewards": [{"function": "reward_model", "model": "/models/rm"}]},
             "rewards.0.model: given; allowed with",
@@ -149,7 +144,6 @@ def test_groups_are_trained_in_the_order_of_the_plan_where_that_makes_equal_bits
 def test_a_train_phase_begins_late_and_where_the_whole_batch_is_needed_at_its_end():
     assert parse(MINIMAL | {"trainer": POD}).phase_start_share == 0.9
     assert parse(MINIMAL | {"trainer": POD, "algorithm": {"preset": "ppo"}}).phase_start_share == 1.0
-    assert parse(MINIMAL | {"trainer": POD | {"phase_start_share": 0.25}}).phase_start_share == 0.25
 
 
 @pytest.mark.parametrize("section", ["run", "policy", "data", "rewards"])
@@ -175,10 +169,10 @@ def test_all_problems_are_told_at_once():
 
 def test_each_problem_of_a_section_and_between_sections_has_a_line_with_its_path():
     within = MINIMAL | {"algorithm": {"gamma": 0.5, "kl_in": "reward"}}
-    between = MINIMAL | {"algorithm": {"num_mini_batches": 99}, "trainer": {"phase_start_share": 0.5}}
+    between = MINIMAL | {"algorithm": {"num_mini_batches": 99}, "trainer": {"fleet": "s3://b/fleet"}}
     for document, paths in (
         (within, ["algorithm.kl_in", "algorithm.gamma"]),
-        (between, ["algorithm.num_mini_batches", "trainer.phase_start_share"]),
+        (between, ["algorithm.num_mini_batches", "trainer.fleet"]),
     ):
         with pytest.raises(ConfigError) as caught:
             parse(document)

@@ -28,8 +28,8 @@ def no_libraries(monkeypatch, tmp_path):
 
 
 def test_trackers_are_no_part_of_a_runs_identity():
-    changed = parse(MINIMAL | {"tracking": {"backends": ["wandb", "mlflow"], "project": "p", "directory": "d"}})
-    assert changed.tracking == TrackingConfig(backends=("wandb", "mlflow"), project="p", directory="d")
+    changed = parse(MINIMAL | {"tracking": {"backends": ["wandb", "mlflow"], "project": "p", "name": "n"}})
+    assert changed.tracking == TrackingConfig(backends=("wandb", "mlflow"), project="p", name="n")
     assert digest(changed) == digest(parse(MINIMAL))
 
 
@@ -40,7 +40,7 @@ def test_trackers_are_no_part_of_a_runs_identity():
         ({"backends": ["wandb", "wandb"]}, r"tracking\.backends: value .*; allowed: each at most once"),
         ({"backends": "wandb"}, r"tracking\.backends: \"wandb\" given"),
         ({"project": ""}, r"tracking\.project: .*at least 1 character"),
-        ({"api": "x"}, r"tracking\.api: unknown field; allowed: backends, project, name, directory"),
+        ({"api": "x"}, r"tracking\.api: unknown field; allowed: backends, project, name"),
         ({"api_key": "x"}, r"tracking\.api_key: .* given; allowed: nothing secret"),
     ],
 )

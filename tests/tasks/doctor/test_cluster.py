@@ -23,15 +23,11 @@ POOLS = {
         "machine": "g6.xlarge",
         "queue": "spot",
         "pod_template": "gpu",
-        "priority_class": "low",
-        "service_account": "gleaner",
-        "volumes": [
-            {"name": "models", "persistentVolumeClaim": {"claimName": "models"}},
-            {"name": "certificate", "secret": {"secretName": "certificate"}},
-            {"name": "perhaps", "configMap": {"name": "perhaps", "optional": True}},
+        "env": [
+            {"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "word", "key": "it"}}},
+            {"name": "MODELS", "valueFrom": {"configMapKeyRef": {"name": "models", "key": "it"}}},
+            {"name": "PERHAPS", "valueFrom": {"configMapKeyRef": {"name": "perhaps", "key": "it", "optional": True}}},
         ],
-        "mounts": [{"name": "models", "mountPath": "/models"}],
-        "env": [{"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "word", "key": "it"}}}],
     },
     "train": {"gpus": 1, "memory": "64Gi"},
 }
@@ -65,14 +61,11 @@ class Place:
             "/version": {"gitVersion": "v1.34.1"},
             NAMESPACE: {"metadata": {"name": "gleaner-development"}},
             f"{NAMESPACE}/podtemplates/gpu": pod_template("primary"),
-            f"{NAMESPACE}/serviceaccounts/gleaner": {"metadata": {"name": "gleaner"}},
-            f"{NAMESPACE}/persistentvolumeclaims/models": {"metadata": {"name": "models"}},
-            f"{NAMESPACE}/secrets/certificate": {"metadata": {"name": "certificate"}},
+            f"{NAMESPACE}/configmaps/models": {"metadata": {"name": "models"}},
             f"{NAMESPACE}/secrets/word": {"metadata": {"name": "word"}},
             f"{NAMESPACE}/resourcequotas": {"items": [quota("team", cpu="64", pods="20")]},
             "/apis/kueue.x-k8s.io": {"preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta1"}},
             f"{QUEUES}/spot": {"status": {"conditions": [{"type": "Active", "status": "True"}]}},
-            "/apis/scheduling.k8s.io/v1/priorityclasses/low": {"metadata": {"name": "low"}},
             "/api/v1/namespaces/flyte/configmaps": settings(helm_values()),
         }
         self.api.objects.update(objects)
@@ -134,13 +127,10 @@ def test_secrets_are_looked_up_without_their_content(place):
 
 MISSING = {
     f"{NAMESPACE}/podtemplates/gpu": ("pod template gpu", "neither in namespace gleaner-development nor in flyte"),
-    f"{NAMESPACE}/serviceaccounts/gleaner": ("service account gleaner", "not in namespace gleaner-development"),
-    f"{NAMESPACE}/persistentvolumeclaims/models": ("volume claim models", "not in namespace"),
-    f"{NAMESPACE}/secrets/certificate": ("secret certificate", "not in namespace"),
+    f"{NAMESPACE}/configmaps/models": ("config map models", "not in namespace gleaner-development"),
     f"{NAMESPACE}/secrets/word": ("secret word", "not in namespace"),
     f"{QUEUES}/spot": ("queue spot", "no LocalQueue in namespace gleaner-development"),
     "/apis/kueue.x-k8s.io": ("queue spot", "Kueue is not installed"),
-    "/apis/scheduling.k8s.io/v1/priorityclasses/low": ("priority class low", "an API server refuses the pods"),
     NAMESPACE: ("namespace gleaner-development", "not there: Flyte makes it"),
 }
 

@@ -4,7 +4,7 @@ import pytest
 
 from storage.records.records import GradedResponse
 from tasks.configuration.data import DataConfig
-from tasks.configuration.evaluation import EvaluationConfig
+from tasks.configuration.evaluation import SEED, EvaluationConfig
 from tasks.evaluation.intervals import bootstrap_interval
 from tasks.evaluation.scores import evaluated_prompts, score_metrics
 
@@ -32,7 +32,7 @@ RESPONSES = [
     graded(5, 0.999, 10, "length"),
     graded(7, 0.0, 10, "length"),
 ]
-CONFIG = EvaluationConfig(data=DataConfig(), num_generations=4, k=(1, 2, 4), seed=5)
+CONFIG = EvaluationConfig(data=DataConfig(), num_generations=4, k=(1, 2, 4))
 
 
 def metrics():
@@ -67,7 +67,7 @@ def test_scores():
 
 def test_scores_have_intervals_over_prompts():
     found = metrics()
-    assert (found["val/pass@1/low"], found["val/pass@1/high"]) == bootstrap_interval([0.5, 0.25], 5)
+    assert (found["val/pass@1/low"], found["val/pass@1/high"]) == bootstrap_interval([0.5, 0.25], SEED)
     assert (found["val/pass@4/low"], found["val/pass@4/high"]) == pytest.approx((0.025**0.5, 1.0))  # exact: 2 of 2
     assert found["val/reward/mean@4/low"] <= found["val/reward/mean@4"] <= found["val/reward/mean@4/high"]
 

@@ -241,7 +241,6 @@ def test_each_pool_has_its_own_link_losses_and_data_sheet():
     far = {"machine": "p5.48xlarge", "gpus": 1, "count": 3}
     section = {
         "link_gbps": 10.0,
-        "loss_rate_factor": 2.0,
         "more_rollout": {
             "far": {"link_gbps": 1.0, "trace_path": "far.csv"},
         },
@@ -250,8 +249,8 @@ def test_each_pool_has_its_own_link_losses_and_data_sheet():
     first, other, near = (pool.configured for pool in gather(config(pools=pools, forecast=section), UNPROBED).pools)
     assert (first.link_gbps, other.link_gbps, near.link_gbps) == (10.0, 1.0, 10.0)
     assert (first.start_s, other.start_s, near.start_s) == (180.0, 180.0, 180.0)
-    assert other.availability == AvailabilityScenario(path="far.csv", rate_factor=2.0)
-    assert first.availability == near.availability == AvailabilityScenario(process="aws-p3", rate_factor=2.0)
+    assert other.availability == AvailabilityScenario(path="far.csv")
+    assert first.availability == near.availability == AvailabilityScenario(process="aws-p3")
     assert near.step_s < first.step_s
     odd = {"far": {**far, "accelerator": "abacus"}}
     message = r"pools\.more_rollout\.far: accelerator: value 'abacus'; .*; for a forecast name the most similar of them"
@@ -262,13 +261,11 @@ def test_each_pool_has_its_own_link_losses_and_data_sheet():
 
 
 def test_lengths_come_from_a_file(tmp_path: Path):
-    (tmp_path / "lengths.csv").write_text("GeneratedTokens\n" + "7\n" * 9)
-    section = {"lengths_path": str(tmp_path / "lengths.csv"), "lengths_column": "GeneratedTokens"}
+    (tmp_path / "lengths.csv").write_text("response_tokens\n" + "7\n" * 9)
+    section = {"lengths_path": str(tmp_path / "lengths.csv")}
     inputs = gather(config(forecast=section), UNPROBED)
-    assert sources(inputs)["response lengths"] == "configured (forecast.lengths_path, lengths_column)"
+    assert sources(inputs)["response lengths"] == "configured (forecast.lengths_path)"
     assert next(each.value for each in inputs.shown if each.name == "mean response") == "7 tokens"
-    with pytest.raises(ConfigError, match=r"lengths_column: value None; allowed with lengths_path 'x': the name of"):
-        config(forecast={"lengths_path": "x"})
 
 
 def test_memory_for_caches_is_what_vllm_is_told():

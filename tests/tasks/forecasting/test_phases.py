@@ -17,7 +17,7 @@ from tasks.forecasting.probe import NoProbe
 from tasks.forecasting.scenario import PhaseScenario, Scenario, ScenarioError
 from tasks.forecasting.scenario import parse as parse_scenario
 from tasks.forecasting.simulate import simulate
-from tests.forecast_documents import document
+from tests.forecast_documents import document, few_simulations
 from tests.simulated_scenarios import a_pool, a_scenario, a_trainer, all_alike
 
 PULL_S, TRAIN_S_PER_TOKEN, FIXED_S, CONTROL_S = 1.0, 0.001, 2.0, 3.0
@@ -86,9 +86,10 @@ def test_a_phase_is_no_time_to_generate_in():
 
 def made(**trainer: Any) -> ForecastRecord:
     """Of a crew of two spot machines, whose trainer computes for a small part of an iteration."""
-    figures = {"widths": [2], "train_s_per_token": 5e-4, "iterations_simulated": 6}
+    figures = {"widths": [2], "train_s_per_token": 5e-4}
     whole = document(planning={"seeding": "off"}, forecast=figures, trainer=trainer)
-    record = forecast(parse(whole), UNPROBED, created_at_s=1.0)
+    with few_simulations(6):
+        record = forecast(parse(whole), UNPROBED, created_at_s=1.0)
     assert refusal(parse(whole), record.snippet) is None
     return record
 

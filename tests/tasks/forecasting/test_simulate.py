@@ -17,7 +17,8 @@ from tasks.forecasting.simulate import simulate
 from tasks.planning.makespan import member_time_s
 from tests.simulated_scenarios import a_pool, a_scenario, a_trainer, all_alike, some_lengths
 
-SEEDING = PlanningConfig(seeding="auto", seeding_s_initial=2.0, seeding_s_min=0.5)
+SEEDING = PlanningConfig(seeding="auto")
+pytestmark = pytest.mark.usefixtures("short_seeding")
 PREFILL_S, PULL_S = 100 / 1e4, 1.0
 
 
@@ -61,7 +62,6 @@ def check(scenario: Scenario, run: SimulatedRun) -> None:
 planning = st.builds(
     PlanningConfig,
     seeding=st.sampled_from(["off", "auto"]),
-    seeding_s_initial=st.floats(0, 10),
     seeding_after_s=st.floats(0.1, 10),
     width=st.sampled_from(["fixed", "cost", "balance"]),
 )
@@ -70,7 +70,6 @@ gpu_seconds = st.builds(
     objective=st.just("gpu_seconds"),
     cut_share=st.sampled_from([None, 0.5]),
     seeding=st.sampled_from(["off", "auto"]),
-    seeding_s_initial=st.floats(0, 10),
     seeding_after_s=st.floats(0.1, 10),
 )
 availability = st.one_of(
@@ -321,7 +320,7 @@ def test_who_has_ended_its_work_leaves_when_machine_time_counts():
 @pytest.mark.parametrize("seed", range(20))
 def test_whoever_may_leave_early_stays_until_the_trainer_has_handed_on(seed):
     """Else nobody would go on with what it had begun when it began to train."""
-    planning = PlanningConfig(objective="gpu_seconds", cut_share=0.5, seeding="auto", seeding_s_initial=3.0)
+    planning = PlanningConfig(objective="gpu_seconds", cut_share=0.5, seeding="auto")
     scenario = a_scenario(
         a_pool(3), trainer=a_trainer(engines=2), groups=12, planning=planning, max_staleness=1, predictor="recall"
     )

@@ -9,6 +9,7 @@ from tasks.planning.seeding import closed_form_s
 from tests.simulated_scenarios import a_pool, a_scenario, a_trainer, all_alike
 from tests.tasks.forecasting.test_simulate import PULL_S, SEEDING
 
+pytestmark = pytest.mark.usefixtures("short_seeding")
 FLAT = ((4, 0.01),)
 
 
@@ -21,7 +22,7 @@ def tail_free(members: int, **pool) -> Scenario:
         lengths=all_alike(100),
         groups=256,
         iterations=14,
-        planning=PlanningConfig(seeding="auto", seeding_s_initial=10.0, seeding_s_min=1.0),
+        planning=PlanningConfig(seeding="auto"),
     )
 
 
@@ -29,7 +30,7 @@ def tail_free(members: int, **pool) -> Scenario:
 @pytest.mark.parametrize("members", [1, 2, 3, 4])
 def test_seeding_converges_to_the_closed_form_where_there_is_no_tail(members):
     steady = simulate(tail_free(members), seed=0).iterations[-3:]
-    expected_s = closed_form_s(256.0, 60.0, PULL_S, 2, members, 1.0)
+    expected_s = closed_form_s(256.0, 60.0, PULL_S, 2, members, 0.5)
     for each in steady:
         assert each.seeding_s == pytest.approx(expected_s, abs=0.5)
         assert each.duration_s == pytest.approx(expected_s + 60.0, abs=2.0)

@@ -13,6 +13,8 @@ from tasks.forecasting.simulate import simulate
 from tests.simulated_scenarios import a_pool, a_scenario, a_trainer, all_alike, some_lengths
 from tests.tasks.forecasting.test_simulate import SEEDING, check, pools
 
+pytestmark = pytest.mark.usefixtures("short_seeding")
+
 
 def spent_s(run: SimulatedRun, part: str) -> float:
     return sum(each.seconds["rollout"][part] for each in run.iterations)

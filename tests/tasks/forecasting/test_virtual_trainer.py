@@ -1,5 +1,6 @@
 """The trainer's machines where no spot machine is left: when they generate again, until when, and what it costs."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,13 +11,20 @@ from tasks.crew_model.events import Stalled
 from tasks.forecasting.results import SimulatedIteration
 from tasks.forecasting.scenario import AvailabilityScenario, Scenario
 from tasks.forecasting.simulate import simulate
+from tests.planning_requests import seeding_constants
 from tests.simulated_scenarios import a_pool, a_scenario, a_trainer, all_alike
 
 TTL_S, AFTER_S, START_S = 10.0, 20.0, 3.0
 # Of a full pull, of a prompt, and of a token while eight or fewer are decoded.
 PULL_S, PREFILL_S, TOKEN_S = 1.0, 100 / 1e4, 0.01
-# No window is worth an engine's start, so there is none at the beginning.
-NO_WINDOW = PlanningConfig(seeding="auto", seeding_s_initial=0.0, seeding_s_min=0.0, seeding_after_s=AFTER_S)
+NO_WINDOW = PlanningConfig(seeding="auto", seeding_after_s=AFTER_S)
+
+
+@pytest.fixture(autouse=True)
+def _no_window() -> Iterator[None]:
+    """No window is worth an engine's start, so there is none at the beginning."""
+    with seeding_constants(0.0, 0.0):
+        yield
 
 
 def one_group_at_a_time(
@@ -79,10 +87,10 @@ def test_machines_on_which_no_process_waits_cannot():
 
 @pytest.mark.parametrize("seeding_s", [0.0, 5.0, 150.0])
 def test_where_nobody_ever_comes_they_do_all_of_it(seeding_s):
-    planning = replace(NO_WINDOW, seeding_s_initial=seeding_s)
-    scenario = one_group_at_a_time((0.0, 0), groups=3, iterations=3, planning=planning)
-    alone = simulate(replace(scenario, pools=()), seed=1).iterations
-    first, *later = simulate(scenario, seed=1).iterations
+    scenario = one_group_at_a_time((0.0, 0), groups=3, iterations=3)
+    with seeding_constants(seeding_s, 0.0):
+        alone = simulate(replace(scenario, pools=()), seed=1).iterations
+        first, *later = simulate(scenario, seed=1).iterations
     # A window that is over goes on; where there was none, nobody was missed before.
     waited_s = 0.0 if seeding_s else AFTER_S
     assert first.wait_train_s == pytest.approx(waited_s)
@@ -91,10 +99,10 @@ def test_where_nobody_ever_comes_they_do_all_of_it(seeding_s):
 
 
 def test_a_window_that_nobody_shares_goes_on_until_somebody_claims():
-    planning = replace(NO_WINDOW, seeding_s_initial=5.0)
-    found = lived(one_group_at_a_time((12.0, 1), groups=2, planning=planning))
+    with seeding_constants(5.0, 0.0):
+        found = lived(one_group_at_a_time((12.0, 1), groups=2))
+        there = lived(one_group_at_a_time((2.0, 1), groups=2))
     assert found.seeding_s == pytest.approx(12.0)
-    there = lived(one_group_at_a_time((2.0, 1), groups=2, planning=planning))
     assert there.seeding_s == pytest.approx(5.0)
 
 
@@ -153,9 +161,9 @@ def test_who_trains_looks_when_the_batch_is_done():
 
 def test_the_planner_learns_how_much_they_generated():
     """Else an iteration that they saved looks like little work, for which the next would be planned."""
-    planning = replace(NO_WINDOW, seeding_s_initial=5.0)
-    scenario = one_group_at_a_time((16.0, 1), tokens=1500, groups=8, iterations=2, planning=planning)
-    first, second = simulate(scenario, seed=1).iterations
+    scenario = one_group_at_a_time((16.0, 1), tokens=1500, groups=8, iterations=2)
+    with seeding_constants(5.0, 0.0):
+        first, second = simulate(scenario, seed=1).iterations
     assert first.seeding_s == pytest.approx(16.0)
     (decision,) = (d for d in second.decisions if d.name == "seeding")
     work_s = 8 * 1500 * TOKEN_S
@@ -167,7 +175,7 @@ def test_the_planner_learns_how_much_they_generated():
 def test_an_outage_costs_an_order_more_without(engines, max_staleness):
     """All members gone for three hours: with the rule little more than the trainer's machines take alone."""
     times = AvailabilityScenario(counts=((0.0, 3), (30.0, 0), (10_800.0, 3)))
-    planning = PlanningConfig(seeding="auto", seeding_s_initial=2.0, seeding_s_min=0.5, seeding_after_s=AFTER_S)
+    planning = PlanningConfig(seeding="auto", seeding_after_s=AFTER_S)
     trainer = a_trainer(engines=engines, process_s=START_S)
     scenario = a_scenario(
         a_pool(3, availability=times), trainer=trainer, groups=64, planning=planning, max_staleness=max_staleness

@@ -28,6 +28,8 @@ from tests.tasks.forecasting.test_simulate import SEEDING, check, pools
 ONCE = ToolsScenario(answers=100.0, answers_max=1, answer_s=20.0, sigma=0.0, observation_tokens=500)
 PULL_S, PREFILL_S, OBSERVATION_S, TOKEN_S = 1.0, 100 / 1e4, 500 / 1e4, 0.01
 
+pytestmark = pytest.mark.usefixtures("short_seeding")
+
 
 def with_tools(scenario: Scenario, tools: ToolsScenario | None = ONCE) -> Scenario:
     return replace(scenario, work=replace(scenario.work, tools=tools))

@@ -24,8 +24,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(folder: Path, **changes: Any) -> RewardModel:
-    fields = {"label": None, "device": "cpu", "dtype": "float32", "batch_tokens_max": 16_384, "max_length": None}
+    fields = {"label": None, "device": "cpu", "dtype": "float32", "batch_tokens_max": 16_384}
     return RewardModel(RewardModelSettings(name="judge", folder=str(folder), **(fields | changes)))
+
+
+def limited(folder: Path, place: Path, tokens: int) -> Path:
+    """A copy whose tokenizer has this limit."""
+    return altered(folder, place / "limited", "tokenizer_config.json", model_max_length=tokens)
 
 
 def scores(model: RewardModel, cases: Sequence[Any]) -> list[Any]:
@@ -70,15 +75,15 @@ def test_a_template_that_refuses_is_an_error_of_that_response(tmp_path: Path):
     assert fine == pytest.approx(plain_score(folder, "1+1=2"), abs=1e-5)
 
 
-def test_nothing_is_cut(folder: Path):
+def test_nothing_is_cut(folder: Path, tmp_path: Path):
     cases = [case(0, "1234"), case(1, "12345"), case(2, "", "")]
-    found = scores(opened(folder, max_length=8), cases)
+    found = scores(opened(limited(folder, tmp_path, 8)), cases)
     assert found[0] == pytest.approx(plain_score(folder, "1+1=1234"), abs=1e-5)
-    assert found[1] == RewardOutcome(None, "has 9 tokens for its reward model; allowed: 8 (max_length)")
+    assert found[1] == RewardOutcome(None, "has 9 tokens for its reward model; allowed: 8")
     assert found[2] == RewardOutcome(None, "has no tokens for its reward model")
     found = scores(opened(folder), [case(0, "1" * 252), case(1, "1" * 253)])
     assert isinstance(found[0], float)
-    assert found[1].error == "has 257 tokens for its reward model; allowed: 256 (max_length)"
+    assert found[1].error == "has 257 tokens for its reward model; allowed: 256"
 
 
 def test_half_precision_is_near(folder: Path):
@@ -246,16 +251,16 @@ def test_positions_that_begin_after_padding_are_fewer(tmp_path: Path):
     folder = save_reward_model(tmp_path / "roberta", "roberta", **fields)
     fits, longer = scores(opened(folder), [case(0, "1" * 60), case(1, "1" * 61)])
     assert fits == pytest.approx(plain_score(folder, "1+1=" + "1" * 60), abs=1e-5)
-    assert longer.error == "has 65 tokens for its reward model; allowed: 64 (max_length)"
+    assert longer.error == "has 65 tokens for its reward model; allowed: 64"
 
 
 def test_what_could_not_be_scored_whatever_the_answer_is_found_before(folder: Path, tmp_path: Path):
-    opened(folder, max_length=5).check([case(0, "x")])
+    brief = limited(folder, tmp_path, 5)
+    opened(brief).check([case(0, "x")])
     with pytest.raises(GradingError) as caught:
-        opened(folder, max_length=5).check([case(0, "x"), case(1, "x", "1+12=")])
+        opened(brief).check([case(0, "x"), case(1, "x", "1+12=")])
     assert str(caught.value) == (
-        "reward 'judge': the prompt \"1+12=\" with the answer 'x' has 6 tokens for its reward model; allowed: 5 "
-        "(max_length)"
+        "reward 'judge': the prompt \"1+12=\" with the answer 'x' has 6 tokens for its reward model; allowed: 5"
     )
     other = save_reward_model(tmp_path / "reward", template="{{ raise_exception('no system role') }}")
     with pytest.raises(
@@ -285,12 +290,9 @@ def test_the_label_must_be_one_of_the_models(tmp_path: Path, num_labels: int, la
         opened(folder, label=label)
 
 
-def test_the_length_must_be_within_the_models(folder: Path, tmp_path: Path):
-    with pytest.raises(GradingError, match=r"^reward 'judge': max_length: value 257; allowed: 1 to 256, the model's$"):
-        opened(folder, max_length=257)
-    shorter = altered(folder, tmp_path / "shorter", "tokenizer_config.json", model_max_length=16)
-    found = scores(opened(shorter), [case(0, "1" * 13)])
-    assert found[0].error == "has 17 tokens for its reward model; allowed: 16 (max_length)"
+def test_a_tokenizer_may_have_a_lower_limit_than_the_model(folder: Path, tmp_path: Path):
+    found = scores(opened(limited(folder, tmp_path, 16)), [case(0, "1" * 13)])
+    assert found[0].error == "has 17 tokens for its reward model; allowed: 16"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

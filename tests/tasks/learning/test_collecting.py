@@ -35,6 +35,8 @@ from tests.small_run import (
 
 URL = "memory://collect"
 GROUPS = 4
+# The share of the groups that is recorded before the train phase.
+SHARE = "tasks.configuration.run_config.PHASE_START_SHARE"
 
 
 def a_run(model, **sections):
@@ -82,8 +84,9 @@ def order(request):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.25, 0.6, 1.0])
-def test_training_on_what_was_recorded_before_gives_the_same_bits(model, share, order):
-    trainer = {"placement": "pod", "phase_start_share": share}
+def test_training_on_what_was_recorded_before_gives_the_same_bits(model, share, order, monkeypatch):
+    monkeypatch.setattr(SHARE, share)
+    trainer = {"placement": "pod"}
     begun = everything(a_run(model, algorithm=order, trainer=trainer))
     undivided = at_url(begun)
     expected = train_small(URL, 0)
@@ -101,8 +104,9 @@ def test_training_on_what_was_recorded_before_gives_the_same_bits(model, share, 
 
 
 @pytest.mark.slow
-def test_it_ends_when_the_share_is_recorded_and_the_trainer_records_the_rest(model):
-    trainer = {"placement": "pod", "phase_start_share": 0.5, "micro_batch_tokens_max": 1}
+def test_it_ends_when_the_share_is_recorded_and_the_trainer_records_the_rest(model, monkeypatch):
+    monkeypatch.setattr(SHARE, 0.5)
+    trainer = {"placement": "pod", "micro_batch_tokens_max": 1}
     store = a_run(model, trainer=trainer)
     collect_groups()
     assert groups_in(batches(store)) == GROUPS / 2
@@ -123,8 +127,9 @@ def test_where_groups_are_filtered_the_iteration_is_closed_when_enough_are_recor
 
 
 @pytest.mark.slow
-def test_a_collector_that_is_killed_anywhere_is_taken_up_by_the_next(model):
-    trainer = {"placement": "pod", "phase_start_share": 1.0, "micro_batch_tokens_max": 1}
+def test_a_collector_that_is_killed_anywhere_is_taken_up_by_the_next(model, monkeypatch):
+    monkeypatch.setattr(SHARE, 1.0)
+    trainer = {"placement": "pod", "micro_batch_tokens_max": 1}
     begun = everything(a_run(model, trainer=trainer))
     undisturbed = at_url(begun)
     collect_groups()
@@ -146,9 +151,10 @@ def test_a_collector_that_is_killed_anywhere_is_taken_up_by_the_next(model):
 
 
 @pytest.mark.slow
-def test_an_execution_that_takes_over_while_the_trainers_pod_is_queued_changes_no_byte(model):
+def test_an_execution_that_takes_over_while_the_trainers_pod_is_queued_changes_no_byte(model, monkeypatch):
     """No process keeps the lease then (decision 16)."""
-    settings = {"trainer": {"placement": "pod", "phase_start_share": 1.0}}
+    monkeypatch.setattr(SHARE, 1.0)
+    settings = {"trainer": {"placement": "pod"}}
     begun = everything(a_run(model, **settings))
     undisturbed = at_url(begun)
     collect_groups()
@@ -168,7 +174,7 @@ def test_an_execution_that_takes_over_while_the_trainers_pod_is_queued_changes_n
 
 @pytest.mark.slow
 def test_what_it_took_is_in_the_iterations_costs(model):
-    store = a_run(model, trainer={"placement": "pod", "phase_start_share": 1.0})
+    store = a_run(model, trainer={"placement": "pod"})
     collect_groups()
     spent = collected(store, 0)
     assert spent.seconds > 0

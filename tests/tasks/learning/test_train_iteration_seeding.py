@@ -255,7 +255,7 @@ def test_the_training_record_is_read_by_a_second_attempt(settings):
 
 # In the middle of an iteration, when no other member lives.
 
-ALONE = {"seeding": "auto", "seeding_s_initial": 0.0, "seeding_s_min": 0.0, "seeding_after_s": 0.4}
+ALONE = {"seeding": "auto", "seeding_after_s": 0.4}
 OFTEN = {"heartbeat_interval_s": 0.05, "claim_ttl_s": 0.2, "flush_interval_s": 0.05}
 
 

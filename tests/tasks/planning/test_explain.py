@@ -80,7 +80,7 @@ def test_seeding_says_who_waited_and_what_the_closed_form_says():
     assert found.reason == "the trainer waited for longer than the crew"
     assert found.alternatives["both sides end together"] == {"seeding/seconds": (920.0 - 4 * 70.0) / 6}
     first = decisions(a_request(a_pool(), **PAST))["seeding"]
-    assert (first.chosen, first.reason) == ("150.0 s", "the first time, so as configured")
+    assert (first.chosen, first.reason) == ("150.0 s", "the first time")
     plenty = decisions(a_request(a_pool(), **PAST, seeding=before, waits=waits(rollout_s=50.0)))["seeding"]
     assert (plenty.chosen, plenty.reason[:17]) == ("none", "the members alone")
     alone = decisions(a_request(**PAST))["seeding"]
@@ -120,7 +120,7 @@ def test_seeding_says_what_it_went_by():
     assert second.reason == "the time that the last iteration's work needs"
     colocated = SeedingRecord(seeding_s=None, members=0)
     after = decisions(a_request(a_pool(), **quick, groups=300, seeding=colocated, waits=last))["seeding"]
-    assert (after.chosen, after.reason[:13]) == ("150.0 s", "as configured")
+    assert (after.chosen, after.reason[:17]) == ("150.0 s", "as the first time")
     untold = decisions(a_request(a_pool(), **PAST, seeding=replace(initial, seeding_s=9.0)))["seeding"]
     assert (untold.chosen, untold.reason) == ("9.0 s", "as before, because the waits are unknown")
     slow = {**PAST, "reserved": replace(RESERVED, start_s=80.0)}

@@ -12,7 +12,7 @@ from tasks.planning.capacity import GroupLengths, TrainerCapacity
 from tasks.planning.division import assign_groups
 from tasks.planning.makespan import member_time_s, response_lengths
 from tasks.planning.planned_crew import engines_in_members, engines_stop_s, planned_crew, seedings
-from tests.planning_requests import CURVE, a_pool, a_request, alike_lengths, some_lengths, waits
+from tests.planning_requests import CURVE, a_pool, a_request, alike_lengths, seeding_constants, some_lengths, waits
 
 RESERVED = TrainerCapacity(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)
 
@@ -40,14 +40,16 @@ def test_a_member_on_a_new_machine_begins_when_it_has_started_and_has_a_group_al
 
 def test_engines_go_on_until_there_is_a_member_to_hand_over_to():
     late = a_pool(count_max=2, machine_start_s=500.0, machines_present=0)
-    request = a_request(late, reserved=RESERVED, settings={"seeding": "auto", "seeding_s_initial": 9.0})
-    crew = crew_of(request, (2,))
+    request = a_request(late, reserved=RESERVED, settings={"seeding": "auto"})
+    with seeding_constants(9.0):
+        crew = crew_of(request, (2,))
     assert engines_stop_s(crew.seeding, [member.start_s for member in crew.members[:2]], 0.0) == 530.0
 
 
 def test_the_trainers_engines_are_members_while_they_generate():
-    request = a_request(a_pool(count_max=2), reserved=RESERVED, settings={"seeding": "auto", "seeding_s_initial": 9.0})
-    crew = crew_of(request, (2,))
+    request = a_request(a_pool(count_max=2), reserved=RESERVED, settings={"seeding": "auto"})
+    with seeding_constants(9.0):
+        crew = crew_of(request, (2,))
     assert [member.pool for member in crew.members] == ["rollout", "rollout", TRAIN_POOL, TRAIN_POOL]
     # What the engines have not ended when they stop is free for the crew, so they are dealt groups like the others.
     assert all(assignment.groups for assignment in crew.assignments)
@@ -102,7 +104,7 @@ def test_a_member_further_away_gets_less_of_what_is_long():
 def test_an_engine_counts_as_so_many_members_as_it_is_faster():
     """R = 200 s of 2 members; an engine does the work of two, so that it seeds half as long as one like a member."""
     past = {
-        "settings": {"seeding": "auto", "seeding_s_min": 0.0},
+        "settings": {"seeding": "auto"},
         "seeding": SeedingRecord(seeding_s=150.0, members=2),
         "waits": waits(rollout_s=100.0, members=2.0, members_at_end=2),
         "train_s": 10.0,

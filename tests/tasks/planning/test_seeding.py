@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 from storage.records.planning_records import SeedingRecord
 from tasks.configuration.planning import PlanningConfig
 from tasks.planning.capacity import StepWaits
-from tasks.planning.seeding import closed_form_s, generates_again, members_needed, next_seeding, work_engine_s
-from tests.planning_requests import waits
+from tasks.planning.seeding import (
+    SEEDING_S_MIN,
+    closed_form_s,
+    generates_again,
+    members_needed,
+    next_seeding,
+    work_engine_s,
+)
+from tests.planning_requests import seeding_constants, waits
 
 # Fitted to the starting points in the published code for 14B (arXiv 2510.19225, PolyRL 836120a).
 WORK_S, TRAIN_S, TRANSFER_S, ENGINES = 2130.0, 410.0, 5.0, 4
@@ -36,7 +43,7 @@ def played(seeding_s: float | None, members: int, *, work_s=WORK_S, train_s=TRAI
     )
 
 
-def steps(crews, before=None, last=None, *, x=TRANSFER_S, engines=ENGINES, settings=SETTINGS, **plant):
+def steps(crews, before=None, last=None, *, x=TRANSFER_S, engines=ENGINES, **plant):
     """The seeding time of each iteration, given how many members each has."""
     taken = []
     for members in crews:
@@ -47,7 +54,6 @@ def steps(crews, before=None, last=None, *, x=TRANSFER_S, engines=ENGINES, setti
             engines=engines,
             transfer_s=x,
             train_s=plant.get("train_s", TRAIN_S) if last else None,
-            settings=settings,
         )
         last = played(before.seeding_s, members, x=x, engines=engines, **plant)
         taken.append(before)
@@ -55,7 +61,7 @@ def steps(crews, before=None, last=None, *, x=TRANSFER_S, engines=ENGINES, setti
 
 
 def fixed_point(members: int) -> float:
-    return closed_form_s(WORK_S, TRAIN_S, TRANSFER_S, ENGINES, members, SETTINGS.seeding_s_min)
+    return closed_form_s(WORK_S, TRAIN_S, TRANSFER_S, ENGINES, members, SEEDING_S_MIN)
 
 
 def test_closed_form_fits_the_published_starting_points():
@@ -88,12 +94,12 @@ def test_it_comes_to_the_closed_form(members):
 def test_it_comes_to_the_closed_form_from_anywhere(engines, members, work_s, train_s, x, initial_s):
     """Line 9 as it is printed diverges where engines / members exceeds 2 eta - 1."""
     assume(abs(members - members_needed(work_s, train_s)) > 1e-6)
-    settings = replace(SETTINGS, seeding_s_initial=initial_s)
-    taken = steps([members] * 150, x=x, engines=engines, settings=settings, work_s=work_s, train_s=train_s)
+    with seeding_constants(initial_s):
+        taken = steps([members] * 150, x=x, engines=engines, work_s=work_s, train_s=train_s)
     if members >= members_needed(work_s, train_s):
         assert taken[-1].seeding_s == 0.0
     else:
-        fixed_s = closed_form_s(work_s, train_s, x, engines, members, settings.seeding_s_min)
+        fixed_s = closed_form_s(work_s, train_s, x, engines, members, SEEDING_S_MIN)
         assert taken[-1].seeding_s == pytest.approx(min(fixed_s, work_s / engines), rel=1e-3, abs=0.1)
 
 
@@ -124,7 +130,7 @@ def test_nothing_is_remembered_of_an_iteration_in_which_members_came_or_went():
     before = SeedingRecord(seeding_s=50.0, members=4, memory={"4": 60.0})
 
     def following(last):
-        return next_seeding(before, last, members=4, engines=4, transfer_s=0.0, train_s=None, settings=SETTINGS)
+        return next_seeding(before, last, members=4, engines=4, transfer_s=0.0, train_s=None)
 
     changed = following(waits(wait_train_s=40.0, members=4.9, members_at_end=4))
     assert changed == before.__class__(seeding_s=60.0, members=4, memory={"4": 60.0})
@@ -133,7 +139,7 @@ def test_nothing_is_remembered_of_an_iteration_in_which_members_came_or_went():
 
 
 def test_the_first_time_and_the_floor():
-    first = next_seeding(None, None, members=2, engines=4, transfer_s=0.0, train_s=None, settings=SETTINGS)
+    first = next_seeding(None, None, members=2, engines=4, transfer_s=0.0, train_s=None)
     assert first == SeedingRecord(seeding_s=150.0, members=2)
     low = next_seeding(
         replace(first, seeding_s=6.0),
@@ -142,9 +148,8 @@ def test_the_first_time_and_the_floor():
         engines=4,
         transfer_s=0.0,
         train_s=None,
-        settings=SETTINGS,
     )
-    assert low.seeding_s == SETTINGS.seeding_s_min
+    assert low.seeding_s == SEEDING_S_MIN
 
 
 def test_work_is_not_known_of_an_iteration_without_members():
@@ -181,5 +186,5 @@ def test_the_trainer_did_not_generate_for_longer_than_there_was_work():
     before = SeedingRecord(seeding_s=500.0, members=3)
     last = waits(rollout_s=15.0, members=3.0, members_at_end=3, wait_remote_s=30.0)
     assert work_engine_s(last, before, 4, 5.0) == 15 * 3 + 20 * 4
-    after = next_seeding(before, last, members=3, engines=4, transfer_s=5.0, train_s=None, settings=SETTINGS)
+    after = next_seeding(before, last, members=3, engines=4, transfer_s=5.0, train_s=None)
     assert after.seeding_s == pytest.approx(20.0 - 30.0 / 3)

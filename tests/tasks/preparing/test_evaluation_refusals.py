@@ -68,7 +68,6 @@ def test_another_runs_configuration(store, model):
     ("changes", "kind", "match"),
     [
         ({"data": {"source": "none.jsonl"}}, PromptError, r"^evaluation\.data\.source: value 'none\.jsonl'; allowed: "),
-        ({"num_prompts": 31}, PromptError, r"^evaluation\.num_prompts: value 31; allowed: null, or 1 to 30, which are"),
         (
             {"sampling": {"max_completion_length": 255}},
             PromptError,
@@ -95,13 +94,6 @@ def test_prompts_and_rewards_that_cannot_be_used(store, model, changes, kind, ma
     ("before", "changes", "kind", "match"),
     [
         (None, {"data": {"source": "none.jsonl"}}, PromptError, r"^evaluation\.data\.source: value 'none\.jsonl'"),
-        (EVALUATION, {"num_prompts": 31}, PromptError, r"^evaluation\.num_prompts: value 31"),
-        (
-            EVALUATION | {"interval": 0, "num_prompts": 31},
-            {"num_prompts": 31},
-            PromptError,
-            r"^evaluation\.num_prompts",
-        ),
         (EVALUATION, {"rewards": [{"function": "tests.reward_functions:needs_a_column"}]}, GradingError, "needs_a_col"),
     ],
 )
@@ -119,12 +111,12 @@ def test_a_run_under_way_refuses_a_section_that_has_changed(store, model, before
 def test_a_section_that_was_checked_is_not_opened_again(store, model, tmp_path):
     source = tmp_path / "held_out.jsonl"
     source.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
-    settings = evaluated_as(model, data={"source": str(source)}, num_prompts=1)
+    settings = evaluated_as(model, data={"source": str(source)})
     plan_training(settings, "e1", ManualClock())
     source.unlink()
     assert plan_training(settings, "e1", ManualClock())[1] == [[0, 1]]
     with pytest.raises(PromptError):
-        plan_training(evaluated_as(model, data={"source": str(source)}, seed=12), "e1", ManualClock())
+        plan_training(evaluated_as(model, data={"source": str(source)}, k=[1]), "e1", ManualClock())
 
 
 def test_training_does_not_open_prompts_that_only_the_workflow_evaluates(model):

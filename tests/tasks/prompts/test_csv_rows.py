@@ -30,8 +30,8 @@ def rows_of(folder: Path, body: str) -> list[dict[str, Any]]:
 
 def test_a_csv_file_is_a_source_of_prompts(tmp_path: Path):
     source = written(tmp_path, 'uid,prompt,answer\na,"2 + 2,\nplease",4\nb,3 + 3,6\n')
-    prompts = load_prompts(DataConfig(source=str(source), id_column="uid"))
-    assert [prompt.id for prompt in prompts] == ["a", "b"]
+    prompts = load_prompts(DataConfig(source=str(source)))
+    assert [prompt.id for prompt in prompts] == ["0", "1"]
     assert [prompt.text_or_messages for prompt in prompts] == ["2 + 2,\nplease", "3 + 3"]
     assert [prompt.columns["answer"] for prompt in prompts] == [4, 6]
     with pytest.raises(PromptError, match="split: value 'train'; allowed: null"):

@@ -68,10 +68,10 @@ def test_chat_messages_are_kept_as_they_are(tmp_path):
 
 def test_one_prompt_that_does_not_fit_refuses_the_draw_by_its_name(tmp_path):
     (tmp_path / "long.jsonl").write_text('{"prompt": "short", "id": "a"}\n{"prompt": "much longer", "id": "b"}\n')
-    data = DataConfig(source=str(tmp_path / "long.jsonl"), id_column="id")
+    data = DataConfig(source=str(tmp_path / "long.jsonl"))
     assert len(draw(0, 2, data, context_length=21)) == 2
-    with pytest.raises(PromptError, match=r"prompt 'b' has 11 tokens; allowed: 10 \(rollout.context_length 20 less"):
+    with pytest.raises(PromptError, match=r"prompt '1' has 11 tokens; allowed: 10 \(rollout.context_length 20 less"):
         draw(0, 2, data, context_length=20)
-    limited = DataConfig(source=str(tmp_path / "long.jsonl"), id_column="id", max_prompt_length=10)
-    with pytest.raises(PromptError, match=r"prompt 'b' has 11 tokens; allowed: 10 \(data.max_prompt_length"):
+    limited = DataConfig(source=str(tmp_path / "long.jsonl"), max_prompt_length=10)
+    with pytest.raises(PromptError, match=r"prompt '1' has 11 tokens; allowed: 10 \(data.max_prompt_length"):
         draw(0, 2, limited)

@@ -78,8 +78,8 @@ def test_a_data_set_on_disk(tmp_path: Path):
     )
     rows.save_to_disk(str(tmp_path / "single"))
     datasets.DatasetDict({"train": rows, "test": rows.select([1])}).save_to_disk(str(tmp_path / "dict"))
-    assert load(str(tmp_path / "single"), id_column="id")[0] == Prompt("x", CHAT, {"answer": "72", "id": "x"})
-    assert [prompt.id for prompt in load(str(tmp_path / "dict"), split="test", id_column="id")] == ["y"]
+    assert load(str(tmp_path / "single"))[0] == Prompt("0", CHAT, {"answer": "72", "id": "x"})
+    assert [prompt.columns["id"] for prompt in load(str(tmp_path / "dict"), split="test")] == ["y"]
     with pytest.raises(PromptError, match="split: value None; allowed: 'train', 'test'"):
         load(str(tmp_path / "dict"))
     with pytest.raises(PromptError, match="split: value 'train'; allowed: null"):
@@ -130,12 +130,6 @@ def test_columns_are_those_that_every_row_has(tmp_path: Path):
         ('{"question": "a", "answer": 1}', {}, "line 1 has no column 'prompt'; there are: 'answer', 'question'"),
         ('{"prompt": "a"}\n\n{"q": "b"}', {}, "line 3 has no column 'prompt'; there are: 'q'"),
         ('{"prompt": "a"}\n{"prompt": 7}', {}, "line 2: the prompt is of type int"),
-        ('{"prompt": "a"}', {"id_column": "id"}, "id_column: .*line 1 has no column 'id'"),
-        (
-            '{"prompt": "a", "id": 1}\n{"prompt": "b", "id": 2}\n{"prompt": "c", "id": "1"}',
-            {"id_column": "id"},
-            r"duplicate prompt id '1': .*a.jsonl: line 1 and .*a.jsonl: line 3",
-        ),
         (
             '{"prompt": "a"}\n{"prompt": "b\\ud83d"}',
             {},
@@ -147,11 +141,10 @@ def test_columns_are_those_that_every_row_has(tmp_path: Path):
             r"line 1: x.y\[0\]: '\\udc00' at character 0 is half",
         ),
         ('{"prompt": "a", "\\ud83d": 1}', {}, r"a.jsonl: line 1: a column: '\\ud83d' at character 0 is half"),
-        ('{"prompt": "a", "id": "\\ud83d"}', {"id_column": "id"}, r"a.jsonl: line 1: id: '\\ud83d' at character 0"),
+        ('{"prompt": "a", "id": "\\ud83d"}', {}, r"a.jsonl: line 1: id: '\\ud83d' at character 0"),
         ('{"prompt": [{"role": "user", "content": "\\ud83d"}]}', {}, r"line 1: prompt\[0\].content: '\\ud83d' at"),
         ('{"prompt": "a", "x": %s}' % ("[" * 101 + "]" * 101), {}, r"line 1: x\[0\].*: nested more than 100"),
         ('{"prompt": "a", "x": %s}' % ("[" * 99_999), {}, r"a.jsonl: line 1 is nested too deep"),
-        ('{"prompt": "a", "id": null}', {"id_column": "id"}, "line 1: id is None; allowed: text"),
         ('{"prompt": "a"}', {"split": "train"}, "split: value 'train'; allowed: null"),
         (
             '{"prompt": "a", "reward_model": {"ground_truth": 1}}\n{"prompt": "b", "reward_model": {}}',

@@ -97,10 +97,11 @@ class DiesWhenDue(MemoryStore):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("share", "groups"), [(0.25, 1), (0.3, 2), (0.5, 2), (0.76, 4), (1.0, 4)])
-def test_a_phase_is_due_with_the_group_that_completes_its_share_and_not_before(model, share, groups):
+def test_a_phase_is_due_with_the_group_that_completes_its_share_and_not_before(model, share, groups, monkeypatch):
     """Of four groups, each of which is recorded by itself."""
     store = memory_store("shared-run", DiesWhenDue("shared-run"))
-    plan_iteration(shared_config(model, {"phase_start_share": share, "micro_batch_tokens_max": 1}))
+    monkeypatch.setattr("tasks.configuration.run_config.PHASE_START_SHARE", share)
+    plan_iteration(shared_config(model, {"micro_batch_tokens_max": 1}))
     roll_out(URL, 0)
     with pytest.raises(Killed):
         collect_and_wait(URL, 0, EXECUTION, SystemClock())
