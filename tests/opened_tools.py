@@ -8,7 +8,7 @@ from resources.process import descendants
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.living_environments import Reset
 from tasks.turns.process_environments import ProcessEnvironments
-from tests.character_turns import LIMIT_S
+from tasks.turns.testing import LIMIT_S
 from tests.processes import command, parent
 
 Open = Callable[..., ProcessEnvironments]

@@ -1,7 +1,7 @@
 """Engine: the protocol by which a session generates tokens from prompts, and the values that it exchanges.
 
 An engine knows nothing of journals, claims or text: it takes token ids and returns token ids and log-probs. Every
-engine passes tests/contracts/engine_contract.py.
+engine passes tasks/sampling/engines/testing.py.
 """
 
 from collections.abc import Mapping, Sequence
