@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from storage.errors import GleanerError
 from tasks.configuration.optimizer import OptimizerConfig, OptimizerName
 from tasks.configuration.trainer import Offload
 from tasks.learning.host_memory import host_zeros
@@ -24,7 +25,7 @@ _CLIP_EPS = 1e-6
 _RESPONSES_SHOWN = 16
 
 
-class NonFiniteGradient(ArithmeticError):  # noqa: N818 - reads as what happened
+class NonFiniteGradient(GleanerError, ArithmeticError):  # noqa: N818 - reads as what happened
     """The loss or its gradient is infinite or not a number; weights are unchanged and the gradient is dropped.
 
     `responses` are the ids of the responses that may have caused it.

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from storage.errors import GleanerError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
@@ -33,7 +35,7 @@ class RankEnd:
     told_at_s: float = 0.0
 
 
-class RanksFailed(RuntimeError):  # noqa: N818 - reads as what happened
+class RanksFailed(GleanerError, RuntimeError):  # noqa: N818 - reads as what happened
     """The ranks that this process has started could not train; the message is that of the one with which it began."""
 
     def __init__(self, failure: RankFailure) -> None:

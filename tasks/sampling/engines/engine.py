@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from storage.errors import GleanerError
 from storage.records.records import SamplingParams
 from storage.weights.tensor_sets import TensorBlock
 
@@ -47,7 +48,7 @@ class TokenDelta:
     finish_reason: FinishReason | None
 
 
-class EngineError(Exception):
+class EngineError(GleanerError):
     """The engine cannot serve the call: the request is bad, the weights do not fit, or the engine failed."""
 
 
