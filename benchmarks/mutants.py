@@ -2,11 +2,12 @@
 
     python -m benchmarks.mutants [--json] [--mutants N] [--seed N] [--minutes N] [--processes N]
 
-Each break is written into a copy of the tree. The tests of the module run there until one fails: first the test files
-that mirror the module, then the test files that import it, at most FILES_MAX. A break counts as noticed only if the
-failing test passes in the undamaged copy. A break that lives is printed with its line: a test is missing, or the break
-changes no result (which only a reader can say). A test run that takes longer than `--minutes` notices nothing, unless
-the undamaged tree is faster. Code that needs vLLM or a GPU is left out. Needs 2 GiB for each process.
+Each break is written into a copy of the tree. The tests of the module run there until one fails, at most FILES_MAX
+files: the test files that mirror the module, the test files that import it, and the mirrors of the product modules that
+import it. A break counts as noticed only if the failing test passes in the undamaged copy. A break that lives is
+printed with its line: a test is missing, or the break changes no result (which only a reader can say). A test run that
+takes longer than `--minutes` notices nothing, unless the undamaged tree is faster. Code that needs vLLM or a GPU is
+left out. Needs 2 GiB for each process.
 """
 
 import argparse
@@ -154,7 +155,8 @@ def _edits_of_words(node: ast.AST) -> Iterator[tuple[int, int, int, str]]:
     line, start, end = where, node.col_offset, node.end_col_offset  # type: ignore[attr-defined]
     if isinstance(node, ast.Constant) and isinstance(node.value, bool):
         yield line, start, end, str(not node.value)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, int):
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) <= 1:
+        # A larger number is a size or a limit: one more rarely changes a result.
         yield line, start, end, str(node.value + 1)
     elif isinstance(node, ast.Name) and node.id in SWAPPED_NAMES:
         yield line, start, end, SWAPPED_NAMES[node.id]
@@ -191,21 +193,30 @@ def draw(root: Path, count: int, seed: int) -> list[Mutant]:
 
 
 def mapped_tests(root: Path, path: str) -> list[str]:
-    """The test files of a module: mirrors first, then files that import it; below one folder where there are none."""
-    module = Path(path)
-    folder = root / "tests" / module.parent
-    stem = re.escape(module.stem)
-    mirrors = sorted(p for p in folder.glob("test_*.py") if re.fullmatch(rf"test_{stem}(_\w+)?", p.stem))
+    """The test files of a module in the order in which they run; those of its folder where there are none."""
     name = path.removesuffix(".py").replace("/", ".")
-    importing = [test for test, imported in _imports(root) if name in imported and test not in mirrors]
-    chosen = (mirrors + importing)[:FILES_MAX] or sorted(folder.glob("test_*.py"))[:FILES_MAX]
-    return [test.relative_to(root).as_posix() for test in chosen]
+    importing = [test for test, imported in _imports(root, "tests/**/test_*.py") if name in imported]
+    users = (
+        user.relative_to(root).as_posix()
+        for folder in PRODUCT
+        for user, imported in _imports(root, f"{folder}/**/*.py")
+        if name in imported
+    )
+    found = [*_mirrors(root, path), *importing, *(test for user in users for test in _mirrors(root, user))]
+    chosen = list(dict.fromkeys(found)) or sorted((root / "tests" / path).parent.glob("test_*.py"))
+    return [test.relative_to(root).as_posix() for test in chosen[:FILES_MAX]]
+
+
+def _mirrors(root: Path, path: str) -> list[Path]:
+    module = Path(path)
+    tests = (root / "tests" / module.parent).glob("test_*.py")
+    return sorted(test for test in tests if re.fullmatch(rf"test_{re.escape(module.stem)}(_\w+)?", test.stem))
 
 
 @cache
-def _imports(root: Path) -> list[tuple[Path, frozenset[str]]]:
-    """Each test file with the dotted names that it imports, the smallest file first."""
-    files = sorted(root.glob("tests/**/test_*.py"), key=lambda path: (path.stat().st_size, path))
+def _imports(root: Path, pattern: str) -> list[tuple[Path, frozenset[str]]]:
+    """Each file with the dotted names that it imports, the smallest file first."""
+    files = sorted(root.glob(pattern), key=lambda path: (path.stat().st_size, path))
     return [(path, frozenset(_imported(path))) for path in files]
 
 

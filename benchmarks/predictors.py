@@ -27,8 +27,7 @@ from storage.records.run import next_iteration, read_plan, release_lease
 from storage.stores.connect import connect
 from storage.stores.store import ObjectStore
 from tasks.configuration.data import ArithmeticConfig
-from tasks.configuration.planning import PlanningConfig
-from tasks.planning.lengths import LengthScore, learn, predict, score
+from tasks.planning.lengths import RECALL_MIN, LengthScore, learn, predict, score
 from tasks.planning.prompt_features import PromptFeatures, prompt_features
 
 Floats = npt.NDArray[np.float64]
@@ -157,11 +156,11 @@ def report(history: list[Recorded], notes: dict[str, Any], *, as_json: bool) -> 
         Target("best_recall_in_later_epochs", max(later), ">= 0.8"),
         # The other half of a group, sampled from the same policy, shows what a few responses can tell at best.
         Target("best_recall_less_that_of_half_of_the_group", max(later) - half, ">= 0"),
-        Target("worst_recall_in_later_epochs", min(later), f">= {PlanningConfig().recall_min}"),
+        Target("worst_recall_in_later_epochs", min(later), f">= {RECALL_MIN}"),
         Target(
             "best_recall_of_unseen_prompts",
             max(walked.mean(name, "recall", again=False) for name in learned),
-            f">= {PlanningConfig().recall_min}",
+            f">= {RECALL_MIN}",
         ),
         Target("seconds_to_learn_an_iteration", max(walked.learn_s), "< 1"),
     ]

@@ -49,7 +49,7 @@ class PoolConfig:
 
     machine: its name in the price table; usd_per_hour overrides the table.
     count: how many slots an iteration starts on it. concurrency: how many run at once (0: all).
-    cpu, memory, gpus, accelerator, shared_memory: what a slot requests and is limited to.
+    cpu, memory, gpus, accelerator: what a slot requests and is limited to.
     retries: attempts after a failure of our own; Flyte retries a lost machine from a budget of its own.
     grace_s: seconds between the notice (SIGTERM) and the kill, as requested from Kubernetes.
     pod_template: the name of a PodTemplate in the cluster, on which Flyte builds the pod.
@@ -66,7 +66,6 @@ class PoolConfig:
     memory: Quantity = "12Gi"
     gpus: Annotated[int, Field(ge=0, le=16)] = 0
     accelerator: str | None = None
-    shared_memory: bool = True
     retries: Annotated[int, Field(ge=0, le=100)] = 3
     grace_s: Annotated[int, Field(ge=1, le=3600)] = 60
     image: str | None = None
@@ -106,8 +105,6 @@ class PoolConfig:
         check_secrets("secrets", self.secrets)
         check_volumes("volumes", self.volumes)
         check_mounts("mounts", self.mounts, None if self.pod_template else [each["name"] for each in self.volumes])
-        if self.shared_memory and any(each["mountPath"].rstrip("/") == SHARED_MEMORY_PATH for each in self.mounts):
-            raise refuse("shared_memory", True, f"false, because mounts has {SHARED_MEMORY_PATH}, too")
         for path, shown in self._spot_selections() if self.interruptible else ():
             raise ValueError(
                 f"{path}: value {shown!r}; allowed with interruptible true: no label of spot machines, because Flyte's "
@@ -123,6 +120,11 @@ class PoolConfig:
         spot = [next((key for key in map(_spot_key, term) if key), None) for term in terms]
         if spot and all(spot):
             yield "affinity.nodeAffinity", str(spot[0])
+
+    @property
+    def shared_memory(self) -> bool:
+        """Whether Flyte gives the pods a shared-memory volume: not beside a mount at SHARED_MEMORY_PATH."""
+        return all(each["mountPath"].rstrip("/") != SHARED_MEMORY_PATH for each in self.mounts)
 
     @property
     def price_usd_per_h(self) -> float:
@@ -163,8 +165,12 @@ class ControlPoolConfig(PoolConfig):
     __pydantic_config__ = STRICT
     cpu: Quantity = "1"
     memory: Quantity = "4Gi"
-    shared_memory: bool = False
     usd_per_hour: Annotated[float, Field(ge=0, le=1e6)] | None = 0.0
+
+    @property
+    def shared_memory(self) -> bool:
+        """False, because neither plan nor conclude has processes that share tensors."""
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ SEED = 99
 
 
 def config(agent: str, **settings: Any) -> TurnsConfig:
-    limits = {"processes": 1, "load_time_limit_s": LIMIT_S, "call_time_limit_s": LIMIT_S, "attempts_max": 2}
+    limits = {"processes": 1, "call_time_limit_s": LIMIT_S}
     module = "tests.agent_functions" if ":" not in agent else ""
     return TurnsConfig(**limits | {"agent": f"{module}:{agent}" if module else agent} | settings)
 

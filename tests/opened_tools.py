@@ -8,7 +8,6 @@ from resources.process import descendants
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.living_environments import Reset
 from tasks.turns.process_environments import ProcessEnvironments
-from tasks.turns.testing import LIMIT_S
 from tests.processes import command, parent
 
 Open = Callable[..., ProcessEnvironments]
@@ -22,7 +21,7 @@ def no_objects(iteration: int, digest: str) -> bytes:
 def config(*tools: str, environment: str | None = None, **settings: Any) -> TurnsConfig:
     named = tuple(f"tests.tool_functions:{name}" for name in tools)
     one = environment and f"tests.tool_functions:{environment}"
-    return TurnsConfig(**{"processes": 1, "load_time_limit_s": LIMIT_S, "tools": named, "environment": one} | settings)
+    return TurnsConfig(**{"processes": 1, "tools": named, "environment": one} | settings)
 
 
 def workers() -> list[int]:

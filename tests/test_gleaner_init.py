@@ -237,8 +237,8 @@ def test_whatever_the_values_are_the_result_is_a_configuration_but_for_what_is_o
 def test_a_large_number_among_floats_alone_is_left_open():
     """Such a document is taken for one that Flyte's console sent, in which large integers are rounded."""
     hidden = Setting(line=9, name="**", unknown=UNKNOWN)
-    adoption, complaints = settled("trl", [Setting(line=1, name="adam_epsilon", value=2.0**53), hidden])
-    assert "optimizer.eps" in complaints
+    adoption, complaints = settled("trl", [Setting(line=1, name="weight_decay", value=2.0**53), hidden])
+    assert "optimizer.weight_decay" in complaints
     assert complaints == [*adoption.missing]
 
 

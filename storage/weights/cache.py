@@ -236,14 +236,14 @@ def open_cache(directory: str | None, bytes_max: int) -> WeightCache | None:
     try:
         path.mkdir(mode=0o700, parents=directory is not None, exist_ok=True)
     except OSError as error:
-        log.warning("rollout.weight_cache_dir: %s: %s; weights are not cached", path, error.strerror)
+        log.warning("weight cache %s: %s; weights are not cached", path, error.strerror)
         return None
     if path.is_symlink():
-        log.warning("rollout.weight_cache_dir: %s is a link; allowed: what it leads to; weights are not cached", path)
+        log.warning("weight cache %s is a link; allowed: what the link leads to; weights are not cached", path)
         return None
     if not is_own_folder(path):
         log.warning(
-            "rollout.weight_cache_dir: %s is not a directory that this user alone may write to; weights are not cached",
+            "weight cache %s is not a directory that this user alone may write to; weights are not cached",
             path,
         )
         return None

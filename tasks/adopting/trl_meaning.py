@@ -192,11 +192,9 @@ def _schedule(adoption: Adoption) -> None:
         return
     adoption.carry("optimizer.schedule", kind, "lr_scheduler_type")
     extra = adoption.value("lr_scheduler_kwargs")
-    if given == "cosine_with_min_lr" and isinstance(extra, dict) and [*extra] == ["min_lr_rate"]:
-        adoption.carry("optimizer.min_learning_rate_ratio", extra["min_lr_rate"], "lr_scheduler_kwargs")
-    elif given == "cosine_with_min_lr" or extra:
-        adoption.leave_open("optimizer.min_learning_rate_ratio", f"lr_scheduler_kwargs, {extra}, with {given}")
-        adoption.leave("lr_scheduler_kwargs", "see optimizer.min_learning_rate_ratio")
+    if given == "cosine_with_min_lr" or extra:
+        adoption.leave_open("optimizer.schedule", f"{given} with {extra}; Gleaner's linear and cosine fall to 0")
+        adoption.leave("lr_scheduler_kwargs", "see optimizer.schedule")
     if kind == "constant" and adoption.is_known("lr_scheduler_type"):
         adoption.leave("max_steps", _COUNT)
     elif _steps(adoption) > 0 or not adoption.is_known("max_steps"):

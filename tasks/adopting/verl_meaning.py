@@ -349,7 +349,10 @@ def _reward(adoption: Adoption) -> None:
         if adoption.value(f"{buffer}.enable") is True:
             adoption.carry("algorithm.overlong_buffer_length", adoption.value(f"{buffer}.len"), f"{buffer}.len")
             factor = f"{buffer}.penalty_factor"
-            adoption.carry("algorithm.overlong_penalty_factor", adoption.value(factor, 1.0), factor)
+            if adoption.value(factor, 1.0) != 1.0:
+                adoption.leave_open("algorithm.overlong_buffer_length", f"{factor} is not 1, as Gleaner's is")
+                adoption.leave(factor, "the penalty at the end of Gleaner's buffer is 1")
+            adoption.ignore(factor)
             adoption.ignore(f"{buffer}.enable", f"{buffer}.log")
 
 

@@ -1,7 +1,7 @@
-"""The section `algorithm`: what is learned from a reward, by which loss.
+"""The section `algorithm`: how rewards and a loss become an update.
 
-It defines names, ranges, defaults and which values go together. Every value is checked here, before anything is
-created.
+The section has names, ranges, defaults, and values that exclude each other. Every value is checked here, before
+anything is created.
 """
 
 import json
@@ -52,17 +52,16 @@ class AlgorithmConfig:
         loss_agg_mode: How token losses become one number; see `tasks.learning.loss.token_weights`.
         kl_coef: The weight of the KL to the reference policy; with 0, no reference policy is needed.
         kl_estimator: See `tasks.learning.loss.kl_penalty`.
-        kl_in: "loss" adds the KL to the loss, "reward" subtracts it from every token's reward; estimators that give one
-            number per response take the sum.
-        overlong_buffer_length: The reward falls over this many tokens before max_completion_length; None: it does not.
-        overlong_penalty_factor: The penalty at max_completion_length.
+        kl_in: "loss" adds the KL to the loss, "reward" subtracts it from every token's reward; estimators with a number
+            per response take the sum.
+        overlong_buffer_length: The reward falls by 1 over this many tokens before max_completion_length; None: no fall.
         mask_truncated: Responses that were cut off at max_completion_length are not trained.
         filter_groups: Groups whose rewards are all equal, before any penalty, are not trained, and others are sampled
             instead (DAPO's dynamic sampling, arXiv 2503.14476, section 3.2).
         filter_groups_budget: With filter_groups, an iteration samples at most num_prompts_per_step times this many
             groups, rounded up, and trains on the groups it has found by then.
         filter_groups_reward: With filter_groups, the name of the reward function whose values must not all be equal;
-            None looks at the reward, which is their sum. verl's DAPO looks at "acc" alone.
+            None looks at the weighted sum. verl's DAPO looks at "acc" alone.
         importance_sampling: Weights that correct for a sampler that differs from the trainer's policy; see
             `tasks.learning.importance`. "auto" is "none" if the ratio of the loss already corrects (old_logprobs
             "sampler"), or if tokens come from the trainer's own weights (max_staleness 0) and the engine is known to
@@ -95,7 +94,6 @@ class AlgorithmConfig:
     kl_estimator: KlEstimator = "k3"
     kl_in: Literal["loss", "reward"] = "loss"
     overlong_buffer_length: Annotated[int, Field(ge=1)] | None = None
-    overlong_penalty_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     mask_truncated: bool = False
     filter_groups: bool = False
     filter_groups_budget: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
@@ -145,7 +143,7 @@ class AlgorithmConfig:
         """Whether groups are trained in the order of the plan.
 
         exact_engine: whether responses come from our own engine in float32, and training computes in it, too. Then
-        nothing depends on which member decoded what, unless the update reads the sampler's log-probs.
+        no member's decoding matters, unless the update reads the sampler's log-probs.
         """
         if self.micro_batch_order != "auto":
             return self.micro_batch_order == "plan"
@@ -204,7 +202,6 @@ def _without_effect(config: AlgorithmConfig) -> Iterator[str]:
                 "because nothing reads it"
             )
     switched_off = {
-        "overlong_penalty_factor": ("overlong_buffer_length", config.overlong_buffer_length is None),
         "filter_groups_budget": ("filter_groups", not config.filter_groups),
         "filter_groups_reward": ("filter_groups", not config.filter_groups),
     }

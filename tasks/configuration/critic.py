@@ -1,4 +1,4 @@
-"""The section `critic`: the critic's optimizer and its warm-up. It is used by estimators that need a critic."""
+"""The section `critic`: the critic's optimizer and its warm-up. Estimators with a critic read the section."""
 
 from dataclasses import dataclass, field
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""The section `data`: the source of prompts, their order and their maximal length.
+"""The section `data`: the source of prompts, the order and the maximal length.
 
 It imports neither torch nor a reader of files. Values are checked here, and files when they are opened.
 """
@@ -47,9 +47,12 @@ _NO_ARGUMENTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ArithmeticConfig:
-    """The built-in generator: the number of items per problem is geometric, so answer lengths have a long tail.
+    """The built-in generator: the number of items of a problem is geometric, so lengths of answers have a long tail.
 
-    `stop_probability` is the probability that a problem ends after each item; `base` is the modulus of the running sum.
+    Attributes:
+        items_max: The most items of a problem.
+        stop_probability: The probability that a problem ends after an item.
+        base: The modulus of the running sum.
     """
 
     __pydantic_config__ = STRICT
@@ -62,15 +65,23 @@ class ArithmeticConfig:
 class DataConfig:
     """The prompts of a run.
 
-    `source` is "arithmetic" (the built-in generator, `size` prompts) or a path: a .csv, .jsonl or .parquet file, or a
-    directory written by datasets.save_to_disk, whose part `split` names; or the id of a data set on the Hugging Face
-    Hub, with its `subset`, `split` and `revision`. `limit` keeps the first rows only. Without
-    `id_column`, the id is verl's extra_info.index if that is unique, else the row number. `seed` determines the
-    generated problems and, with `shuffle`, the order within each epoch.
-
-    chat_template_kwargs: arguments of the chat template; those of a row's column of this name come before them.
-    continue_final_message: the policy goes on with a last message by the assistant, instead of beginning a new one.
-    allow: the kinds of differences between a row and its prompt that are accepted.
+    Attributes:
+        source: "arithmetic" (the generator), a .csv, .jsonl or .parquet file, a directory written by
+            datasets.save_to_disk, or the id of a data set on the Hugging Face Hub.
+        subset: Of an id: the data set's configuration.
+        split: The part of a directory or of a data set.
+        revision: Of an id: branch, tag or commit.
+        prompt_column: The column with the prompt.
+        id_column: The column with ids; None: verl's extra_info.index where unique, else the row number.
+        shuffle: A new order in each epoch.
+        seed: Seed of the generated problems and of the order.
+        limit: The first rows alone, so many.
+        size: The number of generated prompts.
+        max_prompt_length: A prompt with more tokens is refused.
+        chat_template_kwargs: Arguments of the chat template; a row's column of this name comes first.
+        continue_final_message: The policy goes on with a last message by the assistant.
+        allow: The kinds of differences between a row and the prompt that are accepted.
+        arithmetic: The generator's settings.
     """
 
     __pydantic_config__ = STRICT

@@ -1,4 +1,4 @@
-"""Advantage estimators: one table says of each what it computes, over which rewards, and what it needs.
+"""Advantage estimators: one table with the function, the rewards and the needs of each.
 
 An estimator is added here, with its function, a test, and its row in docs/guide/algorithms.md. A function of the user's
 own takes the same place as one of the table. Nothing here imports torch; the process that trains imports the function.
@@ -22,12 +22,12 @@ class Estimator:
     """How rewards become advantages.
 
     Attributes:
-        function: "package.module:function". It is called with those of its parameters, by name, that
-            `tasks.learning.advantage.advantages_of` offers: tensors, and the fields in `reads`.
-        scope: The rewards that one call must see: those of one "group", or the whole step's ("batch").
-        per_token: It gives one number per token instead of one per response.
+        function: "package.module:function". The call has the function's parameters by name, as far as
+            `tasks.learning.advantage.advantages_of` offers each: tensors, and the fields in `reads`.
+        scope: The rewards that one call must see: of a "group", or of the whole step ("batch").
+        per_token: The result has a number per token instead of a number per response.
         needs_critic: It reads the values of a critic.
-        group_baseline: Groups whose rewards are all equal teach nothing, so they may be filtered out.
+        group_baseline: Groups of equal rewards teach nothing, and may be filtered out.
         reads: The fields of the section `algorithm` that have an effect with this estimator only.
     """
 
@@ -44,7 +44,7 @@ class Estimator:
         return self not in ESTIMATORS.values()
 
     def check(self, *, with_turns: bool = False) -> None:
-        """Import a function of the user's own; raises ValueError, in one line, if it cannot be used.
+        """Import a function of the user's own; raises ValueError, in one line, for an unusable one.
 
         with_turns: responses may fail, so a function that sees the whole step must take `counted`.
         """
@@ -55,7 +55,7 @@ class Estimator:
             raise self._refused("it takes no `counted`, which says which responses did not fail, in a run with turns")
 
     def load(self) -> Callable[..., Any]:
-        """Import the function; raises ValueError, in one line, if it cannot be used."""
+        """Import the function; raises ValueError, in one line, for an unusable one."""
         function = load_or_refuse(self.function, self._refused)
         if self.is_own:
             self._check_parameters(function)

@@ -1,4 +1,4 @@
-"""The section `evaluation`: its prompts, how they are sampled, what counts as correct, how often it runs.
+"""The section `evaluation`: prompts, sampling, the threshold of a correct response, and the interval.
 
 Imports no reward function and no reader. `settings_digest` names the settings that decide the outcome.
 """
@@ -94,8 +94,8 @@ def settings(
     """The settings that decide the outcome of an evaluation, as JSON values.
 
     rewards: the run's. models: a content digest for each reward model's name; it replaces the path in the
-    configuration. A setting that is younger than the format counts only where it is set, so that an evaluation from
-    before it is found.
+    configuration. A setting that is younger than the format counts only where set, so that an older evaluation is
+    found.
     """
     resolved: dict[str, Any] = json.loads(json.dumps(asdict(evaluation)))
     young = {"data": {**YOUNG_OF_DATA, "subset": None, "revision": None}, "sampling": YOUNG_OF_SAMPLING}

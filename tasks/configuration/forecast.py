@@ -25,14 +25,13 @@ class PoolForecast:
     """What is different in a pool of pools.more_rollout: another kind of machine, another region.
 
     Attributes:
-        link_gbps, trace_path, loss_rate_factor, start_s: None: as in `ForecastConfig`.
+        link_gbps: Download rate of a member's machine, in Gbit/s; None: as in `ForecastConfig`.
+        trace_path: A trace of the pool's machines; None: as in `ForecastConfig`.
     """
 
     __pydantic_config__ = STRICT
     link_gbps: _Gbps | None = None
     trace_path: str | None = None
-    loss_rate_factor: _Factor | None = None
-    start_s: _Seconds | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,23 +41,23 @@ class ForecastConfig:
     Attributes:
         iterations: iterations of the whole run, including past ones.
         widths: members of the pool `rollout` to compare; empty: half, all and twice its `count`.
-        parameters_billions: parameters of the model. kv_bytes_per_token: bytes of its cache, all layers together. None:
-            from config.json at policy.path.
+        parameters_billions: parameters of the model; None: from config.json at policy.path.
+        kv_bytes_per_token: bytes of the model's cache per token, all layers together; None: from config.json.
         step_s: batch size to seconds of a decode step of a member of `rollout`, if measured; None: estimated.
         train_s_per_token: seconds per generated token, all machines of the trainer together; None: estimated.
-        lengths_path, lengths_column: a file of response lengths, and the column or field that holds them, as in
-            tasks.forecasting.response_lengths; None: response_median and response_sigma.
-        response_median, response_sigma: a log-normal distribution of response lengths in tokens; sigma is that of the
-            natural logarithm.
+        lengths_path: a file of response lengths, as in tasks.forecasting.response_lengths; None: a log-normal
+            distribution.
+        lengths_column: the column or field of the file with the lengths, in tokens.
+        response_median: the distribution's median, in tokens; None: a quarter of the longest response.
+        response_sigma: standard deviation of the natural logarithm of the lengths.
         prompt_tokens: mean tokens of a prompt.
         trace_path: a trace of interruptible machines; None: the process AWS_P3 of resources.spot_trace.
         loss_rate_factor: factor on the rate of losses.
         start_s: seconds until a process can start on a new machine: provisioning and image.
-        process_s: seconds in each iteration until a member's pod and engine have started; it pulls weights meanwhile.
-        link_gbps: download rate of a member's machine.
+        link_gbps: download rate of a member's machine, in Gbit/s.
         more_rollout: what is different in the pools of pools.more_rollout, by name.
-        seeds: trace windows and draws of lengths for each setup. iterations_simulated: iterations simulated for each;
-            the rest is scaled.
+        seeds: trace windows and draws of lengths for each setup.
+        iterations_simulated: iterations simulated for each; the rest is scaled.
     """
 
     __pydantic_config__ = STRICT
@@ -76,7 +75,6 @@ class ForecastConfig:
     trace_path: str | None = None
     loss_rate_factor: _Factor = 1.0
     start_s: _Seconds = 180.0
-    process_s: _Seconds = VLLM_START_S
     link_gbps: _Gbps = 10.0
     more_rollout: dict[str, PoolForecast] = field(default_factory=dict)
     seeds: Annotated[int, Field(ge=2, le=1000)] = 5

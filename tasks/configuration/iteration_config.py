@@ -1,7 +1,7 @@
 """The configuration in force for an iteration: run.json's, with the settings of the execution that works on it.
 
-What runs and what is learned (rewards, tools, estimators, models) is that of run.json, which is created once and which
-no machine that joins a run may write. Settings say how: intervals, limits, devices, places and prices.
+Code and learning (rewards, tools, estimators, models) are run.json's, which is created once and is closed to machines
+that join a run. Settings say how: intervals, limits, devices, places and prices.
 """
 
 import functools
@@ -13,6 +13,7 @@ from storage.records import layout
 from storage.records.records import PlanRecord
 from storage.records.run import read_run, read_settings
 from storage.stores.store import ConflictingRecord, CorruptObject, ObjectStore
+from tasks.configuration.deleted_fields import without_deleted
 from tasks.configuration.operational import OPERATIONAL
 from tasks.configuration.rewards import OPERATIONAL as OPERATIONAL_OF_REWARD
 from tasks.configuration.run_config import RunConfig, changes, differences, dump, parse
@@ -48,8 +49,9 @@ def resolved_in_force(store: ObjectStore, plan: PlanRecord) -> dict[str, Any]:
         planned = plan.config if plan.weights_url else {**plan.config, "evaluation": None}
         return _overlaid(held, _selected(planned), layout.plan(plan.iteration))
     key = layout.settings(plan.iteration)
-    selected = _selected(settings.config)
-    strange = differences(settings.config, selected)
+    given = without_deleted(settings.config)
+    selected = _selected(given)
+    strange = differences(given, selected)
     if strange:
         raise CorruptObject(key, f"config: {strange[0].partition(': ')[0]} given; allowed: intervals, limits, devices")
     return _overlaid(held, selected, key)

@@ -1,4 +1,4 @@
-"""The section `lora`: which layers get an adapter, and of what size."""
+"""The section `lora`: the layers with an adapter, and the adapters' size."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal

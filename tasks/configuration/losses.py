@@ -1,4 +1,4 @@
-"""Policy losses: one table says of each which function computes it, what it reads, and which tokens it needs together.
+"""Policy losses: one table with the function, the fields and the tokens of each.
 
 A loss is added here, with its function, a test, and its row in docs/guide/algorithms.md. A function of the user's own
 takes the same place as one of the table. Nothing here imports torch; the process that trains imports the function.
@@ -38,12 +38,12 @@ class Loss:
         return self not in LOSSES.values()
 
     def check(self) -> None:
-        """Import a function of the user's own; raises ValueError, in one line, if it cannot be used."""
+        """Import a function of the user's own; raises ValueError, in one line, for an unusable one."""
         if self.is_own:
             self.load()
 
     def load(self) -> Callable[..., Any]:
-        """Import the function; raises ValueError, in one line, if it cannot be used."""
+        """Import the function; raises ValueError, in one line, for an unusable one."""
         function = load_or_refuse(self.function, self._refused)
         if self.is_own:
             try:

@@ -1,6 +1,6 @@
 """Which settings may change between iterations without changing what is learned: places, speeds, prices.
 
-And which are younger than runs that go on: at their default they say what such a run does.
+Some fields are younger than runs that go on: the default is what such a run does.
 """
 
 from tasks.configuration.data import OPERATIONAL as OPERATIONAL_OF_DATA
@@ -25,9 +25,7 @@ OPERATIONAL: dict[str, set[str] | None] = {
         "heartbeat_interval_s",
         "claim_ttl_s",
         "idle_timeout_s",
-        "weight_cache_dir",
         "weight_cache_bytes_max",
-        "engine_restarts_max",
         "scripted_step_s",
         "device",
     },
@@ -42,7 +40,6 @@ OPERATIONAL: dict[str, set[str] | None] = {
         "micro_batch_tokens_max",
         "gradient_checkpointing",
         "offload",
-        "weights_full_interval",
         "checkpoint_interval",
         "nnodes",
         "nproc_per_node",

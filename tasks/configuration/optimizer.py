@@ -29,8 +29,7 @@ class OptimizerConfig:
         max_grad_norm: The gradient's 2-norm is clipped to this; infinity never clips.
         warmup_steps: The number of steps of linear increase from learning_rate / warmup_steps.
         schedule: The schedule after the warm-up.
-        total_steps: The number of optimizer steps until the minimum is reached; needed by "linear" and "cosine".
-        min_learning_rate_ratio: The minimum as a fraction of learning_rate.
+        total_steps: The number of optimizer steps until the rate is 0; needed by "linear" and "cosine".
     """
 
     __pydantic_config__ = STRICT
@@ -44,7 +43,6 @@ class OptimizerConfig:
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     schedule: LearningRateSchedule = "constant"
     total_steps: Annotated[int, Field(ge=1)] | None = None
-    min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     def __post_init__(self) -> None:
         if self.schedule == "constant":

@@ -7,8 +7,8 @@ field is in neither table if it has no counterpart.
 # TRL's GRPOConfig with what it inherits, its script arguments, and PEFT's LoraConfig.
 TRL = {
     "adam_beta1": "optimizer.beta1",
-    "adam_beta2": "optimizer.beta2",
     "adam_epsilon": "optimizer.eps",
+    "adam_beta2": "optimizer.beta2",
     "beta": "algorithm.kl_coef",
     "bf16": "trainer.dtype",
     "chat_template_kwargs": "data.chat_template_kwargs",
@@ -89,7 +89,6 @@ VERL = {
     f"{_ACTOR}optim.lr_scheduler_type": "optimizer.schedule",
     f"{_ACTOR}optim.lr_warmup_steps": "optimizer.warmup_steps",
     f"{_ACTOR}optim.lr_warmup_steps_ratio": "optimizer.warmup_steps",
-    f"{_ACTOR}optim.min_lr_ratio": "optimizer.min_learning_rate_ratio",
     f"{_ACTOR}optim.total_training_steps": "optimizer.total_steps",
     f"{_ACTOR}optim.warmup_style": "optimizer.schedule",
     f"{_ACTOR}optim.weight_decay": "optimizer.weight_decay",
@@ -109,7 +108,6 @@ VERL = {
     f"{_ROLLOUT}enforce_eager": "rollout.vllm.enforce_eager",
     f"{_ROLLOUT}gpu_memory_utilization": "rollout.vllm.gpu_memory_utilization",
     f"{_ROLLOUT}max_model_len": "rollout.context_length",
-    f"{_ROLLOUT}max_num_batched_tokens": "rollout.vllm.max_num_batched_tokens",
     f"{_ROLLOUT}max_num_seqs": "rollout.max_responses_in_flight",
     f"{_ROLLOUT}n": "run.num_generations",
     f"{_ROLLOUT}name": "rollout.engine",
@@ -146,7 +144,6 @@ _VERL_SECTIONS = {
     "actor_rollout_ref": "policy",
     "kl_ctrl": "algorithm.kl_coef",
     "overlong_buffer": "algorithm.overlong_buffer_length",
-    "penalty_factor": "algorithm.overlong_penalty_factor",
     "reward_model": "rewards",
     "rollout_correction": "algorithm.importance_sampling",
 }
@@ -155,7 +152,7 @@ _VAGUE = {"enable", "name", "path"}
 
 
 def _hints() -> dict[str, str]:
-    """Other names by themselves, in verl by their last part, without those that are the same here."""
+    """Names of other libraries, of verl the last part, without names that are ours, too."""
     found = TRL | _VERL_SECTIONS
     for key, field in VERL.items():
         found.setdefault(key.rpartition(".")[2], field)

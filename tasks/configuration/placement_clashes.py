@@ -1,4 +1,4 @@
-"""What a run's place of training must be together with other sections, and which urls are those of a fleet."""
+"""Clashes of a run's place of training with other sections, and the urls of fleets."""
 
 from collections.abc import Iterator, Sequence
 

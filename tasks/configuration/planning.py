@@ -32,8 +32,6 @@ class PlanningConfig:
         objective: what dealing minimises: "makespan", the time until the last response has ended, or "gpu_seconds", the
             machines' time until each may leave.
         length_predictor: "auto" takes the predictor that measured best; "none" expects all groups alike.
-        recall_min: a predictor that found a smaller share of the longest groups in the last iterations is not used;
-            chance finds 0.2 of the longest fifth.
         width: "fixed" takes `count` members of every pool. "cost" takes the number from `count_min` to `count` that
             weighs time against dollars best. "balance" takes one member more than before if generating takes longer
             than training by more than that member saves, and one fewer in the opposite case.
@@ -42,7 +40,7 @@ class PlanningConfig:
         usd_per_run_max: no iteration is planned that is expected to take the run's cost beyond this.
         seeding: "auto" lets the trainer's machines generate, too, until training can be kept busy.
         seeding_s_initial: how long they generate the first time.
-        seeding_s_min: the least time that they generate, unless there are enough members without them.
+        seeding_s_min: the least seconds of seeding, unless the crew alone is enough.
         seeding_after_s: with seeding "auto", the trainer's machines generate again if no member has lived for this
             long, until one does or nothing is left; should be somewhat longer than the start of an engine.
         cut_share: with objective "gpu_seconds", a member that has ended this share of its responses hands the others to
@@ -53,7 +51,6 @@ class PlanningConfig:
     dispatch: Literal["auto", "in_turn"] = "auto"
     objective: Literal["makespan", "gpu_seconds"] = "makespan"
     length_predictor: Annotated[Literal["auto", "history", "ranker", "none"], BeforeValidator(_predictor)] = "auto"
-    recall_min: Annotated[float, Field(ge=0, le=1)] = 0.3
     width: Literal["fixed", "cost", "balance"] = "fixed"
     cost_weight: Annotated[float, Field(ge=0, le=1)] = 0.3
     usd_per_iteration_max: Annotated[float, Field(gt=0)] | None = None

@@ -1,4 +1,4 @@
-"""Presets: the values that a paper gives for its algorithm, under the paper's name for it.
+"""Presets: the values of a paper's algorithm, under the paper's name.
 
 Given fields override those of a preset. `tasks.configuration.algorithm` has the ranges of values.
 """
@@ -40,7 +40,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "loss_agg_mode": "token-mean",
         "kl_coef": 0.0,
         "overlong_buffer_length": 4096,
-        "overlong_penalty_factor": 1.0,
         "filter_groups": True,
     },
     # arXiv 2402.14740: the whole response is one action, without ratio or clip; KL in the reward.
@@ -102,7 +101,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def with_preset(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an algorithm: those of its `preset`, if there is one, overridden by the given fields.
+    """The fields of an algorithm: the given fields over the fields of the `preset`, if any.
 
     The result has no `preset`, so a preset and the same fields written out are the same configuration.
 

@@ -111,7 +111,7 @@ def _problem(error: Any, kind: type) -> str:
 
 
 def _hint(location: tuple[Any, ...], kind: type) -> str:
-    """The field that is probably meant: another library's, one of another section, or one with a similar name."""
+    """The field that is probably meant: another library's name, a field of another section, or a similar name."""
     given, here = str(location[-1]), [part for part in location[:-1] if isinstance(part, str)]
     allowed = names_at(kind, location[:-1])
     elsewhere = [path for path in _paths(kind) if path.rpartition(".")[2] == given]

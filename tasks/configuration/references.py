@@ -60,7 +60,7 @@ class EvaluationOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class IterationOutcome:
-    """A committed iteration; everything else is in its report. As text, it says what can be done next."""
+    """A committed iteration; everything else is in its report. As text, the outcome names the next command."""
 
     run_url: str
     iteration: int

@@ -21,15 +21,13 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "reward_model": ("model", "revision", "label", "device", "dtype", "batch_tokens_max", "max_length"),
 }
 REQUIRED = {"format": ("pattern",), "length": ("free_tokens", "scale_tokens"), "reward_model": ("model",)}
-# Settings for where a function runs, how long it may take and how often it may fail; rewards do not depend on them.
+# Settings for where a function runs and how long one call may take; rewards do not depend on them.
 OPERATIONAL = (
     "model",
     "revision",
     "device",
     "batch_tokens_max",
     "time_limit_s",
-    "load_time_limit_s",
-    "failed_share_max",
 )
 # The name becomes part of metric names and of storage keys.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -39,24 +37,30 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 class RewardConfig:
     """One reward function of a run.
 
-    `function` is one of BUILT_IN, or "package.module:function" with TRL's or verl's signature. `name` is its name in
-    metrics and records; None takes the function's own. `time_limit_s` limits one call: a whole batch for TRL's
-    signature and a reward model, one response otherwise. `load_time_limit_s` limits the import and, separately, the
-    loading of a model's weights. If the function raises or runs out of time for a response, the response gets
-    `failure_reward`, or grading ends at once with an error if `on_failure` is "stop". Grading also ends with the first
-    error if the function fails for all responses of an iteration's first micro-batch, or for more than
-    `failed_share_max` of those of any. With `filter_groups` each group counts as a micro-batch here. "math" and
-    "format" do not fail for what a response says: one that takes them too long gets 0.
+    A function fails for a response if a call raises, runs out of time or returns no number. "math" and "format" do not
+    fail for the text of a response: a text that takes too long gets 0.
 
-    arguments: for a function of the user's own that returns the reward function; it is called with them by name.
-    pattern: for "format", a regular expression that must match the whole completion; "." also matches line ends.
-    free_tokens, scale_tokens: for "length", which is -max(0, tokens - free_tokens) / scale_tokens, but at least -1.
-    model: for "reward_model", a Hugging Face directory with a sequence classification model, or its id on the hub,
-    where revision names a branch, tag or commit.
-    label: the index of the logit that is the reward; None if the model has only one.
-    device: "auto" takes the trainer's. dtype: the dtype of the reward model's weights and activations.
-    batch_tokens_max: the most padded tokens of one forward pass of the reward model; a longer input has its own pass.
-    max_length: the most tokens of prompt and completion in the reward model's tokens; None takes the model's limit.
+    Attributes:
+        function: A name in BUILT_IN, or "package.module:function" with TRL's or verl's signature.
+        name: The name in metrics and records; None takes the function's own.
+        weight: The factor of the function's value in the reward, which is a weighted sum.
+        time_limit_s: Seconds of one call: a whole micro-batch for TRL's signature and a reward model, else one
+            response.
+        failure_reward: The value of a response for which the function failed.
+        on_failure: "stop" ends grading with the first failure.
+        arguments: Only for a function of the user's own: it is called with these arguments by name, and returns the
+            reward function.
+        pattern: Only for "format": a regular expression for the whole completion; "." matches line ends.
+        free_tokens: Only for "length": the reward is -max(0, tokens - free_tokens) / scale_tokens, at least -1.
+        scale_tokens: Only for "length": tokens beyond free_tokens that cost 1.
+        model: Only for "reward_model": a Hugging Face directory with a sequence classification model, or an id on the
+            hub.
+        revision: Of an id in `model`: branch, tag or commit.
+        label: The index of the logit that is the reward; None if the model has one logit.
+        device: "auto" takes the trainer's.
+        dtype: The dtype of the reward model's weights and activations.
+        batch_tokens_max: Padded tokens of one forward pass of the reward model; a longer input has a pass alone.
+        max_length: Tokens of prompt and completion, by the reward model's tokenizer; None takes the model's limit.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
@@ -64,10 +68,8 @@ class RewardConfig:
     name: str | None = None
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
     time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 10.0
-    load_time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
     failure_reward: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     on_failure: Literal["use_failure_reward", "stop"] = "use_failure_reward"
-    failed_share_max: Annotated[float, Field(ge=0, le=1)] = 0.5
     arguments: dict[str, JsonValue] | None = None
     pattern: str | None = None
     free_tokens: Annotated[int, Field(ge=0)] | None = None

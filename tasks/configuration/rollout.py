@@ -22,20 +22,15 @@ class VllmConfig:
         batch_invariant: use vLLM's batch-invariant kernels where it has them; costs speed on a GPU. "auto" uses them
             if the loss does not correct for a sampler that differs from the trainer.
         gpu_memory_utilization: the share of the GPU's memory for weights, activations and cache.
-        kv_cache_memory_bytes: the size of the key-value cache, which replaces that share; None takes the share, and on
-            a CPU enough for all responses, up to 4 GiB.
+        kv_cache_memory_bytes: the size of the key-value cache, in place of a share; None takes the share, and on a CPU
+            enough for all responses, up to 4 GiB.
         tensor_parallel_size: the number of GPUs of one member; for more responses at once, use more slots.
         quantization: vLLM's name of a method, such as "fp8".
         max_lora_rank: With `lora.publish` "adapter", vLLM loads each version as an adapter beside version 0, of at most
             this rank; None: it gets merged weights.
         enforce_eager: whether vLLM runs without compiled graphs; None: on a CPU only.
-        max_num_batched_tokens: the most tokens of one forward pass.
-        block_size: the number of tokens in a cache block; only whole blocks of a prompt are shared.
         cache_dir: the directory in which vLLM, Triton and PyTorch keep compiled code, such as one on a volume that
             outlives the machine; None: below the home directory, and PyTorch's below TMPDIR.
-        start_timeout_s: the engine counts as dead if it does not serve within this time.
-        load_timeout_s: the engine counts as dead if new weights are not in place within this time.
-        step_timeout_s: the engine counts as dead if no response in flight gets a token within this time.
     """
 
     __pydantic_config__ = STRICT
@@ -47,12 +42,7 @@ class VllmConfig:
     quantization: Annotated[str, Field(min_length=1)] | None = None
     max_lora_rank: Literal[8, 16, 32, 64, 128, 256, 320, 512] | None = None
     enforce_eager: bool | None = None
-    max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None
-    block_size: Annotated[int, Field(ge=1)] | None = None
     cache_dir: Annotated[str, Field(min_length=1)] | None = None
-    start_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 900.0
-    load_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
-    step_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 120.0
 
 
 # What may change within a run: all that changes no token.
@@ -78,11 +68,8 @@ class RolloutConfig:
         heartbeat_interval_s: seconds between two heartbeats.
         claim_ttl_s: a member counts as dead once its heartbeat has not changed for this long, on the observer's clock.
         idle_timeout_s: how long a member without work waits for responses to become free before it leaves.
-        weight_cache_dir: the directory in which the processes of a machine share pulled weights; None takes a directory
-            of this user below the system's temporary directory.
-        weight_cache_bytes_max: the most bytes in that directory; 0 turns the cache off.
-        engine_restarts_max: how often a member restarts a dead engine in one iteration before it releases its responses
-            and fails.
+        weight_cache_bytes_max: the most bytes of weights that the processes of a machine keep in this user's directory
+            below the temporary one (TMPDIR); 0 keeps none.
         vllm: see VllmConfig.
     """
 
@@ -98,9 +85,7 @@ class RolloutConfig:
     heartbeat_interval_s: Annotated[float, Field(ge=0.001, le=3600)] = 5.0
     claim_ttl_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
     idle_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 120.0
-    weight_cache_dir: Annotated[str, Field(min_length=1)] | None = None
     weight_cache_bytes_max: Annotated[int, Field(ge=0)] = 32 << 30
-    engine_restarts_max: Annotated[int, Field(ge=0)] = 2
     vllm: VllmConfig = field(default_factory=VllmConfig)
 
     def __post_init__(self) -> None:

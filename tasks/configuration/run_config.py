@@ -21,7 +21,7 @@ from storage.stores.connect import check_url
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.critic import CriticConfig
 from tasks.configuration.data import DataConfig
-from tasks.configuration.deleted_fields import without_deleted
+from tasks.configuration.deleted_fields import ConstantDiffersError, with_constants, without_deleted
 from tasks.configuration.evaluation import EvaluationConfig, is_inherited, with_inherited_sampling
 from tasks.configuration.forecast import ForecastConfig
 from tasks.configuration.given_secrets import given_secrets
@@ -57,12 +57,14 @@ class ConfigError(WrongInputError):
 
 @dataclass(frozen=True, kw_only=True)
 class RunSection:
-    """The identity of the run, and the size of its step.
+    """The identity of the run, and the size of a step.
 
-    url: where the run lives: a directory, s3://bucket/prefix or memory://name.
-    seed: seed of the sampling noise; data.seed orders the prompts.
-    num_prompts_per_step, num_generations: groups per iteration, responses per group.
-    lease_ttl_s: how long a silent execution keeps others from advancing the run; longer than pods wait for machines.
+    Attributes:
+        url: A directory, s3://bucket/prefix or memory://name.
+        seed: Seed of the sampling noise; data.seed orders the prompts.
+        num_prompts_per_step: Groups per iteration.
+        num_generations: Responses per group.
+        lease_ttl_s: Seconds until a silent execution is replaced by another; longer than pods wait for machines.
     """
 
     __pydantic_config__ = STRICT
@@ -81,9 +83,11 @@ class RunSection:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig:
-    """path: a Hugging Face model directory (config.json, safetensors, tokenizer) on the machine that runs `plan`.
+    """The pretrained model.
 
-    If there is no such path, it is the id of a model on the hub; revision: its branch, tag or commit, None for main.
+    Attributes:
+        path: A Hugging Face model directory where `plan` runs, else the id of a model on the hub.
+        revision: Of an id: branch, tag or commit; None: main.
     """
 
     __pydantic_config__ = STRICT
@@ -244,8 +248,7 @@ def load(path: str | Path) -> RunConfig:
 def parse(document: object, source: str = "the configuration", *, held: bool = False) -> RunConfig:
     """The RunConfig that a mapping describes; raises ConfigError.
 
-    held: a run holds it already, so that a secret in it is no longer kept out, and the run must go on, also with fields
-        that are deleted since.
+    held: a run holds the document: secrets are no longer kept out, and deleted fields are left out.
     """
     if not isinstance(document, Mapping) or not document:
         what = "empty" if not document else f"a {type(document).__name__}"
@@ -266,6 +269,8 @@ def parse(document: object, source: str = "the configuration", *, held: bool = F
     except ValidationError as error:
         errors = [each for each in error.errors(include_url=False) if not is_inherited(each["loc"], whole)]
         parsed, wrong = None, problems(errors, RunConfig)
+    except ConstantDiffersError as error:
+        raise ConfigError(source, [str(error)]) from None
     except RecursionError:
         raise ConfigError(source, ["it is nested too deeply"]) from None
     if waiting:
@@ -321,7 +326,7 @@ def identity(config: RunConfig) -> dict[str, Any]:
 
 
 def changes(ours: RunConfig, theirs: RunConfig) -> list[str]:
-    """A line `field: a here, b there` for each setting in which their identities differ; [] if they are the same."""
+    """A line `field: a here, b there` for each setting in which the identities differ; [] if they are the same."""
     return differences(_learned(ours), _learned(theirs))
 
 
@@ -339,7 +344,7 @@ def _learned(config: RunConfig) -> dict[str, Any]:
         parent, name = _place(resolved, path)
         if parent[name] == default:
             parent[name] = older
-    return resolved
+    return with_constants(resolved)
 
 
 def _place(settings: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
@@ -363,7 +368,7 @@ def digest(config: RunConfig) -> str:
 
 
 def settings_digest(config: RunConfig) -> str:
-    """12 hexadecimal digits that name all settings, those too which may change within a run."""
+    """12 hexadecimal digits that name all settings, with the settings that may change within a run."""
     return _digest(dump(config))[:12]
 
 

@@ -16,7 +16,12 @@ YOUNG: dict[str, object] = {"skip_special_tokens": True}
 class SamplingConfig:
     """The sampling of tokens; the defaults sample from the policy itself.
 
-    skip_special_tokens: rewards and agents read the text without special tokens; False: with all but the stop token.
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: 1 is off.
+        top_k: 0 is off.
+        max_completion_length: The most tokens of a response.
+        skip_special_tokens: Rewards and agents read no special tokens; False: all but the stop token.
     """
 
     __pydantic_config__ = STRICT

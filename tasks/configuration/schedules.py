@@ -1,4 +1,4 @@
-"""Scheduled runs: which configurations are continued when, and which addresses Flyte tells how it ended.
+"""Scheduled runs: configurations, their times, and the addresses that Flyte tells of an end.
 
 Variables of the environment name a file of them, or one run.
 """
@@ -41,7 +41,14 @@ class NotifyConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduledRun:
-    """config: a configuration file, from the folder of the file that names it. iterations: to add at each tick."""
+    """A run that Flyte continues by a schedule.
+
+    Attributes:
+        config: A configuration file, from the folder of the file that names the run.
+        schedule: Times, in cron's notation.
+        iterations: Iterations to add at each tick.
+        notify: Who is told of an end.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     config: Annotated[str, Field(min_length=1)]

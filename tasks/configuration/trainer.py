@@ -29,28 +29,25 @@ class TrainerConfig:
     Attributes:
         placement: Which machines record an iteration's groups. "own": pools.train, which follows the rollout from its
             beginning. "pod": pools.control, until the train phase is due; pools.train is held for little more than the
-            phase, so that other runs can have it meanwhile. "standing": pools.control to the end; a machine of
-            pools.train stands for the whole execution and keeps the trainer's state in memory. "shared": pools.control
-            to the end; a host of `fleet` trains the phases of several runs in turns, and the run itself holds no GPU
-            for training.
+            phase, and is free for other runs meanwhile. "standing": pools.control to the end; a machine of pools.train
+            stands for the whole execution and keeps the trainer's state in memory. "shared": pools.control to the end;
+            a host of `fleet` trains the phases of several runs in turns, and the run itself holds no GPU for training.
         fleet: With placement "shared", the url of the fleet that has admitted the run (`gleaner fleet admit`).
         phase_start_share: With placement "pod" or "shared", the train phase is due when this share of the groups is
             recorded. null: 0.9, or 1 if the algorithm needs the whole batch before its first gradient or filters
             groups.
         dtype: The dtype of forward and backward passes; what is trained, its gradients and
             moments are float32 in any case, except for moments of 8 bits.
-        device: "auto" takes the first GPU if there is one.
+        device: "auto" takes the first GPU, if any.
         micro_batch_tokens_max: The most tokens (prompt and response) of a micro-batch, with its padding, and of a pass.
             Micro-batches hold whole groups: a larger group is a micro-batch of its own, in several passes.
         gradient_checkpointing: Recompute the layers' activations in the backward pass.
         offload: "optimizer" keeps the optimizer's state in the host's memory between steps, with the same result.
         use_liger_kernel: Use the package liger-kernel's kernels in the policy's layers; see `tasks.learning.liger`.
             "auto": in bfloat16 on a GPU, where the package is installed, knows the model, and computes the same.
-        compile_layers: Compile the models' layers (torch.compile), if they then compute the same.
+        compile_layers: Compile the models' layers (torch.compile), if a trial computes the same.
         group_timeout_s: How long the trainer waits without any new token in the journal before it gives up.
         poll_interval_s: The pause between two looks at the journal.
-        weights_full_interval: Weights are published as differences, and whole after this many versions, or earlier when
-            the differences since the last whole version exceed a version's bytes.
         checkpoint_interval: The trainer's state (parameters, moments) is stored every so many versions, and at the end
             of an execution; "auto": when replaying would cost more time than writing, as both were measured. A trainer
             that finds no state of the version before its own reads an older one, and trains on the recorded batches of
@@ -72,7 +69,6 @@ class TrainerConfig:
     compile_layers: bool = False
     group_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
     poll_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    weights_full_interval: Annotated[int, Field(ge=1)] = 10
     checkpoint_interval: CheckpointInterval = 1
     nnodes: Annotated[int, Field(ge=1, le=10_000)] = 1
     nproc_per_node: Annotated[int, Field(ge=1, le=1024)] = 1

@@ -12,7 +12,7 @@ from tasks.configuration.rewards import RewardConfig
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 # Settings for where tools run and how many at once; what is learned does not depend on them.
-OPERATIONAL = ("processes", "calls_per_process", "load_time_limit_s", "environment_variables")
+OPERATIONAL = ("processes", "environment_variables")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +31,10 @@ class TurnsConfig:
         replay: whether an environment that can neither set its state nor restore is rebuilt by making its recorded
             calls again.
         turns_max: the most turns of the policy in a response; the last one's calls are not made.
-        invalid_calls_max: after so many calls in a row that name no tool or do not fit it, the response ends.
         observation_tokens_max: the most tokens of one observation; longer results are cut, and marked as cut.
-        attempts_max: how often a response whose environment was lost is generated before it is left out of its group.
-        call_time_limit_s: a call that takes longer is answered with an error; an agent that needs longer from one
-            answer to its next request, or to its end, is lost.
-        load_time_limit_s: limits the import of the module, and each construction of the class; of an agent, the time
-            to its first request.
+        call_time_limit_s: a call that takes longer is answered with an error; an agent that needs longer to the next
+            request, or to the end, is lost.
         processes: the number of child processes of a member.
-        calls_per_process: the most calls, or agents, that a process performs side by side.
         environment_variables: the credentials of stores and hubs that tools and rewards see in their environment
             variables; of others they see all.
     """
@@ -52,13 +47,9 @@ class TurnsConfig:
     on_unknown: Literal["call", "fail"] = "call"
     replay: bool = False
     turns_max: Annotated[int, Field(ge=1, le=10_000)] = 16
-    invalid_calls_max: Annotated[int, Field(ge=1)] = 3
     observation_tokens_max: Annotated[int, Field(ge=1)] = 2048
-    attempts_max: Annotated[int, Field(ge=1, le=100)] = 3
     call_time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 10.0
-    load_time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
     processes: Annotated[int, Field(ge=1, le=1024)] = 2
-    calls_per_process: Annotated[int, Field(ge=1, le=1024)] = 32
     environment_variables: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()
 
     def __post_init__(self) -> None:

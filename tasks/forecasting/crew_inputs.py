@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from resources.pools import RolloutPoolConfig, pool_path
 from resources.spot_trace import AWS_P3
 from storage.records.forecast_records import Setting
-from tasks.configuration.forecast import ForecastConfig
+from tasks.configuration.forecast import VLLM_START_S, ForecastConfig
 from tasks.forecasting.engine_inputs import engine_figures
 from tasks.forecasting.known_facts import KnownFacts
 from tasks.forecasting.probe import PoolProbe
@@ -101,12 +101,11 @@ def _scenario(facts: KnownFacts, name: str, pool: RolloutPoolConfig, told: _Told
 
 
 def _process_s(facts: KnownFacts, name: str, told: _Told, probed: PoolProbe | None) -> float:
-    forecast = facts.config.forecast
     link = f"{told.link_gbps:g} Gbit/s"
     if probed is None or probed.start_s is None or facts.probe is None:
-        words = f"machine {told.start_s:g} s, process {forecast.process_s:g} s, weights meanwhile at {link}"
-        facts.show(f"{name}: start", words, "configured (start_s, process_s, link_gbps)")
-        return forecast.process_s
+        words = f"machine {told.start_s:g} s, process {VLLM_START_S:g} s, weights meanwhile at {link}"
+        facts.show(f"{name}: start", words, "configured (start_s, link_gbps); process assumed")
+        return VLLM_START_S
     machine = "no machine" if facts.in_turn else f"machine {told.start_s:g} s (configured)"
     words = f"{machine}, process until weights are in place {probed.start_s:.1f} s"
     facts.show(f"{name}: start", words, facts.probe.source)

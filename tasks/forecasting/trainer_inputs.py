@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from storage.records.records import TRAIN_POOL
+from tasks.configuration.forecast import VLLM_START_S
 from tasks.configuration.run_config import RunConfig
 from tasks.forecasting.engine_estimate import train_s_per_token
 from tasks.forecasting.engine_inputs import EngineFigures, device, engine_figures
@@ -150,7 +151,7 @@ def _process_s(facts: KnownFacts) -> float:
     """Seconds until the engines on the trainer's machines have weights: measured where they have generated."""
     probed = None if facts.probe is None else facts.probe.pools.get(TRAIN_POOL)
     if facts.probe is None or probed is None or probed.start_s is None:
-        return facts.config.forecast.process_s
+        return VLLM_START_S
     facts.show(f"{TRAIN_POOL}: start", f"process until weights are in place {probed.start_s:.1f} s", facts.probe.source)
     return probed.start_s
 
@@ -202,8 +203,8 @@ def _phase(facts: KnownFacts) -> PhaseScenario | None:
         facts.show(f"{TRAIN_POOL}: shared", due, source)
         return PhaseScenario(start_share=share, publishes_beside=True)
     due += "the machines cost nothing between phases"
-    start_s = 0.0 if facts.in_turn else facts.config.forecast.process_s
-    facts.show(f"{TRAIN_POOL}: pod", f"{due}; it starts in {start_s:g} s", f"{source}, forecast.process_s")
+    start_s = 0.0 if facts.in_turn else VLLM_START_S
+    facts.show(f"{TRAIN_POOL}: pod", f"{due}; it starts in {start_s:g} s", f"{source}; the start is assumed")
     return PhaseScenario(start_share=share, start_s=start_s)
 
 

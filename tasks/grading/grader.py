@@ -30,6 +30,10 @@ from tasks.grading.reward import (
 from tasks.prompts.prompt import Prompt, PromptSet
 
 _LOG = logging.getLogger(__name__)
+# Of a micro-batch's responses: a function that fails for more than half of them teaches the value of failures.
+FAILED_SHARE_MAX = 0.5
+# Seconds for the import of a function, and for the weights of a reward model, which lie on a slow disk at worst.
+LOAD_TIME_LIMIT_S = 600.0
 _CHECKED_PROMPTS = 8
 # In one call, which has the time limit of loading: a long formula takes a tenth of a second on a slow machine.
 _CHECKED_TRUTHS = 200
@@ -102,7 +106,7 @@ class Grader:
         A function that fails for a response counts as its failure_reward. Functions that return None are left out of
         the sum; if all do, all count as failed. Raises GradingError, with the first error, for a failure if on_failure
         is "stop", for a function that fails for all of the first cases, and for one that fails for a share of the cases
-        above its failed_share_max. An answer that a verifier gives up is no failure.
+        above FAILED_SHARE_MAX. An answer that a verifier gives up is no failure.
         """
         for case in cases:
             self.check_columns(case.columns)
@@ -121,13 +125,13 @@ class Grader:
         """A function that mostly fails would teach that a crash is worth its failure_reward."""
         if not graded:
             return
-        for name, config in zip(self.names, self._configs, strict=True):
+        for name in self.names:
             errors = [each.errors[name] for each in graded if name in each.errors]
             all_of_first = not self._has_graded and len(errors) == len(graded)
-            if all_of_first or len(errors) > config.failed_share_max * len(graded):
+            if all_of_first or len(errors) > FAILED_SHARE_MAX * len(graded):
                 raise GradingError(
                     f"reward {name} fails for {len(errors)} of {len(graded)} responses; allowed: at most "
-                    f"failed_share_max, {config.failed_share_max:g} of them, and not all of the first; the first "
+                    f"a share of {FAILED_SHARE_MAX:g}, and not all of the first; the first "
                     f"error: {errors[0]}"
                 )
         self._has_graded = True
@@ -299,7 +303,7 @@ def _open_reward(
         name,
         config.function,
         config.time_limit_s,
-        config.load_time_limit_s,
+        LOAD_TIME_LIMIT_S,
         settings,
         stops=stops,
         environment_variables=() if turns is None else turns.environment_variables,

@@ -100,6 +100,10 @@ def estimate(
     )
 
 
+# How far the reward has fallen at the end of the buffer, as in DAPO (arXiv 2503.14476, equation 13).
+OVERLONG_PENALTY = 1.0
+
+
 def length_penalties(
     responses: Sequence[GradedResponse], algorithm: AlgorithmConfig, sampling: SamplingParams
 ) -> Tensor:
@@ -111,7 +115,7 @@ def length_penalties(
     buffer = algorithm.overlong_buffer_length
     if buffer is None:
         return torch.zeros(len(responses), dtype=torch.float64)
-    return overlong_penalties(lengths, sampling.max_completion_length, buffer, algorithm.overlong_penalty_factor)
+    return overlong_penalties(lengths, sampling.max_completion_length, buffer, OVERLONG_PENALTY)
 
 
 @torch.no_grad()

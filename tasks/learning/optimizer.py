@@ -51,7 +51,7 @@ def learning_rate(step: int, config: OptimizerConfig) -> float:
     """The learning rate of optimizer step `step` (counted from 0): linear warm-up, then the schedule.
 
     "linear" and "cosine" (arXiv 1608.03983, equation 5, without restarts) fall from the peak at the end of the warm-up
-    to the minimum at total_steps and stay there.
+    to 0 at total_steps and stay there.
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
@@ -59,8 +59,7 @@ def learning_rate(step: int, config: OptimizerConfig) -> float:
         return config.learning_rate
     progress = min(1.0, (step - config.warmup_steps) / (config.total_steps - config.warmup_steps))
     remaining = 1 - progress if config.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
-    floor = config.min_learning_rate_ratio
-    return config.learning_rate * (floor + (1 - floor) * remaining)
+    return config.learning_rate * remaining
 
 
 class PolicyOptimizer:

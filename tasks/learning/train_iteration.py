@@ -140,7 +140,7 @@ def _train_and_publish(
     at_work(f"publishing weight version {version}")
     saves = ranks.broadcast(ranks.is_first and is_checkpoint_due(store, plan, config.trainer))
     try:
-        publish_and_save(store, version, learner, base, config.trainer, clock, saves=saves)
+        publish_and_save(store, version, learner, base, clock, saves=saves)
     except AnotherWasFirstError as error:
         log.info("another trainer has stored weight version %d first: %s", version, error)
 

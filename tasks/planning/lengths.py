@@ -23,6 +23,8 @@ Floats = npt.NDArray[np.float64]
 # Weight of the newest epoch in a prompt's history, a window of three (alpha = 2 / (window + 1)). RLHFless finds windows
 # of one to four equally good; a group's mean is of few responses, so a longer window is less noisy.
 ALPHA = 0.5
+# A predictor is used if it found at least this share of the longest fifth of groups; chance finds 0.2.
+RECALL_MIN = 0.3
 _POINTS = (np.arange(QUANTILES) + 0.5) / QUANTILES
 
 
@@ -38,7 +40,7 @@ def choose_predictor(recalls: Mapping[str, Sequence[float]], settings: PlanningC
     """The predictor to use; `recalls`: by predictor, from the last iterations in which it was measured.
 
     "auto" takes the one with the best mean recall. A named one is taken as it is if it was never measured. In all other
-    cases the mean must reach recall_min; if it does not, the next of PREDICTORS that reaches it is taken, or else
+    cases the mean must reach RECALL_MIN; if it does not, the next of PREDICTORS that reaches it is taken, or else
     "none". All are always measured, so a predictor returns once it has recovered.
     """
     means = {name: float(np.mean(recalls[name])) for name in PREDICTORS if len(recalls.get(name, ()))}
@@ -51,7 +53,7 @@ def choose_predictor(recalls: Mapping[str, Sequence[float]], settings: PlanningC
         if named not in means:
             return named
         order = [name for name in PREDICTORS[PREDICTORS.index(named) : -1] if name in means]
-    return next((name for name in order if means[name] >= settings.recall_min), "none")
+    return next((name for name in order if means[name] >= RECALL_MIN), "none")
 
 
 def recent_recalls(table: LengthTable) -> dict[str, list[float]]:

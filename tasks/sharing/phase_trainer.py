@@ -270,7 +270,7 @@ class PhaseTrainer:
         version = plan.iteration + 1
         saves = self._first_finds(lambda: is_checkpoint_due(self._store, plan, config.trainer))
         try:
-            publish_and_save(self._store, version, learner, base, config.trainer, self._clock, saves=saves)
+            publish_and_save(self._store, version, learner, base, self._clock, saves=saves)
         except AnotherWasFirstError:
             log.info("another trainer has stored version %d first; this state is dropped", version)
             return None

@@ -20,11 +20,11 @@ from tasks.turns.agent_programs import AgentPrograms
 from tasks.turns.answering import as_event
 from tasks.turns.chat_reply import Completion, ServedCall
 from tasks.turns.chat_request import ChatRequest, Refusal
-from tasks.turns.environments import Answer, OpenTurn
+from tasks.turns.environments import ATTEMPTS_MAX, Answer, OpenTurn
 from tasks.turns.first_request import read_opening
 from tasks.turns.living_environments import EnvironmentLost, Reset
 from tasks.turns.own_template import Message
-from tasks.turns.tool_processes import Failed, NotBegun, ProcessLost, TimedOut
+from tasks.turns.tool_processes import LOAD_TIME_LIMIT_S, Failed, NotBegun, ProcessLost, TimedOut
 
 _LIVES_MAX = 5
 _ADDED_ROLES = ("tool", "user", "system", "developer")
@@ -76,7 +76,7 @@ class AgentAnswer:
             finish, token_ids = await self._answered()
         except EnvironmentLost as lost:
             failure = str(lost).encode("utf-8", "replace").decode()
-            again = not lost.for_good and self._turn.restarts + 1 < self._config.attempts_max
+            again = not lost.for_good and self._turn.restarts + 1 < ATTEMPTS_MAX
             finish = Finish.AGAIN if again else Finish.FAILED
         record = TurnRecord(
             turn=len(self._earlier),
@@ -148,7 +148,7 @@ class AgentAnswer:
         """Answer the requests that were answered before, up to the one that waits for this turn."""
         turn = self._turn
         first = read_opening(turn.prompt.opening)
-        request = await self._next(program, self._config.load_time_limit_s)
+        request = await self._next(program, LOAD_TIME_LIMIT_S)
         if request is None:
             self._diverge("the agent ended without a request")
         if request.tools != first.tools or self._prompt_ids(request) != turn.prompt.token_ids:

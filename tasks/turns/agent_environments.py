@@ -12,7 +12,7 @@ from tasks.turns.environments import Answer, OpenTurn
 from tasks.turns.first_request import FirstRequest
 from tasks.turns.living_environments import Reset
 from tasks.turns.loop_environments import LoopEnvironments
-from tasks.turns.tool_processes import Failed, NotBegun, ProcessLost, TimedOut
+from tasks.turns.tool_processes import LOAD_TIME_LIMIT_S, Failed, NotBegun, ProcessLost, TimedOut
 from tasks.turns.tool_schemas import ToolsUnusable
 
 _BEGINS_MAX = 3
@@ -81,7 +81,7 @@ async def _first_asked(programs: AgentPrograms, config: TurnsConfig, columns: Ma
     for _ in range(_BEGINS_MAX):
         program = await programs.begun(columns, seed)
         try:
-            request = await program.next_request(config.load_time_limit_s)
+            request = await program.next_request(LOAD_TIME_LIMIT_S)
             if request is not None:
                 programs.end(program, "the iteration is being planned: only the first request is wanted")
                 return FirstRequest(request.messages, request.tools).text()
@@ -92,7 +92,7 @@ async def _first_asked(programs: AgentPrograms, config: TurnsConfig, columns: Ma
             why = str(failed)
             break
         except TimedOut:
-            why = f"it takes longer than turns.load_time_limit_s, {config.load_time_limit_s:g} s"
+            why = f"it takes longer than {LOAD_TIME_LIMIT_S:g} s"
             break
         except ProcessLost as lost:
             why = f"its process {lost}"

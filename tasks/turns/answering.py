@@ -12,13 +12,15 @@ from storage.digests import digest_of
 from storage.journal.shard import EVENT_BYTES_MAX, Finish
 from storage.journal.turns import STATE_BYTES_MAX, CallRecord, Outcome, TurnRecord, call_id, decode_turn, encode_turn
 from tasks.configuration.turns import TurnsConfig
-from tasks.turns.environments import Answer, OpenTurn
+from tasks.turns.environments import ATTEMPTS_MAX, Answer, OpenTurn
 from tasks.turns.living_environments import EnvironmentLost, LivingEnvironments, Past
 from tasks.turns.tool_processes import Failed, NotBegun, Offer, ProcessLost, Stuck, TimedOut
 from tasks.turns.tool_results import cut
 from tasks.turns.tool_schemas import Schema
 
 # A result may fill an observation; a token rarely stands for more characters.
+# After so many calls in a row that name no tool or do not fit one, the response ends.
+INVALID_CALLS_MAX = 3
 _CHARACTERS_PER_TOKEN = 64
 _CHARACTERS_MAX = 1 << 16
 _BEGINS_MAX = 10
@@ -111,7 +113,7 @@ class TurnAnswer:
             finish, token_ids = await self._answered()
         except EnvironmentLost as lost:
             failure = str(lost).encode("utf-8", "replace").decode()
-            again = not lost.for_good and self._turn.restarts + 1 < self._config.attempts_max
+            again = not lost.for_good and self._turn.restarts + 1 < ATTEMPTS_MAX
             finish = Finish.AGAIN if again else Finish.FAILED
         record = TurnRecord(
             turn=len(self._earlier),
@@ -170,7 +172,7 @@ class TurnAnswer:
                 continue
             self._calls.append(self._record(index, call, f"error: {problem}", "invalid", 0.0))
             invalid += 1
-            if invalid >= self._config.invalid_calls_max:
+            if invalid >= INVALID_CALLS_MAX:
                 return False
         return True
 

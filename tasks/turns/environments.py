@@ -11,6 +11,9 @@ from typing import Any, Protocol
 from storage.journal.shard import Finish
 from storage.records.prompt_table import PromptRow
 
+# How often a response whose environment was lost is generated before it is left out of its group.
+ATTEMPTS_MAX = 3
+
 
 @dataclass(frozen=True, slots=True)
 class OpenTurn:

@@ -16,7 +16,17 @@ from storage.journal.turns import CallRecord, TurnRecord
 from storage.stores.store import StoreUnavailable
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.environments import OpenTurn
-from tasks.turns.tool_processes import Failed, NotBegun, Offer, ProcessLost, Stuck, TimedOut, ToolProcess, ToolProcesses
+from tasks.turns.tool_processes import (
+    LOAD_TIME_LIMIT_S,
+    Failed,
+    NotBegun,
+    Offer,
+    ProcessLost,
+    Stuck,
+    TimedOut,
+    ToolProcess,
+    ToolProcesses,
+)
 from tasks.turns.tool_results import same_result
 
 _BUILDS_MAX = 3
@@ -184,7 +194,7 @@ class LivingEnvironments:
             if alone:
                 process.environments.add(number)  # it would end without one
             try:
-                reply = await process.ask({**request, "number": number}, self._config.load_time_limit_s)
+                reply = await process.ask({**request, "number": number}, LOAD_TIME_LIMIT_S)
             except (ProcessLost, NotBegun, TimedOut, Failed) as error:
                 process.forget(number)
                 alone = alone or isinstance(error, Stuck)
@@ -200,8 +210,8 @@ class LivingEnvironments:
     def _problem_of_build(self, error: Exception) -> str:
         """Why an environment was not built, if that may be tried again; raises EnvironmentLost if not."""
         if isinstance(error, TimedOut):
-            limit = f"{self._config.load_time_limit_s:g} s"
-            raise EnvironmentLost(f"building it takes longer than turns.load_time_limit_s, {limit}") from None
+            limit = f"{LOAD_TIME_LIMIT_S:g} s"
+            raise EnvironmentLost(f"building it takes longer than {limit}") from None
         if isinstance(error, Failed):
             raise EnvironmentLost(f"it cannot be built: {error}") from None
         return f"its process {error}" if isinstance(error, ProcessLost) else "its processes end before they begin"

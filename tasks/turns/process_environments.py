@@ -9,7 +9,7 @@ from tasks.turns.answering import CodecOf, Language, TurnAnswer
 from tasks.turns.environments import Answer, OpenTurn
 from tasks.turns.living_environments import LivingEnvironments, Reset
 from tasks.turns.loop_environments import LoopEnvironments
-from tasks.turns.tool_processes import Failed, NotBegun, ProcessLost, TimedOut, ToolProcesses
+from tasks.turns.tool_processes import LOAD_TIME_LIMIT_S, Failed, NotBegun, ProcessLost, TimedOut, ToolProcesses
 from tasks.turns.tool_schemas import ToolsUnusable
 
 T = TypeVar("T")
@@ -79,13 +79,13 @@ def reset_texts(config: TurnsConfig, columns: Sequence[Mapping[str, Any]], seeds
         process, _ = await processes.chosen()
         request = {"do": "build", "number": number, "columns": dict(columns[number]), "seed": seeds[number]}
         try:
-            text: str | None = (await process.ask(request, config.load_time_limit_s))["text"]
+            text: str | None = (await process.ask(request, LOAD_TIME_LIMIT_S))["text"]
         except Failed as failed:
             why = str(failed)
         except (ProcessLost, NotBegun) as lost:
             why = f"its process {lost}" if str(lost) else "its process ended before"
         except TimedOut:
-            why = f"it takes longer than turns.load_time_limit_s, {config.load_time_limit_s:g} s"
+            why = f"it takes longer than {LOAD_TIME_LIMIT_S:g} s"
         else:
             process.forget(number)
             return text

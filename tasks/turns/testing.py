@@ -44,7 +44,7 @@ class Told(ABC):
 
     @abstractmethod
     def environments(self, *, rebuilds: bool = True) -> Environments:
-        """Those of a new incarnation, whose environments can be rebuilt or not; attempts_max is 2."""
+        """Those of a new incarnation, whose environments can be rebuilt or not; a response has 3 attempts."""
 
     @abstractmethod
     def calling(self, response: int) -> OpenTurn:
@@ -127,7 +127,7 @@ class EnvironmentsContract:
     def test_what_cannot_be_rebuilt_begins_again_then_fails(self, told: Told) -> None:
         turn = told.calling(0)
         first = answered(told.environments(rebuilds=False), turn)
-        for restarts, finish in ((0, Finish.AGAIN), (1, Finish.FAILED)):
+        for restarts, finish in ((1, Finish.AGAIN), (2, Finish.FAILED)):
             late = replace(told.calling_again(turn, first), restarts=restarts)
             answer = answered(told.environments(rebuilds=False), late)
             assert (answer.finish, answer.token_ids, record_of(answer).reward) == (finish, (), None)

@@ -20,6 +20,11 @@ from resources.wire import HEADER_BYTES, PeerGone, body_bytes, pack, parse
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.tool_schemas import ToolsUnusable
 
+# Seconds for the import of the code, each construction of an environment, and an agent's first request; whatever
+# downloads or compiles something once takes minutes.
+LOAD_TIME_LIMIT_S = 600.0
+# Calls, or agents, that one process performs side by side; threads that wait cost little.
+CALLS_PER_PROCESS = 32
 _MODULE = "tasks.turns.environment_worker"
 _STARTS_MAX = 3
 _EXIT_TIME_LIMIT_S = 1.0
@@ -75,7 +80,7 @@ class ToolProcess:
         self._describes = describes
         self._waiting: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._begun: set[str] = set()
-        self._slots = asyncio.Semaphore(config.calls_per_process)
+        self._slots = asyncio.Semaphore(CALLS_PER_PROCESS)
         self._queued = 0
         self._exited = asyncio.Event()
         self._process: subprocess.Popen[bytes] | None = None
@@ -97,14 +102,14 @@ class ToolProcess:
         return len(self.environments) + self._queued
 
     async def ask(self, message: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Make a request once fewer than `calls_per_process` run; its reply.
+        """Make a request once fewer than CALLS_PER_PROCESS run; its reply.
 
         Raises ProcessLost, TimedOut, NotBegun and Failed. The request goes on if the caller is cancelled.
         """
         return await asyncio.shield(self._task(self._asked(message, limit_s)))
 
     async def run(self, message: dict[str, Any], begun: asyncio.Event) -> dict[str, Any]:
-        """Make a request without a limit; its reply. `begun` is set when fewer than `calls_per_process` ran.
+        """Make a request without a limit; its reply. `begun` is set when fewer than CALLS_PER_PROCESS ran.
 
         Raises ProcessLost, NotBegun and Failed. The request is not waited for any more if the caller is cancelled.
         """
@@ -176,7 +181,7 @@ class ToolProcess:
                 "agent": self._config.agent,
                 "describes": self._describes,
             },
-            self._config.load_time_limit_s,
+            LOAD_TIME_LIMIT_S,
         )
         offer = Offer(
             reply["schemas"],
@@ -338,8 +343,8 @@ class ToolProcesses:
         if isinstance(problem, Failed):
             raise ToolsUnusable(str(problem))
         if isinstance(problem, TimedOut):
-            limit = f"{self._config.load_time_limit_s:g} s"
-            raise ToolsUnusable(f"turns.load_time_limit_s: loading {named} takes longer than {limit}")
+            limit = f"{LOAD_TIME_LIMIT_S:g} s"
+            raise ToolsUnusable(f"turns: loading {named} takes longer than {limit}")
         raise ToolsUnusable(f"turns: {named}: the process that loads them {str(problem) or 'ended'}")
 
     async def alone(self) -> ToolProcess:

@@ -89,9 +89,12 @@ def test_no_text_is_a_failure_of_math(mathematics: Grader, text: str):
     assert found.errors == {}
 
 
-def test_an_iteration_of_nothing_but_such_answers_goes_on(caplog: pytest.LogCaptureFixture):
+def test_an_iteration_of_nothing_but_such_answers_goes_on(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
     """Every answer of the first micro-batch is given up, though all that fail would end grading."""
-    config = RewardConfig(function="math", time_limit_s=0.5, failed_share_max=0.0)
+    monkeypatch.setattr("tasks.grading.grader.FAILED_SHARE_MAX", 0.0)
+    config = RewardConfig(function="math", time_limit_s=0.5)
     answer = ANSWERS["two integrals"]
     with Grader([config]) as grader:
         graded = grader.grade([case(number, f"\\boxed{{{answer}}}") for number in range(6)])

@@ -74,7 +74,6 @@ NAMES = [
     ({"rewards": [{"function": "reward_model", "model": "a/b", "revision": "x\x1b"}]}, "rewards.0.revision"),
     ({"tracking": {"name": "first\n"}}, "tracking.name"),
     ({"pools": {"train": {"machine": "g6.xlarge\n"}}}, "pools.train.machine"),
-    ({"rollout": {"weight_cache_dir": "/cache\n"}}, "rollout.weight_cache_dir"),
 ]
 SIZES = [
     *(("memory", size) for size in ("0", "0Gi", "0.0", "16", "1k", "63Mi", "2Pi", "1E")),

@@ -13,7 +13,6 @@ from tests.forecast_documents import document
 # By field: a value that simulations could not end with, or that would leave what floats can hold.
 REFUSED = {
     "forecast.start_s": 1e9,
-    "forecast.process_s": 1e9,
     "forecast.link_gbps": 1e9,
     "forecast.loss_rate_factor": 1e-300,
     "forecast.parameters_billions": 1e308,
@@ -30,8 +29,8 @@ REFUSED = {
 }
 # The ends of what is allowed, and machines that cost nothing.
 EXTREME = [
-    {"forecast.start_s": 86400.0, "forecast.process_s": 86400.0},
-    {"forecast.start_s": 0.0, "forecast.process_s": 0.0},
+    {"forecast.start_s": 86400.0},
+    {"forecast.start_s": 0.0},
     {"forecast.link_gbps": 1e5},
     {"forecast.link_gbps": 0.01},
     {"forecast.train_s_per_token": 60.0},

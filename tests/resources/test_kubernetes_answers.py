@@ -46,7 +46,7 @@ def pool_of(row: dict[str, Any]) -> dict[str, Any] | None:
         length = int(re.search(r"\((\d+) characters\)$", value).group(1))
         return {"annotations": {"big": "x" * (length - len('{"big": ""}'))}}
     if field == "volumes+mount":
-        return {"volumes": [value[0]], "mounts": [value[1]], "shared_memory": False}
+        return {"volumes": [value[0]], "mounts": [value[1]]}
     if field == "container.resources":
         # A pool requests what it is limited to, and Flyte names the GPUs.
         asked = value["requests"]
@@ -213,10 +213,6 @@ def test_volumes_and_mounts(name, other, path, inside):
         (
             {"mounts": [{"name": "data", "mountPath": "/x"}]},
             "mounts.0.name: value 'data'; allowed: the name of a volume",
-        ),
-        (
-            {"volumes": [{"name": "shm"}], "mounts": [{"name": "shm", "mountPath": "/dev/shm"}]},
-            "shared_memory: value true; allowed: false",
         ),
         ({"secrets": [{"group": "g", "key": "k"}]}, "secrets.0.env_var: missing"),
         ({"secrets": [{"group": "g", "key": "k", "env_var": "A=B"}]}, "secrets.0.env_var: value 'A=B'"),

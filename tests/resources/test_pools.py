@@ -114,8 +114,9 @@ def test_the_end_of_the_log_is_the_message_of_a_container_that_wrote_none():
     assert container.termination_message_policy == "FallbackToLogsOnError"
 
 
-def test_shared_memory_can_be_left_out():
-    assert "shared_memory" not in overrides(PoolConfig(shared_memory=False))
+def test_a_mount_at_its_place_replaces_shared_memory():
+    mount = {"name": "shm", "mountPath": "/dev/shm/"}
+    assert "shared_memory" not in overrides(PoolConfig(volumes=({"name": "shm"},), mounts=(mount,)))
     assert "shared_memory" not in overrides(ControlPoolConfig())
     assert overrides(PoolConfig())["shared_memory"]
 

@@ -84,7 +84,8 @@ def test_a_plan_that_is_not_there_is_named():
 
 def test_an_engine_that_dies_again_and_again_is_worth_another_attempt_elsewhere(model, monkeypatch):
     store = memory_store("rollout-task")
-    reference = plan_iteration(config(URL, model, rollout={"engine_restarts_max": 1}))
+    reference = plan_iteration(config(URL, model))
+    monkeypatch.setattr("tasks.sampling.session.member.ENGINE_RESTARTS_MAX", 1)
     step, steps = ScriptedEngine.step, []
 
     def dies(engine):

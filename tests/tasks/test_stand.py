@@ -18,7 +18,7 @@ from tasks.stand import stand
 from tests.small_run import EXECUTION, config, everything, memory_store, plan_iteration
 
 URL = "memory://stand-task"
-STANDING = {"crew": "standing", "engine_restarts_max": 0}
+STANDING = {"crew": "standing"}
 
 
 @pytest.fixture
@@ -57,6 +57,7 @@ def test_a_failure_is_noted_in_the_iteration_in_which_it_happened(store, model, 
         raise EngineDied("CUDA error: unspecified launch failure")
 
     monkeypatch.setattr(ScriptedEngine, "step", dies)
+    monkeypatch.setattr("tasks.sampling.session.member.ENGINE_RESTARTS_MAX", 0)
     with pytest.raises(FlyteRecoverableException, match="CUDA error"):
         stand(slot=0, plan=reference, iterations=3)
     assert not slot_failures(store, 0, EXECUTION)

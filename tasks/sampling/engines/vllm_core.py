@@ -16,9 +16,9 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.engine import EngineDied, EngineError
 from tasks.sampling.engines.vllm_names import resolve
+from tasks.sampling.engines.vllm_settings import Limits
 
 log = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 20.0
@@ -130,7 +130,7 @@ class SameProcess:
 class OwnProcess:
     """vLLM's asynchronous engine, which decodes in processes of its own; a thread here receives its outputs."""
 
-    def __init__(self, vllm_config: Any, limits: VllmConfig) -> None:
+    def __init__(self, vllm_config: Any, limits: Limits) -> None:
         self._limits = limits
         self._arrived: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         self._collectors: dict[str, Any] = {}
@@ -142,21 +142,21 @@ class OwnProcess:
         self._thread.start()
         others = set(multiprocessing.active_children())
         try:
-            self._engine = self._wait(self._build(vllm_config), limits.start_timeout_s, "starting")
+            self._engine = self._wait(self._build(vllm_config), limits.start_s, "starting")
         except BaseException:
             self._give_up(others)
             raise
         self._children = set(multiprocessing.active_children()) - others
 
     def start(self, requests: Sequence[CoreRequest]) -> None:
-        self._wait(self._start(requests), self._limits.step_timeout_s, "taking requests")
+        self._wait(self._start(requests), self._limits.step_s, "taking requests")
 
     def outputs(self) -> list[Any]:
-        limit_s = self._limits.step_timeout_s
+        limit_s = self._limits.step_s
         try:
             found = self._arrived.get(timeout=limit_s)
         except queue.Empty:
-            raise EngineDied(f"vLLM has sent no token for {limit_s:g} s (rollout.vllm.step_timeout_s)") from None
+            raise EngineDied(f"vLLM has sent no token for {limit_s:g} s") from None
         while not self._arrived.empty():
             found += self._arrived.get()
         for item in found:
@@ -165,10 +165,10 @@ class OwnProcess:
         return found
 
     def abort(self, names: Sequence[str]) -> None:
-        self._wait(self._abort(names), self._limits.step_timeout_s, "aborting")
+        self._wait(self._abort(names), self._limits.step_s, "aborting")
 
     def load(self, call: WorkerCall, version: str) -> list[Any]:
-        return self._wait(self._load(call, version), self._limits.load_timeout_s, "loading weights")
+        return self._wait(self._load(call, version), self._limits.load_s, "loading weights")
 
     def close(self) -> None:
         """End vLLM's processes, by force if they do not end by themselves, and end the thread."""

@@ -27,7 +27,7 @@ from tasks.sampling.engines.decoder import model_config
 from tasks.sampling.engines.engine import EngineDied, EngineError, FinishReason, GenerationRequest, TokenDelta
 from tasks.sampling.engines.vllm_core import Core, CoreRequest, OwnProcess, SameProcess
 from tasks.sampling.engines.vllm_names import EXPERTS_ON_CPU, installed_version, resolve
-from tasks.sampling.engines.vllm_settings import build_vllm_config, on_loopback, prepare_environment
+from tasks.sampling.engines.vllm_settings import LIMITS, Limits, build_vllm_config, on_loopback, prepare_environment
 from tasks.sampling.engines.vllm_warmup import warm_up
 from tasks.sampling.engines.vllm_weights import VllmWeights
 
@@ -58,6 +58,7 @@ class VllmEngine:
         device: Literal["auto", "cpu", "cuda"] = "auto",
         config: VllmConfig | None = None,
         keyed: bool = True,
+        limits: Limits = LIMITS,
     ) -> None:
         """Start vLLM with random weights, which takes seconds to minutes.
 
@@ -71,6 +72,7 @@ class VllmEngine:
             config: all other settings; None takes the defaults.
             keyed: our noise draws the tokens. False is for measurements of its cost: vLLM's own noise draws them, a
                 resumed response continues otherwise, and log-probs are right at the temperatures 0 and 1 alone.
+            limits: how long vLLM may take.
 
         Raises:
             EngineError: vLLM is missing, or refuses the model or a setting.
@@ -79,12 +81,13 @@ class VllmEngine:
         check_sizes(dtype, max_responses_in_flight, context_length)
         self._config = config or VllmConfig()
         self._keyed = keyed
+        self._limits = limits
         self._vocab_size = vocab_size
         self._context_length = context_length
         self._max_in_flight = max_responses_in_flight
         self._model_dir = Path(model_dir)
         self._dtype = dtype
-        self._device = prepare_environment(self._config)
+        self._device = prepare_environment(self._config, limits)
         if not self._device or device not in ("auto", self._device):
             found = self._device or "no device"
             raise EngineError(f"rollout.device: value {device!r}, and vLLM {installed_version()} finds {found} here")
@@ -164,13 +167,13 @@ class VllmEngine:
     def step(self) -> list[TokenDelta]:
         """See `Engine`."""
         core, version = self._loaded()
-        deadline_s = time.monotonic() + self._config.step_timeout_s
+        deadline_s = time.monotonic() + self._limits.step_s
         while self._in_flight:
             deltas = self._deltas(self._guarded(core.outputs), str(version))
             if deltas:
                 return deltas
             if time.monotonic() > deadline_s:
-                raise self._dead(EngineDied(f"vLLM has sent no token for {self._config.step_timeout_s:g} s"))
+                raise self._dead(EngineDied(f"vLLM has sent no token for {self._limits.step_s:g} s"))
         return []
 
     def abort(self, responses: Sequence[int]) -> None:
@@ -210,9 +213,9 @@ class VllmEngine:
             keyed=self._keyed,
         )
         with on_loopback():
-            core = SameProcess(settings) if self._config.process == "same" else OwnProcess(settings, self._config)
+            core = SameProcess(settings) if self._config.process == "same" else OwnProcess(settings, self._limits)
         try:
-            warmed_s = warm_up(core, self._like_a_runs, self._max_in_flight, self._config.step_timeout_s)
+            warmed_s = warm_up(core, self._like_a_runs, self._max_in_flight, self._limits.step_s)
         except BaseException:
             core.close()
             raise

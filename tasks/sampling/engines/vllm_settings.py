@@ -10,6 +10,7 @@ import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,26 @@ _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _SAMPLERS = {True: "KeyedSlots", False: "KeyedBatchRows"}
 
 
-def prepare_environment(config: VllmConfig) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long vLLM in a process of its own may take, in seconds; beyond a limit the engine counts as dead.
+
+    Attributes:
+        start_s: Until vLLM serves: a large model is read and compiled in minutes.
+        load_s: Until new weights are in place.
+        step_s: Until the next token of any response in flight, and for taking or aborting requests; longer than the
+            longest prefill.
+    """
+
+    start_s: float = 900.0
+    load_s: float = 600.0
+    step_s: float = 120.0
+
+
+LIMITS = Limits()
+
+
+def prepare_environment(config: VllmConfig, limits: Limits = LIMITS) -> str:
     """Set vLLM's environment variables, except those the user has set; return the kind of device it finds, or "".
 
     This changes the environment of this process, because vLLM reads it on import and its processes inherit it.
@@ -47,8 +67,8 @@ def prepare_environment(config: VllmConfig) -> str:
         {
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_LOGGING_LEVEL": "WARNING",
-            "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.start_timeout_s)),
-            "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(math.ceil(config.step_timeout_s)),
+            "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(limits.start_s)),
+            "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(math.ceil(limits.step_s)),
             # A process with threads, such as ours, must not fork.
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
             # FlashInfer compiles its sampler with nvcc, which images without a CUDA toolkit lack; vLLM warms it up at
@@ -141,8 +161,6 @@ def build_vllm_config(
         "tensor_parallel_size": config.tensor_parallel_size,
         "quantization": config.quantization,
         "enforce_eager": on_cpu if config.enforce_eager is None else config.enforce_eager,
-        "max_num_batched_tokens": config.max_num_batched_tokens,
-        "block_size": config.block_size,
         "enable_prefix_caching": True,
         # Without keys, every member needs noise of its own.
         "seed": 0 if keyed else secrets.randbits(31),
@@ -152,7 +170,7 @@ def build_vllm_config(
         "disable_log_stats": True,
     }
     if on_cpu:
-        given["block_size"] = config.block_size or CPU_BLOCK_SIZE
+        given["block_size"] = CPU_BLOCK_SIZE
         given["kv_cache_memory_bytes"] = config.kv_cache_memory_bytes or cpu_cache_bytes(
             model_dir, dtype, max_responses_in_flight, context_length
         )

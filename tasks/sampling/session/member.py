@@ -40,6 +40,8 @@ from tasks.turns.opened_environments import opened_environments
 
 log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 1.0
+# In one iteration: an engine that died three times there would die again, so the machine is at fault.
+ENGINE_RESTARTS_MAX = 2
 Build = Callable[[RolloutConfig, Path, int], Engine]
 
 
@@ -163,7 +165,7 @@ def session_config(config: RunConfig, *, slot: int, pool: str) -> SessionConfig:
         heartbeat_interval_s=config.rollout.heartbeat_interval_s,
         claim_ttl_s=config.rollout.claim_ttl_s,
         idle_timeout_s=config.rollout.idle_timeout_s,
-        engine_restarts_max=config.rollout.engine_restarts_max,
+        engine_restarts_max=ENGINE_RESTARTS_MAX,
         objective=config.planning.objective if in_crew else "makespan",
         cut_share=config.planning.cut_share if in_crew else None,
     )
@@ -178,7 +180,7 @@ def check_pool(config: RunConfig, pool: str) -> None:
 
 def weight_cache(config: RunConfig) -> WeightCache | None:
     """The folder in which processes of this machine share pulled weights; None when the configuration turns it off."""
-    return open_cache(config.rollout.weight_cache_dir, config.rollout.weight_cache_bytes_max)
+    return open_cache(None, config.rollout.weight_cache_bytes_max)
 
 
 @dataclass(frozen=True)

@@ -245,7 +245,7 @@ def test_opening(tmp_path, caplog, monkeypatch):
     for name in ("file", "link", "open", "file/below"):
         assert open_cache(str(tmp_path / name), 1) is None
     assert caplog.text.count("weights are not cached") == 4
-    assert f"{tmp_path / 'link'} is a link; allowed: what it leads to" in caplog.text
+    assert f"{tmp_path / 'link'} is a link; allowed: what the link leads to" in caplog.text
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert open_cache(None, 1) is not None
     assert (tmp_path / f"gleaner-weights-{os.getuid()}").is_dir()

@@ -26,7 +26,7 @@ actor_rollout_ref:
     fsdp_config: {param_offload: true, optimizer_offload: true}
   rollout: {name: vllm, n: 5, tensor_model_parallel_size: 4}
 reward: {custom_reward_function: {path: my/reward.py, name: score}}
-reward_model: {overlong_buffer: {enable: true, len: 64, penalty_factor: 0.5}}
+reward_model: {overlong_buffer: {enable: true, len: 64, penalty_factor: 1.0}}
 algorithm: {adv_estimator: grpo, rollout_correction: {rollout_is: token, rollout_is_threshold: 5.0}}
 trainer: {n_gpus_per_node: 4, nnodes: 2, total_epochs: 3}
 """
@@ -69,7 +69,6 @@ def test_a_yaml_file_of_verl_becomes_a_configuration(read):
         "optimizer.schedule": "cosine",
         "rewards": [{"function": "my.reward:score"}],
         "algorithm.overlong_buffer_length": 64,
-        "algorithm.overlong_penalty_factor": 0.5,
         "algorithm.importance_sampling": "token",
         "algorithm.importance_sampling_cap": 5.0,
         "trainer.nproc_per_node": 4,

@@ -117,7 +117,7 @@ def test_a_falling_schedule_needs_total_steps_after_the_warm_up(schedule):
             {"importance_sampling_cap": 2.0, "importance_sampling": "none"},
             "importance_sampling_cap: value 2.0; allowed with importance_sampling 'none': 3.0",
         ),
-        ({"overlong_penalty_factor": 0.5}, "overlong_penalty_factor: value 0.5; allowed without overlong_buffer_leng"),
+        ({"filter_groups_budget": 3.0}, "filter_groups_budget: value 3.0; allowed without filter_groups: 2.0"),
     ],
 )
 def test_refuses_what_is_impossible_together_or_has_no_effect(given, message):

@@ -1,5 +1,7 @@
 """A deleted field in a file is refused with what to do; a run that holds one goes on, and is the same run."""
 
+from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -7,9 +9,8 @@ import pytest
 from storage.records import layout, records
 from storage.records.records import RunRecord, SettingsRecord
 from storage.stores.memory import MemoryStore
-from tasks.configuration.deleted_fields import DELETED, without_deleted
+from tasks.configuration.deleted_fields import CONSTANTS, DELETED, without_deleted
 from tasks.configuration.iteration_config import config_in_force, settings_of
-from tasks.configuration.operational import OPERATIONAL
 from tasks.configuration.problems import names_at
 from tasks.configuration.run_config import ConfigError, RunConfig, digest, dump, identity, parse
 from tests.forecast_documents import document
@@ -19,8 +20,17 @@ URL = "memory://held"
 FAR = {"more_rollout": {"far": {"machine": "p5.48xlarge", "gpus": 1, "count": 3}}}
 
 
-def places(path: str) -> tuple[str, ...]:
-    return tuple("far" if name == "*" else name for name in path.split("."))
+def places(path: str) -> tuple[str | int, ...]:
+    """The location in a document with the pool `far` and one reward."""
+    names = path.split(".")
+    item = 0 if "rewards" in names else "far"
+    return tuple(item if name == "*" else name for name in names)
+
+
+def with_all_sections(whole: dict) -> dict:
+    """The document with the sections that may be left out."""
+    evaluation = {"data": {"source": "arithmetic"}, "rewards": [{"function": "arithmetic"}]}
+    return whole | {"turns": {"tools": ["tests.tool_functions:add"]}, "evaluation": evaluation}
 
 
 def with_field(whole: dict, path: str, value: object = 1.0) -> dict:
@@ -28,34 +38,59 @@ def with_field(whole: dict, path: str, value: object = 1.0) -> dict:
     *parents, name = places(path)
     section = whole
     for each in parents:
-        section = section.setdefault(each, {})
+        section = (
+            section[each] if isinstance(section, list) else section.setdefault(each, [{}] if each == "rewards" else {})
+        )
     section[name] = value
     return whole
 
 
-def with_all(whole: dict) -> dict:
-    for path in DELETED:
-        with_field(whole, path)
+def with_all(whole: dict, paths: Iterable[str] = DELETED) -> dict:
+    for path in paths:
+        with_field(whole, path, CONSTANTS.get(path, 1.0))
     return whole
+
+
+def refused(path: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse(with_field(document(pools=deepcopy(FAR)), path))
+    return caught.value.problems
 
 
 @pytest.mark.parametrize("path", DELETED)
 def test_a_file_that_sets_a_deleted_field_gets_one_line_with_what_to_do(path):
-    with pytest.raises(ConfigError) as caught:
-        parse(with_field(document(pools=FAR), path))
-    assert caught.value.problems == [f"{'.'.join(places(path))}: deleted field; {DELETED[path]}"]
+    line = f"{'.'.join(map(str, places(path)))}: deleted field; {DELETED[path]}"
+    assert [found for found in refused(path) if "missing; it has no default" not in found] == [line]
 
 
 @pytest.mark.parametrize("path", DELETED)
-def test_a_deleted_field_is_none_of_the_configuration_and_decided_nothing_that_is_learned(path):
+def test_a_deleted_field_is_none_of_the_configuration(path):
     *section, name = places(path)
     assert names_at(RunConfig, tuple(section))
     assert name not in names_at(RunConfig, tuple(section))
-    assert OPERATIONAL[section[0]] is None
+
+
+@pytest.mark.parametrize("path", CONSTANTS)
+def test_a_constant_that_decides_what_is_learned_is_in_the_digest_of_a_run(path):
+    *section, name = path.split(".")
+    found = identity(parse(with_all_sections(document())))
+    for each in section:
+        found = found[each]
+    assert found[name] == CONSTANTS[path]
+    assert path in DELETED
+
+
+@pytest.mark.parametrize("path", CONSTANTS)
+def test_a_run_that_holds_another_value_than_the_constant_is_refused(path):
+    held = with_field(with_all_sections(document()), path, 0.125)
+    with pytest.raises(ConfigError, match=f"^the configuration .*\n  {path}: value 0.125 held; allowed: ") as caught:
+        parse(held, held=True)
+    assert len(caught.value.problems) == 1
 
 
 def test_a_run_that_holds_deleted_fields_goes_on_as_the_same_run():
-    config = parse(document(URL, pools=FAR, forecast={"more_rollout": {"far": {"link_gbps": 2.0}}}))
+    forecast = {"more_rollout": {"far": {"link_gbps": 2.0}}}
+    config = parse(with_all_sections(document(URL, pools=deepcopy(FAR), forecast=forecast)))
     held, planned = with_all(dump(config)), with_all(dump(config))
     assert parse(held, held=True) == config
     store = MemoryStore("held")
@@ -64,14 +99,15 @@ def test_a_run_that_holds_deleted_fields_goes_on_as_the_same_run():
     plan = replace(a_plan(), config=planned)
     # Without settings of its own, as in a run from before these had a place, and with them.
     assert config_in_force(store, plan) == config
-    records.put(store, layout.settings(plan.iteration), SettingsRecord(config=with_all(settings_of(config))))
+    settings = [path for path in DELETED if path not in CONSTANTS and not path.startswith("evaluation.")]
+    records.put(store, layout.settings(plan.iteration), SettingsRecord(config=with_all(settings_of(config), settings)))
     found = config_in_force(store, plan)
     assert identity(found) == identity(config)
     assert digest(found) == run.digest
 
 
 def test_nothing_else_is_left_out():
-    whole = dump(parse(document(pools=FAR)))
+    whole = dump(parse(document(pools=deepcopy(FAR))))
     assert without_deleted(whole) == whole
     other = {"rewards": [{"arguments": {"forecast": {"mfu": 1}}}], "mfu": 1, "forecast": 3}
     assert without_deleted(other) == other

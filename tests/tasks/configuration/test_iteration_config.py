@@ -55,7 +55,7 @@ OPERATED = {
     "rewards__1__device": "cpu",
     "turns__processes": 7,
     "rollout__claim_ttl_s": 99.0,
-    "rollout__vllm__block_size": 32,
+    "rollout__vllm__tensor_parallel_size": 1,
     "trainer__group_timeout_s": 5.0,
     "pools__rollout__count": 11,
     "retention__compact": False,

@@ -29,7 +29,6 @@ def test_other_functions_are_refused(function: str):
     ("field", "value"),
     [
         ("time_limit_s", 0),
-        ("load_time_limit_s", -1),
         ("weight", "1"),
         ("failure_reward", None),
         ("on_failure", "ignore"),

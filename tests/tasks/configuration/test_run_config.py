@@ -250,12 +250,7 @@ OTHER_VLLM_VALUES = {
     "quantization": "fp8",
     "max_lora_rank": 16,
     "enforce_eager": True,
-    "max_num_batched_tokens": 4096,
-    "block_size": 64,
     "cache_dir": "/volume/compiled",
-    "start_timeout_s": 60.0,
-    "load_timeout_s": 60.0,
-    "step_timeout_s": 60.0,
 }
 
 

@@ -71,13 +71,14 @@ def test_a_setup_larger_than_the_trace_is_left_out_and_no_other(tmp_path: Path):
         made(forecast={**document()["forecast"], "trace_path": str(trace)})
 
 
-def test_a_standing_crew_is_recommended_where_engines_start_slowly_and_says_why():
-    slow = {**document()["forecast"], "process_s": 600.0}
-    found = made(forecast=slow)
+def test_a_standing_crew_is_recommended_where_engines_start_slowly_and_says_why(monkeypatch):
+    monkeypatch.setattr("tasks.forecasting.crew_inputs.VLLM_START_S", 600.0)
+    monkeypatch.setattr("tasks.forecasting.trainer_inputs.VLLM_START_S", 600.0)
+    found = made()
     assert found.snippet["rollout.crew"] == "standing"
     assert "; the same with rollout.crew 'iteration' takes " in found.reason
     assert "Run it in parts of" not in found.reason
-    often = made(forecast={**slow, "iterations": 2000, "loss_rate_factor": 0.5})
+    often = made(forecast={**document()["forecast"], "iterations": 2000, "loss_rate_factor": 0.5})
     assert often.snippet["rollout.crew"] == "standing"
     # Half of the process's 0.61 losses an hour.
     said = re.search(r"\. Run it in parts of about 3\.3 h \(--count (\d+)\), because ", often.reason)
@@ -85,9 +86,9 @@ def test_a_standing_crew_is_recommended_where_engines_start_slowly_and_says_why(
     hours = often.setup(often.recommended).hours
     assert hours is not None
     assert int(said[1]) == int(2000 * 3.28 / hours.median)
-    assert refusal(parse(document(forecast=slow)), found.snippet) is None
+    assert refusal(parse(document()), found.snippet) is None
     # What saves by letting machines go is not combined with machines that stay.
-    saving = made(forecast=slow, planning={"usd_per_iteration_max": 1000.0})
+    saving = made(planning={"usd_per_iteration_max": 1000.0})
     assert not any("standing" in one.name for one in saving.setups)
 
 

@@ -82,7 +82,7 @@ def test_few_losses_are_no_rate():
     pool = only_pool(gather(config(), probe(pools=seldom)))
     assert pool.availability is not None
     assert pool.availability.rate_factor == 1.0
-    assert pool.process_s == config().forecast.process_s
+    assert pool.process_s == VLLM_START_S
 
 
 def test_what_is_configured_wins_over_data_sheets():
@@ -243,14 +243,14 @@ def test_each_pool_has_its_own_link_losses_and_data_sheet():
         "link_gbps": 10.0,
         "loss_rate_factor": 2.0,
         "more_rollout": {
-            "far": {"link_gbps": 1.0, "trace_path": "far.csv", "loss_rate_factor": 1.0, "start_s": 9.0},
+            "far": {"link_gbps": 1.0, "trace_path": "far.csv"},
         },
     }
     pools = {"more_rollout": {"far": far, "near": {**far, "machine": "g6.xlarge", "accelerator": "a100-80g"}}}
     first, other, near = (pool.configured for pool in gather(config(pools=pools, forecast=section), UNPROBED).pools)
     assert (first.link_gbps, other.link_gbps, near.link_gbps) == (10.0, 1.0, 10.0)
-    assert (first.start_s, other.start_s, near.start_s) == (180.0, 9.0, 180.0)
-    assert other.availability == AvailabilityScenario(path="far.csv")
+    assert (first.start_s, other.start_s, near.start_s) == (180.0, 180.0, 180.0)
+    assert other.availability == AvailabilityScenario(path="far.csv", rate_factor=2.0)
     assert first.availability == near.availability == AvailabilityScenario(process="aws-p3", rate_factor=2.0)
     assert near.step_s < first.step_s
     odd = {"far": {**far, "accelerator": "abacus"}}
@@ -361,8 +361,8 @@ def test_a_start_with_empty_caches_is_named_where_they_die_with_the_pod(engine, 
 
 
 def test_the_start_of_the_trainers_engines_is_measured_where_they_have_generated():
-    assert gather(config(forecast={"process_s": 60.0}), UNPROBED).trainer.process_s == 60.0
-    measured = gather(config(forecast={"process_s": 60.0}), probe())
+    assert gather(config(), UNPROBED).trainer.process_s == VLLM_START_S
+    measured = gather(config(), probe())
     assert measured.trainer.process_s == 45.0
     assert sources(measured)["train: start"].startswith("measured in runs/a")
 

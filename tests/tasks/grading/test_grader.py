@@ -163,9 +163,10 @@ GOOD, BAD = "good", "bad"
     ],
 )
 def test_a_function_that_mostly_fails_ends_grading_with_its_first_error(
-    share: float, micro_batches: list[list[str]], failed: str | None
+    share: float, micro_batches: list[list[str]], failed: str | None, monkeypatch: pytest.MonkeyPatch
 ):
-    with Grader([config("failing", failed_share_max=share, failure_reward=-1.0), config("length")]) as grader:
+    monkeypatch.setattr("tasks.grading.grader.FAILED_SHARE_MAX", share)
+    with Grader([config("failing", failure_reward=-1.0), config("length")]) as grader:
         *before, last = [
             [case(10 * i + j, text) for j, text in enumerate(each)] for i, each in enumerate(micro_batches)
         ]

@@ -293,7 +293,7 @@ def test_another_model_under_the_name_of_a_runs_own_is_refused(folder: Path, tmp
     ):
         prepare(changed, "test", ManualClock())
     assert everything(store) == before
-    patient = [reward | {"time_limit_s": 61.0, "load_time_limit_s": 9.0} for reward in several(folder)]
+    patient = [reward | {"time_limit_s": 61.0} for reward in several(folder)]
     assert digest(config(URL, policy, rewards=patient)) == digest(settings)
     shorter = [*several(folder)[:2], several(folder)[2] | {"free_tokens": 3}, several(folder)[3]]
     assert digest(config(URL, policy, rewards=shorter)) != digest(settings)

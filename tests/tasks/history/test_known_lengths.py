@@ -123,8 +123,9 @@ def test_another_table_that_is_there_already_stays(caplog):
     assert store.get(layout.lengths(1)) == theirs
 
 
-def test_a_predictor_whose_recall_falls_is_left_and_comes_back():
-    history = replace(AUTO, length_predictor="history", recall_min=0.6)
+def test_a_predictor_whose_recall_falls_is_left_and_comes_back(monkeypatch):
+    monkeypatch.setattr("tasks.planning.lengths.RECALL_MIN", 0.6)
+    history = replace(AUTO, length_predictor="history")
     store = run_of(2)
     assert expected(store, 2, history).predictor == "history"
     turned = dict(enumerate(np.repeat(210 - MEANS, MEMBERS).tolist()))

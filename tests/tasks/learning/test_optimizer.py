@@ -71,12 +71,7 @@ def test_a_non_finite_gradient_touches_nothing(bad):
         (OptimizerConfig(learning_rate=2.0), [2, 2, 2]),
         (OptimizerConfig(learning_rate=2.0, warmup_steps=4), [0.5, 1, 1.5, 2, 2]),
         (OptimizerConfig(learning_rate=2.0, schedule="linear", total_steps=4), [2, 1.5, 1, 0.5, 0, 0]),
-        (
-            OptimizerConfig(
-                learning_rate=2.0, schedule="linear", total_steps=3, warmup_steps=1, min_learning_rate_ratio=0.5
-            ),
-            [2, 2, 1.5, 1, 1],
-        ),
+        (OptimizerConfig(learning_rate=2.0, schedule="linear", total_steps=3, warmup_steps=1), [2, 2, 1, 0, 0]),
         (
             OptimizerConfig(learning_rate=2.0, schedule="cosine", total_steps=4),
             [2, 1 + 0.5**0.5, 1, 1 - 0.5**0.5, 0, 0],

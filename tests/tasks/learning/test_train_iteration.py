@@ -347,9 +347,10 @@ def test_a_small_step_is_published_as_a_difference_to_what_the_policy_was(tmp_pa
 
 
 @pytest.mark.slow
-def test_every_so_many_versions_are_published_whole(model):
+def test_every_so_many_versions_are_published_whole(model, monkeypatch):
+    monkeypatch.setattr("tasks.learning.publication.WEIGHTS_FULL_INTERVAL", 1)
     store = memory_store("advance")
-    plan_iteration(config(URL, model, trainer={"weights_full_interval": 1}))
+    plan_iteration(config(URL, model))
     roll_out(URL, 0)
     train_small(URL, 0)
     assert tensor_sets.read_manifest(store, layout.weights(1)).base is None

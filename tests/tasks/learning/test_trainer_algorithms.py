@@ -190,7 +190,7 @@ def minus_kl(values, kl, coef):
     return [value - coef * sum(row) for value, row in zip(values, kl, strict=True)]
 
 
-PENALISED = [reward - 0.5 * min(1, max(0, length - 5) / 4) for reward, length in zip(REWARDS, LENGTHS, strict=True)]
+PENALISED = [reward - min(1, max(0, length - 5) / 4) for reward, length in zip(REWARDS, LENGTHS, strict=True)]
 RPP, BASELINE = "reinforce_plus_plus", "reinforce_plus_plus_baseline"
 KL = {"kl_in": "reward", "kl_coef": 0.1, "kl_estimator": "k1"}
 
@@ -209,7 +209,7 @@ CASES = {
         lambda _, __: normal(discounted(at_the_end(REWARDS), 0.9)),
     ),
     "overlong": (
-        {"overlong_buffer_length": 4, "overlong_penalty_factor": 0.5},
+        {"overlong_buffer_length": 4},
         lambda _, __: per_token(by_group(PENALISED)),
     ),
     "token weights": (

@@ -167,7 +167,6 @@ def config(**changes) -> PlanningConfig:
         ({"history": [0.6, 0.9], "ranker": [0.8]}, {}, "ranker"),
         ({"history": [0.8], "ranker": [0.8]}, {}, "history"),
         ({"history": [0.29], "ranker": [0.2], "none": [0.9]}, {}, "none"),
-        ({"history": [0.29]}, {"recall_min": 0.2}, "history"),
         ({"history": [0.9]}, {"length_predictor": "none"}, "none"),
         ({}, {"length_predictor": "ranker"}, "ranker"),
         ({"ranker": [0.4], "history": [0.9]}, {"length_predictor": "ranker"}, "ranker"),

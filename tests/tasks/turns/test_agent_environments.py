@@ -114,7 +114,7 @@ def test_responses_are_answered_side_by_side(notes):
 
 def test_another_conversation_has_diverged(notes):
     with talk("forgets") as conversation:
-        for restarts, finish in ((0, Finish.AGAIN), (1, Finish.FAILED)):
+        for restarts, finish in ((1, Finish.AGAIN), (2, Finish.FAILED)):
             answer = answered(conversation.environments(), conversation.said("one", restarts=restarts))
             assert ended(answer) == (finish, (), None)
             assert record_of(answer).diverged

@@ -16,7 +16,7 @@ from storage.stores.store import StoreUnavailable
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.living_environments import Reset
 from tasks.turns.process_environments import ProcessEnvironments
-from tasks.turns.testing import LIMIT_S, answered, record_of
+from tasks.turns.testing import answered, record_of
 from tests.character_turns import STOP, CharacterConversation, said, text_of, then, walk
 from tests.processes import are_gone, command, wait_until
 
@@ -41,7 +41,7 @@ def opened(notes: Callable[[], list[str]]) -> Iterator[Open]:
     def opened(environment: str, reset: Reset = RESET, objects: Objects | None = None, **settings: Any) -> Any:
         config = TurnsConfig(
             environment=f"tests.tool_functions:{environment}",
-            **{"processes": 1, "load_time_limit_s": LIMIT_S, **settings},
+            **{"processes": 1, **settings},
         )
         found = Objects() if objects is None else objects
         every.append(
@@ -163,7 +163,7 @@ def test_environments_that_are_left_are_closed_at_the_end(opened: Open, notes: C
 def test_what_cannot_be_rebuilt_begins_again_until_it_is_given_up(opened: Open):
     turn = said(COUNTS[0])
     first = answered(opened("Counter"), turn)
-    other = opened("Counter", attempts_max=3)
+    other = opened("Counter")
     for restarts, finish in enumerate([Finish.AGAIN, Finish.AGAIN, Finish.FAILED]):
         answer = answered(other, then(turn, first, '!count {"n": 1}', restarts=restarts))
         assert (answer.finish, answer.token_ids) == (finish, ())
@@ -226,7 +226,7 @@ def test_an_environment_that_answers_otherwise_has_diverged(opened: Open):
 def test_a_reset_that_returns_another_text_has_diverged(opened: Open):
     answer = answered(opened("Counter", replace(RESET, opening="from 4")), said(COUNTS[0]))
     assert (answer.finish, record_of(answer).diverged) == (Finish.AGAIN, True)
-    again = answered(opened("Counter", replace(RESET, opening=None), attempts_max=1), said(COUNTS[0]))
+    again = answered(opened("Counter", replace(RESET, opening=None)), said(COUNTS[0], restarts=2))
     assert (again.finish, record_of(again).diverged) == (Finish.FAILED, True)
 
 

@@ -38,7 +38,6 @@ pytestmark = [pytest.mark.peers, pytest.mark.slow]
 OPENENV, SEED = "0.10.0", 27
 GAME = TurnsConfig(
     environment="tests.openenv_game:GuessingEnv",
-    load_time_limit_s=LIMIT_S,
     call_time_limit_s=LIMIT_S,
     processes=1,
     replay=True,

@@ -36,7 +36,6 @@ def verl_examples(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_function_tools_of_verl_are_called_unchanged(verl_examples: Any):
     config = TurnsConfig(
         tools=tuple(f"{verl_examples}:{name}" for name in ("get_weather", "calculator", "fetch_url")),
-        load_time_limit_s=LIMIT_S,
         call_time_limit_s=LIMIT_S,
         processes=1,
     )

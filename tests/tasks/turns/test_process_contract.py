@@ -23,9 +23,7 @@ class ToldToProcesses(Told):
             environment=f"tests.tool_functions:{'Stateful' if rebuilds else 'Counter'}",
             tools=("tests.tool_functions:add",),
             side_effects=("add",),
-            attempts_max=2,
             processes=2,
-            load_time_limit_s=LIMIT_S,
             call_time_limit_s=LIMIT_S,
         )
         reset = Reset({"start": 3}, 99, "from 3")

@@ -156,7 +156,7 @@ def test_a_call_that_takes_too_long_is_answered_and_the_others_finish(opened: Op
 
 
 def test_calls_of_responses_run_side_by_side_in_threads_and_on_one_loop(opened: Open):
-    environments = opened("meets", "sleeps_async", calls_per_process=8)
+    environments = opened("meets", "sleeps_async")
     environments.begin([said('!meets {"others": 8}', i) for i in range(8)])
     assert {text_of(answer) for answer in gathered(environments, 8).values()} == {"<met>\n"}
     environments.begin([said('!sleeps_async {"seconds": 0.1}', i) for i in range(8)])
@@ -179,7 +179,7 @@ def test_a_tool_learns_which_call_it_is(opened: Open):
 
 
 def test_invalid_calls_are_answered_and_end_the_response_when_they_repeat(opened: Open, notes: Callable[[], list[str]]):
-    environments = opened("add", invalid_calls_max=3)
+    environments = opened("add")
     turn = said('!add {"a": 1\n!multiply {"a": 1}')
     first = answered(environments, turn)
     assert text_of(first).startswith("<error: the arguments are no JSON")

@@ -10,9 +10,7 @@ from tasks.turns.testing import LIMIT_S, gathered, record_of
 from tests.character_turns import STOP, CharacterConversation, said, text_of, walk
 
 pytestmark = pytest.mark.slow
-DICE = TurnsConfig(
-    environment="tests.trl_shapes:Dice", processes=1, load_time_limit_s=LIMIT_S, call_time_limit_s=LIMIT_S, replay=True
-)
+DICE = TurnsConfig(environment="tests.trl_shapes:Dice", processes=1, call_time_limit_s=LIMIT_S, replay=True)
 ROLL = '!roll {"sides": 1000000}'
 
 

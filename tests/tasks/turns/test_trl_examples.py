@@ -43,7 +43,7 @@ def examples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def opened(opening: str | None = None, **settings: object) -> ProcessEnvironments:
-    config = TurnsConfig(processes=1, load_time_limit_s=LIMIT_S, call_time_limit_s=LIMIT_S, **settings)
+    config = TurnsConfig(processes=1, call_time_limit_s=LIMIT_S, **settings)
     reset = Reset({}, 1, opening)
     return ProcessEnvironments(config, lambda _: CharacterConversation(), [STOP], lambda _: reset, bytes)
 
@@ -81,7 +81,7 @@ def played(opening: str | None, texts: Sequence[str], cuts: Sequence[int], **set
 
 def test_the_game_of_grpo_2048_begins_alike_in_its_group_and_goes_on_elsewhere():
     """It draws from `random` without a seed, in its reset and in its moves."""
-    config = TurnsConfig(environment="grpo_2048:Game2048Env", load_time_limit_s=LIMIT_S)
+    config = TurnsConfig(environment="grpo_2048:Game2048Env")
     boards = reset_texts(config, [{}] * 12, [1, 2, 3] * 4)
     assert all(board is not None and board.startswith("score=0.0\n") for board in boards)
     assert len(set(boards)) == 3
@@ -98,7 +98,7 @@ def test_the_game_of_grpo_2048_begins_alike_in_its_group_and_goes_on_elsewhere()
 def test_the_counter_of_the_documentation_is_counted_to_its_own_target(examples: Path, tmp_path: Path):
     """Its reset samples the target from `random` without a seed, and says it."""
     _write_example(examples.parents[1] / "docs/source/grpo_trainer.md", tmp_path / "trl_counter.py")
-    config = TurnsConfig(environment="trl_counter:IncrementEnv", load_time_limit_s=LIMIT_S)
+    config = TurnsConfig(environment="trl_counter:IncrementEnv")
     openings = reset_texts(config, [{}] * 8, [1] * 8)
     assert len(set(openings)) == 1
     assert openings[0] is not None

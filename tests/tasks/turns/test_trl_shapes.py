@@ -13,10 +13,9 @@ from tasks.turns.testing import LIMIT_S, gathered, record_of
 from tests.character_turns import STOP, CharacterConversation, said, text_of, walk
 
 pytestmark = pytest.mark.slow
-GAME = TurnsConfig(environment="tests.trl_shapes:WordGame", load_time_limit_s=LIMIT_S, replay=True)
+GAME = TurnsConfig(environment="tests.trl_shapes:WordGame", replay=True)
 TOOLS = TurnsConfig(
     tools=("tests.trl_shapes:query", "tests.trl_shapes:ponder", "tests.trl_shapes:weather"),
-    load_time_limit_s=LIMIT_S,
     call_time_limit_s=LIMIT_S,
     processes=1,
 )

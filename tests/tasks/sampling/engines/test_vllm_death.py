@@ -16,6 +16,7 @@ from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.engine import EngineDied, EngineError
 from tasks.sampling.engines.testing import CONTEXT_LENGTH, ENDLESS, Result, assert_same, drain, request, resumed, run
 from tasks.sampling.engines.vllm_engine import VllmEngine
+from tasks.sampling.engines.vllm_settings import Limits
 from tasks.sampling.session.session import Session
 from tasks.sampling.session.session_config import SessionConfig
 from tests.sessions import PROMPTS, a_plan, responses
@@ -36,14 +37,15 @@ if __name__ == "__main__":
 """
 
 
-def make_engine(model_dir, **config):
+def make_engine(model_dir, **limits):
     return VllmEngine(
         model_dir,
         vocab_size=VOCAB_SIZE,
         dtype="float32",
         max_responses_in_flight=8,
         context_length=CONTEXT_LENGTH,
-        config=VllmConfig(process="own", **config),
+        config=VllmConfig(process="own"),
+        limits=Limits(**limits),
     )
 
 
@@ -61,7 +63,7 @@ def model_dir(model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(model_dir):
-    engine = make_engine(model_dir, step_timeout_s=STEP_TIMEOUT_S)
+    engine = make_engine(model_dir, step_s=STEP_TIMEOUT_S)
     yield engine
     engine.close()
 
@@ -186,6 +188,6 @@ def test_it_does_not_outlive_a_killed_owner(model_dir):
 def test_a_start_that_takes_too_long_is_given_up_and_leaves_nothing(model_dir):
     before = set(multiprocessing.active_children())
     with pytest.raises(EngineDied, match=r"vLLM was still starting after 3 s"):
-        make_engine(model_dir, start_timeout_s=3.0)
+        make_engine(model_dir, start_s=3.0)
     left = [child.pid for child in set(multiprocessing.active_children()) - before]
     assert not wait_until_gone(left)

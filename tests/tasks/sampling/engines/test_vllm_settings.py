@@ -43,9 +43,10 @@ def environment_after(process, users, shown=READ_BY_VLLM, **given):
     """What a new process has in its environment for vLLM, and the device that it was told."""
     code = (
         "import json, os; from tasks.configuration.rollout import VllmConfig;"
-        "from tasks.sampling.engines.vllm_settings import prepare_environment;"
-        f"config = VllmConfig(process={process!r}, start_timeout_s=12.5, step_timeout_s=8.0, **{given!r});"
-        "device = prepare_environment(config); print(json.dumps([device, dict(os.environ)]))"
+        "from tasks.sampling.engines.vllm_settings import Limits, prepare_environment;"
+        f"config = VllmConfig(process={process!r}, **{given!r});"
+        "device = prepare_environment(config, Limits(start_s=12.5, step_s=8.0));"
+        "print(json.dumps([device, dict(os.environ)]))"
     )
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(READ_BY_VLLM + CACHES)}
     command = [sys.executable, "-c", code]
@@ -175,8 +176,6 @@ def test_what_we_are_told_arrives_at_vllm(model_dir):
         model_dir,
         gpu_memory_utilization=0.5,
         kv_cache_memory_bytes=64 << 20,
-        max_num_batched_tokens=512,
-        block_size=64,
         enforce_eager=True,
     )
     model, cache, scheduler = settings.model_config, settings.cache_config, settings.scheduler_config
@@ -184,9 +183,9 @@ def test_what_we_are_told_arrives_at_vllm(model_dir):
     assert (model.model, model.max_model_len, model.enforce_eager) == (str(model_dir), 160, True)
     assert model.architectures == ["Qwen2ForCausalLM"]
     assert (model.skip_tokenizer_init, model.trust_remote_code) == (True, False)
-    assert (cache.kv_cache_memory_bytes, cache.block_size, cache.gpu_memory_utilization) == (64 << 20, 64, 0.5)
+    assert (cache.kv_cache_memory_bytes, cache.gpu_memory_utilization) == (64 << 20, 0.5)
     assert cache.enable_prefix_caching
-    assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == (7, 512)
+    assert scheduler.max_num_seqs == 7
     assert settings.load_config.load_format == "dummy"
     assert settings.parallel_config.tensor_parallel_size == 1
     assert settings.parallel_config.worker_extension_cls == "tasks.sampling.engines.vllm_worker.WorkerExtension"

@@ -180,9 +180,10 @@ class Dies(ScriptedEngine):
 
 
 @pytest.mark.slow
-def test_an_engine_that_dies_for_good_leaves_its_tokens_to_the_crew(model):
+def test_an_engine_that_dies_for_good_leaves_its_tokens_to_the_crew(model, monkeypatch):
+    monkeypatch.setattr("tasks.sampling.session.member.ENGINE_RESTARTS_MAX", 0)
     memory_store("join")
-    plan_iteration(config(URL, model, rollout={"engine_restarts_max": 0}))
+    plan_iteration(config(URL, model))
     with pytest.raises(EngineDied, match="0 of 0 restarts tried: CUDA error"):
         join(build=lambda config, _, vocab_size: Dies(config, vocab_size, lambda: None, 5))
     [alive] = beats()
