@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from storage.errors import WrongInputError
+
 _SPEED = "remove it; a measured speed goes into"
 _TOOLS = "remove it; the run's first iteration measures how long responses wait for tools"
 _SHARED = "remove it; a pod has shared memory unless mounts has /dev/shm"
@@ -75,7 +77,7 @@ CONSTANTS: dict[str, object] = {
 _OPTIONAL_SECTIONS = frozenset({"turns", "lora", "evaluation"})
 
 
-class ConstantDiffersError(ValueError):
+class ConstantDiffersError(WrongInputError):
     """A run holds a deleted field that decides what is learned, with another value than the constant in its place."""
 
 
