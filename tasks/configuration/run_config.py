@@ -295,8 +295,7 @@ def _validate(document: str) -> RunConfig:
     try:
         return adapter.validate_json(document)
     except ValidationError as error:
-        mended = json.loads(document)
-        found = False
+        mended, found = json.loads(document), False
         for details in error.errors(include_url=False):
             wanted = float_in(details["input"]) if details["type"] == "float_type" else None
             if wanted is not None:
