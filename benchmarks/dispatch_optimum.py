@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.reporting import Target, finish
 from tasks.crew_model.step_time import StepTime
 from tasks.planning.capacity import GroupLengths
-from tasks.planning.dispatch import Dealing, GroupWork, dispatch, exactly_longest_first, in_turn, longest_first
+from tasks.planning.dispatch import GroupWork, TimedAssignment, dispatch, exactly_longest_first, in_turn, longest_first
 from tasks.planning.makespan import DispatchMember, ends_s, response_lengths
 
 CURVES = (
@@ -88,7 +88,7 @@ def dispatched_s(instance: Instance) -> float:
     return dispatch(instance.lengths, instance.generations, instance.members, "makespan").makespan_s
 
 
-def dealt_s(way: Callable[[GroupWork, tuple[DispatchMember, ...]], Dealing]) -> Callable[[Instance], float]:
+def dealt_s(way: Callable[[GroupWork, tuple[DispatchMember, ...]], TimedAssignment]) -> Callable[[Instance], float]:
     return lambda instance: way(instance.work, instance.members).makespan_s
 
 

@@ -78,7 +78,7 @@ class Verdict:
 
     Attributes:
         mutant: the break.
-        noticed_by: id of the first test that fails with the break and passes without it; "" if the break lives.
+        noticed_by: id of the first test that fails with the break, if its file passes without; "" if the break lives.
         files: number of test files that the module has.
     """
 
@@ -242,7 +242,7 @@ def judge(copy: Path, mutant: Mutant, limit_s: float) -> Verdict:
         failed = _first_failure(copy, tests, limit_s) if tests else ""
     finally:
         broken.write_text(source, encoding="utf-8")
-    if failed and _first_failure(copy, tests if failed == HANGS else [failed], limit_s):
+    if failed and _first_failure(copy, tests if failed == HANGS else [failed.split("::")[0]], limit_s):
         failed = ""
     return Verdict(mutant, failed, len(tests))
 
@@ -262,7 +262,8 @@ def _first_failure(copy: Path, tests: Sequence[str], limit_s: float) -> str:
         return HANGS
     if done.returncode in (0, 5):
         return ""
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, flags=re.MULTILINE)
+    # Ids of parameters may have blanks. The message follows.
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, flags=re.MULTILINE)
     return found[1] if found else tests[0]
 
 

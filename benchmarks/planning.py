@@ -203,8 +203,8 @@ def planning_s(rounds: int, clock: Callable[[], float]) -> dict[tuple[int, str],
 
 def a_request(told: GroupLengths, past: tuple[Lengths, ...], members: int, planning: PlanningConfig) -> PlanningRequest:
     """A request of a run with all measurements: step times, losses, starts, training, and the last iterations."""
-    offer = PoolCapacity(
-        pool="rollout",
+    pool = PoolCapacity(
+        name="rollout",
         count_min=1,
         count_max=members,
         usd_per_h=1.82,
@@ -219,14 +219,14 @@ def a_request(told: GroupLengths, past: tuple[Lengths, ...], members: int, plann
     return PlanningRequest(
         num_generations=NUM_GENERATIONS,
         lengths=told,
-        offers=(offer,),
+        pools=(pool,),
         settings=planning,
         rules=CrewRules(flush_interval_s=5.0, heartbeat_interval_s=5.0, claim_ttl_s=30.0),
         reserved=TrainerCapacity(engines=8, usd_per_h=55.04, responses_max=128, step_time=CURVE),
         waits=waits,
         width=(("rollout", members),),
-        asked=(("rollout", members),),
-        past=past,
+        planned_width=(("rollout", members),),
+        past_lengths=past,
         train_s=120.0,
         length_max=LENGTH_MAX,
     )

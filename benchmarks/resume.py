@@ -24,7 +24,7 @@ from examples.warm_start import build_model, build_tokenizer
 from storage.clock import SystemClock
 from storage.journal.assembly import Assembled, JournalReader
 from storage.records import layout, records
-from storage.records.records import HeartbeatRecord
+from storage.records.crew_records import HeartbeatRecord
 from storage.records.run import read_plan
 from storage.stores.connect import connect
 from storage.stores.store import ObjectStore

@@ -30,7 +30,7 @@ from storage.records.run import read_plan, release_lease
 from storage.stores.connect import connect
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.learning.collecting import collect_and_wait
-from tasks.learning.launch import advance_here
+from tasks.learning.launch import train_here
 from tasks.preparing.iteration import prepare
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.sampling.session.member import generate_slot
@@ -107,7 +107,7 @@ def train(config: RunConfig, iterations: int) -> list[Spent]:
         if stands and trainer is None:
             trainer = multiprocessing.get_context("spawn").Process(target=stand, args=(reference, iterations))
             trainer.start()
-        work = collect_and_wait if stands else advance_here
+        work = collect_and_wait if stands else train_here
         following = threading.Thread(target=work, args=(url, iteration, EXECUTION, clock))
         following.start()
         for slot in read_plan(store, iteration).slots:

@@ -35,7 +35,7 @@ from storage.journal.liveness import read_heartbeat
 from storage.journal.responses import Response
 from storage.journal.turns import TurnRecord, decode_turn
 from storage.records import layout
-from storage.records.records import HeartbeatRecord
+from storage.records.crew_records import HeartbeatRecord
 from storage.records.run import exists, next_iteration, read_plan, reports
 from storage.stores.connect import connect
 from storage.stores.store import ObjectStore

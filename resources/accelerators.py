@@ -14,10 +14,15 @@ _TERA = 1e12
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """One accelerator: bytes of memory, bytes per second to it, floating-point operations per second.
+    """An accelerator and the figures of its data sheet.
 
-    link_bytes_per_s: to the other accelerators of its machine, in one direction; data sheets give both together.
-    name: as in the price table. also: the names that Flyte and users give it.
+    Attributes:
+        name: as in the price table.
+        also: names that Flyte and users give the accelerator.
+        memory_bytes, bandwidth_bytes_per_s: size of the memory, and bytes per second to the memory.
+        flops: floating-point operations per second.
+        link_bytes_per_s: bytes per second to the machine's further accelerators, in one direction; data sheets state
+            the sum of both directions.
     """
 
     name: str

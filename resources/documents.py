@@ -1,6 +1,6 @@
-"""Reads YAML and JSON files that people write, strictly: what could be read in two ways is refused with its line.
+"""Reads YAML and JSON files that people write, strictly: ambiguous input is refused with its line.
 
-It reads with limits, so that no file takes the machine's memory or minutes. It knows nothing of what a document means.
+Limits keep a file from taking the machine's memory or minutes. The meaning of a document is unknown here.
 """
 
 import json
@@ -95,9 +95,9 @@ def exact_float(text: str) -> float:
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that refuses what JSON cannot hold, a key that is given twice, and what is too large.
+    """A YAML loader that refuses values beyond JSON, repeated keys, and documents that are too large.
 
-    It counts while it reads, and what an alias stands for at every place where it stands.
+    The loader counts while reading; an alias counts as its full value at every place.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - a table of the class, as in the library

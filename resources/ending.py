@@ -1,6 +1,6 @@
-"""Ends this process and all its descendants on SIGTERM, for work that is replayed from records.
+"""Ends this process and every descendant on SIGTERM, for work that is replayed from records.
 
-A process that must save something first uses `resources.notice`. This module does not know what is replayed.
+A process that must save something first uses `resources.notice`. The replay itself is the business of the callers.
 """
 
 import itertools
@@ -73,7 +73,7 @@ def _end_when_told(reader: int) -> None:
 
 
 def _end(_number: int = signal.SIGTERM, _frame: FrameType | None = None) -> NoReturn:
-    """Kill the descendants of this process, then end it; may run in any thread, and in two at a time."""
+    """Kill the descendants of this process and finally the process; may run in any thread, and in two at a time."""
     with suppress(OSError):
         # Not logged: a handler may have interrupted the logger. Two threads may both write this line.
         os.write(2, b"notice (SIGTERM): this process and what it has started end now; what is recorded is replayed\n")

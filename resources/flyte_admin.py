@@ -1,6 +1,6 @@
-"""What Flyte's admin API says of a project: its release, its domains, what is registered, and its resource limits.
+"""Reads from Flyte's admin API: release, domains, registered versions and resource limits of a project.
 
-It only reads, with the client and the credentials of `pyflyte`, and knows nothing about what would be right.
+Requests use the client and the credentials of `pyflyte`. Judging the answers is left to the callers.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ from flytekit.core.type_engine import TypeEngine
 from flytekit.exceptions.base import FlyteException
 from flytekit.models.literals import Literal
 
+from resources.cluster_errors import NoAnswer, NotReadable
 from resources.labels import SETTINGS_ANNOTATION
-from resources.unreadable import NoAnswer, NotReadable
 
 # Flyte's names of the resources, which a limit may leave out.
 RESOURCES = ("cpu", "memory", "gpu")
@@ -30,7 +30,12 @@ _LISTED_MAX = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class ActivePlan:
-    """A launch plan whose schedule is on. settings_digest: empty without; inputs: those that it fixes."""
+    """A launch plan whose schedule is on.
+
+    Attributes:
+        settings_digest: digest of its settings; empty if the plan states none.
+        inputs: the inputs that the plan fixes.
+    """
 
     name: str
     version: str
@@ -41,7 +46,7 @@ class ActivePlan:
 
 @dataclass(frozen=True)
 class Registered:
-    """How many versions of a workflow there are (at most 1,000 are counted), and the newest."""
+    """The versions of a workflow: their number (counted up to 1,000), and the newest."""
 
     count: int
     newest: str
@@ -98,7 +103,7 @@ class FlyteAdmin(RawSynchronousFlyteClient):  # type: ignore[misc]  # flytekit h
     def limits(self, project: str, domain: str, workflow: str) -> dict[str, str] | None:
         """The limits by resource that are set for the workflow, the domain or the project, the narrowest of these.
 
-        None: those of flyteadmin's own configuration hold, which this API does not show.
+        None: limits come from flyteadmin's own configuration, which this API does not show.
         """
         request = ListMatchableAttributesRequest(resource_type=TASK_RESOURCE)
         rows = self._asked(lambda: self.list_matchable_attributes(request)).configurations

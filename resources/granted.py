@@ -30,7 +30,13 @@ class MachineTooSmall(RuntimeError):  # noqa: N818 - reads as what happened
 
 @dataclass(frozen=True, kw_only=True)
 class Granted:
-    """cpus: cores; memory_bytes: the limit; None: no limit is known. gpus: devices in the container."""
+    """The resources of this container.
+
+    Attributes:
+        cpus: cores; None: no limit is known.
+        memory_bytes: the limit; None: no limit is known.
+        gpus: devices in the container.
+    """
 
     cpus: float | None
     memory_bytes: int | None
@@ -70,7 +76,7 @@ def memory_peak(root: Path = Path("/")) -> tuple[int | None, int]:
 
 
 def compared(pool_name: str, pool: PoolConfig, found: Granted, needed_bytes: int, needed_for: str) -> str:
-    """One line that says what was granted and what the pool asks for.
+    """A line with the granted resources and the resources that the pool asks for.
 
     needed_bytes: host memory that `needed_for` takes at the least. Raises MachineTooSmall.
     """
@@ -96,7 +102,7 @@ def compared(pool_name: str, pool: PoolConfig, found: Granted, needed_bytes: int
 def check_granted(
     what: str, pool_name: str, pool: PoolConfig, needed_bytes: Callable[[], int], needed_for: str
 ) -> None:
-    """In a pod, log what was granted to `what` and what its pool asks for; raises MachineTooSmall, as `compared`."""
+    """In a pod, log the resources granted to `what` beside the pool's request; raises MachineTooSmall."""
     if is_in_a_pod():
         line = compared(pool_name, pool, granted(), needed_bytes(), needed_for)
         log.log(logging.WARNING if "LESS" in line else logging.INFO, "%s: %s", what, line)
@@ -120,7 +126,7 @@ def _numbers(root: Path, controller: str, *names: str) -> Iterator[int]:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process's control group and of those around it, in either version."""
+    """The folders of this process's control group and of the groups around it, in either version."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):

@@ -8,7 +8,7 @@ import yaml
 from kubernetes import client, config
 from urllib3.exceptions import HTTPError
 
-from resources.unreadable import NoAnswer, NotReadable
+from resources.cluster_errors import NoAnswer, NotReadable
 
 _LIMIT_S = 15
 # For a Secret: its name is needed, its content must not travel.

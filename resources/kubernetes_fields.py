@@ -279,7 +279,7 @@ def _path_inside(path: str, value: Any) -> None:
 
 
 def _mapping(fields: Mapping[str, Checker], required: Sequence[str] = ()) -> Checker:
-    """Checks a mapping with no other fields than these; a required one is not empty."""
+    """Checks a mapping with the given fields and no further fields; a required field is not empty."""
 
     def check(path: str, value: Any) -> None:
         if value is None:

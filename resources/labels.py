@@ -46,12 +46,12 @@ def check_labels(path: str, labels: Mapping[str, str | None]) -> None:
 
 
 def is_spot_label(label: str, value: str) -> bool:
-    """Whether only spot machines have this label: its name or its value says so, as in all large clouds."""
+    """True if only spot machines have this label: name or value contains the word, as in all large clouds."""
     return bool(_SPOT.search(value)) or (bool(_SPOT.search(label)) and value.lower() not in _NO)
 
 
 def url_label(url: str) -> str:
-    """The label value that stands for a URL, which holds characters that a label cannot: its last part and a digest."""
+    """The label value for a URL: its last part and a digest, because labels allow fewer characters than URLs."""
     tail = re.sub(r"[^A-Za-z0-9]+", "-", url.rstrip("/").rpartition("/")[2])[:_TAIL_CHARACTERS_MAX].strip("-")
     digest = hashlib.blake2s(url.rstrip("/").encode(), digest_size=4).hexdigest()
     return f"{tail}-{digest}" if tail else digest

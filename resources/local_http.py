@@ -1,7 +1,7 @@
-"""What the servers of this machine have in common: which names they answer, and what they log of a bad request.
+"""Rules for all servers of this machine: the names that a server answers to, and the log of a bad request.
 
-A page elsewhere can point a name of its own at this machine, and have a browser here ask for it. The Host header then
-holds that name, so a server answers only to names and addresses at which it listens.
+A foreign page can point a name of its own at this machine, and have a browser here send requests to the name. The Host
+header then holds the foreign name, so a server answers only to names and addresses at which it listens.
 """
 
 import ipaddress
@@ -21,8 +21,9 @@ _UNSPECIFIED = "0.0.0.0"  # noqa: S104 - compared, not bound
 def answers_to(host: str | None, bound: str, address: str = "") -> bool:
     """Whether a Host header names a server.
 
-    bound: the name or address that it was told to listen at. address: the one at which it listens; "": the same. One
-    that listens at all addresses has any of them, which no page can make its own, and the names of this machine.
+    bound: the configured name or address. address: the address at which the server listens; "": as configured. A server
+    that listens at all addresses answers to every address, because a page cannot own an address, and to the names of
+    this machine.
     """
     match = _HOST.fullmatch(host or "")
     if match is None:

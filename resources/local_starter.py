@@ -1,11 +1,11 @@
-"""Starts the elements of local maps: forks each from one process that has imported what an element needs.
+"""Starts the elements of local maps: forks each element from a process that has done the imports.
 
-To import torch and transformers takes longer than a small rollout, so one process does it once. That process, the
-*starter*, has one thread, has computed nothing and has no store open, so a fork of it is as good as a new Python. It
-ends when the process that uses it ends in any way. An element has a session of its own, gets SIGTERM if the starter
-dies, and runs the container's command: the same script, with the arguments, the environment and the folder that the
-caller gives. Some variables are read when a library is imported, before an element's environment is known; of these,
-only the number of threads is set again.
+To import torch and transformers takes longer than a small rollout, so one process imports both once. That process, the
+*starter*, has one thread, has computed nothing and has no store open, so a fork of it is as good as a new Python. The
+starter ends when its user, the calling process, ends in any way. An element has a session of its own, gets SIGTERM if
+the starter dies, and runs the container's command: the same script, with the arguments, the environment and the folder
+that the caller gives. Some variables are read when a library is imported, before an element's environment is known; of
+these, only the number of threads is set again.
 """
 
 import atexit
@@ -53,8 +53,8 @@ class StartedProcess:
     def wait(self, limit_s: float | None = None) -> int:
         """The exit code, or minus the signal that ended it; raises TimeoutError.
 
-        If the starter died first, this is -SIGKILL, as if the machine were lost: the process itself then gets SIGTERM,
-        and its exit code is unknown.
+        If the starter died first, the result is -SIGKILL, as after the loss of a machine: the process gets SIGTERM, and
+        its exit code is unknown.
         """
         return self._ended.result(limit_s)
 
@@ -64,12 +64,15 @@ class StartedProcess:
 
     @property
     def stopped(self) -> int | None:
-        """The number of the process that a signal has stopped: this one, or the starter, which alone sees its end."""
+        """The number of the process that a signal has stopped: this process or the starter, else None.
+
+        A stopped starter counts, because only the starter sees the end of its children.
+        """
         known = (self._starter.pid, self._starter.process(self._number))
         return next((each for each in known if each is not None and is_stopped(each)), None)
 
     def end(self) -> None:
-        """Have it get SIGTERM, also if a signal has stopped it."""
+        """Send SIGTERM; a stopped process is continued to receive the signal."""
         self._starter.go_on()
         self.send_signal(signal.SIGTERM)
         self.send_signal(signal.SIGCONT)
@@ -118,7 +121,7 @@ class Starter:
         return self._alive
 
     def process(self, number: int) -> int | None:
-        """The process that runs what was asked for as the `number`-th; None before it is forked, and once it ended."""
+        """The process of request `number`; None until the fork, and after the end."""
         with self._lock:
             return self._processes.get(number)
 
@@ -127,7 +130,7 @@ class Starter:
     ) -> StartedProcess:
         """Fork a process that runs a Python script (its path is the first part) in this process's folder.
 
-        imports: modules that the starter imports before, if it has not yet done so.
+        imports: modules that the starter imports ahead of the fork, unless imported already.
         """
         ended = Future[int]()
         with self._lock:
@@ -166,7 +169,7 @@ class Starter:
         self._process.kill()
 
     def close(self) -> None:
-        """End the starter, by which its processes get SIGTERM, and wait for it."""
+        """End the starter, and wait for its end; its processes get SIGTERM."""
         self._process.terminate()
         self.go_on()
         self._reader.join()
@@ -197,7 +200,7 @@ class Starter:
 
 
 def running_starter(environment: Mapping[str, str]) -> Starter:
-    """The starter of this process: the one that runs, or a new one, which imports with these variables."""
+    """The starter of this process: the running starter, or a new starter that imports with these variables."""
     with _choosing:
         if not _running or not _running[-1].alive:
             _running[:] = [Starter(environment)]
@@ -227,9 +230,9 @@ def _import_once(names: Sequence[str], tried: set[str]) -> None:
 
 
 def _serve(connection: socket.socket) -> dict[str, Any] | None:
-    """Fork what is asked for, and report which process that is and how it ended.
+    """Fork the requested elements, and report number and end of each process.
 
-    Returns, in a forked process, the request that it is for; in the starter None, when its user has ended.
+    Returns, in a forked process, its request; in the starter None, when its user has ended.
     """
     numbers: dict[int, int] = {}
     tried: set[str] = set()
@@ -278,7 +281,7 @@ def _end_all(processes: Iterable[int]) -> None:
 
 
 def _code(process: int) -> int | None:
-    """The exit code of a child that has ended; None of one that runs, or that was waited for before."""
+    """The exit code of a child that has ended; None for a running child, and for a child waited for already."""
     try:
         ended, status = os.waitpid(process, os.WNOHANG)
     except ChildProcessError:

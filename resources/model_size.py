@@ -1,4 +1,4 @@
-"""The size of a dense decoder, from its config.json: what its weights and each token of its cache take."""
+"""The size of a dense decoder, from its config.json: bytes of the weights and of each cached token."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -11,11 +11,15 @@ CACHE_VALUE_BYTES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSize:
-    """parameters: their number; looked_up: those of them of which a token reads one row, an embedding that is not tied.
+    """The size of a model.
 
-    weight_bytes: per parameter. kv_bytes_per_token: keys and values of all layers.
-    windowed_layers: those of `layers` that attend to the last `window` tokens alone, and cache no more.
-    linears: (name, inputs, outputs) of the linear maps of a layer; empty if only the size is known.
+    Attributes:
+        parameters: number of parameters.
+        looked_up: parameters of an untied embedding, of which a token reads a single row.
+        weight_bytes: bytes per parameter.
+        kv_bytes_per_token: bytes of keys and values of all layers.
+        windowed_layers: number of layers that attend to, and cache, only the last `window` tokens.
+        linears: (name, inputs, outputs) of the linear maps of a layer; empty if only the size is known.
     """
 
     parameters: float
@@ -28,9 +32,10 @@ class ModelSize:
     linears: tuple[tuple[str, int, int], ...] = field(default=(), compare=False, repr=False)
 
     def adapter_values(self, rank: int, targets: Collection[str] = ()) -> float:
-        """The values in both factors of LoRA adapters of this rank on the linear maps that end as `targets` do.
+        """The values in both factors of LoRA adapters of this rank on the linear maps whose names end with a target.
 
-        Without targets, or with names of another family, of all. If no map is known, a layer has those of `width`.
+        Without targets, or with targets of another family, every map counts. If no map is known, a layer has the maps
+        of `width`.
         """
         ends = {target.rpartition(".")[2] for target in targets}
         sizes = [inputs + outputs for name, inputs, outputs in self.linears if not ends or name in ends]

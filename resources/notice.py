@@ -1,6 +1,6 @@
-"""The notice that this machine will be taken away: remembers that SIGTERM came.
+"""The notice that the cloud will take this machine away: keeps the arrival of SIGTERM for later questions.
 
-It only records the notice. The session decides what follows: stop decoding, flush, exit with EXIT_CODE.
+The module only records the notice. The session decides what follows: stop decoding, flush, exit with EXIT_CODE.
 """
 
 import os
@@ -19,7 +19,7 @@ class PreemptionNotice:
     """Catches SIGTERM from its creation until `close`; a context manager. Any thread may ask it.
 
     PID 1 of a container ignores SIGTERM without a handler, and a process under a parent that forwards the signal dies
-    before it can flush. Creating this object makes sure that the notice arrives.
+    before it can flush. With this object the notice arrives.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
-"""A pool's pod template, which builds its spec when it is first asked for: when Flyte serialises it.
+"""A pool's pod template, which builds its spec only when Flyte serialises a task.
 
-So a container that only declares tasks does not load the Kubernetes client; none looks at the spec of its own pod.
+A container that only declares tasks does not load the Kubernetes client, because no container reads the spec of its own
+pod.
 """
 
 import base64
@@ -55,8 +56,8 @@ class PoolPodTemplate(PodTemplate):  # type: ignore[misc]  # flytekit has no typ
 def secret_requests(secrets: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], dict[str, str]]:
     """The labels and annotations of a pod that ask Flyte for secrets as environment variables.
 
-    Flyte has no argument for the secrets of a node, only for those of a task. These are what it makes of a task's own:
-    protobuf text of the message flyteidl.core.Secret, in base 32 with Flyte's letters.
+    Flyte has no argument for the secrets of a node, only for the secrets of a task. The result is what Flyte makes of a
+    task's secrets: protobuf text of the message flyteidl.core.Secret, in base 32 with Flyte's letters.
     """
     annotations = {}
     for index, secret in enumerate(secrets):

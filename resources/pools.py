@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from resources.images import checked_image
 from resources.kubernetes_fields import (
     check_affinity,
     check_annotations,
@@ -36,6 +35,12 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 POOL_NAME = r"^[a-z]([a-z0-9_-]{0,38}[a-z0-9])?$"
 # Reports and plans use these names for other machines.
 RESERVED_NAMES = frozenset({"rollout", "train", "control", "joined"})
+# An image: [registry[:port]/]name[/name...] and :tag or @digest, as in the OCI distribution specification.
+_IMAGE = re.compile(
+    r"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?"
+    r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|@sha256:[0-9a-f]{64})"
+)
 SHARED_MEMORY_PATH = "/dev/shm"  # noqa: S108 - a place in the pod
 Quantity = Annotated[str, BeforeValidator(quantity_text)]
 # Values of a type that JSON gives; kubernetes_fields.py checks what is in them.
@@ -45,16 +50,20 @@ Items = tuple[dict[str, Any], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class PoolConfig:
-    """One kind of machine.
+    """One kind of machine. Fields not listed are a pod's own, in the words of Kubernetes.
 
-    machine: its name in the price table; usd_per_hour overrides the table.
-    count: how many slots an iteration starts on it. concurrency: how many run at once (0: all).
-    cpu, memory, gpus, accelerator: what a slot requests and is limited to.
-    retries: attempts after a failure of our own; Flyte retries a lost machine from a budget of its own.
-    grace_s: seconds between the notice (SIGTERM) and the kill, as requested from Kubernetes.
-    pod_template: the name of a PodTemplate in the cluster, on which Flyte builds the pod.
-    queue: the local queue of Kueue in which the pods wait. secrets: those that Flyte manages, as variables.
-    The other fields are a pod's own, in the words of Kubernetes. An interruptible pool must not select spot machines.
+    An interruptible pool must not select spot machines.
+
+    Attributes:
+        machine: name of the machine in the price table; `usd_per_hour` overrides the table.
+        count: number of slots that an iteration starts on the pool.
+        concurrency: number of slots that run at once; 0: all.
+        cpu, memory, gpus, accelerator: request and limit of a slot.
+        retries: attempts after a failure of our own; Flyte retries a lost machine from a budget of its own.
+        grace_s: seconds between the notice (SIGTERM) and the kill, as requested from Kubernetes.
+        pod_template: name of a PodTemplate in the cluster, on which Flyte builds the pod.
+        queue: local queue of Kueue in which the pods wait.
+        secrets: secrets that Flyte manages, as variables.
     """
 
     __pydantic_config__ = STRICT
@@ -141,9 +150,10 @@ class PoolConfig:
 class RolloutPoolConfig(PoolConfig):
     """A pool of the crew: two interruptible machines by default.
 
-    count: 0 leaves the pool out of training's iterations. count_min: the fewest slots that an iteration may be planned
-        with when the planner chooses the width.
-    egress_usd_per_gb: price of reading the run's store, if it is in another region or cloud.
+    Attributes:
+        count: number of slots; 0 leaves the pool out of training's iterations.
+        count_min: smallest number of slots of a planned iteration when the planner chooses the width.
+        egress_usd_per_gb: price of reading the run's store from another region or cloud.
     """
 
     __pydantic_config__ = STRICT
@@ -175,10 +185,14 @@ class ControlPoolConfig(PoolConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolsConfig:
-    """rollout: a pool of the crew; train: the reserved machine of the trainer; control: plan and conclude.
+    """The machines of a run.
 
-    more_rollout: further pools of the crew by name: other kinds of machines, other regions, reserved ones.
-    labels: for the pods of all pools, for example the team that pays; a pool's own go before.
+    Attributes:
+        rollout: a pool of the crew.
+        more_rollout: further pools of the crew by name: other kinds of machines, other regions, reserved ones.
+        train: the reserved machine of the trainer.
+        control: the machine of plan and conclude.
+        labels: for the pods of all pools, for example the team that pays; a pool's own labels have precedence.
     """
 
     __pydantic_config__ = STRICT
@@ -238,6 +252,13 @@ class PoolsConfig:
         price_table()
 
 
+def checked_image(reference: str) -> str:
+    """Return `reference`; raises ValueError unless it names a tag or digest, so that a run can be repeated."""
+    if not _IMAGE.fullmatch(reference):
+        raise ValueError(f"image: value {reference!r}; allowed: registry/name:tag or registry/name@sha256:digest")
+    return reference
+
+
 def pool_path(name: str) -> str:
     """The path of a pool's section in the configuration."""
     return f"pools.{name}" if name in RESERVED_NAMES else f"pools.more_rollout.{name}"
@@ -259,9 +280,9 @@ def _spot_key(requirement: Mapping[str, Any]) -> str | None:
 
 
 def overrides(pool: PoolConfig, labels: Mapping[str, str | None] | None = None) -> dict[str, Any]:
-    """Arguments for a Flyte node's `with_overrides`: requests and limits together, so neither clamps the other.
+    """Arguments for a Flyte node's `with_overrides`: requests together with limits, so neither clamps the other.
 
-    labels: for the pod, beside the pool's own, which go before.
+    labels: for the pod, beside the pool's own labels, which have precedence.
     """
     from flytekit import Resources  # noqa: PLC0415 - flytekit costs a second; pure users of pools must not pay it
     from flytekit.extras.accelerators import GPUAccelerator  # noqa: PLC0415

@@ -41,7 +41,7 @@ class UnknownMachine(PricesError, LookupError):  # noqa: N818 - reads as what ha
 
 @dataclass(frozen=True, kw_only=True)
 class MachinePrice:
-    """The price of one hour of one machine, on demand and interruptible, with its source."""
+    """The price of a machine per hour, on demand and interruptible, with its source."""
 
     machine: str
     provider: str
@@ -188,8 +188,8 @@ def price_table(prices_path: Path | str | None = None) -> Mapping[str, MachinePr
 def request_prices(store_url: str, prices_path: Path | str | None = None) -> RequestPrices:
     """The prices of requests to the store at `store_url`; raises what price_table raises.
 
-    On S3 they come from the price file, or else from S3's list. Any other store is on a machine that is paid for
-    already, so a request to it costs nothing.
+    On S3 they come from the price file, or else from S3's list. Requests to any other store cost nothing, because the
+    machine of the store is paid for already.
     """
     own = _own_prices(prices_path)[1]
     return own if store_url.lower().startswith(PRICED_SCHEME) else RequestPrices(put_usd=0.0, get_usd=0.0)

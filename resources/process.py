@@ -1,10 +1,11 @@
-"""What the kernel knows of processes: when this one started, which ones it has started, and that they end with it.
+"""Processes of the operating system: this process's start, memory and descendants, and an end together with a parent.
 
 The start counts because a machine is also paid for while Python imports. Linux only; elsewhere the start is now, there
-are no descendants, and children outlive their parent.
+are no descendants, children outlive their parent, and only Python's collector frees memory.
 """
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -29,9 +30,9 @@ def started_at_s() -> float:
 
 
 def end_with(parent: int) -> None:
-    """Have this process get SIGTERM when `parent` dies, which must have forked it; end it if that has died already.
+    """Get SIGTERM at the death of `parent`, the process that forked this process; end now if the parent is dead.
 
-    The kernel looks at the thread that has forked, so that thread must live as long as `parent`.
+    The kernel watches the forking thread, so the thread must live as long as `parent`.
     """
     if sys.platform != "linux":
         return
@@ -46,6 +47,20 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def give_back_memory() -> None:
+    """Return freed memory to the operating system.
+
+    A process that works through many iterations grows otherwise: cycles of objects wait for Python's collector, and the
+    C library keeps freed tensors of ever new sizes, in pieces between memory in use.
+    """
+    gc.collect()
+    if sys.platform == "linux":
+        # Only glibc has malloc_trim; musl returns memory by itself.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
 def is_stopped(process: int) -> bool:
     """Whether a signal, such as SIGSTOP, has stopped this process until SIGCONT; False if that is unknown."""
     found = _stat(_PROC / str(process))
@@ -55,7 +70,7 @@ def is_stopped(process: int) -> bool:
 def descendants(process: int) -> list[int]:
     """The children of `process`, their children, and so on, parents first.
 
-    Processes that have ended are left out, and so are the children of those.
+    Ended processes and their children are left out.
     """
     try:
         # In another PID namespace the numbers in /proc name other processes.
@@ -75,7 +90,7 @@ def descendants(process: int) -> list[int]:
 
 
 def _stat(entry: Path) -> tuple[int, str, int] | None:
-    """(process, its state, its parent) of a directory in /proc; None if it has ended."""
+    """(process, state, parent) of a directory in /proc; None for an ended process."""
     try:
         state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""Which texts are secrets, by their shape or by the name that they are given for: the one rule for all that is kept.
+"""Which texts are secrets, by their shape or by the name in front: one rule for every place that keeps texts.
 
-A run keeps its configuration and shows it, and so does a fleet; neither is a place for a password. Nothing here repeats
-the text that it looks at.
+A run keeps and shows its configuration, and so does a fleet; neither is a place for a password. Nothing here repeats
+the examined text.
 """
 
 import os
@@ -83,8 +83,8 @@ def secret_in(value: str, name: str = "") -> str | None:
 def without_secrets(text: str, known: Iterable[str] = ()) -> str:
     """The text with "***" in the place of each secret in it, known by its shape, its name, or its value.
 
-    Only the first LENGTH_MAX characters are returned. known: values that are secret, such as those of variables; short
-    ones are left, because they may be words.
+    Only the first LENGTH_MAX characters are returned. known: secret values, such as values of variables; short values
+    are left, because they may be words.
     """
     text = text[:LENGTH_MAX]
     for value in sorted({*known}, key=len, reverse=True):
@@ -112,7 +112,7 @@ def _signatures(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _named_values(text: str) -> Iterator[tuple[int, int]]:
-    """The same of values whose names say that they are secret. Each is read once, however many names it holds."""
+    """Places of values whose names say "secret". Each value is read once, for any number of names in it."""
     at = 0
     for name in _NAME.finditer(text):
         if name.end() >= at and _says_secret(name[0]) and (found := _VALUE.match(text, name.end())):
@@ -121,12 +121,12 @@ def _named_values(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _says_secret(name: str) -> bool:
-    """Whether the name says that it is secret, also one of a url's parameters."""
+    """True if the name, also of a url's parameter, says that its value is secret."""
     return names_secret(name) or _SIGNATURES.fullmatch(name) is not None
 
 
 def environment_secrets() -> list[str]:
-    """The values of this process's environment variables whose names say that they are secret."""
+    """The values of this process's environment variables with names that stand for secrets."""
     return [value for name, value in os.environ.items() if names_secret(name)]
 
 

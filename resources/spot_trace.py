@@ -85,7 +85,7 @@ class SpotTrace:
         return SpotTrace(moved, self.span_s * factor)
 
     def window(self, start_s: float, duration_s: float) -> "SpotTrace":
-        """The part that begins at start_s; nodes that are up then come at its second 0."""
+        """The part that begins at start_s; nodes that are up at start_s come at second 0 of the part."""
         if start_s < 0 or duration_s <= 0 or start_s + duration_s > self.span_s:
             raise TraceError(
                 f"window: {start_s:g} s to {start_s + duration_s:g} s; allowed: within 0 to {self.span_s:g}"
@@ -103,11 +103,11 @@ class SpotTrace:
         return SpotTrace((*first, *(SpotEvent(e.time_s - start_s, e.node, e.up) for e in later)), duration_s)
 
     def part(self, places: int, seed: int) -> "SpotTrace":
-        """The trace of fewer machines: the history of `places` random places of this one; nodes are called "place-<k>".
+        """The trace of fewer machines: the history of `places` places drawn at random; nodes are called "place-<k>".
 
-        Providers give a replacement a new name. A place is what a node and its replacements take in turn: an
-        arriving node takes the place that has been free longest, else a new one. RLBoost samples its trace of nodes in
-        the same way (arXiv 2510.19225, C).
+        Providers give a replacement a new name. A place is what a node and its replacements take in turn: an arriving
+        node takes the place that has been free longest, else a new one. RLBoost samples its trace of nodes in the same
+        way (arXiv 2510.19225, C).
         """
         placed = list(_placed(self.events))
         known = max((place for _, place in placed), default=-1) + 1
@@ -220,9 +220,9 @@ def read_trace(path: Path | str, seed: int = 0) -> SpotTrace:
 
     `.csv` is Bamboo's: lines `milliseconds,add|remove,node`. `.json` is SkyPilot's: `{"metadata": {"gap_seconds": g},
     "data": [n, ...]}`, n machines *available* at each tick (some readers take the opposite polarity, which turns losses
-    into launches); what else it holds, such as prices, is not read. `.txt` is Bamboo's second format: lines `date,
-    time, count`. Its lines are in the order in which counts changed, and some repeat a count at times at which the next
-    line already has another; the later line holds. Counts name no machine, so the lost one is drawn with `seed`.
+    into launches); further fields, such as prices, are not read. `.txt` is Bamboo's second format: lines `date, time,
+    count`. Its lines are in the order in which counts changed, and some repeat a count at times at which the next line
+    already has another; the later line holds. Counts name no machine, so the lost one is drawn with `seed`.
 
     Raises TraceError if the file cannot be read or is no such trace; it names the file, the line or tick, and the
     value.

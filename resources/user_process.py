@@ -1,8 +1,8 @@
-"""A child process that runs a user's code: how its parent starts and ends it, and how it serves its parent.
+"""A child process that runs a user's code: start, end, and its answers to the parent.
 
-Messages go over its standard input and output (wire.py). What the user's code prints goes to standard error. The child
-is two processes: the first keeps, and runs no code of the user's; the second works, in a session of its own. When the
-worker ends, or the parent, the keeper ends all that the worker has started, however often that has forked.
+Messages go over its standard input and output (wire.py). Prints of the user's code go to standard error. The child is
+two processes: the keeper runs no code of the user; the worker runs the user's code, in a session of its own. When
+worker or parent ends, the keeper ends every process that the worker has started, however often it has forked.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ def visible_variables(named: Collection[str] = ()) -> dict[str, str]:
 def start(module: str, named: Collection[str] = ()) -> subprocess.Popen[bytes]:
     """Start `python -m module`, which calls `serve_parent`. Both pipes are non-blocking here.
 
-    named: the credentials that it sees in its environment variables.
+    named: names of credentials to pass on to the child as environment variables.
     """
     # Each once: flytekit adds a folder again for every task it meets, and the length of a variable is limited.
     paths = dict.fromkeys([*(path or str(Path.cwd()) for path in sys.path), str(_PROJECT_ROOT)])
@@ -67,7 +67,7 @@ def start(module: str, named: Collection[str] = ()) -> subprocess.Popen[bytes]:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the child and the processes that it started, and wait for its end. Its pipes stay open."""
+    """Kill the child and its descendants, and wait for its end. The pipes stay open."""
     if process.returncode is None:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -134,7 +134,7 @@ def describe(error: BaseException, *, place: bool = True) -> str:
 
 
 def _go_on_kept() -> None:
-    """Go on in a child of this process, which becomes its keeper."""
+    """Continue in a forked child; this process becomes the keeper of the child."""
     adopt_orphans()
     told, tell = os.pipe()
     os.set_blocking(tell, False)
@@ -187,7 +187,7 @@ def _keep(worker: int, told: int) -> NoReturn:
 
 
 def _reap(worker: int) -> int | None:
-    """Take note of all children that have ended; the status of the worker if it is one of them."""
+    """Collect all children that have ended; returns the status of the worker if the worker is among them."""
     status = None
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:

@@ -1,7 +1,7 @@
-"""What a process does now, as plain lines on standard error: the log of a pod, or of a command without a terminal.
+"""The present work of a process as plain lines on standard error: the log of a pod, or of a command without terminal.
 
-The code that does the work says so by `at_work`, wherever it is. `work_log` writes it: at the beginning, when it
-changes, again while it does not, and at the end. Without a `work_log` nothing is written, and `at_work` costs nothing.
+Code that works calls `at_work`, at any depth. `work_log` writes the lines: at the beginning, at each change, again
+during a long work, and at the end. Without a `work_log` nothing is written, and `at_work` costs nothing.
 """
 
 import os
@@ -32,7 +32,7 @@ class _Work:
 
 
 class WorkLog:
-    """The lines of one task. A thread writes them, so that no work waits for standard error."""
+    """The lines of one task. A thread writes the lines, for no work to wait for standard error."""
 
     def __init__(self, place: str, means: str = "", *, is_brief: bool = False) -> None:
         """place: whom the work is for, in words; each line begins with it.
@@ -60,7 +60,7 @@ class WorkLog:
         self._items.put(line)
 
     def end(self, how: str = "ends") -> None:
-        """Write how it ends, and no line after that; does nothing the second time."""
+        """Write the end of the work as the last line; does nothing the second time."""
         if not self._is_brief:
             self._end(how)
         self._finish()
@@ -146,9 +146,9 @@ def work_log(place: str, means: str = "", *, is_brief: bool = False) -> Iterator
 
 
 def at_work(what: str, how_far: Callable[[], str] = str) -> None:
-    """Say what this process does from now on.
+    """State the work of this process from now on.
 
-    how_far: says how far it is and what it waits for, in words; another thread calls it, and it must ask no store.
+    how_far: returns progress and current wait in words; a second thread calls the function, which must not use a store.
     """
     for log in _logs[-1:]:
         log.change(what, how_far)
@@ -160,7 +160,7 @@ os.register_at_fork(after_in_child=_logs.clear)
 
 @dataclass(slots=True)
 class _Chain:
-    """The iterations that one command on this machine adds to a run; count 0: it adds none."""
+    """The iterations that a command on this machine adds to a run; count 0: none."""
 
     ended: int = 0
     count: int = 0
@@ -171,7 +171,7 @@ _chain = _Chain()
 
 @contextmanager
 def chain_of(count: int) -> Iterator[None]:
-    """In the block this process adds `count` iterations to a run, one after another."""
+    """A block in which this process adds `count` iterations to a run, in sequence."""
     _chain.ended, _chain.count = 0, count
     try:
         yield

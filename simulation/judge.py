@@ -40,9 +40,9 @@ Fate = Literal["trained", "filtered"]
 
 
 def live_and_judge(history: History) -> Outcome:
-    """Simulate a history and check it; `broken` then lists every rule that did not hold, of all iterations.
+    """Simulate a history and check it; `broken` of the result lists every broken rule of every iteration.
 
-    The rest is the course of the first iteration, but for the counts and bounds, which are those of all.
+    Counts and bounds cover all iterations, the rest of the result the first iteration.
     """
     with shards_remembered() as memory, threads_in_turn():
         run = SimulatedRun(history)
@@ -95,7 +95,7 @@ def _news(outcome: Outcome, reference: Reference) -> set[str]:
 
 
 def _check_store(ledger: Ledger, store: ObjectStore) -> None:
-    """Check that every acknowledged object exists with its bytes."""
+    """Check that every acknowledged object exists and has the written bytes."""
     stored = set(store.list(""))
     for key, body in ledger.created.items():
         if key not in stored or store.get(key) != body:
@@ -118,7 +118,7 @@ def fates_of_groups(plan: PlanRecord, truth: Mapping[int, Whole]) -> dict[int, F
 
 
 def _check_batches(outcome: Outcome, reference: Reference) -> None:
-    """Check that every used response is in exactly one batch: whole, undisturbed, and according to its claims."""
+    """Check that each used response is in a single batch: whole, undisturbed, and according to its claims."""
     ledger, plan = outcome.ledger, reference.plan
     fates = fates_of_groups(plan, outcome.truth)
     batches = [batch_of(key, ledger.store.get(key)) for key in ledger.store.list(layout.batches(plan.iteration))]
@@ -150,7 +150,7 @@ def _check_batches(outcome: Outcome, reference: Reference) -> None:
 
 
 def _check_closing(ledger: Ledger) -> None:
-    """Check that no micro-batch was recorded after `closed`, from which on members drop their responses."""
+    """Check that no micro-batch was recorded after `closed`, the mark at which members drop their responses."""
     keys, closed = list(ledger.created), layout.closed(ledger.iteration)
     late = keys[keys.index(closed) :] if closed in keys else []
     for key in late:
@@ -240,7 +240,10 @@ def _check_transfers(outcome: Outcome, history: History, reference: Reference) -
 
 
 def _may_only_take_what_is_free(ledger: Ledger, claim: Claim, history: History) -> bool:
-    """Whether the claimer's crew saves machine time, unless its own clock stood still, so that others looked dead."""
+    """True if the claimer's crew saves machine time, except while the claimer's clock stood still.
+
+    To a member whose clock stood still, living members look dead.
+    """
     saves = history.objective == "gpu_seconds" and history.is_crew(int(claim.incarnation.split("-")[0]))
     return saves and _is_alive(ledger, claim, claim.incarnation, history)
 
@@ -256,7 +259,7 @@ def _has_released(reference: Reference, response: int, holder: str) -> bool:
 
 
 def _is_alive(ledger: Ledger, claim: Claim, name: str, history: History) -> bool:
-    """Whether its heartbeats were so regular up to this claim that no member could take it for dead."""
+    """True if the heartbeats of `name` were regular enough up to this claim for no member to take it for dead."""
     beats = ledger.beats.get(name, [])
     beats = beats[: bisect_right(beats, claim.at_s, key=lambda beat: beat.at_s)]
     if not beats or beats[-1].state == "gone":

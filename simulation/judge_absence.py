@@ -29,8 +29,8 @@ def check_waiting(ledger: Ledger, history: History, news: Collection[str]) -> fl
     """Check that tokens that count are journalled at least every `wait_s_max`, until none is missing.
 
     Faults restart the time; delays of connections to the store are added, and the time to read what is journalled: the
-    member that goes on alone reads it before it claims, here one shard after another. news: the keys of the shards that
-    count. Returns the longest wait as a share of the allowed one; 0 if any wait is allowed.
+    member that continues alone reads shard after shard ahead of its claim. news: the keys of the shards that count.
+    Returns the longest wait as a share of the allowed one; 0 if any wait is allowed.
     """
     if history.absence is None:
         return 0.0

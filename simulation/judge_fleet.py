@@ -1,6 +1,6 @@
 """The checks of a fleet's history after its end; those of each moment are in ledger_of_fleet.py.
 
-They read what lies in the store, and what the ledger saw; those of bills are in judge_payers.py.
+The checks read the store and the ledger; checks of bills are in judge_payers.py.
 """
 
 import itertools
@@ -21,7 +21,13 @@ REQUESTS_AT_LEAST, REQUESTS_PER_PHASE, REPEATED = 60, 20, 1.5
 
 @dataclass(frozen=True)
 class FleetOutcome:
-    """The course of a history. broken: the rules that did not hold. repeats: phases computed more than once."""
+    """The course of a history.
+
+    Attributes:
+        broken: the broken rules.
+        events: (time, process, event) of the trace.
+        repeats: number of phases computed more than once.
+    """
 
     broken: list[str]
     events: list[tuple[float, str, str]]
@@ -101,7 +107,7 @@ def _check_repeats(fleet: SimulatedFleet) -> tuple[int, int]:
 
 
 def _silences(life: HostLife, silent_s: float) -> int:
-    """How often a host was silent for so long while it lived; each counts for every phase that was under way then."""
+    """Number of silences of a host while it lived; each counts for every phase under way at its time."""
     moments = [life.began_s, *life.beats, *([] if life.ended_s is None else [life.ended_s])]
     phases = [*life.ended, *((began_s, math.inf) for began_s in life.under_way.values())]
     return sum(
@@ -126,7 +132,7 @@ def _check_restored(ledger: LedgerOfFleet) -> None:
 
 
 def _check_stays(ledger: LedgerOfFleet, history: FleetHistory) -> None:
-    """Check that hosts begin nothing after their hours, and say that they are gone, where nothing went wrong."""
+    """In a history without faults, check that hosts begin nothing after their hours and announce their end."""
     for name, life in ledger.hosts.items():
         if life.clock_ended_s is not None and not life.said_gone:
             ledger.breaks(f"stay: {name} has ended, and its heartbeat does not say so")

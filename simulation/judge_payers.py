@@ -12,7 +12,8 @@ from simulation import virtual_time
 from simulation.ledger_of_fleet import FLEET, SLOWEST_CLOCK, HostLife, LedgerOfFleet, Use
 from simulation.simulated_fleet_history import FleetHistory
 from storage.fleet import fleet_layout
-from storage.fleet.fleet_records import HostBeat, SpentEntry, SpentKind, SpentRecord
+from storage.fleet.fleet_records import HostBeat
+from storage.fleet.spent_records import SpentEntry, SpentKind, SpentRecord
 from storage.records import records
 from storage.stores.memory import NestedStore
 from tasks.sharing.billing import Bill, bill, total_s
@@ -64,7 +65,7 @@ def check_bills(ledger: LedgerOfFleet) -> None:
 
 
 def _divided(spent: list[SpentRecord], lived_s: float, shares: dict[str, float]) -> dict[str | None, float]:
-    """The idle seconds that each run has to pay for, by its share of those that were seated then."""
+    """The idle seconds that each run has to pay for, by its share among the seated runs."""
     ended_s = spent[-1].entries[-1].ended_s if spent else 0.0
     idle = [(record.seated, entry.seconds) for record in spent for entry in record.entries if entry.run is None]
     idle.append((spent[-1].seated if spent else (), max(0.0, lived_s - ended_s)))
@@ -85,10 +86,10 @@ def _check_division(ledger: LedgerOfFleet, host: str, billed: Bill, divided: dic
 
 
 def check_seated(ledger: LedgerOfFleet, history: FleetHistory, *, undisturbed: bool) -> None:
-    """Check that a run pays for idle time in which it was seated, and for no other; without faults for all of it.
+    """Check that a run pays for idle time only while seated on the host; without faults, for every such second.
 
-    A host that hears nothing of the store does not know for a while that it has lost a seat, or has one. One that is to
-    end looks no more, and knows who was seated at its last look.
+    A host without answers from the store learns late that it has lost or won a seat. A host near its end looks no more,
+    and bills by the seats of its last look.
     """
     heard_s = noticed_s(history) + history.look_interval_s / SLOWEST_CLOCK if undisturbed else math.inf
     for name, life in ledger.hosts.items():
@@ -112,7 +113,7 @@ def _idle(spent: list[SpentRecord]) -> Iterator[tuple[SpentRecord, SpentEntry]]:
 
 
 def _common_s(began_s: float, ended_s: float, times: list[tuple[float, float]]) -> float:
-    """How much of a span lies in one of the others, which may overlap."""
+    """Seconds of a span that are covered by at least one of `times`, which may overlap."""
     common_s, at_s = 0.0, began_s
     for from_s, until_s in sorted(times):
         common_s += max(0.0, min(ended_s, until_s) - max(at_s, from_s))
@@ -121,7 +122,7 @@ def _common_s(began_s: float, ended_s: float, times: list[tuple[float, float]]) 
 
 
 def check_payers(ledger: LedgerOfFleet, history: FleetHistory) -> None:
-    """Check that each run pays for the time in which it had the device, for what it did then, where nothing went wrong.
+    """Check that each run pays for its time on the device by activity, in a history without faults.
 
     A host looks at the device once in a poll interval, after the requests that it makes in between.
     """

@@ -26,10 +26,11 @@ Written = Sequence[tuple[float, Row]]
 
 @dataclass(frozen=True)
 class Promises:
-    """What the checks of one history look at.
+    """The material of the checks of one history.
 
-    written: by incarnation and response, (when it reached the store, the row). owners: by response, (when it was
-    claimed, by whom), in order.
+    Attributes:
+        written: by incarnation and response, (time of arrival in the store, row).
+        owners: by response, (time of the claim, incarnation), in order.
     """
 
     ledger: Ledger
@@ -88,7 +89,7 @@ class Promises:
         return 0.0
 
     def _check_worth(self, name: str, chunk: Decoded, lost_s: float) -> None:
-        """Check that a member stops decoding what another one claimed, and stops when the iteration is closed."""
+        """Check that decoding of a response stops after a claim by another member, and all decoding after `closed`."""
         closed_s = self.ledger.created_at_s.get(layout.closed(self.ledger.iteration), math.inf)
         since_s = min(lost_s, closed_s)
         if chunk.at_s <= since_s + self.unaware_s or self.ledger.is_troubled(name, since_s, chunk.at_s):
@@ -98,7 +99,7 @@ class Promises:
         self.ledger.breaks(f"promise: {name} decoded response {chunk.response} {late_s:.0f} s after {why}")
 
     def _check_gone(self, name: str) -> None:
-        """Check that no shard follows the heartbeat "gone", after which others claim what was held."""
+        """Check that no shard follows the heartbeat "gone", which frees the held responses for any member."""
         gone_s = next((beat.at_s for beat in self.ledger.beats.get(name, ()) if beat.state == "gone"), None)
         if gone_s is None:
             return
@@ -124,7 +125,10 @@ class Promises:
         return math.inf
 
     def _lost_s(self, name: str, chunk: Decoded) -> float:
-        """When another incarnation claimed the response after `name` had and its engine began it; infinity if never."""
+        """When the next incarnation claimed the response after `name`; infinity if never.
+
+        The claim of `name` is its last claim up to the moment at which its engine admitted the response.
+        """
         owners = self.owners.get(chunk.response, ())
         own = [index for index, (at_s, who) in enumerate(owners) if who == name and at_s <= chunk.since_s]
         if not own or own[-1] + 1 == len(owners):

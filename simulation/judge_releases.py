@@ -1,7 +1,7 @@
 """The checks of how responses change hands between living members: by asks, by cuts, and never while a tool runs.
 
-A member releases what it was asked for. One that cuts releases all that it holds, once, and only if others that hold
-more have room for it by the heartbeats that it has just read; so of two members at most one cuts into the other. A
+A member releases responses on request. A member that cuts releases all its responses, once, and only if members with
+more responses have room for them by the heartbeats just read; two members therefore never cut into each other. A
 response whose turn waits for an answer is neither released nor taken from the living: its call would be made again.
 """
 
@@ -21,7 +21,7 @@ from storage.stores.store import CorruptObject
 
 @dataclass(frozen=True)
 class Release:
-    """What one shard of an incarnation releases, when, and the responses that it had ended by then."""
+    """A shard's releases: responses, time, and the responses that the incarnation had ended by the time."""
 
     incarnation: str
     at_s: float
@@ -68,7 +68,7 @@ def _check_owed(ledger: Ledger, reference: Reference) -> None:
 
 
 def _asked(ledger: Ledger) -> Mapping[str, Sequence[tuple[float, frozenset[int]]]]:
-    """For each incarnation, when it was asked for which responses."""
+    """For each incarnation, the asks to it: time and responses."""
     asked: dict[str, list[tuple[float, frozenset[int]]]] = defaultdict(list)
     for key, body in ledger.created.items():
         if key.startswith(layout.asks(ledger.iteration)):
@@ -102,7 +102,7 @@ def _releases(ledger: Ledger, reference: Reference) -> Mapping[str, Sequence[Rel
 
 
 def _check_cut(ledger: Ledger, history: History, cut: Release, responses: frozenset[int]) -> None:
-    """Check that a member may cut, has ended enough, and saw room for what it released in those that held more."""
+    """Check that a member may cut, has ended enough, and saw room for its releases in members with more responses."""
     name, number = cut.incarnation, len(responses)
     if history.cut_share is None or not history.is_crew(cut.slot):
         ledger.breaks(f"livelock: {name} released {sorted(responses)}, which no member asked for")

@@ -29,7 +29,7 @@ from storage.weights.versions import pull_version
 
 
 def check_run(run: LedgerOfRun, outcomes: Sequence[Outcome], references: Sequence[Reference]) -> None:
-    """Check all iterations of a run that has ended; references: what was journalled in each."""
+    """Check every iteration of a run that has ended; references: the journal of each iteration."""
     try:
         told = reports(run.store)
         _check_left(run, outcomes, references)
@@ -57,7 +57,7 @@ def _batches(store: MemoryStore, plan: PlanRecord) -> list[BatchRecord]:
 
 
 def _check_report(run: LedgerOfRun, outcome: Outcome, report: ReportRecord, batches: Sequence[BatchRecord]) -> None:
-    """Check that the report says what the ledger saw: lengths, rewards, lives, and which prompt is next."""
+    """Check the report against the ledger: lengths, rewards, lives, and the next prompt."""
     plan, truth, ledger = outcome.history.plan, outcome.truth, outcome.ledger
     graded = [each.response for batch in batches for each in batch.graded]
     lengths = tuple(len(truth[response].logprobs) for response in graded)
@@ -100,7 +100,7 @@ def _check_corrections(run: LedgerOfRun, plan: PlanRecord) -> None:
 
 
 def _check_saved(run: LedgerOfRun, version: int, weights: Blocks) -> Blocks:
-    """Check that the first state that was saved is what the recorded batches lead to; returns it, to the last bit."""
+    """Check that the first saved state follows from the recorded batches; returns the state, to the last bit."""
     folder, saved = layout.checkpoint(version), MemoryStore()
     for key, body in run.common.created.items():
         if key.startswith(folder):
@@ -119,10 +119,10 @@ def _are_same(one: Blocks, other: Blocks) -> bool:
 
 
 def _check_published(run: LedgerOfRun, outcome: Outcome, version: int, weights: Blocks) -> None:
-    """Check that a weight version came after its objects, and is what the recorded batches lead to.
+    """Check that a weight version came after its objects and follows from the recorded batches.
 
-    Its last bits may be those of another life than saved the state. The state was there before the report: when the
-    train task has ended, no process has it in memory.
+    The last bits may differ from the saved state if two lives of the trainer computed them. The state precedes the
+    report: after the end of the train task, no process has the state in memory.
     """
     key, written = layout.manifest(layout.weights(version)), list(run.common.created)
     if key not in written:
@@ -157,7 +157,7 @@ def _check_erased(run: LedgerOfRun, iteration: int) -> None:
 
 
 def _check_plans(run: LedgerOfRun, outcomes: Sequence[Outcome], told: Sequence[ReportRecord]) -> None:
-    """Check which version each plan samples from, and that it begins with the prompt at which the last one ended."""
+    """Check the weight version that each plan samples from, and that prompts continue from plan to plan."""
     for outcome, before in zip(outcomes[1:], told, strict=False):
         plan = outcome.history.plan
         version = max(0, plan.iteration - outcome.history.ahead)
@@ -169,9 +169,9 @@ def _check_plans(run: LedgerOfRun, outcomes: Sequence[Outcome], told: Sequence[R
 
 
 def _check_left(run: LedgerOfRun, outcomes: Sequence[Outcome], references: Sequence[Reference]) -> None:
-    """Check that the responses of each iteration can be read, from its parts or its journal, with all that they have.
+    """Check that the responses of each iteration can be read whole, from its parts or its journal.
 
-    Those that were recorded have what the journal has of them: log-probs, stretches, events, spans; and the rewards.
+    Recorded responses equal the journal in log-probs, stretches, events and spans, and the batches in rewards.
     """
     for outcome, reference in zip(outcomes, references, strict=True):
         plan = outcome.history.plan
@@ -208,7 +208,7 @@ def _lack(row: Response, graded: GradedResponse, reference: Reference) -> str:
 
 
 def check_rows(run: LedgerOfRun, plan: PlanRecord, truth: Mapping[int, Whole], rows: Sequence[Response]) -> None:
-    """Check that responses as read have the tokens of the undisturbed ones, and that the trained ones are there."""
+    """Check responses as read: tokens equal the undisturbed responses, and every trained response is present."""
     for row in rows:
         whole = truth[row.response]
         if list(row.token_ids) != list(whole.token_ids) or row.weight_version != plan.weight_version:

@@ -65,8 +65,8 @@ Answers = Mapping[str, tuple[float, int, CallRecord]]
 def _written(outcome: Outcome, reference: Reference) -> tuple[Mapping[tuple[int, int], float], Answers, set[int]]:
     """What the journal says of turns.
 
-    It returns when they first reached it, by (response, its tokens until then); by call, the answers that count, with
-    time and epoch; and the responses that began again.
+    Returns the first arrival of each turn in the journal, by (response, number of tokens so far); by call, the answers
+    that count, with time and epoch; and the responses that began again.
     """
     acted_at_s: dict[tuple[int, int], float] = {}
     begun_again: set[int] = set()

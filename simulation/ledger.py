@@ -44,7 +44,13 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Tokens that an engine returned: `count` of a response from position `start` on; since_s: when it admitted it."""
+    """Tokens that an engine returned.
+
+    Attributes:
+        since_s: when the engine admitted the response.
+        at_s: when the tokens were returned.
+        start, count: position of the first token, and number of tokens.
+    """
 
     since_s: float
     at_s: float
@@ -66,9 +72,12 @@ class Life:
 class Ledger:
     """The true store, and a record of which process did what to an iteration's objects when.
 
-    now: true time since the iteration's beginning at zero_s. closes: is called when the iteration is closed. of: the
-    ledger that a key belongs to; None: this one has all. deletes: is told which process is about to delete a key;
-    returns whether it may. deleted: objects as they were when they were deleted first.
+    Attributes:
+        now: true time since the iteration's beginning at zero_s.
+        closes: called when the iteration is closed.
+        of: maps a key to its ledger; None: this ledger has every key.
+        deletes: called with process and key ahead of a deletion; returns whether the deletion is allowed.
+        deleted: bodies of objects at their first deletion.
     """
 
     now: Callable[[], float]
@@ -123,13 +132,13 @@ class Ledger:
         return whole
 
     def tell(self, who: str, what: str) -> None:
-        """Note an event for the trace; random names of probes are left out, so that a seed has one trace."""
+        """Note an event for the trace; random names of probes are left out, to have a single trace per seed."""
         if layout.PROBE in what:
             what = PROBE_NAME.sub(layout.PROBE, what)
         self.events.append((self.zero_s + self.now(), who, what))
 
     def note_fault(self, duration_s: float = 0.0) -> None:
-        """Note a fault that begins now and lasts this long."""
+        """Note a fault from now on, for `duration_s`."""
         self.faults.append((self.now(), self.now() + duration_s))
 
     def note_delay(self, duration_s: float) -> None:

@@ -1,7 +1,7 @@
 """What really happened to a fleet and its runs, in true order, and the rules that are broken at each moment.
 
-The fleet and its runs lie in one true store, each below a folder of its own. The ledger stands below the faults; of the
-workers it is told directly what they do. Only the checks read it.
+The fleet and its runs lie in one true store, each below a folder of its own. The ledger stands below the faults;
+workers report to it directly. Only the checks read the ledger.
 """
 
 import itertools
@@ -13,7 +13,7 @@ from typing import Any
 
 from storage.clock import Clock
 from storage.fleet import fleet_layout
-from storage.fleet.fleet_records import Tier
+from storage.fleet.spent_records import Tier
 from storage.records import layout, records
 from storage.records.run import exists
 from storage.stores.memory import MemoryStore
@@ -35,18 +35,26 @@ def run_folder(number: int) -> str:
 
 @dataclass
 class HostLife:
-    """An incarnation of a host: true times, and its monotonic clock at its beginning and its end.
+    """An incarnation of a host: true times, and times of the monotonic clock of its machine.
 
-    clock: of its machine. stays_s: how long it is told to serve by it; None: until the end. device: which run has its
-    device now, or a member, since device_since_s, and for which iteration. device_s: how long each run had it before,
-    by iteration; None: a member had it for the run. stages_s: how long each run's workers did what on the device.
-    begun: how often each of these began; last_begun_s: when the last phase did, in its own seconds. under_way: when
-    each run's present phase began, until its worker has no more to do for it; ended: when others began and ended.
-    restored: how its workers restored states, by run, iteration, tier, and whether ahead. seated: from when, and until
-    when, each run was seated on it, in its own seconds. asked: whether the seat of a run was still its own when it last
-    asked. calls: its requests. beats: true times at which its heartbeat changed. last_beat: its last own one.
-    said_leaving, said_gone: whether that was written. told_to_end_s: when it first heard so, in its own seconds.
-    ended_s: None if it lives.
+    Attributes:
+        began_s, ended_s: true times; None: the host lives.
+        clock_began_s, clock_ended_s: begin and end by `clock`.
+        clock: the clock of the machine.
+        stays_s: seconds by the clock that the host is told to serve; None: until the end.
+        device, device_since_s, iteration: the run (or member) on the device now, since when, and for which iteration.
+        device_s: earlier seconds of each run on the device, by iteration; iteration None: a member had it for the run.
+        stages_s: seconds of each stage of each run's workers on the device.
+        begun, last_begun_s: number of begun phases by use, and the host's own time of the last beginning.
+        under_way: when each run's present phase began, until its worker has no more to do for it.
+        ended: (begin, end) of earlier phases.
+        restored: how workers restored states, by run, iteration, tier, and whether ahead.
+        seated: (begin, end) of each run's seats on the host, in its own seconds.
+        asked: whether the seat of a run was still the host's at its last look.
+        calls: its requests.
+        beats, last_beat: true times at which the heartbeat changed, and the last heartbeat written.
+        said_leaving, said_gone: whether this state was written.
+        told_to_end_s: the host's own time of the first order to end.
     """
 
     began_s: float
@@ -85,7 +93,7 @@ class HostLife:
 
     @property
     def ends(self) -> bool:
-        """Whether it is to end: it was told so, or its hours are over."""
+        """True if the host is to end, by an order or because its hours are over."""
         return self.lived_s() >= self.serves_s
 
     @property
@@ -219,9 +227,9 @@ class LedgerOfFleet:
             )
 
     def note_state(self, host: str, run: str, iteration: int, digest: str | None, *, resident: bool) -> None:
-        """Check a state from which a phase goes on, or which was read ahead for it, against what was stored first.
+        """Check a restored or read-ahead state of a phase against the state that was stored first.
 
-        After the report, nothing that is made of it counts.
+        After the report, no result of the phase counts.
         """
         self.counts["resident states used"] += resident
         stored = self.states(run, iteration)
@@ -237,7 +245,7 @@ class LedgerOfFleet:
         return [*([] if checkpoint is None else [checkpoint[1]]), *([] if weights is None else [weights])]
 
     def note_restored(self, host: str, run: str, iteration: int, how: Restored) -> None:
-        """Note that a run's worker has got its state."""
+        """Note that the worker of a run has restored the run's state."""
         self.hosts[host].restored[run, iteration, how.tier, how.ahead] += 1
         self.counts[f"states from the {how.tier}{', ahead' if how.ahead else ''}"] += 1
 
@@ -266,7 +274,7 @@ class LedgerOfFleet:
     def _note_version(self, run: str, key: str, body: bytes) -> None:
         """Note a manifest of a run, but not weights of an iteration that was committed before.
 
-        A host that was frozen may store one again that the run has deleted since; it is of no use, and does no harm.
+        A frozen host may store a version again after the run has deleted it, which is useless and harmless.
         """
         for prefix, folder in ((layout.WEIGHTS, layout.weights), (layout.CHECKPOINTS, layout.checkpoint)):
             version = key.removeprefix(prefix).partition("/")[0]

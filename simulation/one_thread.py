@@ -1,6 +1,6 @@
 """Production's thread pools in virtual time: what they would do side by side is done in turn, by the caller.
 
-A process of virtual time can only wait in its own thread. The order in turn is one of those that a pool may take.
+A process of virtual time can only wait in its own thread. A pool of threads could take the same order.
 """
 
 from collections.abc import Callable, Iterable, Iterator

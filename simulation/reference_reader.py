@@ -22,9 +22,12 @@ NO_SEAL = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Claims by unit in epoch order, and rows by (incarnation, epoch, response) in written order.
+    """The journal of an iteration, read by a second, simple implementation.
 
-    store: what was written, as if retention had deleted nothing.
+    Attributes:
+        store: every object ever written, as if retention had deleted nothing.
+        claims: by unit, in epoch order.
+        rows: by (incarnation, epoch, response), in written order.
     """
 
     plan: PlanRecord
@@ -52,7 +55,7 @@ class Reference:
         return [(sequence, row) for sequence, row in rows if sequence <= span.last_sequence]
 
     def used(self, response: int, spans: Sequence[Span]) -> list[Span]:
-        """The spans that have rows, each up to the last shard that holds one."""
+        """The spans with rows, each up to the last shard with a row."""
         found = [(span, self.rows_of(response, span)) for span in spans]
         return [
             Span(epoch=span.epoch, incarnation=span.incarnation, last_sequence=rows[-1][0])

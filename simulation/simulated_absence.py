@@ -22,11 +22,14 @@ class Outage:
 
 @dataclass(frozen=True, kw_only=True)
 class Absence:
-    """The planned members that are absent, so that the trainer's machine generates ("planning.seeding": "auto").
+    """The planned members that are absent, for the trainer's machine to generate (planning.seeding "auto").
 
-    seeding_after_s: how long no member must have lived before it does. never: slots for which Flyte finds no machine.
-    late_s: slots that start this long after the trainer has ended. lives_s: slots whose lives are cut off after these
-    times, and which are not started again after the last one. attempts_max: so often a slot starts, whatever ended it.
+    Attributes:
+        seeding_after_s: seconds without a living member until the trainer's machine generates.
+        never: slots for which Flyte finds no machine.
+        late_s: delay of late slots, counted from the end of the trainer.
+        lives_s: slots whose lives are cut off after these times, without a new start after the last life.
+        attempts_max: number of starts of a slot, whatever ends them.
     """
 
     seeding_after_s: float

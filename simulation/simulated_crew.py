@@ -45,10 +45,11 @@ REFUSED = (StoreDenied, CrewLost)
 class Outcome:
     """The course of a history: the true store, the counts of events, and the time of the end.
 
-    requests_to_bound: the most requests of any member, as a share of the bound (simulation/judge.py).
-    promise_to_bound: the longest time that a token was in one process only, as a share of the bound
-        (simulation/judge_promises.py).
-    wait_to_bound: the longest time without new tokens, as a share of the bound (simulation/judge_absence.py).
+    Attributes:
+        requests_to_bound: the most requests of any member, as a share of the bound (simulation/judge.py).
+        promise_to_bound: the longest time that a token was in one process only, as a share of the bound
+            (simulation/judge_promises.py).
+        wait_to_bound: the longest time without new tokens, as a share of the bound (simulation/judge_absence.py).
     """
 
     history: History
@@ -62,7 +63,7 @@ class Outcome:
 
     @property
     def broken(self) -> list[str]:
-        """All broken rules, each with its kind before the colon."""
+        """Every broken rule, with its kind ahead of the colon."""
         return self.ledger.broken
 
 
@@ -79,7 +80,7 @@ def merged(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 class Standing(Protocol):
-    """What an iteration needs of members that work on other iterations, too; by number, none of them a slot's."""
+    """The part of a standing crew that an iteration uses: processes by number, none the number of a slot."""
 
     processes: dict[int, Machine]
 
@@ -229,7 +230,7 @@ class SimulatedCrew:
         self._timeline.after(RELAUNCH_AFTER_S, self._relaunch)
 
     def _starts_after_s(self) -> float:
-        """How long a process takes to start again; one that a store refuses is started when that is over."""
+        """How long a process takes to start again; after a refusal by the store, until the refusal is over."""
         refused_s = max(0.0, self.lines.refused_until_s - self._timeline.now_s)
         return refused_s + self._rng.uniform(*self.history.cold_start_s)
 

@@ -83,7 +83,7 @@ class SimulatedFleet:
         *,
         calm: bool = False,
     ) -> Machine:
-        """Start a process; `main` gets it and its connection to the true store."""
+        """Start a process; `main` gets the process and a connection to the true store."""
 
         def on_end(process: Machine, error: BaseException | None) -> None:
             self.ledger.tell(name, f"ends: {'done' if error is None else repr(error)}")

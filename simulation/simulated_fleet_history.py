@@ -1,4 +1,4 @@
-"""A history of a fleet drawn in advance from a seed: runs, hosts, and all faults, which are bounded and end."""
+"""A history of a fleet drawn in advance from a seed: runs, hosts, and faults, with bounds and an end."""
 
 import random
 from dataclasses import dataclass
@@ -27,9 +27,13 @@ class FleetStrike:
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnRun:
-    """A run: how long a phase and a rollout take on average, and how many iterations it has.
+    """A run of a fleet.
 
-    admitted_at_s, exists_at_s: when its records are written, in any order. leaves_at_s: None: it does not leave.
+    Attributes:
+        phase_s, rollout_s: mean seconds of a phase and of a rollout.
+        iterations: number of iterations.
+        admitted_at_s, exists_at_s: when the records of admission and of the run are written, in any order.
+        leaves_at_s: when the run leaves; None: never.
     """
 
     phase_s: float
@@ -44,9 +48,12 @@ class DrawnRun:
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnHost:
-    """A machine of the fleet. stays_s: how long each incarnation serves; None: until the end. back_s: to the next.
+    """A machine of the fleet.
 
-    backfill_s: a member generates on it while no phase is expected for so long; None: none does.
+    Attributes:
+        stays_s: seconds that each incarnation serves; None: until the end.
+        back_s: seconds until the next incarnation.
+        backfill_s: a member generates on the host while no phase is expected for this time; None: no member does.
     """
 
     arrives_at_s: float
@@ -58,7 +65,11 @@ class DrawnHost:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetHistory:
-    """Everything that is drawn in advance. hangs: the probability, until the calm, that a phase takes far too long."""
+    """The course of a fleet's history as drawn in advance.
+
+    Attributes:
+        hangs: the probability, until the calm, that a phase takes far too long.
+    """
 
     seed: int
     runs: tuple[DrawnRun, ...]

@@ -67,7 +67,7 @@ class Strike:
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """A machine's decode step: it takes base_s up to `plateau` responses together, and proportionally more beyond."""
+    """A machine's decode step: base_s up to `plateau` responses together, and proportionally more beyond."""
 
     base_s: float
     plateau: int
@@ -78,24 +78,26 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """Everything that is drawn in advance.
+    """A history as drawn in advance.
 
-    arrivals_s: the first start of each member's slot; members beyond the plan's slots are joiners.
-    stays_s: after how long a member leaves by itself; None: it does not. The member on the trainer's machine leaves
-        when it has seeded.
-    objective, cut_share: settings of the plan's own crew.
-    in_plan_order: whether the trainer takes groups in plan order; always if the plan says how many are wanted.
-    micro_batch_tokens_max: the most padded tokens, prompts included, of a micro-batch.
-    engine_dies: the probability per decode step, until the calm, that the engine dies in it.
-    absence: which members do not come; None: all come, as often as needed, and the trainer's machine never generates.
-    trainer_speed: the speed of the trainer's machine when it generates because no other member does.
-    iterations: how many the history has, of which `plan` is the first, or a later one. With only one, it ends when that
-        one is closed; else each of them is trained, published, concluded and swept.
-    ahead: how many iterations are planned, and rolled out, while the one before them is trained; `max_staleness`.
-    stands: whether the crew stands, so that its members work on all iterations.
-    adapts: whether weight versions are published as adapters of version 0. inexact: whether the last bits of a training
-        step differ from life to life of the trainer, as on GPUs.
-    script: how the environments behave that answer the policy's turns; None: a response is one turn.
+    Attributes:
+        arrivals_s: first start of each member's slot; members beyond the plan's slots are joiners.
+        stays_s: time after which a member leaves by itself; None: never. The member on the trainer's machine leaves
+            after seeding.
+        objective, cut_share: settings of the plan's own crew.
+        in_plan_order: whether the trainer takes groups in plan order; always if the plan limits the trained groups.
+        micro_batch_tokens_max: the most padded tokens, prompts included, of a micro-batch.
+        engine_dies: the probability per decode step, until the calm, that the engine dies in it.
+        absence: members that do not come; None: all come, as often as needed, and the trainer's machine never
+            generates.
+        trainer_speed: speed of the trainer's machine when it generates without members.
+        iterations: number of iterations from `plan` on. A single iteration ends when closed; of several, each is
+            trained, published, concluded and swept.
+        ahead: number of iterations that are planned and rolled out during training of an earlier one; `max_staleness`.
+        stands: whether the crew stands, with members that work on every iteration.
+        adapts: whether weight versions are published as adapters of version 0.
+        inexact: whether the last bits of a training step differ between lives of the trainer, as on GPUs.
+        script: behaviour of the environments that answer the policy's turns; None: a response is one turn.
     """
 
     seed: int
@@ -134,12 +136,12 @@ class History:
         return self.plan.slots[member].pool if member < len(self.plan.slots) else JOINED_POOL
 
     def is_crew(self, member: int) -> bool:
-        """Whether Flyte starts this member again when it dies."""
+        """True if Flyte starts the member again after its death."""
         return self.pool(member) not in (JOINED_POOL, TRAIN_POOL)
 
     @property
     def last_fault_s(self) -> float:
-        """The time from which there are no more faults and all struck members are back."""
+        """The time after the last fault and the return of the last struck member."""
         struck_s = [strike.at_s + strike.duration_s for strike in self.strikes]
         calm_s = max([self.calm_at_s + self.weather.pause_s[1], *struck_s])
         return calm_s if self.absence is None else max(calm_s, self.absence.lasts_s + 4 * self.cold_start_s[1])
@@ -186,7 +188,7 @@ class History:
         return in_outage(self.weather)
 
     def refusal(self, kind: Literal["denied", "full"]) -> FaultRates:
-        """The store's fault rates while it refuses all requests, or those that take room."""
+        """The store's fault rates during a refusal of all requests, or of requests that take room."""
         return in_refusal(self.weather, denied=kind == "denied")
 
 
@@ -222,7 +224,7 @@ def _draw_ahead(seed: int) -> int:
 
 
 def _standing(history: History) -> History:
-    """The same history with the settings that a standing crew allows, if it has one."""
+    """The history with the settings of a standing crew, if the history has one."""
     return replace(history, objective="makespan", cut_share=None) if history.stands else history
 
 

@@ -153,7 +153,7 @@ class Lines:
         self._names: dict[str, list[str]] = defaultdict(list)
 
     def connect(self, process: Machine, name: str) -> ObjectStore:
-        """The store for a process under a name, which is its own or that of a member in it."""
+        """The store for a process, under the name of the process or of a member in it."""
         rng = random.Random(f"faults {self._history.seed} {name}")
         self._names[process.name].append(name)
         store: ObjectStore = self._ledger.view(name)
@@ -191,7 +191,7 @@ class Lines:
             self._ledger.note_trouble(name, now_s, now_s + duration_s)
 
     def crashed_at(self, process: Machine) -> tuple[str, str] | None:
-        """At which moment of which call the process crashed; None if it did not crash at a call."""
+        """The call, and the moment of the call, at which the process crashed; None if it did not crash at a call."""
         crashing = self._crashing.get(process.name)
         return None if crashing is None or crashing.last_call is None else (crashing.moment, crashing.last_call)
 

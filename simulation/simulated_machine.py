@@ -35,8 +35,8 @@ class HangingEngine(ScriptedEngine):
     ) -> None:
         """member: None for the trainer's machine, which generates when no member lives.
 
-        ledger: is told under `name` what the engine returns, and when it hangs.
-        holds: the weight version that it has from an earlier iteration, in which its process helped.
+        ledger: gets, under `name`, the returned tokens and the hangs of the engine. holds: the weight version left from
+        an earlier iteration of the process.
         """
         self._speed = history.trainer_speed if member is None else history.speeds[member]
         super().__init__(
@@ -62,7 +62,7 @@ class HangingEngine(ScriptedEngine):
     def enter(self, history: History, slot: int, dies: Callable[[float], bool], ledger: Ledger, name: str) -> None:
         """Serve another iteration, in which the process is the incarnation `name` and fills a slot.
 
-        The weights stay; everything else is as that iteration's history draws it.
+        The weights stay; the history of the iteration draws everything else.
         """
         self._history, self._member, self._dies, self._ledger, self._name = history, slot, dies, ledger, name
         self._speed = history.speeds[slot % len(history.speeds)]
@@ -130,7 +130,7 @@ class HangingEngine(ScriptedEngine):
 class ShardMemory:
     """Encodes shards by the production code, and gives readers in the same process the original rows back.
 
-    tests/storage/test_shard.py shows that an encoded shard decodes to its rows; here decoding would take half the time.
+    tests/storage/journal/test_shard.py proves the equality of decoded rows; here decoding would take half the time.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class ShardMemory:
 
 @contextmanager
 def shards_remembered() -> Iterator[ShardMemory]:
-    """Within this context, all journals of the process share one memory of their shards."""
+    """Within this context, the journals of the process share a memory of their shards."""
     memory, names = ShardMemory(), vars(journal)
     ours = {name: names[name] for name in ("encode_shard", "decode_shard")}
     names.update(encode_shard=memory.encode, decode_shard=memory.decode)

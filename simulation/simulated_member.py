@@ -1,6 +1,6 @@
 """Members of a simulated crew: production sessions on simulated engines, also the one in the trainer's own process.
 
-When a member leaves, this module checks that it may. It knows neither faults nor what Flyte does.
+The module checks that a leaving member may leave. It knows neither faults nor Flyte.
 """
 
 import math
@@ -136,7 +136,7 @@ class Members:
     ) -> SessionOutcome:
         """One session of a standing member, which is `number` among the iteration's processes, in a slot.
 
-        enough: None in its last iteration, which it leaves as any member of the slot does.
+        enough: None in the last iteration, which the member leaves like a member of the slot.
         """
         name = f"{slot:05d}-{rng.getrandbits(64):016x}"
         self._counts["sessions of standing members"] += 1

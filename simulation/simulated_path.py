@@ -65,7 +65,7 @@ def config_of(history: History) -> RunConfig:
 def plan_next(
     store: ObjectStore, first: PlanRecord, config: RunConfig, execution: str, clock: Clock, *, ahead: int = 0
 ) -> PlanRecord:
-    """Write the plan of the next iteration, or find the one that is there.
+    """Write the plan of the next iteration, or return the existing plan.
 
     first: the drawn plan of the first iteration. ahead: how many planned iterations may be passed over.
     """
@@ -120,7 +120,7 @@ def takes_lease(store: ObjectStore, execution: str, clock: Clock) -> bool:
 
 
 def succeeds_release(store: ObjectStore, execution: str) -> bool:
-    """Whether the lease was free when the execution got it the last time: it was new, or its holder had released it."""
+    """True if the lease was free at the execution's last acquisition: new, or released by its holder."""
     keys = [key for key in store.list(layout.LEASE) if key != layout.LEASE_BEAT]
     log = [records.read(store, LeaseRecord, key) for key in keys]
     got = max(index for index, each in enumerate(log) if each.holder == execution and not each.released)

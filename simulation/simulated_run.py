@@ -1,8 +1,8 @@
-"""A simulated run: the iterations of a history on one timeline and one store, and what Flyte does between them.
+"""A simulated run: the iterations of a history on one timeline and one store, and the work of Flyte in between.
 
-The path is plan, train, conclude, and the next plan. Each of its tasks is started again when it dies, and sometimes a
-frozen one is followed by another and wakes up beside it. Sweeps of the operator run beside everything. Members and
-trainers of an iteration that is over go on as zombies while the next one runs.
+The path is plan, train, conclude, and the next plan. A task that dies is started again; sometimes a frozen task gets a
+successor and wakes up beside it. Sweeps of the operator run beside everything. Members and trainers of an iteration
+that is over go on as zombies during the next iteration.
 """
 
 import random
@@ -54,7 +54,7 @@ def _nothing(_: object) -> None:
 
 
 class SimulatedRun:
-    """The iterations of one history. Without a path, there is one, which ends when it is closed."""
+    """The iterations of one history. Without a path, the single iteration ends when closed."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -150,7 +150,7 @@ class SimulatedRun:
             self._crews[concluded + 1].train()
 
     def _start_reader(self, name: str) -> None:
-        """A process that reads all concluded iterations while they may be swept."""
+        """Start a process that reads all concluded iterations while sweeps may delete objects."""
         common, history = self.ledger.common, self._history
 
         def main(process: Machine) -> None:
@@ -163,7 +163,7 @@ class SimulatedRun:
         started(self._timeline, common, history.seed, name, main, self._note_end)
 
     def _start_rival(self) -> None:
-        """Another execution tries to get the lease, which it may only if this one shows no sign of life."""
+        """Start a second execution that wants the lease, which it may get only if this run shows no sign of life."""
         common, history = self.ledger.common, self._history
 
         def main(process: Machine) -> None:

@@ -29,7 +29,7 @@ class Machine(Process):
         self.threads: list[Process] = []
 
     def current(self) -> Process:
-        """The running thread; this process itself if that is the main thread."""
+        """The running thread; in the main thread, this process itself."""
         here = getcurrent()
         return next((thread for thread in self.threads if thread.runs_in(here)), self)
 

@@ -1,8 +1,8 @@
 """A simulated crew that stands: processes that work on all iterations of a history by production's loop and route.
 
-Each iteration's strikes strike them, wherever they are at that time. This module plays Flyte: it starts lost ones
-again, some a few times only, and it starts successors of frozen ones, which wake up beside them. In the last iteration
-all come again, because members leave that one before it is closed, and the simulated trainer does not generate.
+The strikes of each iteration hit the processes wherever they work. This module plays Flyte: lost processes are started
+again, some of them a few times only, and frozen processes get successors and wake up beside them. In the last iteration
+all come again, because members leave that iteration before it is closed, and the simulated trainer does not generate.
 """
 
 import math
@@ -88,7 +88,7 @@ class StandingCrew:
             self._timeline.after(self._rng.uniform(*self._history.cold_start_s), partial(self._start, member))
 
     def note_stop(self, process: Machine, duration_s: float) -> None:
-        """Note in every iteration that a process stands still; sometimes Flyte takes it for lost and starts another."""
+        """Note in every iteration that a process stands still; sometimes Flyte starts a successor, as after a loss."""
         for crew in self._crews:
             crew.lines.note_stop(process, duration_s)
         member = next((k for k, known in self.processes.items() if known is process), None)

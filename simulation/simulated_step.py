@@ -1,9 +1,9 @@
 """The training step of a simulated run: a function of the recorded batches, published by the production code.
 
 The weights count which responses were trained, with what reward and how long, so the judge computes them again from the
-batch records. `steps` holds the version, by which an engine knows what it was given. `bits` stands for the last bits of
-a step, in which one life of a trainer may differ from another. Weight versions are published whole and as differences,
-or as an adapter whose factors hold the same numbers.
+batch records. `steps` holds the version, for an engine to recognise its weights. `bits` stands for the last bits of a
+step, in which one life of a trainer may differ from another. Weight versions are published whole and as differences, or
+as an adapter whose factors hold the same numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ def first_weights() -> Blocks:
 
 
 def stepped(weights: Blocks, batches: Sequence[BatchRecord], bits: int = 0) -> Blocks:
-    """The weights after one more iteration, whose batches these are; bits: the last ones of this computation."""
+    """The weights after a further iteration with these batches; bits: the last bits of this computation."""
     counts = np.frombuffer(weights["counts"].data, np.uint32).copy()
     for batch in batches:
         for graded in batch.responses:
@@ -63,7 +63,7 @@ def version_of(weights: Blocks) -> int:
 
 
 def bits_of(weights: Blocks) -> Blocks:
-    """What of these weights, whole or as an adapter, may differ from one computation to another."""
+    """The part of the weights, whole or as an adapter, that may differ between computations."""
     if "bits" in weights:
         return {"bits": weights["bits"]}
     return {"bits": _block([int(np.frombuffer(weights[LAYER + SECOND].data, np.float32)[1])])}
@@ -92,7 +92,7 @@ def publish_first(store: ObjectStore) -> None:
 
 
 def is_done(store: ObjectStore, plan: PlanRecord) -> bool:
-    """Whether another life has published what the iteration trains, which may have been swept since."""
+    """True if a life of the trainer has published the iteration's weights, which may be swept already."""
     done = (layout.manifest(layout.weights(plan.iteration + 1)), layout.report(plan.iteration))
     return any(exists(store, key) for key in done)
 
@@ -115,10 +115,10 @@ def publish_and_save(
     began_at_s: float,
     took_s: float,
 ) -> None:
-    """Note what was measured, publish the weights after these batches, and save the state, in production's order.
+    """Note the measurements, publish the weights after these batches, and save the state, in production's order.
 
-    Another life may have published or saved other last bits first; what is stored stays. life: the name of this one.
-    stalls_s: how long it stands still when it has published. began_at_s: by the wall clock. took_s: how long the life
+    A second life may have published or saved different last bits first; stored objects stay. life: name of this life.
+    stalls_s: seconds of standing still after publishing. began_at_s: by the wall clock. took_s: seconds that the life
     has lasted.
     """
     plan = history.plan
@@ -166,7 +166,7 @@ def _last_bits(life: str, version: int) -> int:
 
 
 def _corrections(plan: PlanRecord) -> Mapping[str, float]:
-    """What production measures of importance weights, if there are any; the simulated engine is as exact as ours."""
+    """Importance weights as production measures them, if any; the simulated engine is as exact as the trainer."""
     config = parse(plan.config)
     is_same = same_engine(config.rollout, config.trainer, {"F32"})
     return {} if importance_mode(config.algorithm, same_engine=is_same) is None else {"importance/ess": 1.0}

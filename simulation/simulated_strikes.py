@@ -1,7 +1,7 @@
 """The drawn faults of an iteration's processes, applied when their time comes.
 
 Kills, notices, freezes and hanging engines strike processes; outages and refusals strike the store; strangers overwrite
-heartbeats. Which process is struck is drawn when the fault happens, from those that live then.
+heartbeats. The struck process is drawn among living processes when the fault happens.
 """
 
 import random
@@ -16,8 +16,8 @@ from simulation.simulated_machine import HangingEngine
 from simulation.simulated_session import Machine
 from simulation.virtual_time import Timeline
 from storage.records import layout
+from storage.records.crew_records import HeartbeatRecord
 from storage.records.envelope import wrap
-from storage.records.records import HeartbeatRecord
 
 HOUR_S = 3600.0
 # How many of those that live when the iteration is closed are frozen then, and for how long.
@@ -28,7 +28,13 @@ STRANGER = "00999-00000000000000ff"
 
 @dataclass
 class Cast:
-    """The processes of an iteration: members by number, the trainer's last life, and the names that have notice."""
+    """The processes of an iteration.
+
+    Attributes:
+        members: by number.
+        trainer: the trainer's last life.
+        noticed: names of processes that have notice.
+    """
 
     members: dict[int, Machine] = field(default_factory=dict)
     trainer: Machine | None = None
@@ -170,7 +176,7 @@ class Strikes:
         self._timeline.after(strike.duration_s, lambda: process.clock.jump(-offset_s))
 
     def _spoil_heartbeat(self) -> None:
-        """A heartbeat becomes garbage, or one of a later version; or a stranger leaves one that stays as it is."""
+        """A heartbeat becomes garbage or one of a later version, or a stranger leaves an unchanging heartbeat."""
         store, iteration = self._ledger.store, self._history.plan.iteration
         keys = [*store.list(layout.alive_all(iteration)), layout.alive(iteration, STRANGER)]
         key, garbage = self._rng.choice(keys), self._rng.random() < 0.5

@@ -40,7 +40,7 @@ WORTH = {"worked": str(1.0)}
 
 
 class SimulatedTrainer:
-    """One life of the trainer: it uses recorded batches first, then records new ones before use, and at last closes."""
+    """One life of the trainer: uses recorded batches, then records new batches ahead of use, and at last closes."""
 
     def __init__(
         self,
@@ -92,9 +92,9 @@ class SimulatedTrainer:
             self._ledger.tell(self._process.name, "the iteration was concluded by another")
 
     def _stalls_s(self) -> float:
-        """How long this life stands still between publishing and saving, while one that was frozen may wake up.
+        """Seconds that this life stands still between publishing and saving, while a frozen life may wake up.
 
-        Only where the two may differ does it matter which of them saves.
+        It matters only if the last bits differ between lives.
         """
         rng = random.Random(f"stall {self._history.seed} {self._process.name}")
         return rng.uniform(*STALL_S) if self._history.inexact and rng.random() < STALLS else 0.0
@@ -158,7 +158,7 @@ class Batches(RecordedBatches):
 def _read_messages(
     row: PromptRow, token_ids: Sequence[int], _origins: Sequence[int], _events: Sequence[bytes]
 ) -> tuple[Sequence[Message], list[Message]]:
-    """A conversation as the reward sees it: one message whose text is the reward of all tokens."""
+    """A conversation as the reward function sees it: a single message with the reward of all tokens as text."""
     asked = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
     return asked, [{"role": "assistant", "content": str(reward_of(token_ids))}]
 

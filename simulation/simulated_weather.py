@@ -34,5 +34,5 @@ def in_outage(weather: FaultRates) -> FaultRates:
 
 
 def in_refusal(weather: FaultRates, *, denied: bool) -> FaultRates:
-    """The rates while the store refuses all requests if `denied`, else those that take room."""
+    """The rates while the store refuses requests: all if `denied`, else those that take room."""
     return replace(in_calm(weather), denied=float(denied), full=float(not denied))

@@ -64,9 +64,10 @@ class _Worker:
 
 
 class SimulatedWorkers:
-    """PhaseWorkers in virtual time. connect: the store of a run by its url, for a process of this host by name.
+    """PhaseWorkers in virtual time.
 
-    memory_bytes: what the states of all workers that are not at work may take.
+    connect: returns the store of a run, from its url and the name of a process of this host. memory_bytes: room for the
+    states of all workers that are not at work.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class SimulatedWorkers:
         self._worker(run_id).state = WorkerState(phase="failed", message="killed")
 
     def strike(self, rng: random.Random) -> None:
-        """Let one of the workers die that are at work."""
+        """Let a random worker die among the workers at work."""
         busy = sorted(run for run, worker in self._workers.items() if worker.state.is_busy)
         if busy:
             self.kill(rng.choice(busy))
@@ -161,7 +162,7 @@ class SimulatedWorkers:
             self._ledger.breaks(f"memory: {self._host.name} keeps {idle_bytes} bytes of parked states beside {run.id}")
 
     def _end(self, run_id: str) -> None:
-        """End a worker's process; a request that is on its way may still arrive."""
+        """End a worker's process; requests on their way may still arrive."""
         worker = self._workers.get(run_id)
         if worker is not None:
             worker.ended = True
@@ -224,7 +225,7 @@ class SimulatedWorkers:
         self._publish(worker, run, store, iteration, (digest, TensorBlock("U8", (len(text),), text)))
 
     def _read_ahead(self, worker: _Worker, run: AdmittedRun, iteration: int, name: str) -> None:
-        """Read a state into host memory; if that is not possible now, its phase will read it."""
+        """Read a state into host memory; if impossible now, the phase reads the state."""
         rng, store = random.Random(f"ahead {name} {run.id} {iteration}"), self._connect(run.run_url, name)
         self._ledger.note_read_ahead(self._host.name, run.id, iteration)
         state = WorkerState(phase="parked", iteration=iteration)
@@ -265,9 +266,9 @@ class SimulatedWorkers:
         iteration: int,
         made: tuple[str | None, TensorBlock],
     ) -> None:
-        """Publish the weights, with which the run goes on, and the checkpoint, each unless another host's is there.
+        """Publish the weights, which the run needs to continue, and the checkpoint, unless a host has stored them.
 
-        made: the digest of the state that it was made from, and its content.
+        made: digest of the state behind the new state, and the content of the new state.
         """
         folder = layout.checkpoint(iteration + 1)
         part = write_object(store, folder, {TENSOR: made[1]}, upload=False)

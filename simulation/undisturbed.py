@@ -1,6 +1,6 @@
-"""The undisturbed responses of a simulated plan: the scripted engine generates them alone, in one process.
+"""The undisturbed responses of a simulated plan, which the scripted engine generates alone in one process.
 
-Everything that a simulated crew journals is compared with these.
+Every response that a simulated crew journals is compared with its undisturbed twin.
 """
 
 import math
@@ -24,7 +24,12 @@ FINISH = {FinishReason.STOP: Finish.STOP, FinishReason.LENGTH: Finish.LENGTH}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Whole:
-    """A response from its first token to its end: uint32 token_ids [n], float32 logprobs [m], those of the policy."""
+    """A complete response: token ids and the policy's log-probs.
+
+    Attributes:
+        token_ids: uint32 [n].
+        logprobs: float32 [m], of the tokens that the policy sampled.
+    """
 
     token_ids: TokenIds
     logprobs: Logprobs

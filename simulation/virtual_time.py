@@ -100,7 +100,7 @@ class Timeline:
 class Process:
     """One process life: `main` runs from `start` until it returns, raises, or is killed.
 
-    The process waits only inside `sleep` and `rest`. `on_end` gets the exception that ended it, or None.
+    The process waits only inside `sleep` and `rest`. `on_end` gets the exception that ended the process, or None.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Process:
             self._greenlet.switch()
 
     def sleep(self, duration_s: float) -> None:
-        """Let all other processes run for this long in true time; called from within the process."""
+        """Let the remaining processes run for `duration_s` of true time; called from within the process."""
         if self.dead:
             raise Crashed(f"{self.name} is dead")
         wake_s = self._timeline.now_s + max(0.0, duration_s)
@@ -152,7 +152,7 @@ class Process:
         return self._greenlet is here
 
     def kill(self) -> None:
-        """End the process where it waits; called by the timeline. What it does while it unwinds has no effect."""
+        """End the process where it waits; called by the timeline. Actions during its unwinding have no effect."""
         if self.dead:
             return
         self.dead = True

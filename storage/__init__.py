@@ -1,6 +1,6 @@
-"""The run's directory in object storage, in shelves: stores, records, weights, the journal, and fleets.
+"""The run's directory in object storage, in shelves: stores, records, weights, journal, fleet.
 
-A shelf imports the shelves named before it, never one named after it. The files beside the shelves (clock, waiting,
-paths, threads, process identities, digests) serve all of them. This package must not know tasks, workflows, resources,
-Flyte or torch. docs/format.md specifies the bytes that it writes.
+A shelf imports only shelves to its left in the order stores, records, weights, journal, fleet. The files beside the
+shelves (clock, waiting, paths, threads, process identities, digests) serve all of them. This package must not know
+tasks, workflows, resources, Flyte or torch. docs/format.md specifies the bytes that it writes.
 """

@@ -1,8 +1,7 @@
 """Paths as users write them, and files and folders of this user alone where others may write, such as TMPDIR.
 
-One rule for all that is found there under a name that another user may guess: a file or a folder counts only if it
-belongs to this user, no other may write to it, and it is no link, pipe or device. Nothing else is opened, waited for or
-removed.
+A file or folder under a guessable name counts only if it belongs to this user, no other user may write to it, and it is
+no link, pipe or device. Nothing else is opened, waited for or removed.
 """
 
 import errno
@@ -31,7 +30,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def own_folder(path: Path) -> Path:
-    """The folder, which is made with mode 0700 if it is missing; raises OSError if it is not this user's alone."""
+    """The folder, made with mode 0700 if missing; raises OSError for a folder that is not this user's alone."""
     path.mkdir(mode=0o700, exist_ok=True)
     if not is_own_folder(path):
         raise _refused(path, "directory")
@@ -39,7 +38,7 @@ def own_folder(path: Path) -> Path:
 
 
 def is_own_folder(path: Path) -> bool:
-    """Whether there is a folder that belongs to this user, and that no other may write to."""
+    """True if `path` is a folder of this user that no other user may write to."""
     try:
         status = path.lstat()
     except OSError:

@@ -1,6 +1,7 @@
 """Processes of this machine, by names that tell whether the process lives.
 
-A host name does not do: containers share it, but not their process numbers. And a number is given again.
+Host name and number are not enough: containers share a host name with process numbers of their own, and numbers are
+reused.
 """
 
 import os
@@ -16,7 +17,7 @@ _NAME = re.compile(r"here:.*:(?P<pid>[1-9]\d{0,8}):(?P<space>[0-9a-f]{32})-(?P<s
 
 
 def process_name() -> str:
-    """The name of this process: its host and number, for people, and what tells it from every other."""
+    """The name of this process: host and number, for people, and a part unique among all processes."""
     return f"here:{socket.gethostname()}:{os.getpid()}:{process_space()}-{_start(os.getpid())}"
 
 
@@ -27,7 +28,7 @@ def number_here(name: str) -> int | None:
 
 
 def has_ended(name: str) -> bool:
-    """Whether this is the name of a process of this machine that has ended; False if that cannot be seen from here."""
+    """True if the name is of a process of this machine that has ended; False if this machine cannot tell."""
     named = _of_this_machine(name)
     return named is not None and not _is_same(*named)
 

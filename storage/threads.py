@@ -1,6 +1,6 @@
 """Work on tensors in threads, which the caller can end.
 
-Owns how often a caller is asked, and that no thread is left behind. Does not know what the work is.
+The caller is asked at an interval whether to go on, and no thread is left behind.
 """
 
 from collections.abc import Callable, Iterable

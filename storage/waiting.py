@@ -1,7 +1,7 @@
-"""A wait that speaks and ends: it says what is waited for, since when and until when, and what happens then.
+"""Waits that log subject, beginning, limit, and the consequence of the end.
 
-A process that waits for another for longer than a few seconds makes one of these, and sleeps by its `pause`. Processes
-of this machine that a signal has stopped are waited for by `StoppedProcesses`. The table of all waits is docs/waits.md.
+A process that waits for another process for longer than a few seconds makes a `Wait` and sleeps by its `pause`.
+`StoppedProcesses` waits for processes of this machine that a signal has stopped. docs/waits.md lists all waits.
 """
 
 import logging
@@ -26,13 +26,13 @@ def no_progress(what: str, done: int, total: int) -> None:
 
 
 class Wait:
-    """One wait on this process's clock. A warning tells of it, because a terminal shows no lower level."""
+    """One wait on this process's clock. Its lines are warnings, because a terminal shows no lower level."""
 
     def __init__(self, what: str, clock: Clock, limit_s: float, then: str, *, silent_s: float = SILENT_S) -> None:
         """Begin to wait for `what`, for at most `limit_s` without a sign of life (infinity: something else ends it).
 
-        then: what happens at the end, and which option moves it. silent_s: for how long nothing is said. The attribute
-        `what` may change meanwhile.
+        then: the consequence of the end, and the option that moves the end. silent_s: seconds before the first log
+        line. The attribute `what` may change during the wait.
         """
         self.what = what
         self._clock = clock
@@ -48,11 +48,11 @@ class Wait:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is waited for any longer."""
+        """True if the time for waiting has run out."""
         return not self.left_s
 
     def saw_life(self) -> None:
-        """What is waited for can still come: the limit counts from now."""
+        """Note a sign of life: the limit counts from now."""
         self._sign_s = self._clock.monotonic()
 
     def pause(self, interval_s: float) -> None:
@@ -68,7 +68,7 @@ class Wait:
             log.warning("%s", self.described())
 
     def described(self) -> str:
-        """What is waited for, since when and until when, in a line."""
+        """The subject of the wait, its beginning and its end, in a line."""
         now_s, wall_s = self._clock.monotonic(), self._clock.wall()
         since = moment(wall_s - (now_s - self._began_s))
         if math.isinf(self._limit_s):
@@ -88,9 +88,10 @@ class StoppedProcesses:
         self._wait: Wait | None = None
 
     def given_up(self, stopped: Mapping[str, int]) -> str | None:
-        """Tell of the processes that are stopped now, every few seconds; why they are given up, once that is due.
+        """Log the processes that are stopped now, every few seconds; returns the reason for giving them up, once due.
 
-        stopped: their numbers, by the names that people know; the limit counts for the same processes.
+        stopped: numbers of the processes, by the names that people know. The limit counts for an unchanged set of
+        processes.
         """
         who = " and ".join(f"{name} (process {process})" for name, process in stopped.items())
         if who != self._who or self._wait is None:
@@ -105,5 +106,5 @@ class StoppedProcesses:
 
 
 def moment(wall_s: float) -> str:
-    """A time as people read it, in UTC; all that lies behind the year 9999, the last of a calendar, is its end."""
+    """A time as people read it, in UTC; times beyond the year 9999, the last of a calendar, show as its end."""
     return datetime.fromtimestamp(min(wall_s, 253_402_300_799.0), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

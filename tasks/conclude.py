@@ -10,7 +10,7 @@ from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import IterationOutcome, PlanReference, TrainOutcome
 from tasks.configuration.run_config import parse
 from tasks.plan import forgo_models_in_a_container
-from tasks.pod_story import place_of, tells, work_on
+from tasks.task_log import logged_task, place_of, work_on
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -31,7 +31,7 @@ def conclude(
     from tasks.reporting.progress import progress  # noqa: PLC0415
 
     forgo_models_in_a_container()
-    with tells(place_of(trained.plan), work_on(trained.plan, "conclude")) as log:
+    with logged_task(place_of(trained.plan), work_on(trained.plan, "conclude")) as log:
         try:
             with progress() as shown:
                 shown.tell(f"iteration {trained.plan.iteration}: concluding")

@@ -15,8 +15,8 @@ from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import EvaluationOutcome, PlanReference
 from tasks.configuration.run_config import parse
 from tasks.plan import execution_name, forgo_models_in_a_container
-from tasks.pod_story import tells
 from tasks.reporting.last_failures import TaskSubject
+from tasks.task_log import logged_task
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -39,7 +39,7 @@ def plan_evaluation(
     forgo_models_in_a_container()
     settings_of_run = parse(config)
     work = TaskSubject(task="evaluation", run_url=settings_of_run.run.url, iteration=version if version >= 0 else None)
-    with tells(f"run {settings_of_run.run.url}, plan of the evaluation of version {version}", work):
+    with logged_task(f"run {settings_of_run.run.url}, plan of the evaluation of version {version}", work):
         try:
             return prepare(settings_of_run, version, execution_name(), SystemClock())
         except StoreUnavailable as error:
@@ -65,7 +65,7 @@ def evaluate(plan: PlanReference) -> EvaluationOutcome:
             "says why"
         ) from None
     work = TaskSubject(task="evaluation", run_url=run_url, execution=plan.execution, iteration=version_of(name))
-    with tells(f"evaluation in {plan.run_url} of version {plan.weight_version}", work):
+    with logged_task(f"evaluation in {plan.run_url} of version {plan.weight_version}", work):
         try:
             outcome, tab = measure_and_report(plan.run_url, SystemClock(), plan.execution)
         except StoreUnavailable as error:

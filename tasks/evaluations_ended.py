@@ -1,4 +1,4 @@
-"""The last task of an execution that evaluates: it says at the execution's end which evaluations failed.
+"""The last task of an execution that evaluates: the task fails with the number of failed evaluations.
 
 An evaluation beside training is a leaf, whose failure Flyte does not count.
 """
@@ -12,8 +12,8 @@ from storage.records.failures import last_failures
 from storage.stores.connect import connect
 from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import EvaluationOutcome, IterationOutcome
-from tasks.pod_story import tells
 from tasks.reporting.last_failures import KILLED, TaskSubject, failure_line, keep
+from tasks.task_log import logged_task
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -26,9 +26,9 @@ class EvaluationsFailed(GleanerError, RuntimeError):  # noqa: N818 - reads as wh
 def evaluations_ended(concluded: IterationOutcome, evaluated: list[list[EvaluationOutcome | None]]) -> int:
     """Count the evaluations of an execution; raises EvaluationsFailed if some failed. The next execution resumes them.
 
-    concluded: the last iteration, behind which this comes. evaluated: what the leaves gave, None for one that failed.
+    concluded: the last iteration, after which the task runs. evaluated: the outcomes of the leaves, None for a failure.
     """
-    with tells(f"run {concluded.run_url}", None, "counting its evaluations"):
+    with logged_task(f"run {concluded.run_url}", None, "counting its evaluations"):
         outcomes = [outcome for of_leaf in evaluated for outcome in of_leaf]
         failed = sum(outcome is None for outcome in outcomes)
         if failed:
@@ -40,7 +40,7 @@ def evaluations_ended(concluded: IterationOutcome, evaluated: list[list[Evaluati
 
 
 def _last(concluded: IterationOutcome) -> str:
-    """The line of the last evaluation that failed; one that left none was killed, and gets one here."""
+    """The error line of the last failed evaluation; a killed evaluation left no line, and gets a line here."""
     told = f"an evaluation was killed at every attempt: {KILLED}"
     try:
         store = connect(concluded.run_url)

@@ -3,7 +3,7 @@
 from flytekit import task
 
 from resources.pools import PoolConfig, pod_template
-from tasks.pod_story import tells
+from tasks.task_log import logged_task
 
 DEFAULT_POOL = PoolConfig()
 
@@ -26,7 +26,7 @@ def fleet_host(
     from tasks.sharing.serving import serve  # noqa: PLC0415 - when the task runs
 
     settings = HostSettings(hours=hours, backfill_s=backfill_s or None)
-    with tells(f"fleet {fleet}, host {slot}", None, f"serve for {hours:g} h"):
+    with logged_task(f"fleet {fleet}, host {slot}", None, f"serve for {hours:g} h"):
         return serve(
             fleet,
             memory_gib=memory_gib,

@@ -9,7 +9,7 @@ from storage.clock import SystemClock
 from storage.stores.connect import connect
 from storage.stores.store import StoreUnavailable
 from tasks.configuration.run_config import parse
-from tasks.pod_story import tells
+from tasks.task_log import logged_task
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -27,7 +27,7 @@ def make_forecast(config: dict, save: bool) -> str:  # type: ignore[type-arg]
     from tasks.reporting.deck import styled  # noqa: PLC0415
 
     settings = parse(config)
-    with tells(f"run {settings.run.url}", None, "forecast"):
+    with logged_task(f"run {settings.run.url}", None, "forecast"):
         record = forecast(settings, probe_run(settings.run.url), SystemClock().wall())
         if save:
             try:

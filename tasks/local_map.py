@@ -34,7 +34,7 @@ from storage.clock import SystemClock
 from storage.errors import GleanerError
 from storage.waiting import STOPPED_LIMIT_S, STOPPED_LOOK_S, StoppedProcesses, Wait
 from tasks.configuration.references import PlanReference
-from tasks.pod_story import place_of, tells
+from tasks.task_log import logged_task, place_of
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ class CrewMapTask(ArrayNodeMapTask):  # type: ignore[misc]
     imports: modules that a local element needs soon, apart from its task's own; they are imported once for all.
     title: the node's name in the console, because flytekit gives a map's name override to its elements only.
     stands: on one machine the elements run beside the nodes that follow, and end with this process at the latest.
-    stopped_limit_s: for how long one that a signal has stopped is waited for there, before it counts as lost.
-    end_limit_s: how long elements that are told to end have for it there, before they are killed.
+    stopped_limit_s: the longest wait on one machine for an element stopped by a signal, before its end by a kill.
+    end_limit_s: the time from SIGTERM to the kill of an element on one machine.
     """
 
     stands: bool
@@ -70,7 +70,7 @@ class CrewMapTask(ArrayNodeMapTask):  # type: ignore[misc]
     end_limit_s: float = STOP_TIME_LIMIT_S
 
     def build_on(self, pod_template: str) -> None:
-        """Build the pods on the cluster's PodTemplate of this name, and be another task than a map that does not."""
+        """Build the pods on the cluster's PodTemplate of this name, and add the name to the task's name."""
         # The metadata is shared with the task that is mapped.
         self._metadata = replace(self.metadata, pod_template_name=pod_template)
         self._name = f"{self.name}-{pod_template}"
@@ -95,7 +95,7 @@ class CrewMapTask(ArrayNodeMapTask):  # type: ignore[misc]
         if isinstance(plan, PlanReference):
             place, shown = place_of(plan), crew_progress(plan.run_url)
         name = self.python_function_task.task_function.__name__
-        told = tells(place, None, f"{name}, {sizes[0]} processes")
+        told = logged_task(place, None, f"{name}, {sizes[0]} processes")
         with tempfile.TemporaryDirectory(prefix="gleaner-map-") as folder, told, shown:
             local = _LocalElements(self, Path(folder), kwargs, sizes[0])
             return local.run()
@@ -124,7 +124,7 @@ _failed: dict[tuple[PlanReference, int], str] = {}
 
 
 def failed_slots(plan: PlanReference) -> dict[int, str]:
-    """Why slots of a map over this plan failed for good on this machine, by slot, in a line each; told once.
+    """Why slots of a map over this plan failed for good on this machine, by slot, in a line each; returned once.
 
     The members themselves could not say it where the store refused them.
     """
@@ -295,7 +295,7 @@ class _LocalElements:
         return TypeEngine.to_python_value(FlyteContextManager.current_context(), literals.literals[name], kind)
 
     def stop(self) -> None:
-        """End the running elements: first with SIGTERM, so that they flush, then with a kill."""
+        """End the running elements: SIGTERM lets members flush, and a kill follows after `end_limit_s`."""
         with self._lock:
             self._stopping = True
             children = list(self._children)
@@ -353,9 +353,9 @@ _standing: list[_StandingElements] = []
 
 
 def after_standing_map(then: Callable[[], object]) -> None:
-    """Call `then` when the standing crew's map that this process began last has ended.
+    """Call `then` when the process's last map of a standing crew has ended.
 
-    If there is none, as on a cluster, where a node behind a map begins when that has ended, it is called at once.
+    Without such a map `then` is called at once; on a cluster a node behind a map begins after the map's end anyway.
     """
     if _standing:
         _standing[-1].after(then)
@@ -364,7 +364,7 @@ def after_standing_map(then: Callable[[], object]) -> None:
 
 
 def _read_error(path: Path) -> tuple[str, bool]:
-    """(message on one line, whether another attempt may help); a process that died left no message."""
+    """An element's error message on one line, empty after a kill, and whether a further attempt may help."""
     if not path.exists():
         return "", True
     error = utils.load_proto_from_file(errors_pb2.ErrorDocument, str(path)).error

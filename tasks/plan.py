@@ -11,9 +11,9 @@ from storage.records.run import ConcludedByAnother
 from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import parse
-from tasks.pod_story import tells
 from tasks.prompts.auto_tokenizer import forgo_models
 from tasks.reporting.last_failures import TaskSubject
+from tasks.task_log import logged_task
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -29,17 +29,17 @@ def plan(
 ) -> tuple[PlanReference, list[list[int]], PlanReference, PlanReference, list[int], list[PlanReference]]:
     """Write the next iteration's plan, or find the one that an earlier attempt wrote.
 
-    Returns its reference, its slots by pool, the reference of the iteration to train next (the first uncommitted one,
-    which with `ahead` is an earlier iteration), and the evaluation beside it as `prepare_beside` gives it. Everything
-    that can be wrong with the input is found here, before a GPU is paid for and before anything is created.
+    Returns the plan's reference, its slots by pool, the reference of the iteration to train next (the first uncommitted
+    iteration, which with `ahead` is an earlier one), and the evaluation beside the plan as `prepare_beside` gives it.
+    Every error in the input is found here, before a GPU is paid for and before anything is created.
 
     Args:
         config: the run's configuration
-        after: only orders this task behind another, by the iteration that this one gave
-        pools: those of the crew for which the workflow has machines; slots are returned in this order
-        ahead: how many planned but uncommitted iterations are passed over; they need not be trained yet
-        last: the execution plans no iteration after this one
-        evaluates: also plan the evaluation of the weights with which the execution begins, or of an interrupted one
+        after: an iteration from the task that must end first; used for the order of tasks alone
+        pools: the crew's pools for which the workflow has machines; slots are returned in the order of pools
+        ahead: the number of planned but uncommitted iterations that are passed over; they need not be trained yet
+        last: the planned iteration is the last of the execution
+        evaluates: also plan the evaluation of the weights with which the execution begins, or resume an interrupted one
     """
     from tasks.preparing.iteration import WeightsTooOld, prepare, to_train  # noqa: PLC0415 - when the task runs
     from tasks.reporting.progress import progress  # noqa: PLC0415
@@ -48,7 +48,7 @@ def plan(
     forgo_models_in_a_container()
     settings, clock = parse(config), SystemClock()
     work = TaskSubject(task="plan", run_url=settings.run.url, execution=execution_name())
-    with tells(f"run {settings.run.url}, plan of the next iteration", work) as log:
+    with logged_task(f"run {settings.run.url}, plan of the next iteration", work) as log:
         try:
             with progress() as shown:
                 shown.tell("planning an iteration")
@@ -69,7 +69,7 @@ def plan(
 
 
 def execution_name() -> str:
-    """The name of what advances the run: the Flyte execution, or this process on this machine."""
+    """The name of the execution that advances the run: Flyte's name, or on one machine the name of the process."""
     name = current_context().execution_id.name
     return process_name() if name == "local" else name
 

@@ -13,8 +13,8 @@ from storage.clock import SystemClock
 from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import PlanReference, SlotOutcome
 from tasks.device.gpu_check import WrongNode
-from tasks.pod_story import place_of, tells
 from tasks.reporting.last_failures import TaskSubject
+from tasks.task_log import logged_task, place_of
 
 if TYPE_CHECKING:
     from tasks.sampling.session.session_outcome import SessionOutcome
@@ -66,7 +66,7 @@ def attempt(
     at = plan.iteration if iterations == 1 else None
     work = TaskSubject(task="rollout", run_url=plan.run_url, execution=plan.execution, iteration=at, slot=slot)
     what = "rollout" if iterations == 1 else "standing crew"
-    with tells(place_of(plan, slot), work, what) as log, PreemptionNotice() as notice:
+    with logged_task(place_of(plan, slot), work, what) as log, PreemptionNotice() as notice:
         try:
             outcome = live(lambda: notice.given)
         except Preempted:

@@ -1,4 +1,4 @@
-"""The task behind a rollout map: notes that the map has ended, so that the trainer does not wait for its slots."""
+"""The task behind a rollout map: a note of the map's end, after which the trainer does not wait for the map's slots."""
 
 from contextlib import nullcontext
 
@@ -14,8 +14,8 @@ from storage.stores.connect import connect
 from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import PlanReference
 from tasks.local_map import after_standing_map, failed_slots
-from tasks.pod_story import place_of, tells
 from tasks.reporting.last_failures import TaskSubject, keep
+from tasks.task_log import logged_task, place_of
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -41,7 +41,7 @@ def rollout_ended(plan: PlanReference, pool: str, slots: list[int], iterations: 
                 keep(work, RuntimeError(cause), cause)
 
     # On one machine it is no phase of its own.
-    with tells(place_of(plan), None, f"end of the slots of pool {pool}") if is_in_a_pod() else nullcontext():
+    with logged_task(place_of(plan), None, f"end of the slots of pool {pool}") if is_in_a_pod() else nullcontext():
         try:
             if slots:
                 after_standing_map(note)

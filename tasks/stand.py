@@ -1,4 +1,4 @@
-"""The standing task: one element of a standing map, which works on all iterations of an execution."""
+"""The standing task: an element of a standing map, which works on every iteration of an execution."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING

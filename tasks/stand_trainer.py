@@ -1,4 +1,4 @@
-"""The task of a trainer that stands: one machine trains all iterations of an execution, and keeps their state."""
+"""The task of a standing trainer: one machine trains every iteration of an execution, and keeps the trainer's state."""
 
 import os
 
@@ -9,8 +9,8 @@ from resources.notice import EXIT_CODE
 from resources.pools import PoolConfig, pod_template
 from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import PlanReference
-from tasks.pod_story import place_of, tells
 from tasks.reporting.last_failures import TaskSubject
+from tasks.task_log import logged_task, place_of
 
 DEFAULT_POOL = PoolConfig()
 
@@ -30,7 +30,7 @@ def stand_trainer(plan: PlanReference, iterations: int) -> bool:
 
     # It fails at the iteration that the run has come to.
     work = TaskSubject(task="train", run_url=plan.run_url, execution=plan.execution)
-    with tells(place_of(plan), work, "standing trainer") as log:
+    with logged_task(place_of(plan), work, "standing trainer") as log:
         try:
             is_over = stand(plan, iterations)
         except StoreUnavailable as error:

@@ -11,7 +11,7 @@ from resources.pools import PoolConfig, pod_template
 from storage.clock import Clock, SystemClock
 from storage.records.records import TrainingRecord
 from tasks.configuration.references import PlanReference, TrainOutcome
-from tasks.pod_story import place_of, tells, work_on
+from tasks.task_log import logged_task, place_of, work_on
 
 DEFAULT_POOL = PoolConfig()
 
@@ -22,11 +22,11 @@ def train(plan: PlanReference) -> TrainOutcome:
 
     If the plan says so, it generates for a while first.
     """
-    from tasks.learning.launch import advance_here  # noqa: PLC0415
+    from tasks.learning.launch import train_here  # noqa: PLC0415
     from tasks.reporting.run_progress import run_progress  # noqa: PLC0415 - when the task runs
 
     with run_progress(plan.run_url):
-        return trained(plan, advance_here)
+        return trained(plan, train_here)
 
 
 @ends_on_notice()
@@ -38,7 +38,7 @@ def trained(plan: PlanReference, advance: Callable[[str, int, str, Clock], Train
     from tasks.learning.launch import MAY_PASS  # noqa: PLC0415 - when the task runs
     from tasks.learning.rank_ends import RanksFailed  # noqa: PLC0415
 
-    with tells(place_of(plan), work_on(plan, "train"), f"train{_rank()}") as log:
+    with logged_task(place_of(plan), work_on(plan, "train"), f"train{_rank()}") as log:
         try:
             record = advance(plan.run_url, plan.iteration, plan.execution, SystemClock())
         except MAY_PASS as error:

@@ -1,6 +1,6 @@
-"""The train task on several nodes: the same step, in ranks that torch's elastic launcher starts.
+"""The train task on several nodes: the step of the train task, in ranks started by torch's elastic launcher.
 
-They are a PyTorchJob, which needs Kubeflow's training operator in the cluster, and a NetworkPolicy, because the
+The nodes are a PyTorchJob, which needs Kubeflow's training operator in the cluster, and a NetworkPolicy, because the
 launcher listens for the other nodes without a password (docs/guide/platform.md). Imported only if several nodes are
 configured, because the plugin is an extra (train-gpu). Ranks of one node are started by `tasks.learning.launch`.
 """
@@ -32,7 +32,7 @@ class Gang(Elastic):  # type: ignore[misc]  # the plugin has no types
 
 
 class GangTask(PytorchElasticFunctionTask):  # type: ignore[misc]
-    """An elastic task that takes its size from the configuration of its plan."""
+    """An elastic task whose number of nodes and processes is in the configuration of the plan."""
 
     def resize(self, nnodes: int, nproc_per_node: int) -> None:
         """Declare, or run, this many processes on this many nodes from now on."""

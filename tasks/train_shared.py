@@ -8,7 +8,7 @@ from resources.pools import ControlPoolConfig, task_settings
 from storage.clock import SystemClock
 from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import PlanReference, TrainOutcome
-from tasks.pod_story import place_of, tells, work_on
+from tasks.task_log import logged_task, place_of, work_on
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -24,7 +24,7 @@ def trained_by_host(plan: PlanReference) -> TrainOutcome:
     """The body of the task; raises FlyteRecoverableException if another attempt may help, and ends at SIGTERM."""
     from tasks.learning.collecting import NoHost, collect_and_wait  # noqa: PLC0415 - when the task runs
 
-    with tells(place_of(plan), work_on(plan, "train"), "train on a host"):
+    with logged_task(place_of(plan), work_on(plan, "train"), "train on a host"):
         try:
             record = collect_and_wait(plan.run_url, plan.iteration, plan.execution, SystemClock())
         except (StoreUnavailable, NoHost) as error:

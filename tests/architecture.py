@@ -49,7 +49,7 @@ LIBRARIES_ALLOWED = {
 }
 TRACKERS = {"tensorboard", "wandb", "mlflow"}
 TESTING = re.compile(r"(storage|tasks\.sampling\.engines|tasks\.turns)\.testing")  # the contracts: for tests alone
-_FLYTE_MODULES = r"resources\.(pools|pod_template|images|flyte_admin|kubernetes_api)|tasks\.\w+|workflows(\.\w+)?"
+_FLYTE_MODULES = r"resources\.(pools|pod_template|flyte_admin|kubernetes_api)|tasks\.\w+|workflows(\.\w+)?"
 CONFINED = {
     "torch": r"tasks\.learning\.(?!(padding|journal_follower|recorded_batches|pretrained)$)\w+"
     r"|tasks\.sampling\.engines\.(torch_engine|adapter_merge|\w*decoder|batch|kernels|window|row_attention|step_graphs|\w+_cache|slot_table|steady_positions|keyed_noise\w*|weight_tensors|vllm_(engine|sampler|handover|patch))"

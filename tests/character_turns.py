@@ -2,44 +2,33 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from storage.journal.shard import Finish
 from storage.records.prompt_table import PromptRow
 from tasks.turns.environments import Answer, Environments, OpenTurn
+from tasks.turns.policy_turn import PolicyTurn, ToolCall
 from tasks.turns.testing import answered
 
 STOP = 0
 PROMPT = PromptRow("p", (1,), [{"role": "user", "content": "count"}], {"start": 3, "more": "m"})
 
 
-@dataclass(frozen=True)
-class Call:
-    name: str
-    arguments: Any
-    problem: str | None
-
-
-@dataclass(frozen=True)
-class Spoken:
-    calls: tuple[Call, ...]
-
-
 class CharacterConversation:
-    def read(self, token_ids: Sequence[int]) -> Spoken:
+    def read(self, token_ids: Sequence[int]) -> PolicyTurn:
         text = "".join(map(chr, token_ids)).removesuffix(chr(STOP))
-        return Spoken(tuple(self._call(line[1:]) for line in text.splitlines() if line.startswith("!")))
+        return PolicyTurn("", tuple(self._call(line[1:]) for line in text.splitlines() if line.startswith("!")))
 
     def suffix_ids(self, tool_messages: Sequence[dict[str, Any]]) -> list[int]:
         return [ord(each) for each in "".join(f"<{m['content']}>" for m in tool_messages) + "\n"]
 
-    def _call(self, line: str) -> Call:
+    def _call(self, line: str) -> ToolCall:
         name, _, written = line.partition(" ")
         try:
-            return Call(name, json.loads(written or "{}"), None)
+            return ToolCall(name, json.loads(written or "{}"), None)
         except ValueError as error:
-            return Call(name, written, f"the arguments are no JSON: {error}")
+            return ToolCall(name, written, f"the arguments are no JSON: {error}")
 
 
 def text_of(answer: Answer) -> str:

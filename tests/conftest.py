@@ -1,6 +1,8 @@
 """Fixtures shared by all test packages."""
 
 import gc
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +16,44 @@ from tests.s3_server import S3_BUCKET, SerialisedMoto, make_bucket, moto_server,
 # the processor's time.
 gc.set_threshold(100_000, 50, 100)
 
+# Where the environment forbids compiled modules, as in images, each process of a test would compile ours again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+HERE = Path(__file__).parent
+# The files that take ten seconds of a processor or more, with the processes that they start; the longest first. Whole
+# runs, in tests/workflows, come next.
+LONGEST = (
+    "tasks/learning/test_replaying.py",
+    "benchmarks/test_seeds.py",
+    "tasks/sharing/test_workers_of_ranks.py",
+    "tasks/sampling/engines/test_kernels.py",
+    "tasks/sampling/engines/test_torch_engine.py",
+    "simulation/test_histories.py",
+    "workflows/test_spine.py",
+    "tasks/sharing/test_phase_trainer.py",
+    "tasks/sharing/test_process_workers.py",
+    "test_gleaner.py",
+    "hostile/test_own_rewards.py",
+    "simulation/test_fleet_histories.py",
+    "tasks/learning/test_sharded.py",
+    "tasks/learning/test_advance_ranks.py",
+    "storage/stores/test_s3_deadlines.py",
+    "storage/stores/test_s3.py",
+    "workflows/test_absent_crew.py",
+    "tasks/learning/test_missed_ranks.py",
+    "tasks/learning/test_train_iteration.py",
+    "tasks/learning/test_trainer_algorithms.py",
+    "hostile/test_fleets.py",
+    "tasks/learning/test_published_adapters.py",
+    "benchmarks/test_gpu_failures.py",
+    "tasks/learning/test_beside_rollout.py",
+    "hostile/test_hubs.py",
+    "hostile/test_forecast.py",
+)
+
 # How long an example takes says more about the machine's other work than about us.
-for profile, examples in (("fast", 10), ("gleaner", 60), ("thorough", 1000)):
+for profile, examples in (("fast", 10), ("gleaner", 30), ("all", 60), ("thorough", 1000)):
     hypothesis.settings.register_profile(profile, deadline=None, max_examples=examples)
 hypothesis.settings.load_profile("gleaner")
 
@@ -95,5 +133,9 @@ def azurite_url(azurite_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole runs first: a file stays in one process, and a long one at the end would leave the other processes idle."""
-    items.sort(key=lambda item: "workflows" not in item.path.parts)
+    """The longest files first: a file stays in one process, and a long one at the end would leave the others idle."""
+    last = len(LONGEST)
+    rank = {file: number for number, file in enumerate(LONGEST)}
+    items.sort(
+        key=lambda item: rank.get(item.path.relative_to(HERE).as_posix(), last + ("workflows" not in item.path.parts))
+    )

@@ -10,12 +10,10 @@ from storage.fleet.fleet_records import (
     HostRecord,
     LeftRecord,
     Prediction,
-    RestoredState,
     SeatRecord,
-    SpentEntry,
-    SpentRecord,
     WaitingRun,
 )
+from storage.fleet.spent_records import RestoredState, SpentEntry, SpentRecord
 from storage.records import records
 
 HOST, WAITING = "a1c09d2f5b7e8833", "5d20c7a94e1b6f08"

@@ -19,7 +19,7 @@ from storage.journal.responses import Response, encode_responses
 from storage.journal.shard import Finish, Origin, Row, encode_shard
 from storage.records import canonical, layout, records
 from storage.records.collected import CollectedRecord
-from storage.records.crew_records import RolloutEndedRecord
+from storage.records.crew_records import HeartbeatRecord, RolloutEndedRecord
 from storage.records.evaluation_records import EvaluatedPrompt, EvaluationRecord
 from storage.records.failures import FailureRecord
 from storage.records.forecast_records import ForecastInput, ForecastRecord, SetupForecast, Spread
@@ -32,7 +32,6 @@ from storage.records.records import (
     ClaimRecord,
     ClosedRecord,
     GradedResponse,
-    HeartbeatRecord,
     LeaseRecord,
     PlanRecord,
     ReportRecord,

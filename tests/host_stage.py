@@ -5,7 +5,8 @@ import itertools
 
 from storage.clock import ManualClock
 from storage.fleet import fleet_layout
-from storage.fleet.fleet_records import DueRecord, HostBeat, SpentRecord
+from storage.fleet.fleet_records import DueRecord, HostBeat
+from storage.fleet.spent_records import SpentRecord
 from storage.records import layout, records
 from storage.records.records import RunRecord
 from storage.stores.memory import NestedStore

@@ -19,9 +19,9 @@ RULES = CrewRules(flush_interval_s=5.0, heartbeat_interval_s=5.0, claim_ttl_s=30
 POOLS = ("rollout", "spot", "far")
 
 
-def an_offer(pool: str = "rollout", **changes: Any) -> PoolCapacity:
+def a_pool(name: str = "rollout", **changes: Any) -> PoolCapacity:
     plain = PoolCapacity(
-        pool=pool,
+        name=name,
         count_min=1,
         count_max=4,
         usd_per_h=2.0,
@@ -41,11 +41,11 @@ def alike_lengths(groups: int) -> GroupLengths:
     return GroupLengths("none", np.full(groups, 400.0), np.full(groups, 900.0))
 
 
-def a_request(*offers: PoolCapacity, groups: int = 16, **changes: Any) -> PlanningRequest:
+def a_request(*pools: PoolCapacity, groups: int = 16, **changes: Any) -> PlanningRequest:
     """With `settings` as a dictionary."""
     settings = PlanningConfig(**changes.pop("settings", {}))
     plain = PlanningRequest(
-        num_generations=4, lengths=some_lengths(groups), offers=offers, settings=settings, rules=RULES
+        num_generations=4, lengths=some_lengths(groups), pools=pools, settings=settings, rules=RULES
     )
     return replace(plain, **changes)
 
@@ -58,12 +58,12 @@ def waits(**changes: Any) -> StepWaits:
 
 
 @st.composite
-def offers(draw: st.DrawFn) -> tuple[PoolCapacity, ...]:
+def pools(draw: st.DrawFn) -> tuple[PoolCapacity, ...]:
     found = []
     for pool in POOLS[: draw(st.integers(0, 3))]:
         count_max = draw(st.integers(0, 4))
         found.append(
-            an_offer(
+            a_pool(
                 pool,
                 count_min=draw(st.integers(0, 3)),
                 count_max=count_max,
@@ -127,7 +127,7 @@ def requests(draw: st.DrawFn) -> PlanningRequest:
     return PlanningRequest(
         num_generations=num_generations,
         lengths=lengths,
-        offers=draw(offers()),
+        pools=draw(pools()),
         settings=settings,
         rules=replace(RULES, objective=settings.objective),
         keep_order=draw(st.booleans()),
@@ -135,7 +135,7 @@ def requests(draw: st.DrawFn) -> PlanningRequest:
         waits=last if past else None,
         seeding=before if past else None,
         width=(("rollout", draw(st.integers(0, 5))),) if past else (),
-        past=(ended,) * draw(st.integers(0, 3)) if past else (),
+        past_lengths=(ended,) * draw(st.integers(0, 3)) if past else (),
         train_s=draw(st.none() | st.floats(1, 300) | st.sampled_from([0.0, 1e-9])),
         spent_usd=draw(st.sampled_from([0.0, 0.4])),
         usd_no_machine=draw(st.sampled_from([0.0, 0.01])),

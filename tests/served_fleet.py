@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from storage.clock import SystemClock
 from storage.fleet import fleet_layout
-from storage.fleet.fleet_records import HostRecord, SpentRecord
+from storage.fleet.fleet_records import HostRecord
+from storage.fleet.spent_records import SpentRecord
 from storage.records import records
 from storage.stores.connect import connect
 from storage.weights import tensor_sets
@@ -14,9 +15,9 @@ from tasks.admitting.fleet_admission import Profile, admit
 from tasks.learning.collecting import collect_and_wait
 from tasks.sharing.host import Host
 from tasks.sharing.host_settings import HostSettings
-from tasks.sharing.member_process import ProcessMember
 from tasks.sharing.membership import create_fleet, open_fleet
 from tasks.sharing.process_workers import ProcessWorkers
+from tasks.sharing.serving import ProcessMember
 from tests.small_run import EXECUTION, commit_iteration, config, plan_iteration, roll_out, train_small
 
 LIMIT_S = 600

@@ -110,7 +110,7 @@ class InTurns(Session):
 
     def beat(self):
         """Write a heartbeat, as a member does that is too busy to look at the journal."""
-        self._heartbeat.beat(self.state.vitals())
+        self._heartbeat.beat(self.state.heartbeat_state())
 
     @staticmethod
     def pass_time(sessions):

@@ -42,6 +42,7 @@ def test_a_forecast_needs_nothing_and_leaves_nothing(config: Path, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
+@pytest.mark.slow
 def test_json_is_the_record_that_is_saved(config: Path, tmp_path: Path):
     result = gleaner(config, "--json", "--save")
     assert result.exit_code == 0
@@ -54,6 +55,7 @@ def test_json_is_the_record_that_is_saved(config: Path, tmp_path: Path):
     ]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_saved_was_at_least_shown(config: Path, tmp_path: Path):
     (tmp_path / "run").write_text("a file")
     result = gleaner(config, "--no-probe", "--save")
@@ -63,6 +65,7 @@ def test_what_cannot_be_saved_was_at_least_shown(config: Path, tmp_path: Path):
     assert "written" not in result.stderr
 
 
+@pytest.mark.slow
 def test_what_was_saved_is_held_against_what_happened(config: Path, tmp_path: Path):
     gleaner(config, "--save")
     run = tmp_path / "run"

@@ -256,7 +256,7 @@ def test_of_rewards_that_are_open_no_single_one_is_asked_for():
 def test_a_setting_whose_value_is_not_known_is_never_a_default(library, name, field):
     """It leaves a field open, unless it has no effect without others; either way it is named."""
     adoption, complaints = settled(library, [Setting(line=7, name=name, unknown=UNKNOWN)])
-    assert any(each.name == name and each.line == 7 for each in adoption.told)
+    assert any(each.name == name and each.line == 7 for each in adoption.messages)
     opened = [path for path, what in adoption.open.items() if UNKNOWN in what]
     assert set(opened) <= set(complaints)
     is_off = field.startswith(("lora.", "evaluation.", "critic.")) or name in WITHOUT_EFFECT
@@ -283,7 +283,7 @@ WITHOUT_EFFECT = {
 def test_variables_that_multiply_do_not_fill_the_memory(tmp_path):
     doubled = [f"V{n + 1}=" + f"$V{n}" * 100 for n in range(60)]
     (tmp_path / "source").write_text("\n".join(["V0=x", *doubled, "data.prompt_key=$V60 data.seed=$V0"]))
-    reasons = {each.name: each.reason for each in adopt("verl", tmp_path / "source").told}
+    reasons = {each.name: each.reason for each in adopt("verl", tmp_path / "source").messages}
     assert len(reasons["data.prompt_key"]) < 200
     assert reasons["data.seed"].startswith('data.seed: "x" given; ')
 
@@ -291,7 +291,7 @@ def test_variables_that_multiply_do_not_fill_the_memory(tmp_path):
 def test_settings_that_contradict_each_other_leave_their_fields_open(tmp_path):
     (tmp_path / "source").write_text("GRPOConfig(loss_type='sapo', scale_rewards='x', num_generations=3, bf16=False)")
     adoption = adopt("trl", tmp_path / "source")
-    told = {each.name: each.reason for each in adoption.told}
+    told = {each.name: each.reason for each in adoption.messages}
     assert told["loss_type"].startswith("Gleaner has no such loss; allowed: ")
     assert told["scale_rewards"].startswith('algorithm.scale_rewards: "x" given; ')
     assert "no whole groups" in told["run.num_prompts_per_step"]

@@ -10,7 +10,7 @@ import pytest
 
 from storage.journal.assembly import JournalReader
 from storage.records import layout, records
-from storage.records.records import HeartbeatRecord
+from storage.records.crew_records import HeartbeatRecord
 from storage.records.run import read_plan, read_run
 from storage.stores.connect import connect
 from tasks.configuration.run_config import dump, parse

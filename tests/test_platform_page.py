@@ -15,7 +15,7 @@ from tasks.configuration.run_config import load, parse
 from tasks.configuration.trainer import TrainerConfig
 from tasks.doctor.cluster import ClusterDemand
 from tasks.doctor.flyte_settings import DELAY, DELAY_MAX, JUDGES, PENDING, RESERVED, ROUNDS, SPOT, configured_limits
-from tasks.doctor.network_policies import lack_of, selects
+from tasks.doctor.network_policies import policy_problem, selects
 from tasks.local_map import SYSTEM_RETRIES
 from tests.workflows.test_iteration import CONFIG, job, pod_labels
 from workflows.compiled_size import FLYTE_BYTES_MAX
@@ -213,7 +213,7 @@ def test_the_network_policies_hold_for_every_pod_and_let_only_ranks_reach_each_o
     [peer] = rule["from"]
     assert {name for name, labels in pods.items() if selects(peer["podSelector"], labels)} == {"train"}
     assert rule["ports"] == [{"protocol": "TCP", "port": 1, "endPort": 65535}]
-    assert lack_of(POLICIES, pods["train"]) is None
+    assert policy_problem(POLICIES, pods["train"]) is None
 
 
 def test_the_settings_of_the_page_on_spot_in_an_hour_are_this_page_s_and_hold_its_pools():

@@ -1,4 +1,4 @@
-"""Documents can be read once: few sentences are full of pronouns, and no page names a day."""
+"""Documents and docstrings can be read once: few sentences are full of pronouns, and no page names a day."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,9 @@ from tests.sentences import complaint, decoded_share, of_docstrings, of_folder, 
 
 ROOT = Path(__file__).parents[1]
 PAGES_AT_MOST = 0.05
+DOCSTRINGS_AT_MOST = 0.03
 PAGES = sorted([*(ROOT / name for name in ("README.md", "ARCHITECTURE.md")), *ROOT.glob("docs/**/*.md")])
+PACKAGES = ("storage", "tasks", "resources", "workflows")
 DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
 
 
@@ -27,6 +29,13 @@ def test_pages_are_read_once(page: Path) -> None:
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: str(page.relative_to(ROOT)))
 def test_pages_say_what_is_and_name_no_day(page: Path) -> None:
     assert dates(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_are_read_once(package: str) -> None:
+    told = complaint(list(of_folder(ROOT / package)), DOCSTRINGS_AT_MOST)
+    assert not told, told
 
 
 BAD = "It says which of them it was that the other one took from it."

@@ -11,7 +11,7 @@ CHAT = [{"role": "system", "content": " be brief "}, {"role": "user", "content":
 
 def made_of(directory: Path) -> list[Any]:
     """[class, special tokens, ids of each text, ids of the chat, the text of each of these], as JSON values."""
-    from tasks.preparing.tokenizer import open_tokenizer  # noqa: PLC0415 - not before the process has said what it needs
+    from tasks.preparing.tools import open_tokenizer  # noqa: PLC0415 - not before the process has said what it needs
     from tasks.prompts.decode import open_decoder  # noqa: PLC0415
 
     tokenizer: Any = open_tokenizer(directory)

@@ -6,7 +6,8 @@ from typing import Any
 from storage.journal.claims import ClaimBook, take_over
 from storage.journal.journal import ShardReader
 from storage.records import layout, records
-from storage.records.records import BatchRecord, GradedResponse, HeartbeatRecord, ReportRecord
+from storage.records.crew_records import HeartbeatRecord
+from storage.records.records import BatchRecord, GradedResponse, ReportRecord
 from storage.stores.memory import MemoryStore
 from storage.stores.store import ObjectStore, StoreUnavailable
 from tests.committed_runs import begin

@@ -20,7 +20,7 @@ import yaml
 from click.testing import CliRunner
 
 from storage.records import layout, records
-from storage.records.records import HeartbeatRecord
+from storage.records.crew_records import HeartbeatRecord
 from storage.records.run import next_iteration
 from storage.stores.store import ObjectMissing, ObjectStore
 

@@ -1,7 +1,7 @@
-"""The type of an input that says how many: a number below 1 is refused where it is given, before a pod exists.
+"""The type of a counting input: a number below 1 is refused on entry, before a pod exists.
 
 `pyflyte run` converts inputs on its own machine, and flytekit those of launch plans when they are registered. A number
-that came another way, as from the console, is refused by the pod that reads it.
+from the console is refused by the pod that reads it.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from flytekit.models.types import LiteralType
 
 
 class Count(int):
-    """A number of 1 or more; for Flyte it is an integer like any other."""
+    """A number of 1 or more; Flyte sees an ordinary integer."""
 
 
 class _CountTransformer(TypeTransformer[Count]):  # type: ignore[misc]  # flytekit has no types for it

@@ -9,8 +9,8 @@ from tasks.configuration.references import EvaluationOutcome
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.evaluate import evaluate, plan_evaluation
 from tasks.evaluations_ended import evaluations_ended
-from tasks.pod_story import wires
 from tasks.reporting.interruption import announced_interruption
+from tasks.task_log import logged_wiring
 from workflows.iteration import rollout_node, settings_on
 from workflows.leaves import leaf
 from workflows.local_attempts import built_on
@@ -30,11 +30,11 @@ def evaluation_nodes(config: dict[str, Any], version: Any, pools: PoolsConfig, n
 
 
 def evaluation_beside(settings: RunConfig, planned: Any, names: NodeNames) -> list[Any]:
-    """Wire one evaluation beside training, if that evaluates at all; returns its leaf, for `end_node`.
+    """Wire one evaluation beside training, if the configuration evaluates; returns its leaf, for `end_node`.
 
-    planned: the outputs of a plan or a conclusion that are about it. Whether it is due is known only when these run,
-    and one that is not due has no pods. On one machine, where nodes run in the order of their calls, it comes before
-    the next iteration, whose conclusion may delete older weights.
+    planned: outputs of the plan or the conclusion about the evaluation. Whether the evaluation is due is known only at
+    run time, and an evaluation that is not due has no pods. On one machine, where nodes run in the order of their
+    calls, the evaluation comes before the next iteration, whose conclusion may delete older weights.
     """
     if not evaluates(settings):
         return []
@@ -59,7 +59,7 @@ def evaluates(config: RunConfig) -> bool:
 
 
 def grading_pool(config: RunConfig) -> str:
-    """The pool that grades: a reward model needs a machine like the one that it has in training."""
+    """The pool that grades: a reward model needs the kind of machine that grades in training."""
     return "train" if grades_with_a_model(config) else "control"
 
 
@@ -74,7 +74,7 @@ def evaluate_version(config: dict, version: int) -> EvaluationOutcome:  # type: 
     """Evaluate once, on the pools that the configuration names."""
     settings = parse(config)
     names = NodeNames(run=settings.run.url)
-    wired = wires(f"run {settings.run.url}", f"the evaluation of version {version}")
+    wired = logged_wiring(f"run {settings.run.url}", f"the evaluation of version {version}")
     with wired, announced_interruption(settings.run.url):
         outcome: EvaluationOutcome = evaluation_nodes(config, version, settings.pools, names)
     return outcome

@@ -11,7 +11,7 @@ from resources.pools import ControlPoolConfig, overrides, task_settings
 from tasks.configuration.run_config import dump, load, parse
 from tasks.fleet_host import fleet_host
 from tasks.local_map import crew_map
-from tasks.pod_story import wires
+from tasks.task_log import logged_wiring
 from workflows.count import Count
 from workflows.schedules import cron, one_at_a_time
 
@@ -49,14 +49,14 @@ def hosts(
     )
     serving_all = crew_map(serving, title="hosts", pod_template=pool.pod_template)
     labels = {FLEET_LABEL: url_label(settings.trainer.fleet), POOL_LABEL: "train", **settings.pools.labels}
-    with wires(f"fleet {settings.trainer.fleet}", f"{count} hosts"):
+    with logged_wiring(f"fleet {settings.trainer.fleet}", f"{count} hosts"):
         served: list[str | None] = serving_all(slot=list(range(count))).with_overrides(**overrides(pool, labels))
     return served
 
 
 @workflow
 def serving(config: dict, count: Count, hours: float, memory_gib: float) -> list[str | None]:  # type: ignore[type-arg]
-    """The same as a workflow, which a launch plan needs; the inputs are those of `hosts`."""
+    """The hosts as a workflow, which a launch plan needs; inputs as of `hosts`."""
     served: list[str | None] = hosts(config=config, count=count, hours=hours, memory_gib=memory_gib)
     return served
 

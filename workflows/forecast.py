@@ -7,7 +7,7 @@ from tasks.forecast import make_forecast
 
 @workflow
 def forecast(config: dict = {}, save: bool = False) -> str:  # type: ignore[type-arg]  # noqa: B006
-    """Predict what a run will take, and which setup suits it, as the section `forecast` of its configuration says.
+    """Predict a run's hours and dollars, and the setup that suits, by the section `forecast` of its configuration.
 
     Args:
         config: the run's configuration, a YAML or JSON file

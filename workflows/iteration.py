@@ -1,7 +1,7 @@
 """One RL iteration: plan -> train -> conclude, and maps of the crew beside it, for which nothing waits.
 
-Flyte's compiler walks every path of a workflow, so the nodes that carry a run on form one path: each takes what it
-needs from the one before. A rollout map and the node that notes its end are leaves. A configuration is annotated
+Flyte's compiler walks every path of a workflow, so the nodes that carry a run on form one path: each node takes its
+inputs from the node before. A rollout map and the node that notes its end are leaves. A configuration is annotated
 `dict`, not `dict[str, Any]`, because Flyte carries the former as JSON and the latter as pickles.
 """
 
@@ -68,7 +68,7 @@ def rollout_node(reference: Any, slots: Any, pools: PoolsConfig, name: str, name
 
 
 def rollout_nodes(reference: Any, slots: Any, pools: PoolsConfig, names: NodeNames) -> None:
-    """Wire the whole crew of a plan: a map for each pool, and behind it the node that notes its end."""
+    """Wire the whole crew of a plan: for each pool a map, and behind the map a node that notes its end."""
     for index, name in enumerate(pools.rollout_pools):
         what = "rollout" if name == "rollout" else f"rollout-{name}"
         crew = rollout_node(reference, slots[index], pools, name, names, what)
@@ -108,9 +108,9 @@ def standing_nodes(reference: Any, pools: PoolsConfig, count: int, names: NodeNa
 def standing_trainer_node(
     reference: Any, pools: PoolsConfig, trainer: TrainerConfig, count: int, names: NodeNames
 ) -> None:
-    """Wire the trainer that stands for `count` iterations, of which `reference` is the first, if it is to stand.
+    """Wire the trainer that stands for `count` iterations from `reference` on, if the configuration asks for one.
 
-    It is a leaf: nothing waits for its pod, and without one each train node says what it waits for.
+    The trainer is a leaf: nothing waits for its pod, and without a pod each train node logs its wait for the trainer.
     """
     if trainer.placement != "standing":
         return

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Leaf(CrewMapTask):
-    """A map of one that succeeds however its element ends; on one machine the element runs in this process."""
+    """A map of one element that succeeds however the element ends; locally, the element runs in this process."""
 
     def _raw_execute(self, **inputs: Any) -> list[Any]:
         [name] = inputs.keys() - self.bound_inputs
@@ -31,9 +31,9 @@ class Leaf(CrewMapTask):
 
 
 def leaf(task: Any, bound: dict[str, Any], pools: PoolsConfig, pool: str, settings: dict[str, Any]) -> Any:
-    """What wires the task as a leaf on the pool of this name, called with its one input that is not bound, as a list.
+    """Returns a function that wires the task as a leaf on the pool.
 
-    The list has one element, or none: then no pod starts.
+    The function takes the one unbound input as a list of one element or none; without an element no pod starts.
     """
     of_it = pools.named(pool)
     mapped = _mapped(task, frozenset(bound), of_it.pod_template or "")

@@ -1,10 +1,11 @@
-"""Names of an execution's nodes: those in the console, those of pods, and the labels of pods.
+"""Names of an execution's nodes: names in the console, names of pods, and labels of pods.
 
 An iteration's number is known only when its plan is made, so nodes count from the first iteration of their execution.
 
 Flyte looks at the nodes behind a node in the alphabetical order of their ids, each time with all that follows it, and
 stops when as many are at work as the execution's `max_parallelism` allows. A map whose pods wait for machines is one of
-them. So ids of the path that carries a run on come before those of leaves: no number of waiting maps holds it back.
+them. The ids of the path that carries a run on therefore sort before the ids of leaves: waiting maps never hold the
+path back.
 """
 
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ PATH_LETTER, LEAF_LETTER = "i", "z"
 
 @dataclass(frozen=True, kw_only=True)
 class NodeNames:
-    """Names for the nodes of one iteration, or of all.
+    """Names for the nodes of one iteration, or of the whole execution. Empty fields: not known at declaration.
 
-    label: of names for people. run: the URL of the run; iteration: its number in the execution, or "all". All are empty
-    where a workflow is declared before they are known.
+    Attributes:
+        label: prefix of names for people.
+        run: the URL of the run.
+        iteration: number of the iteration in the execution, or "all".
     """
 
     label: str = ""
@@ -35,7 +38,7 @@ class NodeNames:
 
     @classmethod
     def of_execution(cls, count: int, run: str) -> "NodeNames":
-        """Names for the nodes that serve all `count` iterations."""
+        """Names for the nodes that serve each of `count` iterations."""
         return cls(label=f"iterations 1 to {count}: ", run=run, iteration="all")
 
     def labels(self, pool: str) -> dict[str, str]:

@@ -20,12 +20,12 @@ def cron(what: str, schedule: str) -> CronSchedule:
 
 
 def one_at_a_time() -> ConcurrencyPolicy:
-    """Skip a tick while an execution of the plan runs. flyteadmin checks first and creates then, so two may start."""
+    """Skip a tick while an execution of the plan runs. flyteadmin checks, then creates: two may start together."""
     return ConcurrencyPolicy(max_concurrency=1, behavior=ConcurrencyLimitBehavior.SKIP)
 
 
 def notifications(notify: NotifyConfig) -> Iterator[Notification]:
-    """Flyte's notifications: one for each kind of address that is given."""
+    """Flyte's notifications: one for each kind of address in `notify`."""
     phases = [getattr(WorkflowExecutionPhase, phase.upper()) for phase in notify.phases]
     for kind, addresses in ((Email, notify.email), (Slack, notify.slack), (PagerDuty, notify.pager_duty)):
         if addresses:

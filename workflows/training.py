@@ -13,9 +13,9 @@ from resources.pools import ControlPoolConfig, task_settings
 from tasks.configuration.references import IterationOutcome
 from tasks.configuration.run_config import RunConfig, parse, settings_digest
 from tasks.local_map import import_ahead
-from tasks.pod_story import wires
 from tasks.reporting.interruption import announced_interruption
 from tasks.rollout import IMPORTS
+from tasks.task_log import logged_wiring
 from workflows.compiled_size import check_size
 from workflows.count import Count
 from workflows.evaluation import end_node, evaluates, evaluation_beside
@@ -38,7 +38,7 @@ def iterations(config: dict, count: Count) -> IterationOutcome:  # type: ignore[
     version = os.environ.get("FLYTE_INTERNAL_TASK_VERSION", "unknown")
     what = f"{count} iterations with settings {settings_digest(settings)}, version {version}"
     chain = functools.partial(chained, config, settings)
-    wired = wires(f"run {settings.run.url}", what, count)
+    wired = logged_wiring(f"run {settings.run.url}", what, count)
     with wired, announced_interruption(settings.run.url, count):
         check_size(chain, count)
         if any(pool.count for pool in settings.pools.rollout_pools.values()):

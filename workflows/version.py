@@ -24,7 +24,7 @@ _DIGITS = 12
 
 
 def version(image: str) -> str:
-    """12 hexadecimal digits: the same for what is the same, and others if anything that is registered changes."""
+    """12 hexadecimal digits: equal for equal registered contents, different after any change of them."""
     files = sorted(path for package in _PACKAGES for path in (ROOT / package).rglob("*.py"))
     code = {path.relative_to(ROOT).as_posix(): _digest(path.read_bytes()) for path in files}
     runs = scheduled_runs(os.environ, EXAMPLE)

@@ -29,7 +29,7 @@ def run_id(run_url: str) -> str:
 
 
 def admitted(run: str) -> str:
-    """The record that admits the run with this id."""
+    """The record that admits the run `run`, an id."""
     return f"{RUNS}{run}/run.json"
 
 
@@ -44,7 +44,7 @@ def seats(run: str) -> str:
 
 
 def seat(run: str, epoch: int) -> str:
-    """One epoch of a run's seat, from 1 on; created once, never overwritten."""
+    """An epoch of a run's seat, from 1 on; created once, never overwritten."""
     return f"{seats(run)}{epoch:06d}.json"
 
 
@@ -61,7 +61,7 @@ def run_of(key: str) -> str | None:
 
 
 def host(incarnation: str) -> str:
-    """What a host is."""
+    """The record of an incarnation of a host."""
     return f"{HOSTS}{incarnation}.json"
 
 
@@ -76,10 +76,10 @@ def waiting(incarnation: str) -> str:
 
 
 def spent_by(incarnation: str) -> str:
-    """Prefix of the records of what a host spent."""
+    """Prefix of the records of the time that a host spent."""
     return f"spent/{incarnation}/"
 
 
 def spent(incarnation: str, sequence: int) -> str:
-    """One record of what a host spent; they are numbered from 0."""
+    """A record of the time that a host spent; numbers start at 0."""
     return f"{spent_by(incarnation)}{sequence:08d}.json"

@@ -1,7 +1,7 @@
-"""Reads a fleet without taking part in it: its runs, its hosts, and which of these live.
+"""Reads a fleet from outside: its runs, its hosts, and which hosts live.
 
-A host keeps what it has seen between two looks (`tasks/sharing/seating.py`); this is for commands and tasks, which look
-once. Several teams write to a fleet, so each record is read on its own, and is believed only about itself.
+For commands and tasks, which look once; a host keeps observations between two looks (`tasks/sharing/seating.py`).
+Several teams write to a fleet, so each record is read on its own, and is believed only about itself.
 """
 
 import logging
@@ -17,11 +17,11 @@ from storage.fleet.fleet_records import (
     HostBeat,
     HostRecord,
     SeatRecord,
-    SpentRecord,
     WaitingRun,
     read_record,
 )
 from storage.fleet.seats import newest_seat
+from storage.fleet.spent_records import SpentRecord
 from storage.journal.liveness import AnyHeartbeat, Heartbeats
 from storage.records.run import exists
 from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore, StoreDenied
@@ -44,7 +44,7 @@ def read_run(store: ObjectStore, run_id: str) -> AdmittedRun:
 
 
 def read_allowed_run(store: ObjectStore, fleet: FleetRecord, run_id: str) -> AdmittedRun:
-    """`read_run` of a run that the fleet allows; raises CorruptObject for any other, no matter who wrote it."""
+    """`read_run` of a run that the fleet allows; raises CorruptObject for a run of any other place."""
     run = read_run(store, run_id)
     if not fleet.allows(run.run_url):
         allowed = ", ".join(fleet.run_prefixes)
@@ -58,9 +58,9 @@ def has_left(store: ObjectStore, run_id: str) -> bool:
 
 
 class FleetReader:
-    """Reads the records of a fleet one by one. `damaged` has a line for each that could not be read, in order.
+    """Reads each record of a fleet by itself.
 
-    Its methods raise what a store raises that does not answer.
+    `damaged` has a line for each unreadable record, in order. The methods raise StoreUnavailable for a silent store.
     """
 
     def __init__(self, store: ObjectStore, fleet: FleetRecord) -> None:
@@ -78,24 +78,24 @@ class FleetReader:
         return self._read(lambda run: read_allowed_run(self._store, self._fleet, run), self.run_ids())
 
     def seat(self, run: str) -> SeatRecord | None:
-        """The newest epoch of a run's seat; None if there is none, or if it cannot be read."""
+        """The newest epoch of a run's seat; None without a readable seat."""
         return next(iter(self._read(lambda run: newest_seat(self._store, run), [run])), None)
 
     def hosts(self) -> list[HostRecord]:
-        """All incarnations of hosts that the fleet ever had."""
+        """All incarnations of hosts in the fleet's history."""
         return self.records(HostRecord, self._store.list(fleet_layout.HOSTS))
 
     def host(self, incarnation: str) -> HostRecord | None:
-        """One of them; None if there is none, or if it cannot be read."""
+        """The host of this incarnation; None without a readable record."""
         return next(iter(self.records(HostRecord, [fleet_layout.host(incarnation)])), None)
 
     def beat(self, incarnation: str) -> HostBeat | None:
-        """The last heartbeat of a host; None if there is none, or if it cannot be read."""
+        """The last heartbeat of a host; None without a readable heartbeat."""
         key = fleet_layout.alive(incarnation)
         return next(iter(self.records(HostBeat, [key] if exists(self._store, key) else [])), None)
 
     def spent(self, incarnation: str, last: int = 0) -> list[SpentRecord]:
-        """What a host spent, in order; last: only so many of its last records, 0: all."""
+        """The spent time of a host, in order; last: number of records to read from the end, 0: all."""
         return self.records(SpentRecord, self._store.list(fleet_layout.spent_by(incarnation))[-last:])
 
     def waiting(self) -> list[WaitingRun]:
@@ -123,10 +123,10 @@ class FleetReader:
 def living_hosts(
     store: ObjectStore, fleet: FleetRecord, clock: Clock, meanwhile: Callable[[], None] = lambda: None
 ) -> list[HostRecord]:
-    """The hosts whose heartbeat is seen to change, without those that leave, by name.
+    """The hosts whose heartbeat changes under observation, without leaving hosts, by name.
 
-    It takes until the heartbeat of every host that does not say that it ends has changed, and at most the fleet's TTL.
-    Records that cannot be read are logged and left out. meanwhile: called before each look.
+    Returns as soon as every host has changed its heartbeat or says that it leaves, and at the latest after the fleet's
+    TTL. Records that cannot be read are logged and left out. meanwhile: called before each look.
     """
     reader = FleetReader(store, fleet)
     hosts = {host.incarnation: host for host in reader.hosts()}
@@ -143,9 +143,9 @@ def waiting_runs(
     *,
     without: str = "",
 ) -> list[WaitingRun]:
-    """The last heartbeats of the processes that are seen to wait, but that of one incarnation; as `living_hosts`.
+    """The last heartbeats of the processes that wait for admission and live, as `living_hosts` finds out.
 
-    Only those of runs that the fleet allows.
+    Only runs that the fleet allows count. without: an incarnation to leave out.
     """
     names = {key.removeprefix(fleet_layout.WAITING).removesuffix(".json") for key in store.list(fleet_layout.WAITING)}
     names.discard(without)
@@ -162,7 +162,7 @@ def _living(
     clock: Clock,
     meanwhile: Callable[[], None],
 ) -> dict[str, Beat | None]:
-    """The last heartbeat of each that is seen to change and does not say that it ends; None: it cannot be read."""
+    """The changed heartbeats by name, without processes that leave; None: changed, but unreadable."""
     unknown, living = set(names), dict[str, Beat | None]()
     then = "then those that have not are left out (host_ttl_s of the fleet)"
     waiting = Wait(f"{what} of the fleet to show that they live", clock, fleet.host_ttl_s, then)
@@ -180,6 +180,6 @@ def _living(
 
 
 def log_damaged(reader: FleetReader) -> None:
-    """Log what could not be read, for a process that shows it to no one."""
+    """Log the unreadable records, in a process that does not show `damaged` to a user."""
     for line in reader.damaged:
         log.warning("left out of the fleet: %s", line)

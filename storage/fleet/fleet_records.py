@@ -1,6 +1,6 @@
-"""The records of a fleet: its rules, its runs and their seats, its hosts and what they spent (docs/format.md 11).
+"""The records of a fleet: rules, runs, seats and hosts (docs/format.md 11); the time of hosts: spent_records.py.
 
-Only `DueRecord` lies in a run's directory; all others lie below the fleet's root.
+Only `DueRecord` lies in a run's directory; all other records lie below the fleet's root.
 """
 
 import math
@@ -20,9 +20,6 @@ from storage.stores.store import CorruptObject, ObjectStore
 GIB = 1 << 30
 # Of a record; the largest are those of what a host spent in a minute.
 RECORD_BYTES_MAX = 1 << 22
-SpentKind = Literal["switch", "wait", "train", "park", "backfill", "idle"]
-# "local disk" is of hosts that keep copies of states there, as no host of this version does.
-Tier = Literal["host memory", "local disk", "object store"]
 # What a record of another team may hold, so that all can calculate with it, and no name leads to another key.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\z")]
 Text = Annotated[str, Field(max_length=4096)]
@@ -33,12 +30,14 @@ Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 @dataclass(frozen=True, kw_only=True)
 class FleetRecord:
-    """fleet.json: what all hosts of a fleet agree on.
+    """fleet.json: the rules for every host of a fleet.
 
-    run_prefixes: a run is admitted if its url lies below one of them. host_ttl_s: a host that was silent for so long,
-    on the observer's monotonic clock, has lost its seats; choose several times what one request may take.
-    slowdown_max: no run's cycle is to take more than so many times what it takes alone. patience_s: runs that can be
-    admitted pass one that has to wait, until it has waited for so long.
+    Attributes:
+        run_prefixes: places below which a run's url must lie for admission.
+        host_ttl_s: a host silent for this time, on the observer's monotonic clock, has lost its seats; choose several
+            times the limit of a request.
+        slowdown_max: largest factor by which sharing may lengthen a run's cycle, against the run alone.
+        patience_s: seconds of waiting after which a run may no longer be passed by runs that fit.
     """
 
     KIND: ClassVar[str] = "fleet"
@@ -57,18 +56,18 @@ class FleetRecord:
             raise ValueError(f"patience_s: value {self.patience_s}; allowed: 0 or more")
 
     def allows(self, run_url: str) -> bool:
-        """Whether a run with this url may be admitted: the place that it names lies below that of a prefix."""
+        """True if the url's place lies below the place of a prefix."""
         return bool(self._prefixes_of(run_url))
 
     def name_for(self, reader_url: str, run: "AdmittedRun") -> str:
-        """How a run is called before those whose urls lie where `reader_url` does: by its url below the same prefix.
+        """The name of a run for readers at `reader_url`: the run's url if a prefix covers both urls, else the run's id.
 
-        A run below other prefixes is another team's, and is called by its id.
+        Urls below foreign prefixes are shown by id only, because the run belongs to another team.
         """
         return self.name_for_url(reader_url, run.run_url)
 
     def name_for_url(self, reader_url: str, run_url: str) -> str:
-        """The same for a run that is not admitted yet."""
+        """`name_for` a run that is not admitted yet."""
         is_near = self._prefixes_of(reader_url) & self._prefixes_of(run_url)
         return run_url if is_near else fleet_layout.run_id(run_url)
 
@@ -78,9 +77,11 @@ class FleetRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What admission expected: on which host the run trains, and how long the cycles of all runs there take then.
+    """What admission expected: the host of the run, and the cycles of all runs there.
 
-    host: the incarnation; None: no host lived. slowdowns: times as long as alone, by run id.
+    Attributes:
+        host: the incarnation; None: no host lived.
+        slowdowns: cycle with sharing / cycle alone, by run id.
     """
 
     __pydantic_config__ = STRICT
@@ -92,12 +93,17 @@ class Prediction:
 class AdmittedRun:
     """run.json of a run in a fleet.
 
-    id: `fleet_layout.run_id(run_url)`. share: the weight of its waiting. phase_s: the expected seconds of a phase.
-    cycle_s: the expected seconds from one phase to the next if the run had a trainer of its own. rollouts_ahead: how
-    many iterations its rollout runs ahead of training. state_bytes: the size of its resident state in host memory.
-    rollout_gpus, trainer_gpus: of all its pools for rollout, and of the trainer that it would have; 0: none. ranks: how
-    many processes train it together, one on each device of a host. rollout_cv, phase_cv: coefficients of variation of
-    the seconds of its rollouts and phases; None: unknown. predicted: None before admission has simulated it.
+    Attributes:
+        id: `fleet_layout.run_id(run_url)`.
+        phase_s: expected seconds of a phase.
+        cycle_s: expected seconds from one phase to the next if the run had a trainer of its own.
+        state_bytes: size of the run's resident state in host memory.
+        share: weight of the run's waiting.
+        rollouts_ahead: number of iterations that rollout runs ahead of training.
+        rollout_gpus, trainer_gpus: GPUs of all rollout pools, and of a trainer of its own; 0: none.
+        ranks: number of processes that train the run together, one on each device of a host.
+        rollout_cv, phase_cv: coefficients of variation of the seconds of rollouts and phases; None: unknown.
+        predicted: result of the simulation at admission; None before the simulation.
     """
 
     KIND: ClassVar[str] = "admitted run"
@@ -138,13 +144,13 @@ class AdmittedRun:
 
     @property
     def key(self) -> str:
-        """Where it lies in the fleet."""
+        """The key of this record in the fleet."""
         return fleet_layout.admitted(self.id)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeftRecord:
-    """left.json: the run has left the fleet for good. reason: in words."""
+    """left.json: the run has left the fleet for good; `reason` in words."""
 
     KIND: ClassVar[str] = "left run"
     __pydantic_config__ = STRICT
@@ -156,7 +162,7 @@ class LeftRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class SeatRecord:
-    """One epoch of a run's seat: from then on this incarnation of a host trains the run."""
+    """One epoch of a run's seat: from now on the incarnation `host` trains the run."""
 
     KIND: ClassVar[str] = "seat"
     __pydantic_config__ = STRICT
@@ -167,17 +173,22 @@ class SeatRecord:
 
     @property
     def key(self) -> str:
-        """Where it lies in the fleet."""
+        """The key of this record in the fleet."""
         return fleet_layout.seat(self.run, self.epoch)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostRecord:
-    """An incarnation of a host. machine: its name, for people. memory_bytes: room for resident states.
+    """An incarnation of a host.
 
-    disk_bytes: of hosts that keep copies of states on a local disk, as no host of this version does. devices: how many
-    it has, all of which one run has at a time; it trains runs of as many ranks. version: of the package that it runs.
-    usd_per_hour: what the machine costs; None: unknown. began_at_s: by its wall clock, for people.
+    Attributes:
+        machine: name of the machine, for people.
+        memory_bytes: room for resident states.
+        usd_per_hour: price of the machine; None: unknown.
+        began_at_s: wall-clock seconds of the start, for people.
+        disk_bytes: room for copies of states on a local disk, from hosts of an older version; 0 from this version.
+        devices: number of devices, all of which a run has at a time; the host trains runs of this number of ranks.
+        version: version of the package that the host runs.
     """
 
     KIND: ClassVar[str] = "host"
@@ -200,17 +211,20 @@ class HostRecord:
 
     @property
     def key(self) -> str:
-        """Where it lies in the fleet."""
+        """The key of this record in the fleet."""
         return fleet_layout.host(self.incarnation)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostBeat:
-    """Heartbeat of a host. Other hosts observe that it changes, "leaving" and "gone"; the rest is for people.
+    """Heartbeat of a host. Hosts observe the change and the states "leaving" and "gone"; the rest is for people.
 
-    sequence: how many there were before it. resident, iteration: the run on the device and what it trains; None: none.
-    lived_s: seconds since the host began, on its monotonic clock. state "leaving": it takes no seats and begins no
-    phase; "gone": it has ended, and its seats are free.
+    Attributes:
+        sequence: number of earlier heartbeats.
+        resident, iteration: the run on the device and the iteration in training; None: none.
+        lived_s: seconds since the host began, on its monotonic clock.
+        state: "leaving": the host takes no seats and begins no phase; "gone": the host has ended, and its seats are
+            free.
     """
 
     KIND: ClassVar[str] = "host heartbeat"
@@ -224,15 +238,18 @@ class HostBeat:
 
     @property
     def key(self) -> str:
-        """Where it lies in the fleet."""
+        """The key of this record in the fleet."""
         return fleet_layout.alive(self.incarnation)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingRun:
-    """Heartbeat of a process that waits until its run can be admitted. incarnation: of that process.
+    """Heartbeat of a process that waits until its run can be admitted.
 
-    waited_s: how long, on its monotonic clock. state "gone": it waits no longer.
+    Attributes:
+        incarnation: of the waiting process.
+        waited_s: seconds of waiting so far, on the monotonic clock of the process.
+        state: "gone" if the process waits no longer.
     """
 
     KIND: ClassVar[str] = "waiting run"
@@ -245,75 +262,17 @@ class WaitingRun:
 
     @property
     def key(self) -> str:
-        """Where it lies in the fleet."""
+        """The key of this record in the fleet."""
         return fleet_layout.waiting(self.incarnation)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpentEntry:
-    """A stretch of a host's time, from began_s to ended_s: seconds since it began, on its monotonic clock.
-
-    kind: "switch" from the order to begin until the run trains or waits for groups; "park" while its state leaves the
-    device; "backfill" while a member generates for a run; "idle" if no run has the device. run, iteration: whose phase
-    it is; None if idle; a member helps no single iteration.
-    """
-
-    __pydantic_config__ = STRICT
-    kind: SpentKind
-    run: Name | None
-    iteration: Count | None
-    began_s: Amount
-    ended_s: Amount
-
-    @property
-    def seconds(self) -> float:
-        return self.ended_s - self.began_s
-
-
-@dataclass(frozen=True, kw_only=True)
-class RestoredState:
-    """A state that a host has restored for the phase of a run's iteration. tier: from where it came.
-
-    ahead: it was read into host memory ahead of its phase; else it came onto the device at the phase's beginning.
-    seconds: what that took, by the clock of the process that did it. num_bytes: of tensors.
-    """
-
-    __pydantic_config__ = STRICT
-    run: Name
-    iteration: Count
-    tier: Tier
-    ahead: bool
-    seconds: Amount
-    num_bytes: Count
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpentRecord:
-    """What a host spent since its last record. Each entry begins where the one before ends; the first begins at 0.
-
-    seated: the ids of the runs that were seated on it all that time; they share what it was idle. restored: the states
-    that it has restored since the last record, in order.
-    """
-
-    KIND: ClassVar[str] = "spent"
-    __pydantic_config__ = STRICT
-    host: Name
-    sequence: Count
-    entries: tuple[SpentEntry, ...]
-    seated: tuple[Name, ...]
-    restored: tuple[RestoredState, ...] = ()
-
-    @property
-    def key(self) -> str:
-        """Where it lies in the fleet."""
-        return fleet_layout.spent(self.host, self.sequence)
-
-
-@dataclass(frozen=True, kw_only=True)
 class DueRecord:
-    """due.json: the iteration's phase may begin. groups: how many of its groups were recorded by then.
+    """due.json: the iteration's phase may begin.
 
-    version: of the package that has recorded them; a host of another one does not train them.
+    Attributes:
+        groups: number of groups recorded so far.
+        version: version of the package that has recorded them; only a host of an equal version trains them.
     """
 
     KIND: ClassVar[str] = "due"
@@ -334,7 +293,7 @@ Found = TypeVar("Found", bound=Placed)
 
 
 def read_record(store: ObjectStore, kind: type[Found], key: str) -> Found:
-    """The record at a key of a fleet, which is believed only about itself.
+    """The record at a key of a fleet; a record is believed only about itself.
 
     Raises ObjectMissing, and CorruptObject also for a record that is too long or of another key.
     """

@@ -1,6 +1,6 @@
-"""Runs and fleets in each other: whether a place lies in one, or holds one below it.
+"""Runs and fleets in each other: whether a place lies in a run or fleet, or holds one below it.
 
-Each has a directory of its own. What lies in another's directory would be listed, kept and deleted as a part of it.
+Each has a directory of its own. An object in a foreign directory would be listed, kept and deleted as part of it.
 """
 
 from collections.abc import Collection, Iterator
@@ -18,9 +18,9 @@ RUN, FLEET = ("run", layout.RUN), ("fleet", fleet_layout.FLEET)
 
 
 def check_own_place(field: str, url: str, store: ObjectStore, others: Collection[Mark] = (RUN, FLEET)) -> None:
-    """Raise ValueError if what begins in a place would lie in one of these others, or have one below it.
+    """Raise ValueError if a new run or fleet at `url` would lie in, or above, a place of `others`.
 
-    field: of the url, for the message. Places above that may not be read are passed over.
+    field: name of the url's field, for the message. Unreadable places above are passed over.
     """
     marks = {name: kind for kind, name in others}
     for above in _places_above(url):

@@ -1,6 +1,7 @@
 """Records of why an attempt to train a phase stopped, in the run's directory, for the run's own tasks and for people.
 
-What a host leaves counts for the execution that advanced the run then. The next execution's phase is attempted again.
+A failure record counts only for the execution that advanced the run at the failure; later executions attempt the phase
+again.
 """
 
 from dataclasses import dataclass
@@ -14,10 +15,14 @@ from storage.stores.store import ObjectMissing, ObjectStore
 
 @dataclass(frozen=True, kw_only=True)
 class NonFiniteRecord:
-    """nonfinite.json: why the last attempt to train an iteration stopped, before it changed anything that is stored.
+    """nonfinite.json: why the last attempt to train an iteration stopped, before it changed any stored object.
 
-    quantity: what was infinite or not a number. responses: those that may have caused it. batches: their micro-batches.
-    weight_version: the policy that sampled them. message: for people.
+    Attributes:
+        quantity: the quantity that was infinite or not a number.
+        responses: responses that may be the cause.
+        batches: micro-batches of these responses.
+        weight_version: the policy that sampled the responses.
+        message: for people.
     """
 
     KIND: ClassVar[str] = "nonfinite"
@@ -32,9 +37,11 @@ class NonFiniteRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseFailureRecord:
-    """phase_failure.json: why the last attempt to train an iteration on a host failed, so that no attempt will succeed.
+    """phase_failure.json: why the last attempt to train an iteration on a host failed, and no attempt will succeed.
 
-    execution: the one that advanced the run. message: for people.
+    Attributes:
+        execution: the execution that advanced the run.
+        message: for people.
     """
 
     KIND: ClassVar[str] = "phase failure"

@@ -25,8 +25,8 @@ def newest_seat(store: ObjectStore, run: str) -> SeatRecord | None:
 def take_seat(store: ObjectStore, run: str, after: int, host: str) -> bool:
     """Take the epoch that follows on `after` (0: the first) for this incarnation of a host; False if another did.
 
-    A lost answer to its own write is resolved by reading back. Raises StoreUnavailable if the outcome is unknown; the
-    seat may be taken all the same, which the next look at it shows.
+    A lost answer to its own write is resolved by reading back. Raises StoreUnavailable if the outcome is unknown: the
+    next look at the seat shows its holder.
     """
     seat = SeatRecord(run=run, epoch=after + 1, host=host)
     return records.commit(store, fleet_layout.seat(run, seat.epoch), seat)

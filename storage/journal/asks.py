@@ -1,7 +1,7 @@
 """Asks: how a member that could decode a running response asks its holder to hand it over (docs/format.md section 5).
 
-A response that is claimed while it runs loses what its holder has decoded since its last flush. A holder that is asked
-writes that first and releases the response. Asks are hints: one that is damaged, or goes unanswered, changes nothing.
+A claim on a running response loses the tokens since the last flush of its holder. A holder with an ask flushes first
+and releases the response afterwards. Asks are hints: a damaged or unanswered ask changes nothing.
 """
 
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class AskRecord:
-    """An incarnation asks for these responses of another one."""
+    """An incarnation asks for `responses` of another incarnation."""
 
     KIND: ClassVar[str] = "ask"
     __pydantic_config__ = STRICT
@@ -28,7 +28,7 @@ class AskRecord:
 
 
 class Asks:
-    """The asks of an iteration, as one member writes and reads them. Those to one holder are numbered without gaps."""
+    """The asks of an iteration, as a member writes and reads them. Asks to one holder are numbered without gaps."""
 
     def __init__(self, store: ObjectStore, iteration: int) -> None:
         self._store = store
@@ -42,7 +42,7 @@ class Asks:
         self._next[holder] += 1
 
     def read(self, holder: str) -> tuple[int, ...]:
-        """The responses that the holder was asked for since the last call, with one GET if there are none."""
+        """The responses that the holder was asked for since the last call, with one GET if there is no ask."""
         responses: list[int] = []
         while True:
             try:

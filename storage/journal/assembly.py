@@ -19,14 +19,19 @@ from storage.stores.store import CorruptObject, ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """A response as far as it is durable: uint32 token_ids [n], float32 logprobs [m], and the spans they came from.
+    """The durable part of a response: its tokens, and the claims behind them.
 
-    span_tokens: how many of its tokens came from each span of the lineage; they add up to n.
-    weight_versions: uint32 [n], the version that sampled each token, or was in place when an observation was added.
-    origins: the lengths of its stretches of tokens by the policy, an observation, the policy, and so on; they add up to
-    n, and those of the policy to m. Without turns it is (n,). events: the answers to its turns, in order, as in
-    storage.journal.turns. owes: the policy has ended a turn that is not answered. restarts: how often the response
-    began again; only what came after the last time is here.
+    Attributes:
+        token_ids: uint32 [n].
+        logprobs: float32 [m], of the tokens that the policy sampled.
+        lineage: spans of shards that the tokens came from, in order.
+        span_tokens: number of tokens from each span of the lineage; the sum is n.
+        weight_versions: uint32 [n], the version that sampled a token or was in place when an observation was added.
+        origins: lengths of the stretches of tokens by the policy, an observation, the policy, and so on; the sum is n,
+            the sum of the policy's stretches m. Without turns: (n,).
+        events: answers to the policy's turns, in order, encoded as in storage.journal.turns.
+        owes: True while a finished turn of the policy is unanswered.
+        restarts: number of times the response began again; only tokens after the last restart are here.
     """
 
     response: int
@@ -53,7 +58,7 @@ class Assembled:
 
 
 class _Tokens:
-    """The rows of one response so far, in order, since it last began."""
+    """The rows of a response since its last restart, in order."""
 
     def __init__(self, restarts: int = 0) -> None:
         self.restarts = restarts
@@ -113,7 +118,7 @@ class JournalReader:
         parallel_reads: int = PARALLEL_READS,
         parts: Sequence[range] | None = None,
     ) -> None:
-        """parts: only the rows of one of these parts are in memory, at first of the first; None: of all responses."""
+        """parts: ranges of responses to hold in memory in turn, beginning with the first; None: hold all responses."""
         self._plan = plan
         self._parts = parts
         self.book = ClaimBook(store, plan, parallel_reads)
@@ -139,8 +144,8 @@ class JournalReader:
     def incarnations_to_read(self, responses: Sequence[int]) -> list[str]:
         """The incarnations whose shards can still change these responses (docs/format.md algorithm R).
 
-        They are the incarnations that hold the responses, and those whose sealed shards were not all read yet. No
-        reader takes what other incarnations write.
+        These are the holders of the responses, and earlier owners with unread sealed shards. Rows of any other
+        incarnation are void.
         """
         names = self.book.holders(responses)
         for response in self.book.handed_over(responses):

@@ -1,4 +1,4 @@
-"""Claims: which incarnation may extend which responses, and which earlier shards count (docs/format.md section 5).
+"""Claims: the owner of each response, and the earlier shards that count (docs/format.md section 5).
 
 The responses of a slot's first assignment form a unit. The claims of a unit are a log, serialised by create-if-absent.
 Applying the log in epoch order gives every response one owner and one lineage, whatever else lies in the journal.
@@ -21,7 +21,7 @@ _INCARNATION = re.compile(r"\w[\w-]{0,127}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The incarnation whose claim on a response is the last one, with its slot and the claim's epoch."""
+    """The last claim on a response: the epoch of the claim, its incarnation, and the slot of the incarnation."""
 
     epoch: int
     incarnation: str
@@ -67,7 +67,7 @@ class ClaimBook:
         return dict.fromkeys(owners[response].incarnation for response in responses if response in owners)
 
     def handed_over(self, responses: Sequence[int]) -> list[int]:
-        """Those of these responses that had an owner before the present one."""
+        """The given responses that have changed owner at least once."""
         return [response for response in responses if response in self._sealed]
 
     def held_by(self, incarnation: str) -> set[int]:
@@ -75,7 +75,7 @@ class ClaimBook:
         return {response for response, owner in self._owners.items() if owner.incarnation == incarnation}
 
     def former_owners(self, response: int) -> frozenset[str]:
-        """Incarnations that owned a response before its present owner."""
+        """The incarnations that owned a response and lost it to a later owner."""
         return frozenset(self._former.get(response, ()))
 
     @property
@@ -110,7 +110,7 @@ class ClaimBook:
         return {owner for owner in owners if owner is not None}
 
     def refresh(self) -> bool:
-        """Read and apply all new claims, with one LIST; True if there were any."""
+        """Read and apply all new claims, with a single LIST; True if the LIST showed a new claim."""
         fresh: dict[int, list[tuple[int, str]]] = defaultdict(list)
         for key in self._store.list(layout.claims(self._plan.iteration)):
             address = layout.claim_address(key)
@@ -132,7 +132,7 @@ class ClaimBook:
         return bool(fresh)
 
     def probe(self, unit: int) -> bool:
-        """Read and apply the next claims of one unit, with one GET if there are none; True if there were any."""
+        """Read and apply the next claims of one unit, with a single GET without news; True if a claim was applied."""
         found = False
         while True:
             key = layout.claim(self._plan.iteration, unit, self._epochs[unit] + 1)
@@ -143,7 +143,7 @@ class ClaimBook:
             found = True
 
     def apply(self, claim: ClaimRecord) -> None:
-        """Advance the log of one unit by its next claim; raises CorruptObject if the claim cannot follow."""
+        """Apply the next claim of a unit's log; raises CorruptObject if the claim cannot follow."""
         key = layout.claim(self._plan.iteration, claim.unit, claim.epoch)
         if claim.epoch != self._epochs[claim.unit] + 1:
             raise CorruptObject(key, f"epoch {claim.epoch} after {self._epochs[claim.unit]}: a claim is missing")
@@ -175,7 +175,7 @@ class ClaimBook:
 
 
 def _claim(key: str, body: bytes) -> ClaimRecord:
-    """The claim in the bytes read from `key`; raises CorruptObject, also if it is one of another unit or epoch."""
+    """The claim in the bytes read from `key`; raises CorruptObject, also for a claim of another unit or epoch."""
     claim = records.decode(ClaimRecord, key, body)
     if (claim.unit, claim.epoch) != layout.claim_address(key):
         raise CorruptObject(key, f"it is the claim of unit {claim.unit}, epoch {claim.epoch}")
@@ -199,7 +199,7 @@ def take_over(
 ) -> bool:
     """Claim the responses of a unit that `predecessors` own or no one owns; False if another claim came first.
 
-    It seals first: what a predecessor's shards hold by now counts, and what it writes to these responses later is void.
+    Sealing comes first: the predecessors' shards up to now count, and their later rows of these responses are void.
     `responses` narrows the claim to some; their owners must be among `predecessors`. After False the book holds the
     claim that won, and the caller decides anew.
     """

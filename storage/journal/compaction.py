@@ -1,7 +1,7 @@
 """Compaction: stores the responses that an iteration's batches name by parts, and reads them back.
 
-It knows which rows count (the lineage in the batch records) and checks that what is stored equals them. It does not
-know when, or whether, the journal may be deleted.
+Only rows of the lineages in the batch records count, and the stored parts are checked against these rows. Deleting the
+journal is left to retention.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ ENDS = {"stop": Finish.STOP, "length": Finish.LENGTH, "failed": Finish.FAILED}
 
 
 def read_batches(store: ObjectStore, iteration: int) -> list[BatchRecord]:
-    """The micro-batches recorded so far, in the order in which they were used."""
+    """The recorded micro-batches in the order of their use."""
     return list(each_batch(store, iteration))
 
 
@@ -43,10 +43,10 @@ def read_responses(store: ObjectStore, iteration: int) -> Iterator[Response]:
 def read_parts(store: ObjectStore, iteration: int, part_tokens: int = PART_TOKENS) -> Iterator[list[Response]]:
     """The finished responses of an iteration, by number, a part at a time: as compacted, or else from its journal.
 
-    No part is empty. A response that the trainer has recorded, trained or filtered, is as it recorded it, with its
-    rewards. Others are as the claims say when they are read, without rewards. Unused responses are left out. If another
-    process compacts the iteration meanwhile, the parts that follow are those that are stored. Raises ObjectMissing if
-    the iteration has no plan, and CorruptObject, possibly between two parts.
+    No part is empty. A recorded response, trained or filtered, has the tokens and rewards of its batch record. An
+    unrecorded response has the tokens that the claims give now, and no rewards. Unused responses are left out. If
+    another process compacts the iteration meanwhile, the rest comes from the stored parts. Raises ObjectMissing if the
+    iteration has no plan, and CorruptObject, possibly between two parts.
     """
     key, start = layout.responses(iteration), 0
     if not exists(store, key):
@@ -106,7 +106,7 @@ def recorded(store: ObjectStore, plan: PlanRecord) -> Mapping[int, GradedRespons
     """The responses that the batches of an iteration name, by number, ascending.
 
     Raises CorruptObject unless each response of the plan is recorded once or unused, and the report, if there is one,
-    counts as many. So batches that were lost are noticed before anything is deleted on their word.
+    counts as many. This check notices lost batch records before the journal is deleted.
     """
     batches, key = read_batches(store, plan.iteration), layout.batches(plan.iteration)
     named = [response for batch in batches for response in batch.graded]
@@ -130,8 +130,8 @@ def compact(store: ObjectStore, iteration: int, part_tokens: int = PART_TOKENS) 
     """Store the responses of an iteration, each of them recorded or unused, by parts, and check what is stored.
 
     On return every part that the record names has been read back and holds exactly what the batches name. It equals the
-    journal token for token and bit for bit; if some shards are already deleted, it equals what the batches say. A part
-    that is there is not written again, and nothing is written if the record exists. One part is in memory at a time,
+    journal token for token and bit for bit; if some shards are already deleted, it equals what the batches say. An
+    existing part is not written again, and nothing is written if the record exists. One part is in memory at a time,
     with at most `part_tokens` tokens. Raises what `recorded` raises, and CorruptObject if a part differs, or if neither
     the parts nor the journal is whole.
     """
@@ -152,7 +152,7 @@ def compact(store: ObjectStore, iteration: int, part_tokens: int = PART_TOKENS) 
 
 
 class _Compaction:
-    """One attempt to store the parts, or to check those that are stored."""
+    """One attempt to store the parts, or to check stored parts."""
 
     def __init__(
         self,
@@ -180,11 +180,11 @@ class _Compaction:
 
     @property
     def checks_record(self) -> bool:
-        """Whether the record was there at the beginning, so that nothing is written."""
+        """True if the record existed at the beginning: parts are checked and nothing is written."""
         return self._named is not None
 
     def run(self) -> bool:
-        """Returns whether the parts that were checked are those that the record names; False: another's came first."""
+        """True if the record names the checked parts; False if another process stored a different record first."""
         spans = {span for each in self._graded.values() for span in each.lineage}
         shards = self._reader.shards
         shards.advance_all(sorted({span.incarnation for span in spans}))
@@ -229,11 +229,11 @@ class _Compaction:
 
 
 def unnamed_parts(store: ObjectStore, iteration: int, keys: Iterable[str]) -> list[str]:
-    """Those of these keys that are parts of a compacted iteration and that its record does not name.
+    """The given keys that are parts of a compacted iteration without a place in its record.
 
-    They are left by a process that divided the responses otherwise and was not the first to finish. No record will ever
-    name them. A process that still writes them starts again from the record when it misses one. Raises ObjectMissing
-    without a record: any part may then be about to be named.
+    A process that divided the responses differently and finished second left them. No record will ever name them; if
+    their writer still runs, it starts again from the record as soon as it misses a part. Raises ObjectMissing without a
+    record: any part may then be about to be named.
     """
     record = records.read(store, ResponsesRecord, layout.responses(iteration))
     named = {layout.responses_part(iteration, part.first, part.last) for part in record.parts}
@@ -290,7 +290,7 @@ def _graded_row(
 def follow_recorded(
     plan: PlanRecord, prompt_ids: Sequence[str], named: GradedResponse, reader: JournalReader
 ) -> Response:
-    """A recorded response with the journal's tokens; raises CorruptObject if its end or length differs there."""
+    """A recorded response with the journal's tokens; raises CorruptObject if the journal has another end or length."""
     assembled = reader.follow(named.response, named.lineage)
     found, said = (len(assembled.token_ids), assembled.policy_length), (named.length, named.policy_length)
     if assembled.finish != ENDS[named.finish_reason] or found != said:

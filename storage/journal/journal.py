@@ -1,7 +1,7 @@
 """The journal of an iteration: appends one incarnation's tokens as shards, and reads any incarnation's shards back.
 
-A writer numbers its shards from 0 without gaps and has at most one in flight. A reader asks for the next number until
-there is none: what it finds is exactly what was durable at that moment (docs/format.md algorithm J).
+A writer numbers its shards from 0 without gaps and has at most one in flight. A reader asks for the next number until a
+shard is missing, and then has exactly the durable shards of this moment (docs/format.md algorithm J).
 """
 
 import sys
@@ -38,7 +38,7 @@ class _Pending:
 class PendingRows:
     """Tokens that were decoded or observed and are not in a shard yet, by response and epoch.
 
-    objects: what the events name by digest, to be stored before the shard.
+    objects: bodies that events name by digest, to be stored ahead of the shard.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class PendingRows:
         return rows[-1]
 
     def drop(self, responses: Collection[int]) -> None:
-        """Forget tokens of responses that another member has claimed; they would be void."""
+        """Forget the tokens of responses claimed by another member: written tokens would be void."""
         for key in [key for key in self._rows if key[0] in responses]:
             del self._rows[key]
 
@@ -130,9 +130,9 @@ class JournalWriter:
     def write(self, pending: PendingRows) -> int:
         """Write the tokens as one shard; returns how many tokens became durable, with those of earlier failed calls.
 
-        After a failure the next call offers the same shard again, with the same bytes and number, before any other: its
-        outcome may be unknown (StoreUnavailable), and later tokens must not come before earlier ones. Raises
-        ConflictingRecord if another process writes under this incarnation.
+        After a failure the next call offers the same shard again, with the same bytes and number, before any other: the
+        outcome of the failed call may be unknown (StoreUnavailable), and tokens must be written in order. Raises
+        ConflictingRecord if a second process writes under this incarnation.
         """
         assert not self._is_writing, "two shards of one incarnation are written at once"
         self._is_writing = True
@@ -211,14 +211,14 @@ class ShardReader:
     def advance(self, incarnation: str) -> int:
         """Fetch the shards that were not read yet, up to the first gap; returns the last number, or -1.
 
-        It asks for the next number until that is missing: a GET costs a twelfth of a LIST. The number of parallel
-        requests doubles with each round, so that a successor does not wait for hundreds of round trips.
+        The reader asks for the next number until a shard is missing: a GET costs a twelfth of a LIST. Parallel requests
+        double with each round, so a successor does not wait for hundreds of round trips.
         """
         self._fetch_all([incarnation])
         return self.last_sequence(incarnation)
 
     def advance_all(self, incarnations: Iterable[str]) -> None:
-        """Fetch the shards of all these incarnations that were not read yet."""
+        """Fetch the unread shards of all given incarnations."""
         self._fetch_all(list(incarnations))
 
     def advance_some(self, incarnations: Iterable[str], shards_max: int) -> bool:
@@ -253,8 +253,8 @@ class ShardReader:
     def _fetch_all(self, names: Sequence[str], shards_max: int = sys.maxsize) -> bool:
         """Fetch shards up to the first gap of each journal, at most `shards_max` of each; returns whether all were met.
 
-        Each round asks for the next shards of every journal that is open. They are decoded in this thread: in those of
-        the requests they would wait for each other.
+        Each round asks for the next shards of every journal that is open. Decoding happens in this thread, because
+        decoding threads would only block each other.
         """
         still_open, asked, window = list(dict.fromkeys(names)), 0, 1
         while still_open and asked < shards_max:

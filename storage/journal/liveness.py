@@ -1,7 +1,7 @@
-"""Which incarnations of members or hosts live: their heartbeats as one observer sees them, on its own monotonic clock.
+"""Which incarnations of members or hosts live, as one observer sees heartbeats on its own monotonic clock.
 
-A heartbeat says "gone", or it changes, or it does not. Times that another machine wrote are never compared. It is a
-hint: one that cannot be read (damaged, or of another version of Gleaner) still changes or not, and is nothing worse.
+A heartbeat says "gone", changes, or stays the same. Times written by other machines are never compared. Heartbeats are
+hints: the bytes of an unreadable heartbeat (damaged, or of another version of Gleaner) still show change or silence.
 """
 
 import logging
@@ -15,7 +15,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from storage.clock import Clock
 from storage.journal.journal import PARALLEL_READS
 from storage.records import layout, records
-from storage.records.records import AnyRecord, HeartbeatRecord
+from storage.records.crew_records import HeartbeatRecord
+from storage.records.records import AnyRecord
 from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 
 log = logging.getLogger(__name__)
@@ -38,8 +39,11 @@ HeartbeatT = TypeVar("HeartbeatT", bound=AnyHeartbeat)
 class SeenHeartbeat(Generic[HeartbeatT]):
     """What one observer knows of an incarnation.
 
-    record: its last heartbeat; None: there is none, or it cannot be read. silent_s: how long its bytes have not been
-    seen to change. found: whether there is a heartbeat, readable or not. changed: whether it was seen to change.
+    Attributes:
+        record: the last heartbeat; None: missing or unreadable.
+        silent_s: seconds since this observer last saw the bytes change.
+        found: True if a heartbeat object exists, readable or not.
+        changed: True once this observer has seen the bytes change.
     """
 
     record: HeartbeatT | None
@@ -48,7 +52,7 @@ class SeenHeartbeat(Generic[HeartbeatT]):
     changed: bool = False
 
     def lost(self, ttl_s: float) -> bool:
-        """Whether what it holds is free: it said that it is gone, or it has been silent for `ttl_s`."""
+        """True if the responses or seats of the incarnation are free: state "gone", or silent for `ttl_s`."""
         return self.silent_s >= ttl_s or (self.record is not None and self.record.state == "gone")
 
 
@@ -70,7 +74,7 @@ def _understood(record_type: type[HeartbeatT], key: str, body: bytes) -> Heartbe
 
 
 def _is_plausible(record: AnyHeartbeat) -> bool:
-    """Whether its counts are not negative and its other numbers finite, so that one may calculate with them."""
+    """True if every count is >= 0 and every float is finite."""
     values = [getattr(record, each.name) for each in fields(record)]  # type: ignore[arg-type]
     return all(math.isfinite(number) and (number >= 0 or isinstance(number, float)) for number in _numbers(values))
 
@@ -84,7 +88,7 @@ def _numbers(values: Collection[Any]) -> Iterator[int | float]:
 
 
 class Heartbeats(Generic[HeartbeatT]):
-    """Heartbeats of one kind as one observer has seen them."""
+    """Heartbeats of a record type, as a single observer sees them."""
 
     def __init__(
         self,
@@ -94,7 +98,7 @@ class Heartbeats(Generic[HeartbeatT]):
         clock: Clock,
         parallel_reads: int = PARALLEL_READS,
     ) -> None:
-        """key: of the heartbeat of an incarnation."""
+        """key: maps an incarnation to the key of its heartbeat."""
         self._store = store
         self._record_type = record_type
         self._key = key
@@ -103,7 +107,7 @@ class Heartbeats(Generic[HeartbeatT]):
         self._seen: dict[str, tuple[bytes | None, float, bool]] = {}
 
     def look(self, incarnations: Collection[str]) -> dict[str, SeenHeartbeat[HeartbeatT]]:
-        """Read the heartbeats, with one GET each. One that is looked at for the first time has been silent for 0 s."""
+        """Read the heartbeats, with one GET each. At its first look an incarnation has been silent for 0 s."""
         if self._parallel_reads == 1 or len(incarnations) <= 1:
             read = [self._read(incarnation) for incarnation in incarnations]
         else:
@@ -112,7 +116,7 @@ class Heartbeats(Generic[HeartbeatT]):
         return {name: self._sign(name, *each) for name, each in zip(incarnations, read, strict=True)}
 
     def _read(self, incarnation: str) -> tuple[bytes | None, float, float]:
-        """The heartbeat, and when it was asked for and answered."""
+        """The bytes of the heartbeat, and the monotonic times of the request and the answer."""
         asked_s = self._clock.monotonic()
         try:
             body: bytes | None = self._store.get(self._key(incarnation))
@@ -123,7 +127,7 @@ class Heartbeats(Generic[HeartbeatT]):
     def _sign(
         self, incarnation: str, body: bytes | None, asked_s: float, answered_s: float
     ) -> SeenHeartbeat[HeartbeatT]:
-        """What the heartbeat shows; the time that other heartbeats took to be read is no silence of this one."""
+        """What the heartbeat shows; time spent on reading other heartbeats is not counted as silence."""
         seen, since_s, changed = self._seen.get(incarnation, (None, answered_s, False))
         if incarnation not in self._seen or seen != body:
             since_s, changed = answered_s, changed or seen is not None

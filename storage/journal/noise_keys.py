@@ -20,9 +20,9 @@ def noise_key(run_seed: int, iteration: int, response: int) -> int:
 
 
 def group_seed(run_seed: int, iteration: int, group: int) -> int:
-    """An integer below 2^31 that all responses of a group share, so that their environments begin alike.
+    """An integer below 2^31 that all responses of a group share: their environments begin alike.
 
-    It is the key of a response's noise (docs/format.md section 3) with the group's number, mixed once more, so that it
-    is no key of any response.
+    The seed is the noise key (docs/format.md section 3) of the group's number, mixed once more to differ from the noise
+    key of every response.
     """
     return mix64(noise_key(run_seed, iteration, group)) >> (64 - _SEED_BITS)

@@ -1,6 +1,6 @@
 """Single responses of an iteration, or some of them at once: from their parts, or from the journal.
 
-A reader for people: it returns what is durable now, whether the response is recorded, running or not begun.
+A reader for people: results are durable at the time of the call, for recorded, running and unbegun responses.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 class Traced:
     """A response, and its lineage: response.spans[i] of its tokens come from lineage[i].
 
-    The end of a response that goes on is `running` or `released`; one that was not begun has no tokens.
+    An unfinished response ends with `running` or `released`; a response that was not begun has no tokens.
     """
 
     response: Response
@@ -31,10 +31,10 @@ class Traced:
 
 
 class ResponseLookup:
-    """Reads single responses of one iteration. It keeps the last part that it opened, which may hold 2^25 tokens."""
+    """Reads single responses of one iteration, and caches the last opened part of up to 2^25 tokens."""
 
     def __init__(self, store: ObjectStore, plan: PlanRecord, prompt_ids: Sequence[str]) -> None:
-        """prompt_ids: of each group of the plan."""
+        """prompt_ids: the prompt of each group of the plan."""
         self._store = store
         self._plan = plan
         self._prompt_ids = prompt_ids
@@ -43,8 +43,8 @@ class ResponseLookup:
     def find(self, number: int, batch: int | None) -> Traced | None:
         """Response `number`, which micro-batch `batch` records (None: no batch does yet).
 
-        None if it is unused, and the journal is deleted. Raises LookupError for a number that the plan does not have,
-        ObjectMissing, and CorruptObject.
+        Returns None for an unused response whose journal is deleted. Raises LookupError for a number that the plan does
+        not have, ObjectMissing, and CorruptObject.
         """
         if not 0 <= number < self._plan.num_responses:
             raise LookupError(f"response: value {number}; allowed: 0 to {self._plan.num_responses - 1}")
@@ -60,10 +60,10 @@ class ResponseLookup:
         return None if named is None else self._stored(named)
 
     def find_all(self, numbers: Iterable[int], part_tokens: int = PART_TOKENS) -> dict[int, Traced]:
-        """Those of these responses that are there, by number, ascending, each as `find` gives it.
+        """Map each given response that exists to the result of `find`, in ascending order.
 
-        The batches are read once, and a shard once for each part with rows of it, however many responses there are. The
-        result holds the tokens of all of them. Raises what `find` raises.
+        Batches are read once, and a shard once for each part with rows of the shard, for any number of responses. The
+        result holds the tokens of every response found. Raises the errors of `find`.
         """
         wanted = sorted(numbers)
         asked = frozenset(wanted)
@@ -109,7 +109,7 @@ class ResponseLookup:
         raise LookupError(f"response: value {number}; allowed: one that {key!r} records")
 
     def _journalled(self, number: int, named: GradedResponse | None) -> Traced:
-        """The response with the shards of those incarnations alone that wrote it."""
+        """The response from the shards of its own incarnations alone."""
         reader = JournalReader(self._store, self._plan, parts=[range(number, number + 1)])
         if named is None:
             reader.book.refresh()
@@ -118,7 +118,7 @@ class ResponseLookup:
 
     @cached_property
     def _record(self) -> ResponsesRecord:
-        """What names the parts; it never changes."""
+        """The record that names the parts; the record never changes."""
         return records.read(self._store, ResponsesRecord, layout.responses(self._plan.iteration))
 
     def _stored(self, named: GradedResponse) -> Traced:

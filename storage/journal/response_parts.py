@@ -1,7 +1,7 @@
 """Parts: an iteration's responses in ascending order, a bounded number of tokens at a time.
 
-A process that compacts, verifies or reads an iteration holds one part in memory. The recorded responses of a compacted
-iteration are stored by parts: each is an object, and a small record that is created last names them all.
+A process that compacts, verifies or reads an iteration holds one part in memory. A compacted iteration stores its
+recorded responses by parts: a part is an object, and a small record, created last, names every part.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ PART_TOKENS = 1 << 25
 
 @dataclass(frozen=True, kw_only=True)
 class StoredPart:
-    """One object: all recorded responses from number `first` to number `last`; `digest` is the one in its trailer."""
+    """An object with all recorded responses from number `first` to number `last`; `digest` is from its trailer."""
 
     __pydantic_config__ = STRICT
     first: int
@@ -28,7 +28,7 @@ class StoredPart:
 
 @dataclass(frozen=True, kw_only=True)
 class ResponsesRecord:
-    """responses.json: the iteration is compacted; its recorded responses are in these parts, in ascending order."""
+    """responses.json: the iteration is compacted; `parts` hold its recorded responses, in ascending order."""
 
     KIND: ClassVar[str] = "responses"
     __pydantic_config__ = STRICT
@@ -45,8 +45,8 @@ class ResponsesRecord:
 def divide(lengths: Mapping[int, int], part_tokens: int = PART_TOKENS) -> list[range]:
     """The parts of responses, whose numbers ascend, by their `lengths` in tokens.
 
-    A part holds at most `part_tokens` tokens, or a single longer response. It ranges from its first response to its
-    last. Raises ValueError for less than one token.
+    A part holds at most `part_tokens` tokens, or a single longer response. The range of a part runs from its first to
+    its last response. Raises ValueError for less than one token.
     """
     if part_tokens < 1:
         raise ValueError(f"part_tokens: value {part_tokens}; allowed: 1 or more")
@@ -63,7 +63,7 @@ def divide(lengths: Mapping[int, int], part_tokens: int = PART_TOKENS) -> list[r
 
 
 def parts_of_plan(plan: PlanRecord, graded: Iterable[GradedResponse], part_tokens: int = PART_TOKENS) -> list[range]:
-    """The parts of all responses of a plan; one that is not recorded counts as the longest that the plan allows."""
+    """The parts of all responses of a plan; an unrecorded response counts with the plan's maximal length."""
     longest = plan.sampling.max_completion_length
     recorded = {response.response: response.length for response in graded}
     return divide({number: recorded.get(number, longest) for number in range(plan.num_responses)}, part_tokens)

@@ -27,12 +27,16 @@ TOKENS_PER_BATCH = 1 << 22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Response:
-    """One response: uint32 token_ids [n], float32 logprobs [m], its end and its rewards.
+    """A response of an iteration with tokens, end and rewards.
 
-    origins: the lengths of its stretches of tokens by the policy, an observation, the policy, and so on; they add up to
-    n, and those of the policy to m. events: the turns of the conversation with an environment, as JSON.
-    `reward` is None, and `rewards` empty, if the response failed, and while it is not graded. spans: the tokens of each
-    span of its lineage, that is, those that were written under one claim; they add up to n.
+    Attributes:
+        token_ids: uint32 [n].
+        logprobs: float32 [m], of the tokens that the policy sampled.
+        reward, rewards: total, and value by function; None and empty for a failed or ungraded response.
+        spans: number of tokens under each claim of the lineage; the sum is n.
+        origins: lengths of the stretches of tokens by the policy, an observation, the policy, and so on; the sum is n,
+            the sum of the policy's stretches m.
+        events: turns of the conversation with an environment, as JSON.
     """
 
     response: int
@@ -117,9 +121,9 @@ def open_responses(key: str, body: bytes) -> pa.Table:
 
 
 def find_response(key: str, table: pa.Table, number: int) -> Response | None:
-    """The row of a response in a table from `open_responses`, whose rows ascend; None if it has none.
+    """The row of a response in a table from `open_responses`, whose rows ascend; None if the row is missing.
 
-    Raises CorruptObject, which names `key`, if the columns of that row contradict each other.
+    Raises CorruptObject, which names `key`, if the columns of the row contradict each other.
     """
     for batch in table.to_batches():
         numbers = batch.column("response").to_numpy()

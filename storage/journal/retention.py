@@ -1,8 +1,8 @@
 """Retention: deletes what no resumable or replayable iteration needs, in an order that may stop anywhere.
 
-It decides from names alone, with two exceptions: the plans of uncommitted iterations, which say what they sample from,
-and journals, which it deletes only after `compact` has read back their replacement. The next sweep finishes an
-interrupted one, and also deletes what a frozen member writes after it.
+Names alone decide, with two exceptions: plans of uncommitted iterations state the weight version of their rollout, and
+a journal is deleted only after `compact` has read back its replacement. The next sweep finishes an interrupted sweep,
+and also deletes late writes of a frozen member.
 """
 
 import logging
@@ -33,9 +33,12 @@ PROBLEMS = (CorruptObject, ObjectMissing, ConflictingRecord, StoreDenied)
 
 @dataclass(frozen=True, kw_only=True)
 class Swept:
-    """The result of a sweep, or with `dry_run` what a sweep would do.
+    """The result of a sweep; with `dry_run`, of a sweep that would be made.
 
-    compacted: iterations whose responses were stored by parts. deleted: keys. problems: what was left alone, and why.
+    Attributes:
+        compacted: iterations whose responses were stored by parts.
+        deleted: keys.
+        problems: objects left alone, and why.
     """
 
     compacted: tuple[int, ...]
@@ -108,7 +111,7 @@ def sweep(
 
 
 def settle(store: ObjectStore, iteration: int) -> None:
-    """Compact one iteration whose every response is recorded, then delete its journal; may be repeated at any time.
+    """Compact an iteration with every response recorded, then delete its journal; may be repeated at any time.
 
     Raises what `compact` raises, and StoreDenied.
     """
@@ -131,12 +134,12 @@ class _Deletion:
 
 
 def _sweep_iteration(store: ObjectStore, iteration: int, deletion: _Deletion, compacted: list[int]) -> None:
-    """Compact one committed iteration, and note it if it was not compacted before; then delete its journal.
+    """Compact a committed iteration, note a first compaction in `compacted`, then delete the journal.
 
-    Parts that its record does not name go, too.
+    Parts without a place in the iteration's record are deleted, too.
 
-    Claims are deleted last: while they exist, a reader that misses a shard knows that it is gone, not that it never
-    was.
+    Claims are deleted last: while claims exist, a reader that misses a shard knows that the shard was deleted, and does
+    not take it for unwritten.
     """
     keys = store.list(layout.iteration(iteration))
     hints = (layout.asks(iteration), layout.alive_all(iteration))

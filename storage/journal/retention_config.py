@@ -10,8 +10,8 @@ from pydantic import ConfigDict, Field
 class RetentionConfig:
     """How much of what a run no longer needs stays in its directory.
 
-    Some versions always stay: version 0, those that kept versions are stored as differences to, and those that the
-    iteration under way starts from.
+    Some versions always stay: version 0, the bases of kept versions that are stored as differences, and the versions
+    from which iterations under way start.
 
     Attributes:
         compact: after an iteration is committed, write its responses as a few objects and delete its journal. False

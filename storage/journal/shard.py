@@ -1,6 +1,6 @@
-"""A shard: what one incarnation decoded between two flushes, as one Arrow IPC stream (docs/format.md section 4).
+"""A shard: the rows that one incarnation decoded between two flushes, as an Arrow IPC stream (docs/format.md 4).
 
-This module knows bytes and rows, not whose turn it was, nor which rows count: the claims decide that.
+This module knows bytes and rows. The claims decide whose turn it was and whether a row counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,12 +51,14 @@ _ORIGINS = {int(origin): origin for origin in Origin}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Consecutive tokens of one response, written under one claim.
+    """Consecutive tokens of a response, written under one claim.
 
-    token_ids is uint32 [n]; logprobs float32 [n], or [0] for an observation. `start` is the position of the first
-    token, counted from the end of the prompt. n is 0 only for a row that carries nothing but its finish mark or event.
-    event: JSON of one turn of a conversation with an environment, on rows of an observation only, at most
-    EVENT_BYTES_MAX.
+    Attributes:
+        start: position of the first token, counted from the end of the prompt.
+        token_ids: uint32 [n]; n is 0 only for a row that carries nothing but its finish mark or event.
+        logprobs: float32 [n], or [0] for an observation.
+        event: JSON of one turn of a conversation with an environment, at most EVENT_BYTES_MAX; on rows of observations
+            only.
     """
 
     response: int

@@ -19,12 +19,14 @@ Rebuilt = Literal["kept", "new", "state", "restored", "replayed"]
 class CallRecord:
     """One call of a turn.
 
-    call_id: equal whichever process makes the call and however often, so that a tool can recognise a repetition.
-    arguments: a JSON object by parameter name; the text as the policy wrote it if it is none.
-    result: the text that the policy reads. outcome: "answered"; "raised" an error; "invalid": nothing was called,
-    because the tool is unknown or the arguments do not fit; "timed_out"; "lost": its process ended during the call.
-    unknown: an earlier process may have made the call, and no answer of it was journalled.
-    seconds: how long the call took.
+    Attributes:
+        call_id: the same for every repetition of the call in any process, for tools to recognise a repetition.
+        arguments: a JSON object by parameter name, or the policy's text if the text is no JSON object.
+        result: the text that the policy reads.
+        outcome: "answered"; "raised" an error; "invalid": nothing was called, because the tool is unknown or the
+            arguments do not fit; "timed_out"; "lost": the tool's process ended during the call.
+        unknown: an earlier process may have made the call, and its answer is not journalled.
+        seconds: duration of the call.
     """
 
     __pydantic_config__ = STRICT
@@ -41,14 +43,18 @@ class CallRecord:
 class TurnRecord:
     """The answer to a turn of the policy.
 
-    turn: its number in the response, from 0. seconds: from the beginning of the answer to its end, rebuilding included.
-    reward: what the environment's get_reward returned; on the last turn only, None if the class has none.
-    state: what its get_state returned after the turn; None if it has none, or if `state_object` names the object that
-    holds it (at most STATE_BYTES_MAX as JSON are stored here). failure: why the environment is lost, or why the
-    response begins again; None if neither. rebuilt: how the environment came about in this process: "kept" from the
-    turn before, "new" for a first turn, else by which method. diverged: a rebuilt environment did not answer as
-    recorded, or an agent sent another request. messages: of an agent that goes on, the chat messages that its next
-    request added, which are the observation; None of others.
+    Attributes:
+        turn: number of the turn in the response, from 0.
+        seconds: duration of the whole answer, rebuilding included.
+        reward: result of the environment's get_reward; on the last turn only, None without get_reward.
+        state: result of its get_state after the turn, at most STATE_BYTES_MAX as JSON; None without get_state, and if
+            `state_object` names the object that holds the state.
+        failure: why the environment is lost, or why the response begins again; None if neither.
+        rebuilt: how the environment came about in this process: "kept" from the turn before, "new" for a first turn,
+            else the method of rebuilding.
+        diverged: a rebuilt environment did not answer as recorded, or an agent sent another request.
+        messages: chat messages that the next request of an agent added, the observation; None without an agent and at
+            the agent's end.
     """
 
     __pydantic_config__ = STRICT

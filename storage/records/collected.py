@@ -1,4 +1,4 @@
-"""The record of a collector: what it spent while it followed, graded and recorded an iteration's groups."""
+"""The record of a collector: time and requests spent on following, grading and recording an iteration's groups."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +12,9 @@ from storage.stores.store import ObjectStore
 class CollectedRecord:
     """collected.json: the groups were recorded until the train phase was due.
 
-    seconds: how long the attempt that says so took, by its own clock. puts, gets: its requests to the store.
+    Attributes:
+        seconds: duration of the recording attempt, by the clock of its process.
+        puts, gets: requests of the attempt to the store.
     """
 
     KIND: ClassVar[str] = "collected"

@@ -1,7 +1,7 @@
-"""The envelope of every JSON object of a run: what it is, where it belongs, and the digest of its body.
+"""The envelope of every JSON object of a run: kind, key, format, and the digest of the body.
 
-The layout is exact, so that a reader finds the body without parsing it (docs/format.md section 3). This module knows
-bytes, not what a body says.
+The layout is exact, for a reader to find the body without parsing (docs/format.md section 3). This module knows bytes
+and no meaning of a body.
 """
 
 import json
@@ -23,7 +23,7 @@ def wrap(key: str, kind: str, body: bytes) -> bytes:
 def unwrap(key: str, kind: str, data: bytes) -> bytes:
     """The body of the object that was read from `key`.
 
-    Raises CorruptObject, which names `key` and what is wrong: the layout, the format, the kind, the key or the digest.
+    Raises CorruptObject with `key` and the first fault: of the layout, the format, the kind, the key or the digest.
     """
     end = _end(key, kind)
     stated = len(data) - len(end) - _DIGEST_LENGTH
@@ -44,7 +44,7 @@ def _end(key: str, kind: str) -> bytes:
 def _why_not(key: str, kind: str, data: bytes) -> str:
     """Why the bytes are not the envelope of `kind` for `key`.
 
-    Another format may have another layout, but it names itself at the same place.
+    Every format, whatever its layout, states its number in the member `format`.
     """
     try:
         found = json.loads(data)

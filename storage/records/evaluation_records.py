@@ -8,10 +8,14 @@ from storage.records.records import STRICT, nonce
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedPrompt:
-    """How a weight version did on one prompt: mean reward and mean length of its responses, and three counts.
+    """The result of a weight version on one prompt, over the responses that did not fail.
 
-    graded: responses that did not fail; the other figures are theirs. correct: those whose reward reached the
-    threshold. clipped: those cut off at the length limit. Lengths count the tokens that the policy sampled.
+    Attributes:
+        graded: number of responses that did not fail.
+        correct: number of responses whose reward reached the threshold.
+        clipped: number of responses cut off at the length limit.
+        reward: mean reward.
+        length: mean number of tokens that the policy sampled.
     """
 
     __pydantic_config__ = STRICT
@@ -27,8 +31,10 @@ class EvaluatedPrompt:
 class EvaluationRecord:
     """evaluations/<name>.json: the outcome of an evaluation; its existence says that the evaluation has ended.
 
-    settings: all that decides the outcome; `digest` is computed from them. Metric names are those of
-    docs/guide/evaluation.md.
+    Attributes:
+        settings: all fields that decide the outcome.
+        digest: digest of `settings`.
+        metrics: by the names of docs/guide/evaluation.md.
     """
 
     KIND: ClassVar[str] = "evaluation"

@@ -1,4 +1,4 @@
-"""A run's evaluations: those that have ended, those that have begun, and the weight versions that the latter need."""
+"""A run's evaluations: ended, begun, and the weight versions that begun evaluations need."""
 
 import logging
 import re

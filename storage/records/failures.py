@@ -1,7 +1,8 @@
 """The last failure of each task of a run, for people: kept until the task succeeds (docs/format.md section 2).
 
-The records are hints. They lie outside `iterations/`, where machines that join a run write. No token depends on them: a
-crew's trainer repeats what they say of slots, and waits for none that the store has refused to the end.
+The records are hints. They lie outside `iterations/`, where machines that join a run write. No token depends on the
+records: the trainer of a crew repeats the errors of slots to its user, and does not wait for a slot that the store has
+refused for good.
 """
 
 import re
@@ -28,10 +29,13 @@ _TASK = re.compile(rf"{layout.FAILURES}({'|'.join(get_args(Task))})\.json", re.A
 
 @dataclass(frozen=True, kw_only=True)
 class FailureRecord:
-    """An attempt at a task ended with this error, in one line.
+    """An attempt at a task ended with `error`, in one line.
 
-    iteration: on which it worked; of an evaluation the weight version. slot: of a rollout. at_s: by the clock of the
-    machine that failed.
+    Attributes:
+        iteration: the iteration of the attempt; for an evaluation the weight version.
+        slot: the slot of a rollout; None for other tasks.
+        host: name of the machine.
+        at_s: wall-clock seconds on the machine that failed.
     """
 
     KIND: ClassVar[str] = "failure"
@@ -46,7 +50,7 @@ class FailureRecord:
 
 
 def keep_failure(store: ObjectStore, failure: FailureRecord) -> None:
-    """Write a failure in the place of the last one of its task, or of its slot in this iteration."""
+    """Write a failure over the last failure of its task; in a rollout, of its slot in the iteration."""
     records.put(store, _key(failure), failure)
 
 
@@ -56,7 +60,7 @@ def forget_failure(store: ObjectStore, task: Task) -> None:
 
 
 def forget_slots(store: ObjectStore, execution: str) -> None:
-    """Delete what is kept of slots of other executions; a standing member's own error is told in later iterations."""
+    """Delete the failures of slots in other executions; a standing member reports its own error in later iterations."""
     for key in store.list(f"{layout.FAILURES}rollout/"):
         found = _SLOT.fullmatch(key)
         if found is not None and found[1] != execution_digest(execution):
@@ -66,7 +70,8 @@ def forget_slots(store: ObjectStore, execution: str) -> None:
 def last_failures(store: ObjectStore, committed: int) -> list[FailureRecord]:
     """The last failure of each task and slot that has not succeeded since, newest first, as far as can be read.
 
-    committed: how many iterations are. What failed on one of them has succeeded since, but for evaluations.
+    committed: number of committed iterations. A failure at a committed iteration is out of date, except for
+    evaluations.
     """
     keys = [key for key in store.list(layout.FAILURES) if _is_open(key, committed)]
     keys.sort(key=lambda key: key.count("/"))  # slots come last
@@ -93,7 +98,7 @@ def _is_open(key: str, committed: int) -> bool:
 
 
 def _readable(store: ObjectStore, keys: list[str]) -> Iterator[FailureRecord]:
-    """One that cannot be read is passed over without a word: a look every other second would repeat it."""
+    """Yield the readable failures; skip damaged records silently, because a view looks every other second."""
     for key in keys:
         try:
             found = records.read(store, FailureRecord, key)

@@ -1,6 +1,6 @@
-"""A forecast: its inputs with their sources, the setups it compared, and its recommendation (docs/format.md section 3).
+"""A forecast: inputs with sources, the setups compared, and the recommendation (docs/format.md section 3).
 
-It is written into the run's directory on request, so that it can be compared with what the run then took.
+On request the record is written into the run's directory, for a later comparison with the run's real cost.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ Setting = int | float | str | None
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastInput:
-    """A figure that the forecast was made from, in words, and its source: measured, configured or estimated."""
+    """A figure behind the forecast, in words, and its source: measured, configured or estimated."""
 
     __pydantic_config__ = STRICT
     name: str
@@ -34,12 +34,16 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class SetupForecast:
-    """A setup: the configuration's fields that make it (by path), and what all iterations should take on it.
+    """A setup, and the expected time and cost of all iterations.
 
-    members: of the crew, on average. usd_parts: medians of `usd` by what it is spent on. usd_reported,
-    usd_per_mtok_reported: the dollars that reports will show, which leave out a machine while no process of the run is
-    on it. sharing, standing: of forecasts that compare shared trainers and count slots; no reader needs them. refused:
-    why the setup cannot be planned; its figures are then missing.
+    Attributes:
+        settings: the configuration's fields that make the setup, by path.
+        refused: why the setup cannot be planned; its figures are then missing.
+        members: mean size of the crew.
+        usd_parts: medians of the parts of `usd`, by purpose.
+        usd_reported, usd_per_mtok_reported: dollars that reports will show, without machines on which no process of the
+            run is.
+        sharing, standing: comparison of shared trainers, and count of standing slots; optional for readers.
     """
 
     __pydantic_config__ = STRICT
@@ -62,8 +66,12 @@ class SetupForecast:
 class ForecastRecord:
     """forecasts/<digest>.json: a forecast of a run, simulated with `seeds` seeds for part of its iterations.
 
-    recommended: the name of a setup; reason: in one sentence; snippet: the settings for it, by path. sensitivity:
-    dollars of the recommended setup by factor on the rate of losses; empty if it cannot lose a machine.
+    Attributes:
+        recommended: name of a setup.
+        reason: one sentence for the recommendation.
+        snippet: settings of the recommended setup, by path.
+        sensitivity: dollars of the recommended setup, by factor on the rate of losses; empty if the setup cannot lose a
+            machine.
     """
 
     KIND: ClassVar[str] = "forecast"

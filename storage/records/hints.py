@@ -1,6 +1,6 @@
 """Reads records that only measure: nothing of an iteration's tokens, weights or order depends on them.
 
-A damaged one must not keep a trained iteration from being concluded, or the next one from being planned.
+A damaged record of this kind must not stop the conclusion of a trained iteration or the plan of the next iteration.
 """
 
 import logging
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 def read_hint(store: ObjectStore, record_type: type[Record], key: str) -> Record | None:
-    """The record; None if there is none, or if it is damaged, which one line says."""
+    """The record; None without a record, and None with a logged line for a damaged record."""
     try:
         return records.read(store, record_type, key)
     except ObjectMissing:

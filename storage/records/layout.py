@@ -77,14 +77,14 @@ def plan(index: int) -> str:
 
 
 def prompts(index: int, digest: str) -> str:
-    """The prompts of an iteration, named by their content: those of a dead planner and its successor never mix."""
+    """The prompts of an iteration, named by content: tables of a dead planner and of its successor never mix."""
     return f"{iteration(index)}prompts-{digest}.arrow"
 
 
 def settings(index: int) -> str:
-    """What the execution that works on an iteration sets; the next one overwrites it.
+    """The settings of the execution that works on an iteration; the next execution overwrites them.
 
-    It lies outside the iteration, because machines that join a run write there.
+    The key lies outside the iteration, because machines that join a run write below `iterations/`.
     """
     return f"{SETTINGS}{index:06d}.json"
 
@@ -131,7 +131,7 @@ def asks(index: int) -> str:
 
 
 def ask(index: int, incarnation: str, number: int) -> str:
-    """An ask: one of those to the incarnation that holds the responses."""
+    """Ask `number` to the incarnation that holds the responses."""
     return f"{asks(index)}{incarnation}/{number:06d}.json"
 
 
@@ -166,17 +166,17 @@ def closed(index: int) -> str:
 
 
 def collected(index: int) -> str:
-    """What it took to record this iteration's groups apart from training, until the train phase was due."""
+    """The cost of recording this iteration's groups apart from training, until the train phase was due."""
     return f"{iteration(index)}collected.json"
 
 
 def due(index: int) -> str:
-    """The mark that so many groups are recorded that the iteration's phase may begin on a shared trainer."""
+    """The mark that enough groups are recorded for the iteration's phase to begin on a shared trainer."""
     return f"{iteration(index)}due.json"
 
 
 def responses(index: int) -> str:
-    """The record that the iteration is compacted, which names the parts that hold its responses."""
+    """The record that completes compaction, with the names of the parts that hold the iteration's responses."""
     return f"{iteration(index)}responses.json"
 
 
@@ -191,7 +191,7 @@ def responses_part(index: int, first: int, last: int) -> str:
 
 
 def training(index: int) -> str:
-    """The trainer's measurements in this iteration, written before it publishes its weights."""
+    """The trainer's measurements in this iteration, written before the trainer publishes the weights."""
     return f"{iteration(index)}training.json"
 
 
@@ -211,7 +211,7 @@ def report(index: int) -> str:
 
 
 def lengths(index: int) -> str:
-    """What the run has learned about lengths up to this iteration; planning can do without it."""
+    """The run's table of learned lengths up to this iteration; planning can do without the table."""
     return f"{LENGTHS}{index:06d}.safetensors"
 
 

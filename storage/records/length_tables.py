@@ -3,7 +3,7 @@
 Format 2: a header with one metadata key, DOCUMENT (JSON: format, iteration, learned, predictors, digest), and the
 tensors of LengthTable by field name, little-endian. The digest is of the tensors' bytes, because safetensors has none.
 Equal tables have equal bytes, so that several attempts at a conclusion write the same object. Tables of format 1, with
-one predictor and two tensors more, are read, too. This module does not know what the predictors do.
+one predictor and two tensors more, are read, too. This module stores numbers and does not know how predictors work.
 """
 
 import json
@@ -39,14 +39,21 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class LengthTable:
-    """What the run knows after `iteration` was concluded, learned from `learned` iterations in all.
+    """The state of all length predictors after `iteration` was concluded.
 
-    Per prompt, ascending by `prompts` (64-bit digests; at most PROMPTS_MAX, those seen last): `mean` and `deviation` of
-    its responses' lengths in tokens, averaged over epochs (deviation is NaN for a single response), `count` of epochs,
-    and `last_seen`, an iteration. quantiles: of the groups' mean lengths, at (k + 0.5) / QUANTILES. weights, squares:
-    the ranker's weights and its summed squared gradients; HASHED n-grams first, then FEATURES features. high_ratio: by
-    predictor, the ratio of length to expectation that one response in ten exceeds. recall, rank_correlation: by
-    predictor, over the last RECENT iterations, the newest last; NaN: not measured.
+    Attributes:
+        learned: number of iterations behind the table.
+        prompts: uint64 [n], digests of prompts, ascending; at most PROMPTS_MAX, the most recently seen.
+        mean, deviation: float32 [n], of the lengths of a prompt's responses in tokens, averaged over epochs; deviation
+            is NaN for a single response.
+        count: uint32 [n], number of epochs of each prompt.
+        last_seen: uint32 [n], last iteration of each prompt.
+        quantiles: float64 [QUANTILES], of the groups' mean lengths, at (k + 0.5) / QUANTILES.
+        weights, squares: float64 [HASHED + FEATURES], the ranker's weights and its summed squared gradients, n-grams
+            first.
+        high_ratio: float64 [predictors], the 90 % quantile of length / expectation.
+        recall, rank_correlation: float64 [predictors, RECENT], of the last iterations, the newest last; NaN: not
+            measured.
     """
 
     iteration: int
@@ -162,7 +169,10 @@ def newest_lengths(store: ObjectStore, before: int) -> LengthTable | None:
 
 
 def commit_lengths(store: ObjectStore, table: LengthTable) -> bool:
-    """Create the table of its iteration; False if a different one is there, which then counts."""
+    """Create the table of its iteration.
+
+    False if another process stored a different table first; then the stored table is the valid one.
+    """
     return commit(store, layout.lengths(table.iteration), encode_lengths(table))
 
 

@@ -1,7 +1,7 @@
 """The small files beside the weights (configuration, tokenizer, chat template), kept in the run's directory.
 
-So the run's url is all that is needed to generate or to train. Only text and tokenizer files are copied, never the code
-or pickles of a model directory. run.json lists the files with their digests, and no other file is used.
+With these copies, the run's url suffices for generation and training. Only text and tokenizer files are copied, never
+the code or pickles of a model directory. run.json lists the files with their digests, and no other file is used.
 """
 
 import tempfile
@@ -26,7 +26,7 @@ def describe(directory: Path) -> dict[str, str]:
 def upload(store: ObjectStore, directory: Path) -> dict[str, str]:
     """Copy a model directory's small files into the run; returns their digests by name, for run.json.
 
-    Raises ConflictingRecord if the run already holds another file, or one that the directory does not have.
+    Raises ConflictingRecord if the run already holds a file that differs from the directory or is missing there.
     """
     bodies = _bodies(directory)
     for name in _held(store):
@@ -41,8 +41,9 @@ def upload(store: ObjectStore, directory: Path) -> dict[str, str]:
 def download(store: ObjectStore, directory: Path) -> None:
     """Write the model files that run.json lists into an existing directory, each one verified.
 
-    Raises CorruptObject, which names the file, if one is missing or has other bytes than run.json says. Then nothing is
-    written. A file that is not listed is passed over: of two executions that began the run, the other may have left it.
+    Raises CorruptObject, which names the file, if one is missing or has other bytes than run.json says. Nothing is
+    written in this case. A file that is not listed is passed over: a second execution that tried to begin the run may
+    have left the file.
     """
     listed, bodies = read_run(store).model_files, {}
     for name, digest in sorted(listed.items()):

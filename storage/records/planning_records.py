@@ -1,4 +1,4 @@
-"""What the planner writes into a plan and reads in a report: expectations, decisions, observations (format.md 3)."""
+"""Planning in plans and reports: expectations, decisions and observations (docs/format.md section 3)."""
 
 from dataclasses import dataclass, field
 
@@ -9,11 +9,14 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=True)
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionRecord:
-    """A decision of the planner, with what it knew.
+    """A decision of the planner, with the figures behind the decision.
 
-    name: which decision; chosen: the choice in words. inputs: the figures it was made from. alternatives: name to
-    predicted figures, including the chosen one. predicted: the values of the report's metrics of these names that it
-    expects.
+    Attributes:
+        name: the subject of the decision.
+        chosen: the choice in words.
+        inputs: figures that the decision was made from.
+        alternatives: name of each candidate, the chosen included, to its predicted figures.
+        predicted: expected values of the report's metrics, by name.
     """
 
     __pydantic_config__ = STRICT
@@ -27,10 +30,12 @@ class DecisionRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class SeedingRecord:
-    """How long the trainer's machine generates before it trains, and what the controller remembers.
+    """How long the trainer's machine generates before training, and the memory of the controller.
 
-    seeding_s: None: until nothing is left, for example if there is no other member. members: of the crew, at the time
-    of the decision. memory: for each number of members, the seeding time that suited it.
+    Attributes:
+        seeding_s: seconds; None: until no response is left, for example without any other member.
+        members: size of the crew at the time of the decision.
+        memory: for each number of members, the seeding time that suited it.
     """
 
     __pydantic_config__ = STRICT
@@ -41,9 +46,12 @@ class SeedingRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class LengthsRecord:
-    """The lengths that the planner expects of the groups, in the order of the groups.
+    """Expected lengths of the groups, in tokens, in the order of the groups.
 
-    predictor: its name; expected: mean length of a group's responses; high: the length that one in ten of them exceeds.
+    Attributes:
+        predictor: name of the predictor.
+        expected: mean length of a group's responses.
+        high: 90 % quantile of the lengths of a group's responses.
     """
 
     __pydantic_config__ = STRICT
@@ -54,12 +62,15 @@ class LengthsRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolObservation:
-    """How the machines of one pool did in an iteration; the next plan is made from it.
+    """The work of the machines of one pool in an iteration; input of the next plan.
 
-    members: mean number of machines at work; members_at_end: their number when the last response ended. machine_s:
-    seconds paid for, of all machines. losses: machines that fell silent or were given notice. start_s: median from
-    process start to weights in place; None if no machine got so far. step_s: (batch size, seconds of a decode step),
-    ascending.
+    Attributes:
+        members: mean number of machines at work.
+        members_at_end: number of machines at work when the last response ended.
+        machine_s: paid seconds, summed over machines.
+        losses: number of machines that fell silent or were given notice.
+        start_s: median seconds from process start to weights in place; None: no machine got so far.
+        step_s: (batch size, seconds of a decode step), ascending.
     """
 
     __pydantic_config__ = STRICT

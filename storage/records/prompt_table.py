@@ -1,6 +1,6 @@
 """The prompts of an iteration as one Arrow object: each as tokens and as text, with the columns that rewards need.
 
-It is named by its content and written before the plan that names it, so a plan never points at half a table.
+The object is named by content and written ahead of its plan, so a plan never points at half a table.
 """
 
 import json
@@ -22,8 +22,11 @@ from storage.stores.store import CorruptObject, ObjectStore
 class PromptRow:
     """One prompt: group g of an iteration is row g of its table.
 
-    `prompt` is the text or the chat messages, `columns` the other columns of its dataset (JSON values). opening: what
-    the `reset` of an environment returned for the group; it stands at the end of the user's last message in `prompt`.
+    Attributes:
+        token_ids: the prompt's tokens.
+        prompt: the text or the chat messages.
+        columns: the other columns of the dataset (JSON values).
+        opening: text that an environment's `reset` returned for the group; it ends the user's last message in `prompt`.
     """
 
     prompt_id: str

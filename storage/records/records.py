@@ -52,9 +52,13 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """run.json: what a run is. `config` is the resolved RunConfig; `digest` identifies what must not change in it.
+    """run.json: what a run is.
 
-    model_files: the digest of each file below `model/`; sources: what the hub gave, left out if empty, as in old runs.
+    Attributes:
+        config: the resolved RunConfig.
+        digest: digest of the fields of `config` that must not change.
+        model_files: digest of each file below `model/`, by name.
+        sources: repositories and commits of the hub, by use; left out if empty, as in records of old runs.
     """
 
     KIND: ClassVar[str] = "run"
@@ -70,10 +74,13 @@ class RunRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class SlotPlan:
-    """A slot of the plan and its first assignment: groups, in the order in which they are started.
+    """A slot of the plan and its first assignment.
 
-    pool: TRAIN_POOL for a member on the trainer's machine, which generates until `seeding.seeding_s` have passed.
-    batch_max: the most responses that the member decodes together during this assignment; None: its engine's limit.
+    Attributes:
+        pool: TRAIN_POOL for a member on the trainer's machine, which generates until `seeding.seeding_s` have passed.
+        groups: numbers of the groups, in starting order.
+        batch_max: largest number of responses that the member decodes together during this assignment; None: the limit
+            of its engine.
     """
 
     __pydantic_config__ = STRICT
@@ -85,13 +92,18 @@ class SlotPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRecord:
-    """plan.json: everything about an iteration that is fixed before it starts.
+    """plan.json: the facts of an iteration that are fixed before its rollout starts.
 
     Response r is sample r % num_generations of group r // num_generations. Unit u of the claims holds the responses of
-    the groups in slots[u]. groups_wanted: how many groups with unequal rewards are trained, in the order of their
-    numbers, and no group after them; None: all. weights_url: where weights and model files are, relative to this run:
-    in it (None), or in the run whose evaluation this is; no plan sends a member elsewhere. tools: the schemas of which
-    prompts tell, left out if empty. lengths, seeding, decisions: what the planner expected and decided, if it could.
+    the groups in slots[u].
+
+    Attributes:
+        groups_wanted: number of groups with unequal rewards to train, by ascending group number, with no group after
+            the last; None: train all groups.
+        weights_url: the place of weights and model files relative to this run: None is the run itself, "../.." the run
+            whose evaluation this is.
+        tools: schemas of the tools that prompts describe; left out if empty.
+        lengths, seeding, decisions: expectations and decisions of the planner; None or empty without a planner.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -140,9 +152,10 @@ class PlanRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsRecord:
-    """What the execution that works on an iteration now has set, and its name.
+    """The name and the changeable settings of the execution that works on an iteration now.
 
-    config: devices, limits and intervals alone, which may be changed after a failure; the rest is the run's.
+    Attributes:
+        config: devices, limits and intervals alone, which may be changed after a failure; the rest is the run's.
     """
 
     KIND: ClassVar[str] = "settings"
@@ -154,10 +167,12 @@ class SettingsRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimRecord:
-    """An incarnation takes responses of a unit: it alone may extend them, from the end of the shards that it seals.
+    """A claim: `incarnation` takes responses of a unit, and becomes the only incarnation that may extend them.
 
-    `responses` None means all responses of the unit that have no owner or whose owner is a key of `sealed`. `sealed`
-    maps an incarnation to the last of its shards that still counts for the responses taken (-1: none).
+    Attributes:
+        responses: the responses taken; None: all responses of the unit without an owner or with an owner in `sealed`.
+        sealed: maps each earlier owner to the last of its shards that counts for the responses taken (-1: none). The
+            new owner continues from the end of the sealed shards.
     """
 
     KIND: ClassVar[str] = "claim"
@@ -169,54 +184,6 @@ class ClaimRecord:
     responses: tuple[int, ...] | None
     sealed: dict[str, int]
     nonce: str = field(default_factory=nonce)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeartbeatRecord:
-    """Heartbeat of an incarnation. Members observe only its change and its load; the times are for people.
-
-    claims: how many it had made when it wrote this; its load covers what it held by these. unfinished: responses it
-    holds whose end is not journalled yet; of these, `running` are being decoded, `waiting` wait for the engine,
-    `acting` for an environment, and `released` are free for any member. tokens_per_s: recent decode rate of all; None
-    if it did not decode all that time. plateau: the batch size beyond which that rate no longer rises (0: unknown).
-    usd_per_hour: its price, if not its pool's. room: how many further responses it would begin. working_at_s: when it
-    first had the weights. decode_s: seconds of decode steps. step_s: (batch size, mean seconds of a decode step),
-    ascending. puts (LISTs included), gets, bytes_read: its requests to the store.
-    """
-
-    KIND: ClassVar[str] = "heartbeat"
-    __pydantic_config__ = STRICT
-    incarnation: str
-    slot: int
-    state: Literal["loading", "working", "gone"]
-    beat: int
-    pool: str
-    host: str
-    pid: int
-    started_at_s: float
-    updated_at_s: float
-    tokens_generated: int
-    tokens_recovered: int
-    prefill_tokens: int
-    responses_finished: int
-    engine: str
-    batch_invariant: bool
-    claims: int = 0
-    unfinished: int = 0
-    running: int = 0
-    waiting: int = 0
-    acting: int = 0
-    released: int = 0
-    tokens_per_s: float | None = None
-    plateau: int = 0
-    usd_per_hour: float | None = None
-    room: int = 0
-    working_at_s: float | None = None
-    decode_s: float = 0.0
-    step_s: tuple[tuple[int, float], ...] = ()
-    puts: int = 0
-    gets: int = 0
-    bytes_read: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,10 +209,14 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class GradedResponse:
-    """A response as the trainer used it: where its tokens are, how many, and its rewards by function.
+    """A response as the trainer used it: the place and number of its tokens, and its rewards by function.
 
-    length: all its tokens. policy_length: those that the policy sampled; without observations they are all. A response
-    that "failed" lost its environment. It is neither graded nor trained: `reward` is None and `rewards` is empty.
+    A "failed" response lost its environment. Neither reward functions nor training use a failed response: `reward` is
+    None, `rewards` empty.
+
+    Attributes:
+        length: number of all tokens after the prompt.
+        policy_length: number of tokens that the policy sampled; equal to `length` without observations.
     """
 
     __pydantic_config__ = STRICT
@@ -264,16 +235,19 @@ class GradedResponse:
             raise ValueError(f"policy_length: value {self.policy_length}; allowed: at most the length {self.length}")
 
     def deciding(self, plan: PlanRecord) -> float | None:
-        """The value by which the plan filters groups: of the function that its configuration names, or the reward."""
+        """The value by which the plan filters groups: of algorithm.filter_groups_reward, or else the reward."""
         function = plan.config.get("algorithm", {}).get("filter_groups_reward")
         return self.reward if function is None else self.rewards[function]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRecord:
-    """batches/<k>: the responses of one micro-batch, recorded before use, so a restarted trainer replays them.
+    """batches/<k>: the responses of one micro-batch, recorded before use, for a restarted trainer to replay.
 
-    filtered: not trained, as a group's rewards are equal. reward_errors, given_up (left out if empty): for people.
+    Attributes:
+        reward_errors: why reward functions failed; for people.
+        filtered: responses of groups that are not trained, because all rewards of the group are equal.
+        given_up: why built-in verifiers stopped at an answer; for people, left out if empty.
     """
 
     KIND: ClassVar[str] = "batch"
@@ -293,13 +267,13 @@ class BatchRecord:
 
 
 def is_filtered(plan: PlanRecord, group: Iterable[GradedResponse]) -> bool:
-    """Whether a plan that wants some groups does not train this one: its graded responses all have one worth."""
+    """True if dynamic sampling drops this group because its graded responses have equal values."""
     return len({response.deciding(plan) for response in group if response.reward is not None}) < 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord:
-    """training.json: what the train task measured; `weight_version` is the one it published."""
+    """training.json: the measurements of the train task, and the `weight_version` published by the task."""
 
     KIND: ClassVar[str] = "training"
     __pydantic_config__ = STRICT
@@ -314,11 +288,15 @@ class TrainingRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class SlotLife:
-    """One process life on the iteration's time line.
+    """One process life on the iteration's time line. Fields not named here: as in the HeartbeatRecord.
 
-    state: "gone" if it left with nothing unfinished, "left" if it handed work over, "lost" if it fell silent.
-    usd_per_hour: its price, if it differs from its pool's. tokens_unused: tokens of responses that are in no batch,
-    because enough groups were trained. prefill_tokens, and the fields from working_at_s on: as in the HeartbeatRecord.
+    Attributes:
+        state: "gone" after an exit with nothing unfinished, "left" after handing work over, "lost" after falling
+            silent.
+        tokens_kept: sampled tokens in the batches.
+        tokens_regenerated: sampled tokens that do not count, and had to be sampled again by another process.
+        tokens_unused: sampled tokens of responses in no batch, because enough groups were trained.
+        usd_per_hour: price of the machine, if it differs from the price of its pool.
     """
 
     __pydantic_config__ = STRICT
@@ -343,9 +321,14 @@ class SlotLife:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRecord:
-    """report.json: the iteration is committed. Metric names are those of docs/guide/metrics.md.
+    """report.json: the iteration is committed.
 
-    rewards, lengths: one per response that has a reward, in the order of the batches; lengths are policy lengths.
+    Attributes:
+        metrics: by the names of docs/guide/metrics.md.
+        rewards, lengths: reward and policy length of each response with a reward, in the order of the batches.
+        next_prompt: number of the first prompt of the next iteration.
+        lives: process lives of the crew, by slot and start.
+        pools: observations of the pools' machines, from which the next plan is made.
     """
 
     KIND: ClassVar[str] = "report"

@@ -1,6 +1,6 @@
 """Reward models of a run: their files in pieces named by content, and one record per name, written last.
 
-So a trainer on another machine needs only the run's url. The module does not know what is in the files, but takes only
+A trainer on any machine finds them by the run's url. The module does not know what is in the files, but takes only
 safetensors, text and tokenizer files, never the code or pickles of a model's directory.
 """
 
@@ -38,7 +38,12 @@ TRANSFERS = 4  # pieces in memory at a time
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFile:
-    """A file of `bytes` bytes in pieces of CHUNK_BYTES, the last one shorter: 128 bits of each BLAKE3 digest."""
+    """A file in pieces of CHUNK_BYTES, the last piece shorter.
+
+    Attributes:
+        bytes: size of the file.
+        chunks: 128 bits of each piece's BLAKE3 digest, in hexadecimal.
+    """
 
     __pydantic_config__ = STRICT
     bytes: int
@@ -69,7 +74,10 @@ class RewardModelRecord:
 
 
 def describe(folder: Path) -> RewardModelRecord:
-    """Read all files of a directory that are copied; raises ValueError if they are too large, or change meanwhile."""
+    """Read the files of a directory that `upload` copies.
+
+    Raises ValueError if the files are too large, or change during the call.
+    """
     return RewardModelRecord(files={path.name: _described(path) for path in _paths(folder)})
 
 
@@ -89,7 +97,7 @@ def stored(store: ObjectStore, name: str) -> RewardModelRecord | None:
 def check(store: ObjectStore, name: str, folder: Path, held: RewardModelRecord) -> None:
     """Raise ConflictingRecord, naming a file, if the run holds another reward model under `name` than `folder`.
 
-    Files that the run does not hold count only if they would make it another model.
+    A file in `folder` alone counts only if its name decides which model the folder holds (DECISIVE_NAMES, _SUFFIXES).
     """
     ours = {path.name: path for path in _paths(folder) if path.name in held.files or _is_decisive(path)}
     for file in sorted({*ours, *held.files}):

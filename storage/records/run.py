@@ -1,4 +1,4 @@
-"""A run's directory: its identity, its history of committed iterations, and the lease on advancing it.
+"""A run's directory: identity, history of committed iterations, and the lease for advancing the run.
 
 A report commits an iteration; the number of reports is the next iteration. Nothing depends on which process executes.
 """
@@ -38,9 +38,9 @@ class AnotherRun(ConflictingRecord):
 
 
 class ConcludedByAnother(GleanerError, RuntimeError):  # noqa: N818 - reads as what happened
-    """The iteration was concluded by another process while this one worked on it, as after a long freeze.
+    """Another process concluded the iteration while this process worked on it, for example after a long freeze.
 
-    What this one still needs may be gone.
+    Objects needed by this process may be deleted already.
     """
 
     def __init__(self, iteration: int, doing: str) -> None:
@@ -61,12 +61,12 @@ def open_run(
     explain: Callable[[Mapping[str, Any]], list[str]],
     sources: Mapping[str, HubSource] | None = None,
 ) -> RunRecord:
-    """Create run.json, or accept the one that is there if it is the same run.
+    """Create run.json, or accept an existing run.json of the same run.
 
-    model_files: the digests of the files below `model/`, which must be stored before. sources: what came from the hub,
-    with rows stored before; None: as the run has it. `explain` gets the stored
-    configuration and returns the differences that are not allowed. If there is one, or if a model file differs, the
-    directory holds another run: this raises AnotherRun. Nothing is overwritten.
+    model_files: the digests of the files below `model/`, which must be stored first. sources: repositories of the hub,
+    with rows stored first; None: as the run has them. explain: gets the stored configuration and returns the
+    differences that are not allowed. Raises AnotherRun for such a difference and for a different model file. Nothing is
+    overwritten.
     """
     mine = RunRecord(
         config=dict(config),
@@ -150,7 +150,7 @@ def read_report(store: ObjectStore, iteration: int) -> ReportRecord:
 
 
 def next_iteration(store: ObjectStore) -> int:
-    """The first iteration without a report. Committed ones are contiguous, so bisection finds it in few requests."""
+    """The first iteration without a report. Committed iterations are contiguous: bisection needs few requests."""
     low, step = 0, 1
     while exists(store, layout.report(low + step - 1)):
         low, step = low + step, step * 2
@@ -178,7 +178,7 @@ def plans_in_flight(store: ObjectStore) -> list[PlanRecord]:
 
 
 def next_prompt(store: ObjectStore, iteration: int) -> int:
-    """The prompt that an iteration begins with: where the previous one ended by its report, or else by its plan.
+    """The first prompt of an iteration: the end of the previous iteration by its report, else by its plan.
 
     Both agree if every group of a plan is trained. Raises ObjectMissing if neither exists.
     """
@@ -239,7 +239,7 @@ def acquire_lease(
 
     An earlier holder is succeeded if it releases the lease, if `known_dead` says that it has ended, or if its beat and
     what crews and graders write stay the same for `ttl_s` on this process's clock. A wait for that is logged. Of two
-    successors that race for one epoch, the loser raises RunBusy; so may `known_dead`, of a holder that it sees alive.
+    successors that race for an epoch, the loser raises RunBusy. `known_dead` may raise RunBusy for a holder that lives.
     """
     epoch, lease = _last_lease(store)
     if lease is not None and lease.holder == holder and not lease.released:

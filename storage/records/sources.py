@@ -1,6 +1,6 @@
 """What a run took from the Hugging Face Hub: repositories, the commits, and the rows of data sets, stored in the run.
 
-So a later plan, or one on another machine, reads the same rows without the hub.
+Later plans, on any machine, read identical rows without the hub.
 """
 
 import re
@@ -17,9 +17,13 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, kw_only=True)
 class HubSource:
-    """A repository as it was asked for, and its commit.
+    """A repository of the hub, as configured, and its commit.
 
-    subset, split: of a data set. rows: the digests of the Parquet files with its rows, in order; () for a model.
+    Attributes:
+        repo, revision: name of the repository and revision, as configured.
+        subset, split: of a data set; None for a model.
+        commit: 40 hexadecimal digits.
+        rows: digests of the Parquet files with the rows, in order; () for a model.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)

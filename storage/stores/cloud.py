@@ -42,11 +42,12 @@ Attempt = Callable[[Budget], Awaitable[Any]]
 class CloudStore:
     """Objects below `prefix` (no slash at its ends) of `opened`, a store of obstore; `root` is its URL.
 
-    `deadline_s` bounds a whole call with its retries, and half of it one attempt; both grow by the time that the bytes
-    take at 8 MiB/s. A process that is forked after the first call cannot use any such store, and is told so.
+    `deadline_s` bounds a whole call with its retries, half of `deadline_s` an attempt; both limits grow by the time of
+    the bytes at 8 MiB/s. A process that is forked after the first call cannot use any such store, and gets an error
+    that says so.
 
-    A store that has answered and then refuses the credentials is asked again for `refused_s_max`. Each time `reopen`
-    gives a store of obstore that has read them anew.
+    A store that has answered and then refuses the credentials is asked again for `refused_s_max`. Before each new
+    attempt `reopen` returns a store of obstore with credentials read anew.
     """
 
     _first_process: int | None = None

@@ -1,4 +1,4 @@
-"""Finds the store that a URL names. Knows which stores exist, and nothing about their content."""
+"""Finds the store that a URL names, from the scheme and without a request."""
 
 import importlib.util
 import os
@@ -32,7 +32,7 @@ _memory_lock = threading.Lock()
 
 
 def connect(url: str) -> ObjectStore:
-    """The store rooted at `url`, which is one of ALLOWED; memory://name may have a prefix, too.
+    """The store rooted at `url`, in a form of ALLOWED; memory://name may have a prefix, too.
 
     Opens no connection and makes no directory. The same memory:// name is the same store within a process. Raises
     ValueError for anything else, without repeating a password that the URL may hold, and StoreUnfit without the package
@@ -47,7 +47,7 @@ def check_url(url: str) -> None:
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether two urls that `check_url` accepts name the same place, or one of them a place in the other."""
+    """True if two urls that `check_url` accepts name the same place, or a place and its ancestor."""
     a, b = (place(url) for url in (one, other))
     shorter = min(len(a), len(b))
     return a[:shorter] == b[:shorter]
@@ -65,7 +65,8 @@ def place(url: str) -> tuple[str, ...]:
 def is_below(url: str, prefix: str) -> bool:
     """Whether `url` names the place that `prefix` names, or one below it, however both are written.
 
-    False for what `check_url` refuses, and for a url with a part that is, or stands for, "." or "..", or another part.
+    False for urls that `check_url` refuses, and for a url with a part that is or encodes "." or "..", or encodes a
+    separator.
     """
     try:
         check_url(url)

@@ -1,7 +1,7 @@
 """Faults between a process and its object store, as wrappers around any ObjectStore; for tests and simulation.
 
 Everything is drawn from the caller's seeded generator and waits on the caller's clock, so a fault can be repeated. The
-wrappers know no keys and no bodies: they decide only whether a call happens, when, and what its caller is told.
+wrappers know neither keys nor bodies, and decide only whether and when a call happens and which answer its caller gets.
 """
 
 import itertools
@@ -23,7 +23,7 @@ Later = Callable[[float, Callable[[], object]], None]
 
 
 class Crashed(BaseException):
-    """The process that made this call no longer exists."""
+    """The process of this call no longer exists."""
 
 
 class Fault(Enum):
@@ -42,20 +42,22 @@ class Fault(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class FaultRates:
-    """Probabilities per call, at most one of which strikes, and times in seconds.
+    """Probabilities per call, of which at most one strikes, and times in seconds.
 
-    throttled: 503 SlowDown at once; nothing was done.
-    denied: 403 at once; nothing was done.
-    full: a create or put gets the error of a full disk or a used-up quota at once; other calls are done.
-    request_lost: no answer within `timeout_s`; nothing was done.
-    request_late: no answer within `timeout_s`; a write is done after that, up to `timeout_s` later. A read is lost.
-    answer_lost: done, but no answer within `timeout_s`.
-    answer_retried: done, and repeated by a client below that got no answer, so a create says False of its own object.
-    pause_before, pause_after: the process freezes for a time drawn from `pause_s`, before or after the call is done,
-        and then goes on without noticing.
-    latency_s: mean of the exponential time to the store, and of the time back.
-    page_keys: a listing is one call for so many keys, so it may miss what is created before the place that it has
-        reached; 0: one call for all keys.
+    Attributes:
+        throttled: 503 SlowDown at once; nothing was done.
+        denied: 403 at once; nothing was done.
+        full: a create or put gets the error of a full disk or a used-up quota at once; reads and deletes are done.
+        request_lost: no answer within `timeout_s`; nothing was done.
+        request_late: no answer within `timeout_s`; a write is done after that, up to `timeout_s` later, a read is lost.
+        answer_lost: done, but no answer within `timeout_s`.
+        answer_retried: done, and repeated by a client below that got no answer, so a create says False of its own
+            object.
+        pause_before, pause_after: the process freezes for a time drawn from `pause_s`, before or after the call is
+            done, and then goes on without noticing.
+        latency_s: mean of the exponential time to the store, and of the time back.
+        page_keys: number of keys in each call of a listing, which may miss an object created behind the keys already
+            listed; 0: a single call for all keys.
     """
 
     throttled: float = 0.0
@@ -243,8 +245,8 @@ class CrashingStore:
 class TornStore:
     """A LocalStore whose `at_write`-th write (from 0) stops half-way: part of the body stays in a temporary file.
 
-    That write and every write after it raise `failure`: Crashed for a kill or a power cut, StoreDenied for a disk that
-    is full and on which even the clean-up fails.
+    This write and every later write raise `failure`: Crashed for a kill or a power cut, StoreDenied for a full disk on
+    which even the clean-up fails.
     """
 
     def __init__(self, inner: ObjectStore, at_write: int, failure: BaseException) -> None:

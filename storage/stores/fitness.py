@@ -1,7 +1,7 @@
 """Proves by trial that a store offers what docs/format.md section 1 asks for; `gleaner check --store` prints the proof.
 
-`probe`, at the start of each run, tries only what some servers ignore; `prove` is slower and stricter. Everything they
-write has a random name below `layout.PROBE` and is removed again. They know nothing about how the store is made.
+`probe`, at the start of each run, tries only the properties that some servers lack; `prove` is slower and stricter.
+Every object written has a random name below `layout.PROBE` and is removed again. Neither knows how a store is made.
 """
 
 import operator
@@ -32,7 +32,12 @@ ORDERED = ("A", "_", "a-/x", "a.b/c", "a0", "b-/y", "b/10", "b/9", "b/9.x", "b0/
 
 @dataclass(frozen=True)
 class Finding:
-    """One property of a store or a machine: what was tried or seen, and what it lacks (None: nothing)."""
+    """One property of a store or a machine.
+
+    Attributes:
+        shown: the evidence from a trial or a look.
+        lack: the fault; None: the property holds.
+    """
 
     name: str
     shown: str
@@ -240,7 +245,7 @@ def _clean(store: ObjectStore, prefix: str, folders: Sequence[Path]) -> None:
 def probe(store: ObjectStore) -> None:
     """Create, read, list and delete one small object with a random name below `layout.PROBE`.
 
-    Raises StoreUnfit, which says what the store lacks, or StoreDenied or StoreUnavailable if it cannot be used at all.
+    Raises StoreUnfit with the missing property, and StoreDenied or StoreUnavailable for a store without any use.
     """
     # A store that does not answer fails here, before there is an object whose removal would wait for it again.
     store.list(layout.PROBE)

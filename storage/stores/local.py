@@ -2,8 +2,8 @@
 
 A body is first written under a temporary name in the directory of its key and then made visible by one atomic system
 call: `link` creates (and fails if the name exists), `rename` overwrites. A listing or a delete removes the temporary
-files of dead writers and the empty directories that it meets. A temporary name says which process writes it: a dead
-writer of the same machine is known at once, of one elsewhere only age tells. The bodies' meaning is unknown here.
+files of dead writers and the empty directories that it meets. A temporary name states its writing process: a dead
+writer of the same machine is known at once, a dead writer elsewhere only by the age of its file.
 
 The root may be a link, or lie below one. Below the root no verb follows a link, so none reaches what is not the run's.
 """
@@ -38,10 +38,10 @@ NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EM
 class LocalStore:
     """Objects as files below `root`, which is made on the first write.
 
-    With `fsync`, an object that was reported as written survives a power cut; without it, it survives only a kill of
-    the process. A directory cannot hold both an object `a` and objects `a/...`; such a write is refused with
-    StoreDenied. So is every key and prefix on whose way there is a link or a device; a listing passes over them.
-    While the disk is full, a write waits for at most `refused_s_max`.
+    With `fsync`, an object that was reported as written survives a power cut, else only a kill of the process. A
+    directory cannot hold both an object `a` and objects `a/...`; such a write is refused with StoreDenied. So is every
+    key and prefix on whose way there is a link or a device; a listing passes over them. While the disk is full, a write
+    waits for at most `refused_s_max`.
     """
 
     def __init__(self, root: Path, *, fsync: bool = True, refused_s_max: float = REFUSED_S_MAX) -> None:

@@ -1,7 +1,7 @@
-"""ObjectStore in this process's memory: the reference model that every other store is compared with.
+"""ObjectStore in this process's memory: the reference model for every other store.
 
 It owns no file and no network, and nothing survives the process. Bodies are copied on the way in, so a caller that
-reuses a buffer cannot change what is stored.
+reuses a buffer cannot change a stored body.
 """
 
 import re

@@ -14,7 +14,13 @@ KEYS_PER_LIST = 1000
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """puts: writes and listings, which cost the same; gets: reads, also of missing objects; bytes_read: their bytes."""
+    """Numbers of requests by price, and bytes read.
+
+    Attributes:
+        puts: writes and listings, which cost the same.
+        gets: reads, also of missing objects.
+        bytes_read: bytes of the bodies read.
+    """
 
     puts: int = 0
     gets: int = 0
@@ -75,7 +81,7 @@ class MeteredStore:
 
 
 def metered(store: ObjectStore) -> MeteredStore:
-    """The store with a count; a store that already counts is returned as it is, so that its earlier requests stay."""
+    """The store with a count; a store that already counts is returned unchanged, with its earlier requests."""
     return store if isinstance(store, MeteredStore) else MeteredStore(store)
 
 

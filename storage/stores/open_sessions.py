@@ -19,7 +19,7 @@ CLOSE_S = 5.0
 
 @cache
 def close_at_exit() -> None:
-    """Close them when this process ends, before flytekit stops the loops that it has begun by now."""
+    """Register the closing for the end of this process, before flytekit stops its loops."""
     atexit.register(_close_all, os.getpid())
 
 

@@ -1,7 +1,7 @@
 """A race of writers, threads or processes, to create the same keys, and the count of winners.
 
-It shows whether a store creates atomically, and where it does not. `python -m storage.stores.race` runs the processes:
-it forks the writers before anything is connected. It knows nothing about what else a store must offer.
+The count shows whether a store creates atomically. `python -m storage.stores.race` runs the processes: the module forks
+the writers before anything is connected.
 """
 
 import json
@@ -35,7 +35,12 @@ DIED = "a writer died"
 
 @dataclass(frozen=True)
 class Attempt:
-    """Whether one writer's create succeeded, and whose whole body it read afterwards."""
+    """The result of one writer at one key.
+
+    Attributes:
+        won: True if the writer's create succeeded.
+        seen: the writer whose whole body was read afterwards; NO_WRITER for any other body.
+    """
 
     won: bool
     seen: int
@@ -152,7 +157,7 @@ def _writer_of(key: str, body: bytes) -> int:
 
 @contextmanager
 def _breaking(barrier: threading.Barrier | Barrier) -> Iterator[None]:
-    """Break the barrier if a writer fails, so that the others do not wait for it."""
+    """Break the barrier if a writer fails, for the remaining writers not to wait."""
     try:
         yield
     except BaseException:

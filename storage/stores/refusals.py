@@ -1,7 +1,7 @@
-"""Refusals that can pass by themselves: how long a call bears one, and which store is asked again at all.
+"""Refusals that can pass by themselves: how long a call bears them, and which store is asked again.
 
-Such are a full disk or a used-up quota, credentials that have expired, and a clock that is off. The stores say which
-answers are refusals of this kind; this module knows no store.
+Examples are a full disk, a used-up quota, expired credentials, and a clock that is off. The stores decide which answers
+are such refusals; this module knows no store.
 """
 
 import random
@@ -19,14 +19,14 @@ PAUSE_S, PAUSE_S_MAX = 0.25, 5.0
 
 
 class DeniedForNow(StoreDenied):
-    """A refusal that can pass by itself. Only `Refusals` sees one; what it gives up is StoreDenied."""
+    """A refusal that can pass by itself. Only `Refusals` catches this error; callers get StoreDenied."""
 
 
 class Refusals:
-    """How the refusals of one store are borne that can pass by themselves. Several threads may call it.
+    """Repeats the calls to one store whose refusals can pass by themselves. Several threads may call it.
 
-    Only a store that has answered before is asked again. Where the first call is refused, the cause is a mistake, such
-    as wrong keys, and its reader wants to know at once.
+    Only a store that has answered is asked again. If the first call is refused, the cause is a mistake such as wrong
+    keys, and the user should learn of the mistake at once.
     """
 
     def __init__(self, limit_s: float) -> None:

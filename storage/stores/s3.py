@@ -1,9 +1,8 @@
 """ObjectStore on S3 and on servers that speak its protocol, through s3fs.
 
 This module owns the connection, the deadlines and the retries; storage/stores/s3_answers.py says what an answer means.
-Every call has its own deadline, because the libraries below can wait for ever for a silent peer. Only this module
-retries, so that no call outlives its deadline. It knows nothing about what the bodies mean, and is slow to import:
-`connect` imports it on demand.
+Every call has its own deadline, because the libraries below can wait for ever for a silent peer. The libraries must not
+retry, or a call could outlive its deadline. The module is slow to import: `connect` imports it on demand.
 """
 
 import asyncio
@@ -59,15 +58,15 @@ class AnswerError(Exception):
 class S3Store:
     """Objects of `bucket` below `prefix` (no slash at its ends).
 
-    `deadline_s` bounds a whole call with its retries, and half of it one attempt; both grow by the time that the bytes
-    take at 8 MiB/s. A call without an answer, a throttled one and a server error are retried until then, after a random
-    part of `backoff_s` * 2^n, at most 5 s. A body is one request, at most 5 GiB. The environment gives endpoint, region
-    and credentials: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_REGION, AWS_S3_ADDRESSING_STYLE, AWS_ACCESS_KEY_ID and
-    all else that botocore reads; FLYTE_AWS_* stand in for absent ones. S3's checksums are left to AWS: the signature
-    covers a body's SHA-256, and what is stored here has digests of its own.
+    `deadline_s` bounds a whole call with its retries, half of `deadline_s` an attempt; both limits grow by the time of
+    the bytes at 8 MiB/s. A call without an answer, a throttled one and a server error are retried until then, after a
+    random part of `backoff_s` * 2^n, at most 5 s. A body is one request, at most 5 GiB. The environment gives endpoint,
+    region and credentials: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_REGION, AWS_S3_ADDRESSING_STYLE,
+    AWS_ACCESS_KEY_ID and all else that botocore reads; FLYTE_AWS_* stand in for absent ones. S3's checksums are left to
+    AWS: the signature covers a body's SHA-256, and what is stored here has digests of its own.
 
     A store that has answered and then refuses for a reason that can pass by itself is asked again for `refused_s_max`;
-    after a refusal of the credentials these are read anew, from the environment, its files and all else.
+    refused credentials are read anew, from the environment, its files and every other source of botocore.
     """
 
     def __init__(

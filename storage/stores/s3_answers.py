@@ -1,4 +1,4 @@
-"""What an answer of an S3 server means: which ones are S3's at all, and what a refusal asks of its reader.
+"""Judges the answers of S3 servers: whether an answer is from S3 at all, and which remedy a refusal needs.
 
 Proxies, portals and load balancers answer, too. An answer that lacks what S3 always states is not believed: the request
 is made again, as after no answer. This module knows no connection, and never repeats a server's text, which may hold

@@ -1,7 +1,7 @@
-"""Tells what a process lacks while it reads bytes from what is wrong with these bytes.
+"""Tells a shortage of this process, such as of memory, from a fault of the bytes that it reads.
 
 Libraries raise the same kinds of exceptions for both. Code that turns such an exception into a statement about bytes
-asks here first, because people delete what is called damaged.
+calls `raise_shortage` first, because people delete objects that are called damaged.
 """
 
 import errno
@@ -14,7 +14,7 @@ _WORDS = ("not enough memory", "cannot allocate memory", "malloc", "out of memor
 
 
 def raise_shortage(error: Exception) -> None:
-    """Raise MemoryError, or `error` itself, if it says what this process lacks and nothing about the bytes it read."""
+    """Raise MemoryError, or `error` itself, if the process lacks a resource; return if the bytes may be at fault."""
     if isinstance(error, MemoryError | pa.ArrowCancelled) or (isinstance(error, OSError) and error.errno in _OWN):
         raise error
     if not isinstance(error, UnicodeError) and any(word in str(error).lower() for word in _WORDS):

@@ -1,4 +1,4 @@
-"""ObjectStore: the five verbs on which everything else is built, and the errors that they raise.
+"""ObjectStore: the five verbs that every part of Gleaner is built on, and their errors.
 
 A store is rooted at one run; keys are relative, '/'-separated, in [A-Za-z0-9._-]. docs/format.md section 1 says what a
 store must offer: atomic create-if-absent, read-after-write, listing in key order. Nothing here compares clocks, renames
@@ -67,8 +67,8 @@ class ObjectStore(Protocol):
     def create(self, key: str, body: bytes) -> bool:
         """Write a non-empty body if no object has this key: True if this call created it, False if an object exists.
 
-        False does not say whose object it is, because the answer to one's own successful write can be lost: use
-        `commit`. Raises StoreUnavailable if the outcome is unknown.
+        False does not say whose object exists, because the answer to a successful write can be lost: use `commit`.
+        Raises StoreUnavailable if the outcome is unknown.
         """
         ...
 

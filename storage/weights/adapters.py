@@ -1,7 +1,6 @@
 """Adapters: weight versions that are stored as version 0 and the two factors of each adapted layer.
 
-Owns their record, their names and their checks (docs/format.md section 7). It adds no factors to
-weights: its callers do.
+Owns the record, the names and the checks of adapters (docs/format.md section 7). Callers add the factors to weights.
 """
 
 import json
@@ -25,9 +24,10 @@ WEIGHT, FIRST, SECOND = ".weight", ".lora_A.weight", ".lora_B.weight"
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterRecord:
-    """What a manifest says of its adapter; a layer's difference is alpha / rank * B A.
+    """The adapter in a manifest; the difference of a layer is alpha / rank * B A.
 
-    transposed: the layers whose weight is stored as [inputs, outputs], as Conv1D of transformers does.
+    Attributes:
+        transposed: layers whose weight is stored as [inputs, outputs], as Conv1D of transformers does.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
@@ -56,10 +56,10 @@ def publish_adapter(
 ) -> Manifest:
     """Publish weight version `version` (1 or more) as an adapter of version 0; returns the manifest that is stored.
 
-    `factors` are named after their layers, `<layer>.lora_A.weight` and `<layer>.lora_B.weight`. Publishing the same
-    factors again returns what was published first. `before_manifest`: as in `publish_version`. Raises ConflictingRecord
-    if other tensors are published as this version, ValueError if the factors do not fit version 0, ObjectMissing if
-    that is not published.
+    `factors` are named after their layers, `<layer>.lora_A.weight` and `<layer>.lora_B.weight`. Publishing equal
+    factors again returns the first manifest. `before_manifest`: as in `publish_version`. Raises ConflictingRecord if
+    other tensors are published as this version, ValueError if the factors do not fit version 0, ObjectMissing without a
+    published version 0.
     """
     prefix = layout.weights(version)
     digests = digest_all(factors)
@@ -78,7 +78,7 @@ def publish_adapter(
 
 
 def adapter_record(manifest: Manifest, version: int) -> AdapterRecord | None:
-    """The record of a weight version that is stored as an adapter; None for one that has the model's tensors.
+    """The record of a weight version that is stored as an adapter; None for a version with the model's tensors.
 
     Raises CorruptObject, which names the manifest, for a record of another format or with other fields.
     """
@@ -106,7 +106,7 @@ def adapter_record(manifest: Manifest, version: int) -> AdapterRecord | None:
 def adapter_of(
     manifest: Manifest, version: int, factors: Mapping[str, TensorBlock], base: Mapping[str, tuple[int, ...]]
 ) -> Adapter | None:
-    """The adapter that was pulled as weight version `version`; None if that has the model's tensors.
+    """The adapter that was pulled as weight version `version`; None for a version with the model's tensors.
 
     `base`: the shapes of version 0. Raises CorruptObject, which names the manifest, if the factors do not fit them.
     """
@@ -122,7 +122,7 @@ def adapter_of(
 
 
 def loaded_bytes(store: ObjectStore, version: int) -> int:
-    """The bytes that a reader of a weight version holds: all its tensors, and of an adapter also those of version 0.
+    """The bytes that a reader of a weight version holds: its tensors, and for an adapter also those of version 0.
 
     Raises ObjectMissing, CorruptObject.
     """
@@ -157,7 +157,7 @@ def _layers(factors: Mapping[str, TensorBlock], record: AdapterRecord) -> dict[s
 def _check_fits(
     layers: Mapping[str, tuple[TensorBlock, TensorBlock]], record: AdapterRecord, base: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Raise ValueError if a layer has no weight in version 0, or one of another shape."""
+    """Raise ValueError if a layer has no weight in version 0, or a weight of another shape."""
     for name, (first, second) in layers.items():
         shape = (second.shape[0], first.shape[1])
         expected = shape[::-1] if name in record.transposed else shape

@@ -1,8 +1,8 @@
 """Weights on the disk of one machine, shared by its processes: a bounded directory that may be deleted at any time.
 
-A pack is one file with the tensors that one pull had to fetch, by digest. Packs are written whole and renamed. They are
-never trusted: every read is hashed. They are mapped, so that processes share the memory. This module knows nothing of
-stores, versions' encodings or models.
+A pack is one file with the tensors that one pull had to fetch, by digest. A pack is written whole and renamed, never
+trusted (every read is hashed), and mapped, so that processes share its memory. This module knows nothing of stores,
+encodings of versions or models.
 """
 
 import fcntl
@@ -37,7 +37,7 @@ FREE_SHARE_MAX = 0.5  # all packs may take this share of what the file system wo
 
 @dataclass(frozen=True)
 class _Pack:
-    """A pack's header. `places`: where each tensor's bytes begin and end, by its digest."""
+    """The header of a pack; `places`: first byte and end of each tensor, by digest."""
 
     path: Path
     run_url: str
@@ -65,13 +65,13 @@ class WeightCache:
         self._maps = {path: file for path, file in self._maps.items() if path in found}
 
     def newest_held(self, run_url: str, version: int) -> int | None:
-        """The newest version of a run, up to `version`, of which at least a part is cached."""
+        """The newest version of a run, up to `version`, with at least one cached tensor."""
         return max(
             (p.version for p in self._packs.values() if p.run_url == run_url and p.version <= version), default=None
         )
 
     def find(self, entries: Mapping[str, TensorEntry], check: Check = lambda: None) -> dict[str, TensorBlock]:
-        """The cached ones of these tensors, verified, in mapped memory; writes to that memory stay private."""
+        """The wanted tensors that are cached, verified, in mapped memory; writes to this memory stay private."""
         blocks = in_threads(THREADS, self._find, entries.values(), check)
         return {name: block for name, block in zip(entries, blocks, strict=True) if block is not None}
 
@@ -86,7 +86,7 @@ class WeightCache:
     def fetching(
         self, name: str, clock: Clock, check: Check = lambda: None, wait_s: float = LOCK_WAIT_S
     ) -> Iterator[None]:
-        """Let one process of this machine at a time fetch `name`; after `wait_s` seconds, let this one do so anyway.
+        """Let one process of this machine at a time fetch `name`; after `wait_s` seconds, fetch without the lock.
 
         `check` is called while waiting; an exception from it ends the wait.
         """
@@ -119,8 +119,8 @@ class WeightCache:
     ) -> dict[str, TensorBlock]:
         """Keep verified tensors, and return the kept ones in mapped memory.
 
-        If they do not fit or cannot be written, none is kept; that is no error. `check` is called between tensors; if
-        it raises, nothing is kept.
+        Tensors that do not fit or cannot be written are not kept, without an error. `check` is called between tensors;
+        after its exception nothing is kept.
         """
         blocks = {entry.digest: block for entry, block in tensors.values() if block.num_bytes}
         if not blocks:
@@ -182,7 +182,7 @@ class WeightCache:
     def _make_room(self, num_bytes: int) -> bool:
         """Remove the files of dead writers, then packs, the least recently used first, until `num_bytes` more fit.
 
-        Returns False, and removes no pack, if they would not even fit alone.
+        Returns False, and removes no pack, if `num_bytes` exceed the limit even without packs.
         """
         for path in self._directory.glob(f"*{TEMPORARY}"):
             with suppress(OSError), own_file(path) as descriptor:
@@ -224,11 +224,11 @@ class WeightCache:
 
 
 def open_cache(directory: str | None, bytes_max: int) -> WeightCache | None:
-    """The cache in `directory`; None if it is off or the directory is unsafe.
+    """The cache in `directory`; None if the cache is off or the directory unsafe.
 
-    `directory` None is one of this user's below the system's temporary directory. It is made with mode 0700. A
-    directory of another user, or that others may write to, is not used: no one else may change the files that are
-    mapped here.
+    `directory` None stands for a directory of this user below the system's temporary directory. A missing directory is
+    made with mode 0700. A directory that another user owns or may write to is not used, because mapped files must not
+    change.
     """
     if not bytes_max:
         return None
@@ -259,7 +259,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _header(run_url: str, version: int, blocks: Mapping[str, TensorBlock]) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """A pack's header, and where its tensors lie after it.
+    """The header of a pack, and first byte and end of each tensor behind the header, by digest.
 
     The header is a length of 8 little-endian bytes, then JSON of that length, padded. Places count from the padding's
     end.
@@ -282,9 +282,9 @@ def _block(entry: TensorEntry, file: MappedFile, start: int, end: int) -> Tensor
 def _write_pack(
     path: Path, header: bytes, places: Mapping[str, tuple[int, int]], blocks: Mapping[str, TensorBlock], check: Check
 ) -> None:
-    """Write a pack; a lock on it shows meanwhile that its writer lives.
+    """Write a pack; until the end, a lock on the file shows that the writer lives.
 
-    It is not synced: what a power cut leaves of it does not match its digests.
+    The pack is not synced: the digests of its tensors expose a pack damaged by a power cut.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

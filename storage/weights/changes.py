@@ -1,7 +1,7 @@
-"""Changes: where the tensors of a weight version differ from those of another, for a reader that holds that other one.
+"""Changes: where the tensors of a weight version differ from an earlier version, for a reader that holds the earlier.
 
-They are exact for tensors that are compared, and may name more elements than differ for those whose differences were
-followed in a pull.
+Changes are exact for compared tensors. For tensors whose differences were followed in a pull, they may name equal
+elements, too.
 """
 
 import threading
@@ -25,9 +25,9 @@ SHARE_MAX = 0.5
 
 
 class Changes:
-    """The changes from version `since`: a pull notes what it comes across, and `places` completes it.
+    """The changes from version `since`: pulls note the differences that they follow, and `places` completes the rest.
 
-    are_too_many: their indices would take more than SHARE_MAX, and are given up.
+    are_too_many: the indices would take more than SHARE_MAX, and are given up.
     """
 
     def __init__(self, since: int) -> None:
@@ -62,8 +62,8 @@ class Changes:
     ) -> dict[str, Indices] | None:
         """The changed elements of each changed tensor of `version`, ascending.
 
-        None if they cannot be known here, or are too many. What no pull has noted is compared with the tensors that the
-        cache holds of version `since`.
+        None for unknown changes, or for too many. Tensors without a note are compared with the cached tensors of
+        version `since`.
         """
         if self.are_too_many:
             return None

@@ -57,8 +57,8 @@ def places(base: memoryview | bytes, new: memoryview | bytes, item_bytes: int) -
 def apply(delta: memoryview | bytes, data: memoryview, item_bytes: int, changed: list[Indices] | None = None) -> None:
     """Turn the base in `data`, in place, into the `new` that `encode` got; raises ValueError for malformed bytes.
 
-    `changed` gets the indices of the changed elements, in ascending order. After an error `data` is undefined. Only its
-    digest tells whether the result is right.
+    `changed` gets the indices of the changed elements, in ascending order. After an error `data` is undefined. The
+    caller checks the result by its digest.
     """
     words = _words(data, item_bytes)
     counts, gap_planes, value_planes = _decompress(delta, len(words), item_bytes)
@@ -83,7 +83,7 @@ def apply(delta: memoryview | bytes, data: memoryview, item_bytes: int, changed:
 
 
 def _changed(before: Words, after: Words) -> Iterator[tuple[int, Indices]]:
-    """Chunk by chunk, where it begins and which of its elements differ."""
+    """For each chunk, its first element and the indices, within the chunk, of elements that differ."""
     for start in range(0, len(after), CHUNK):
         yield start, np.flatnonzero(before[start : start + CHUNK] != after[start : start + CHUNK])
 
@@ -119,7 +119,7 @@ def _joined(parts: list[Words], dtype: np.dtype[np.unsignedinteger] | str) -> Wo
 
 
 def _planes(words: Words) -> Bytes:
-    """The first bytes of all words, then the second, ...: bytes of equal weight are similar."""
+    """Byte 0 of every word, byte 1 of every word, and so on: bytes of equal weight are similar."""
     return np.ascontiguousarray(words.view(np.uint8).reshape(len(words), words.itemsize).T).reshape(-1)
 
 

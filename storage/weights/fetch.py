@@ -1,4 +1,4 @@
-"""Fetches the tensors of one weight version: finds the cheapest way to each, reads what it needs, and applies it.
+"""Fetches the tensors of one weight version: finds the cheapest way to each, and reads the bytes of the way.
 
 A way starts at bytes that are stored whole or held by this machine, and leads over differences to the wanted version
 (docs/format.md section 7, algorithm V). This module does not know how versions are published or how the cache works.
@@ -27,7 +27,7 @@ GROUP_BYTES = 128 << 20  # of differences, in memory at a time
 
 @dataclass(frozen=True)
 class PlacedManifest:
-    """A manifest, and the version below whose prefix it and its objects lie."""
+    """A manifest, and the version whose prefix holds the manifest and its objects."""
 
     version: int
     key: str
@@ -36,9 +36,13 @@ class PlacedManifest:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to a tensor: its start, then the differences to apply, the newest first; `num_bytes` must be read.
+    """A way to a tensor: the start, then differences to apply.
 
-    `version` is that of the start.
+    Attributes:
+        start: stored whole under a manifest, or held by this machine; None: not found yet.
+        differences: manifests of the differences, the newest first.
+        num_bytes: bytes to read from the store.
+        version: version of the start.
     """
 
     start: PlacedManifest | TensorBlock | None = None
@@ -52,9 +56,11 @@ Pieces = dict[tuple[str, str], TensorBlock]  # by manifest key and tensor name
 
 @dataclass
 class Fetch:
-    """One pull of `version`, whose manifest was read. `check` is called now and then; its exception ends the pull.
+    """One pull of `version`, whose manifest was read.
 
-    `changes` is told which elements the differences change.
+    Attributes:
+        check: called now and then; its exception ends the pull.
+        changes: gets the elements that the differences change.
     """
 
     store: ObjectStore
@@ -67,7 +73,7 @@ class Fetch:
     _walked: set[int] = field(default_factory=set)
 
     def tensors(self, names: list[str]) -> dict[str, TensorBlock]:
-        """The named tensors, verified. Raises ObjectMissing, or CorruptObject, which names what does not fit.
+        """The named tensors, verified. Raises ObjectMissing, or CorruptObject for objects that contradict the manifest.
 
         Memory holds the tensors, at most GROUP_BYTES of differences, and the unpacked differences of THREADS tensors.
         """
@@ -90,8 +96,8 @@ class Fetch:
     def _ways(self, names: list[str], *, past_whole: bool) -> dict[str, Way]:
         """For each tensor the way with the fewest bytes, found by walking back from the wanted version.
 
-        Beyond a version that is stored whole, only what this machine holds can be cheaper. So the walk goes on only to
-        the newest version of which this machine holds anything, and only if `past_whole`.
+        Beyond a version that is stored whole, only tensors held by this machine can be cheaper. The walk therefore
+        continues only with `past_whole`, and only to the newest version of which this machine holds a tensor.
         """
         held = self.cache.newest_held(self.store.url, self.version) if self.cache and past_whole else None
         best: dict[str, Way] = {}
@@ -175,7 +181,7 @@ class Fetch:
         return PlacedManifest(entry.version, _manifest_key(entry.version), there)
 
     def _read(self, ways: Mapping[str, Way]) -> Pieces:
-        """All that the ways need from the store, verified."""
+        """The pieces of the ways, read from the store and verified."""
         wanted: dict[PlacedManifest, list[str]] = {}
         for name, way in ways.items():
             for place in (way.start, *way.differences):
@@ -195,7 +201,7 @@ class Fetch:
         }
 
     def _go(self, pieces: Pieces, named: tuple[str, Way]) -> tuple[str, TensorBlock]:
-        """The tensor at the end of its way; raises CorruptObject if it is not what the manifest says."""
+        """The tensor at the end of its way; raises CorruptObject if dtype, shape or digest contradict the manifest."""
         name, way = named
         entry = self.manifest.tensors[name]
         start = pieces[way.start.key, name] if isinstance(way.start, PlacedManifest) else way.start

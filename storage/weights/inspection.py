@@ -1,4 +1,4 @@
-"""Whether a published set of tensors is stored whole, for little reading: before work begins that depends on it."""
+"""Checks with few reads that a published set of tensors is stored whole, before work that depends on the set."""
 
 from storage.records import layout
 from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
@@ -11,7 +11,7 @@ VERIFIED_BYTES_MAX = 64 << 20
 
 
 def inspect_set(store: ObjectStore, prefix: str) -> None:
-    """Look at the set of tensors below `prefix`: its manifest, and the length of each object that it stores.
+    """Check the set of tensors below `prefix`: the manifest, and the length of each stored object.
 
     A set of at most VERIFIED_BYTES_MAX bytes is read and verified. Raises ObjectMissing if the manifest is missing, and
     CorruptObject, which names the object.
@@ -25,7 +25,7 @@ def inspect_set(store: ObjectStore, prefix: str) -> None:
 
 
 def _check_length(store: ObjectStore, stated: ObjectLayout) -> None:
-    """Read the last byte, and one more if there is one."""
+    """Read the last byte, and a further byte that must be missing."""
     try:
         end = store.get(stated.key, stated.num_bytes - 1, stated.num_bytes + 1)
     except ObjectMissing:

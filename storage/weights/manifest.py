@@ -1,4 +1,4 @@
-"""Manifests of published sets of tensors: their blocks, and the digests that tie them together.
+"""Manifests of published sets of tensors: blocks of bytes, entries, and digests from each tensor up to the manifest.
 
 Owns the records and their checks. Does not know how objects are laid out, read or written, nor what a version is.
 """
@@ -31,10 +31,12 @@ DIFFERENCE: Encoding = "diff-zstd"
 
 @dataclass(frozen=True, slots=True)
 class TensorBlock:
-    """A tensor as bytes: dtype as safetensors spells it, shape, and C-contiguous little-endian data.
+    """A tensor as bytes. Raises ValueError for an unknown dtype, and for a length that contradicts dtype and shape.
 
-    place: where the bytes lie in a file that does not change, if `data` is that file's memory. Raises ValueError if the
-    dtype is unknown or the data has not the length that dtype and shape give.
+    Attributes:
+        dtype: as safetensors spells it.
+        data: C-contiguous little-endian bytes.
+        place: position of the bytes in an unchanging file, if `data` is mapped from a file.
     """
 
     dtype: str
@@ -59,10 +61,13 @@ class TensorBlock:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorEntry:
-    """A tensor, and how to get it. `digest` is that of its bytes, however they are encoded.
+    """A tensor in a manifest, and how to get it.
 
-    `object` holds the encoded bytes; empty for "same". `version` is the weight version below whose prefix the object
-    lies, if that is not the manifest's own. A delta is stored as U8 [stored_bytes] with the digest `stored_digest`.
+    Attributes:
+        object: name of the object with the encoded bytes; empty for "same".
+        digest: digest of the tensor's own bytes, for every encoding.
+        version: weight version whose prefix holds the object; None: the manifest's own.
+        stored_bytes, stored_digest: length and digest of a delta, which is stored as U8 [stored_bytes].
     """
 
     __pydantic_config__ = STRICT
@@ -105,8 +110,8 @@ class TensorEntry:
 class ObjectEntry:
     """A safetensors object of `bytes` bytes.
 
-    `digest` is that of its header (with the length before it) followed by the digests of its tensors in the order of
-    their bytes. So checking every tensor and the header checks the object, without hashing a byte twice.
+    `digest` covers the header (with the length before it) and the digests of the tensors in the order of their bytes: a
+    checked header and checked tensors prove the object, without hashing a byte twice.
     """
 
     __pydantic_config__ = STRICT
@@ -121,9 +126,11 @@ class ObjectEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The description of a published set of tensors. `objects` is keyed by the object's name, which is its digest.
+    """The description of a published set of tensors.
 
-    `base` is the weight version to which encodings other than "full" refer.
+    Attributes:
+        objects: entries by the name of the object, equal to its digest.
+        base: weight version behind the encodings "same" and "diff-zstd"; None: every tensor is "full".
     """
 
     KIND: ClassVar[str] = "manifest"
@@ -144,7 +151,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """The digest of its body, which stands in its envelope: equal manifests, and no others, have equal ones."""
+        """The digest of the manifest's body, as in the envelope: equal for equal manifests, and only for them."""
         return digest_of(canonical.encode(self))
 
     @property

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 
 class MappedFile:
-    """A file's bytes as private memory, which all processes that map the file share until one of them writes to it.
+    """A file's bytes as private memory. Processes that map the file share the memory of every unwritten page.
 
-    `descriptor` is open as long as the object lives, so another process of this user can map the file, too, even if it
-    has no name any more.
+    `descriptor` is open as long as the object lives: further processes of this user can map the file, even without a
+    name.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -23,7 +23,7 @@ class MappedFile:
 
 @dataclass(frozen=True, slots=True)
 class FilePosition:
-    """Where a tensor's bytes begin in a file."""
+    """The file of a tensor's bytes, and the first byte."""
 
     file: MappedFile
     start: int

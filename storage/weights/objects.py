@@ -1,7 +1,7 @@
 """Safetensors objects in Gleaner's layout: encodes their headers, and reads many of them at once, verified.
 
 The header follows from the manifest alone, so a reader knows where every tensor lies before it reads a byte. Ranges are
-read in parallel, straight into their place, and hashed as they arrive. Does not know what tensors mean.
+read in parallel, straight into their place, and hashed as they arrive. Does not know the meaning of tensors.
 """
 
 import json
@@ -36,7 +36,7 @@ Described = Mapping[str, tuple[str, tuple[int, ...]]]  # name -> dtype and shape
 
 
 def in_file_order(described: Described) -> list[str]:
-    """Names in the order of their bytes: wide elements first, so that each tensor is aligned to its element size."""
+    """Names in the order of their bytes: wide elements first, for alignment of each tensor to its element size."""
     return sorted(described, key=lambda name: (-ITEM_BYTES[described[name][0]], name))
 
 
@@ -69,7 +69,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class ObjectLayout:
-    """Where everything in an object lies. `header` is the object's expected beginning."""
+    """The places of the tensors in an object; `header` is the object's expected beginning."""
 
     key: str
     header: bytes
@@ -84,7 +84,8 @@ class ObjectLayout:
 def layouts(manifest: Manifest, manifest_key: str, prefix: str, wanted: Iterable[str]) -> list[ObjectLayout]:
     """The objects below `prefix` that hold the tensors `wanted`.
 
-    Raises CorruptObject, which names the manifest, if an object in it cannot hold the tensors that it states.
+    Raises CorruptObject, which names the manifest, if header and tensors of an object contradict the stated digest or
+    length.
     """
     names = dict.fromkeys(manifest.tensors[name].object for name in wanted)
     held: dict[str, list[str]] = {name: [] for name in names}
@@ -116,9 +117,8 @@ def read_pieces(
 ) -> dict[tuple[str, str], TensorBlock]:
     """The named tensors of each object, by (object key, name), every byte verified.
 
-    Adjacent tensors of one encoding are one buffer, which their blocks share. `check` is called between ranges. Raises
-    what `check` raises, ObjectMissing, or CorruptObject, which names the object and the tensor; then no tensor is
-    returned.
+    The blocks of adjacent tensors with equal encoding share a buffer. `check` is called between ranges. Raises what
+    `check` raises, ObjectMissing, or CorruptObject, which names the object and the tensor.
     """
     runs = [run for layout, names in wanted for run in _runs(layout, names)]
     # The threads begin with different runs: a range is then hashed right after it was read, while it is in the cache.
@@ -134,8 +134,8 @@ def read_pieces(
 class ObjectStream:
     """Iterates over objects, each as its wanted tensors by name, every byte verified; reads ahead in threads.
 
-    What was read and not yet handed out takes at most `window_bytes`, or a single larger object. It raises what
-    `read_pieces` raises, at the object concerned, and then is over.
+    What was read and not yet handed out takes at most `window_bytes`, or a single larger object. The iteration raises
+    the errors of `read_pieces` at the object concerned, and ends.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ def _runs(layout: ObjectLayout, names: set[str]) -> Iterator["_Run"]:
 
 
 class _Run:
-    """Adjacent tensors of an object: the buffer that they are read into, and the hashing that follows the reading."""
+    """Adjacent tensors of an object: a buffer to read into, and the hashing behind the reading."""
 
     def __init__(self, layout: ObjectLayout, pieces: list[Piece]) -> None:
         self.layout = layout
@@ -216,7 +216,7 @@ class _Run:
         return TensorBlock(*piece.block, self._view(piece.start, piece.end))
 
     def read(self, store: ObjectStore, start: int) -> None:
-        """Fill one range, then hash all that is complete so far; one thread at a time hashes, in order."""
+        """Fill one range, then hash the complete ranges in order, in a single thread at a time."""
         end = min(start + RANGE_BYTES, self.end)
         # One byte more than expected, to notice an object that is too long.
         more = end == self.layout.num_bytes

@@ -10,7 +10,12 @@ from storage.stores.store import ObjectStore
 
 @dataclass(frozen=True, kw_only=True)
 class Versions:
-    """The versions below `weights/` or `checkpoints/`: `keys` by version; a `complete` version has its manifest."""
+    """The versions below `weights/` or `checkpoints/`.
+
+    Attributes:
+        keys: keys of each version.
+        complete: versions with a manifest.
+    """
 
     keys: dict[int, list[str]]
     complete: frozenset[int]

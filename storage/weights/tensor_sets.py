@@ -1,8 +1,9 @@
 """Sets of tensors in object storage: safetensors objects named by their content, and a manifest written last.
 
-A reader that finds a manifest finds everything it names. A writer killed before the manifest leaves objects that no one
-reads. Bytes are verified before they are handed out. This module knows dtypes by name only: the meaning of tensors, and
-tied tensors, are the caller's business. weight_versions knows how one version follows from another.
+A reader that finds a manifest finds every object in the manifest. A writer killed before the manifest leaves objects
+that no one reads. Bytes are verified before they are handed out. This module knows dtypes by name only: the meaning of
+tensors, and tied tensors, are the caller's business. storage/weights/versions.py knows how a version follows from an
+earlier version.
 """
 
 import json
@@ -49,9 +50,11 @@ _Content = tuple[str, tuple[int, ...], str]  # dtype, shape, digest
 
 @dataclass(frozen=True)
 class Draft:
-    """A tensor to be published: what it is, and the bytes to store for it, if any.
+    """A tensor to be published.
 
-    `reference` is the entry of a tensor that is already stored and only has to be named.
+    Attributes:
+        payload, payload_digest: bytes to store, if any, and their digest.
+        reference: entry of a tensor that is stored already and only has to be named.
     """
 
     block: TensorBlock
@@ -84,13 +87,13 @@ class Draft:
 
 @dataclass(frozen=True)
 class DraftedSet:
-    """A manifest and the objects to store before it: by name, the header and the blocks that follow it."""
+    """A manifest, and the objects to store before the manifest: header and blocks of each, by name."""
 
     manifest: Manifest
     objects: dict[str, tuple[bytes, list[TensorBlock]]]
 
     def write(self, store: ObjectStore, prefix: str, key: str) -> bool:
-        """Store the objects below `prefix`, then the manifest under `key`; False if another manifest is there.
+        """Store the objects below `prefix`, then the manifest under `key`; False if another manifest exists.
 
         This takes the memory of UPLOADS objects.
         """
@@ -118,8 +121,8 @@ def publish(
 ) -> Manifest:
     """Write `tensors` and then the manifest under `prefix`; returns the manifest that is stored.
 
-    An object holds at most `object_bytes_max` bytes of tensors, or a single larger tensor. Publishing the same tensors
-    again returns what was published first, with its metadata. Raises ConflictingRecord if other tensors are published
+    An object holds at most `object_bytes_max` bytes of tensors, or a single larger tensor. Publishing equal tensors
+    again returns the first manifest, with the first metadata. Raises ConflictingRecord if other tensors are published
     under `prefix`, ValueError if a name or the metadata cannot be stored.
     """
     digests = digest_all(tensors)
@@ -142,7 +145,7 @@ def write_object(
 ) -> Manifest:
     """Store one object below `prefix`; returns the part of a manifest that names it, for `write_manifest`.
 
-    With `upload` False it only describes the object. Raises CorruptObject if other bytes are stored under its name.
+    With `upload` False the object is only described. Raises CorruptObject if the stored object has other bytes.
     """
     digests = digest_all(tensors)
     full = {name: Draft.full(block, digests[name]) for name, block in tensors.items()}
@@ -155,7 +158,7 @@ def write_object(
 def write_manifest(store: ObjectStore, prefix: str, parts: Iterable[Manifest], metadata: Mapping[str, Any]) -> Manifest:
     """Publish objects that `write_object` stored, in the order of `parts`; returns the manifest that is stored.
 
-    It equals the manifest that `publish` writes for the same tensors in the same order. Raises what `publish` raises.
+    The manifest equals the manifest of `publish` for equal tensors in equal order. Raises the errors of `publish`.
     """
     tensors: dict[str, TensorEntry] = {}
     objects: dict[str, ObjectEntry] = {}
@@ -192,7 +195,7 @@ def pull(store: ObjectStore, prefix: str) -> tuple[Manifest, dict[str, TensorBlo
     """The manifest and its tensors, every byte verified.
 
     Raises ObjectMissing if nothing is published, CorruptObject, which names the object and tensor, and ValueError for
-    tensors that are not stored whole (weight_versions.pull_version reads those).
+    tensors that are not stored whole (storage.weights.versions.pull_version reads them).
     """
     manifest = read_manifest(store, prefix)
     return manifest, pull_some(store, prefix, manifest, list(manifest.tensors))
@@ -276,7 +279,7 @@ def same_tensors(
 ) -> Manifest:
     """The manifest that is stored below `prefix`, if it describes `tensors`, whose digests are `digests`.
 
-    Raises ObjectMissing if there is none, ConflictingRecord if it describes others.
+    Raises ObjectMissing without a manifest, ConflictingRecord for a manifest of different tensors.
     """
     stored = read_manifest(store, prefix)
     ours = {name: (block.dtype, block.shape, digests[name]) for name, block in tensors.items()}

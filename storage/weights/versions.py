@@ -1,7 +1,7 @@
-"""Weight versions: publishes one as differences to the version before it, and pulls one in the cheapest way.
+"""Weight versions: publishing as differences to the version before, and pulling in the cheapest way.
 
-Owns which versions are stored whole and which ones a reader may need; weight_fetch knows how to get there
-(docs/format.md section 7). A tensor is handed out only after its own digest was verified, whatever its way.
+Owns which versions are stored whole and which versions a reader may need; storage/weights/fetch.py finds the way to a
+version (docs/format.md section 7). Each tensor is handed out only after a check of its digest, whatever its way.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,12 +55,12 @@ def publish_version(
 ) -> Manifest:
     """Publish weight version `version` (1 or more); returns the manifest that is stored.
 
-    `base` should hold the tensors of version - 1. If a tensor differs from it, its digest shows that, and it costs
-    bytes, never correctness. Every `full_interval` versions, or when the differences since the last whole version
-    exceed CHAIN_SHARE_MAX, all tensors are stored whole; the differences are stored beside them for readers that hold
-    the version before. Publishing the same tensors again returns what was published first. `before_manifest` is called
-    when all but the manifest is stored, and returns more metadata, so that its caller can meanwhile write what must be
-    durable first. Raises ConflictingRecord if other tensors are published as this version, ObjectMissing if version - 1
+    `base` should hold the tensors of version - 1. The digests expose a tensor of another version, which costs bytes,
+    never correctness. Every `full_interval` versions, or when the differences since the last whole version exceed
+    CHAIN_SHARE_MAX, all tensors are stored whole; the differences are stored beside them for readers that hold the
+    version before. Publishing equal tensors again returns the first manifest. `before_manifest` is called when only the
+    manifest is missing, and returns more metadata; a caller can use it to write objects that must be durable ahead of
+    the manifest. Raises ConflictingRecord if other tensors are published as this version, ObjectMissing if version - 1
     is not published.
     """
     prefix = layout.weights(version)
@@ -150,7 +150,7 @@ def _differences(
     before: Manifest,
     base: Mapping[str, TensorBlock],
 ) -> dict[str, Draft]:
-    """Each tensor as its difference from `base`, if `base` is as published and that saves enough; else whole."""
+    """Each tensor as its difference from `base`, if `base` is as published and the saving is enough; else whole."""
 
     def draft(name: str) -> Draft:
         block, old, entry = tensors[name], base.get(name), before.tensors.get(name)
@@ -173,7 +173,7 @@ def _differences(
 
 @dataclass(frozen=True)
 class _Whole:
-    """The last version that is stored whole, and the bytes of all differences after it."""
+    """The last version that is stored whole, and the bytes of the differences since that version."""
 
     version: int
     manifest: Manifest
@@ -207,7 +207,7 @@ def _whole(last: _Whole, tensors: Mapping[str, TensorBlock], digests: Mapping[st
 def _held(
     cache: WeightCache | None, wanted: Mapping[str, TensorEntry], found: dict[str, TensorBlock], check: Check
 ) -> dict[str, TensorBlock]:
-    """`found`, and what more of `wanted` the cache holds."""
+    """`found`, and further tensors of `wanted` that the cache holds."""
     if cache is None:
         return found
     cache.refresh()

@@ -1,4 +1,4 @@
 """Admitting runs to a fleet, by reports or by a forecast, and the commands `gleaner fleet`.
 
-It stands above `sharing`, which knows no forecast, and `forecasting`, which simulates a run beside those of a fleet.
+The package stands above `sharing`, which knows no forecast, and `forecasting`, which simulates a run in a fleet.
 """

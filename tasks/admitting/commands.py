@@ -1,4 +1,4 @@
-"""The commands `gleaner fleet ...`: make a fleet, admit runs to it, look at it, and serve it."""
+"""The commands `gleaner fleet ...`: make a fleet, admit and remove runs, show a fleet, and serve a fleet."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,9 +80,9 @@ def admit(
 ) -> None:
     """Admit the run of a configuration file to the fleet that it names (trainer.fleet).
 
-    A simulation of each living host predicts how much longer the cycles of its runs would take. If some run would
-    exceed the fleet's --slowdown-max wherever the new one trains, it is refused. Telling a host that has died from one
-    that lives takes up to the fleet's --host-ttl-s.
+    A simulation of each living host predicts how much longer the cycles of its runs would take. The run is refused if,
+    on every host, some run would exceed the fleet's --slowdown-max. Telling dead hosts from living hosts takes up to
+    the fleet's --host-ttl-s.
     """
     settings = load(config)
     profile = Profile(share=share, phase_s=phase_s, cycle_s=cycle_s, switch_s=switch_s)
@@ -111,7 +111,7 @@ def admit(
 @click.argument("run_url")
 @click.option("--reason", default="it was told to leave", show_default=True, help="For those who look at the fleet.")
 def leave(fleet_url: str, run_url: str, reason: str) -> None:
-    """Take a run out of a fleet for good: no host trains it any more."""
+    """Take a run out of a fleet for good: no host trains the run any more."""
     leave_fleet(fleet_url, run_url, reason, SystemClock())
     click.echo(f"{run_url} has left {fleet_url}")
 
@@ -119,7 +119,7 @@ def leave(fleet_url: str, run_url: str, reason: str) -> None:
 @fleet.command(short_help="Show a fleet's runs and hosts.")
 @click.argument("fleet_url")
 def status(fleet_url: str) -> None:
-    """Show the runs of a fleet with their hosts, and what each host has spent its time on."""
+    """Show the runs of a fleet with their hosts, and the time of each host by kind."""
     with progress() as shown:
         shown.tell("looking at the fleet")
         view = look_at_fleet(fleet_url)
@@ -136,7 +136,7 @@ def status(fleet_url: str) -> None:
 def report(fleet_url: str, reader_url: str | None, *, as_json: bool) -> None:
     """Show the most that sharing can save, each run's part of the hosts' hours and dollars, and each host's bill.
 
-    "alone" is what the run would have used with a trainer of its own, which it holds for all its cycles.
+    "alone" is the use with a trainer of the run's own, held for all cycles of the run.
     """
     with progress(is_wanted=not as_json) as shown:
         shown.tell("reading the fleet, and the reports of its runs")
@@ -196,7 +196,7 @@ def host(
 
 
 def _tell_damaged(lines: Sequence[str]) -> None:
-    """Say what is missing in what was shown."""
+    """Print the first unreadable records, which the tables leave out."""
     for line in lines[:DAMAGED_SHOWN]:
         click.echo(f"left out: {visible_line(line)}")
     if len(lines) > DAMAGED_SHOWN:

@@ -1,4 +1,4 @@
-"""Admits runs to a fleet, where no run would become too slow."""
+"""Admits runs to a fleet if no run would become too slow."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -32,11 +32,13 @@ from tasks.sharing.seat_placement import HostRoom
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What a run's operator says of it.
+    """A run as described by its operator.
 
-    share: the weight of its waiting. phase_s, cycle_s: as in AdmittedRun; None: the median of the run's reports, before
-    there are any, as a forecast expects.
-    switch_s: seconds of a switch; None: as the fleet's hosts measured, or as the size of states suggests.
+    Attributes:
+        share: The weight of the run's waiting.
+        phase_s: As in AdmittedRun. None: the median of the run's reports, or without reports the forecast.
+        cycle_s: As in AdmittedRun. None: the median of the run's reports, or without reports the forecast.
+        switch_s: Seconds of a switch. None: as measured by the fleet's hosts, or by the size of states.
     """
 
     share: float = 1.0
@@ -47,10 +49,13 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """A run that its fleet admits, and the choices for it, the one with the least worst slowdown first.
+    """A run that a fleet admits.
 
-    The choices are empty only for a run that was admitted before. names: of runs, by id. machines: names of hosts, by
-    incarnation.
+    Attributes:
+        run: The run's record.
+        choices: The possible hosts, the least worst slowdown first; empty only for a run admitted earlier.
+        names: The names of runs, by id.
+        machines: The names of hosts, by incarnation.
     """
 
     run: AdmittedRun
@@ -60,7 +65,7 @@ class Admission:
 
 
 class MustWaitError(GleanerError, ValueError):
-    """The fleet does not admit the run now, but may when others leave or another host comes."""
+    """The fleet does not admit the run now, but may after a run leaves or a host comes."""
 
 
 def admit(
@@ -73,12 +78,15 @@ def admit(
 ) -> Admission:
     """Admit a run to the fleet that its configuration names, unless some run would become too slow on every host.
 
-    A run that is admitted already keeps its record, and only the prediction is made again. With `dry_run` nothing is
-    written. Two runs that are admitted at the same moment are not seen by each other.
-    Raises ValueError for a run that the fleet does not allow, that another fleet has, of which nothing is known, or
-    whose ranks or state no host can train; MustWaitError if some run would exceed the fleet's `slowdown_max`, no host
-    has memory left, or a run that it may not pass waits; LookupError if there is no fleet, and ConflictingRecord if the
-    run has left.
+    An admitted run keeps its record; only the prediction is made again. With `dry_run` nothing is written.
+    Two simultaneous admissions do not see each other.
+
+    Raises:
+        ValueError: The fleet does not allow the run, a second fleet has the run, no expected times are known, or no
+            host can train the ranks or the state of the run.
+        MustWaitError: A run would exceed the fleet's `slowdown_max`, no host has memory left, or a run in front waits.
+        LookupError: There is no fleet.
+        ConflictingRecord: The run has left the fleet.
     """
     newcomer = partial(_new_run, config, model, profile, clock)
     return _admit(config, newcomer, profile.switch_s, clock, dry_run=dry_run)
@@ -93,7 +101,7 @@ def _admit(
     dry_run: bool = False,
     waiting: Waiting | None = None,
 ) -> Admission:
-    """`admit`; newcomer: makes the run's record, if there is none. waiting: of the run, if it waits."""
+    """See `admit`. newcomer: makes the record of a new run. waiting: the wait of the run; None without a wait."""
     store, fleet = _fleet_of(config)
     run_id = fleet_layout.run_id(config.run.url)
     if has_left(store, run_id):
@@ -121,13 +129,13 @@ def _admit(
 def admit_at_last(
     config: RunConfig, model: Path, profile: Profile, clock: Clock, say: Callable[[str], None]
 ) -> Admission:
-    """Admit a run as `admit` does; where that raises MustWaitError, try again until it does not.
+    """Admit a run as `admit` does; after a MustWaitError, wait and try again.
 
-    say: is called with the reason whenever that changes. Others see that the run waits, and pass it for at most the
-    fleet's `patience_s`.
+    say: called with the reason of the wait whenever the reason changes. The run is visible in the fleet's queue, and is
+    passed by newcomers for at most the fleet's `patience_s`.
     """
     waiting = Waiting(*_fleet_of(config), config.run.url, clock)
-    # A forecast takes long, and meanwhile nobody would see that the run waits: it is made once.
+    # A forecast takes long, and writes no heartbeat of the waiting run meanwhile: the forecast is made once.
     newcomer = cache(partial(_new_run, config, model, profile, clock))
     told = ""
     try:
@@ -144,7 +152,7 @@ def admit_at_last(
 
 
 def _fleet_of(config: RunConfig) -> tuple[ObjectStore, FleetRecord]:
-    """The fleet that a configuration names, if it allows the run, and no other fleet has it."""
+    """The fleet of a configuration; raises ValueError unless the fleet allows the run, and no second fleet has it."""
     if config.trainer.fleet is None:
         placement = config.trainer.placement
         raise ValueError(f"trainer.placement: value {placement!r}; allowed in a fleet: 'shared', with trainer.fleet")
@@ -158,7 +166,7 @@ def _fleet_of(config: RunConfig) -> tuple[ObjectStore, FleetRecord]:
 def _check_queue(
     store: ObjectStore, fleet: FleetRecord, run: AdmittedRun, waiting: Waiting | None, clock: Clock
 ) -> None:
-    """Raise MustWaitError if a run that this one may not pass waits."""
+    """Raise MustWaitError if a waiting run must be admitted first."""
     if waiting is None:
         waited_s, found = 0.0, waiting_runs(store, fleet, clock)
     else:
@@ -174,7 +182,7 @@ def _check_queue(
 
 
 def _check_devices(run: AdmittedRun, rooms: Sequence[HostRoom]) -> None:
-    """Raise ValueError if there are hosts, and none of them has a device for each rank of the run, and no other."""
+    """Raise ValueError if the fleet has hosts, but no host with exactly as many devices as the run has ranks."""
     found = sorted({room.devices for room in rooms})
     if found and run.ranks not in found:
         raise ValueError(
@@ -184,7 +192,7 @@ def _check_devices(run: AdmittedRun, rooms: Sequence[HostRoom]) -> None:
 
 
 def _check_memory(run: AdmittedRun, rooms: Sequence[HostRoom]) -> None:
-    """Raise ValueError if there are hosts for the run's ranks, and none of them could hold its state alone."""
+    """Raise ValueError if the fleet has hosts for the run's ranks, but no host with memory for the run's state."""
     largest = max((room.memory_bytes for room in rooms if room.devices == run.ranks), default=run.state_bytes)
     if largest < run.state_bytes:
         raise ValueError(
@@ -194,7 +202,7 @@ def _check_memory(run: AdmittedRun, rooms: Sequence[HostRoom]) -> None:
 
 
 def _check_choices(fleet: FleetRecord, admission: Admission) -> None:
-    """Raise MustWaitError unless some choice slows no run down by more than the fleet allows."""
+    """Raise MustWaitError unless a choice keeps every run within the fleet's `slowdown_max`."""
     run = admission.run
     if not admission.choices:
         raise MustWaitError(
@@ -240,8 +248,8 @@ def _new_run(config: RunConfig, model: Path, profile: Profile, clock: Clock) -> 
 def expected_state_bytes(config: RunConfig, model: Path) -> int:
     """The bytes of a run's resident state: float32 parameters and moments, the reference, and the critic.
 
-    The parameters are counted in the headers of the files of `model`; of an id on the hub no weights are downloaded.
-    Raises ModelError if they cannot be read, and HubError.
+    Parameters are counted in the headers of the files of `model`; for an id on the hub no weights are downloaded.
+    Raises ModelError for unreadable files, and HubError.
     """
     on_hub = names_repository(config.policy.path)
     parameters = policy_parameters(config) if on_hub else count_parameters(model)
@@ -259,7 +267,7 @@ class _Expected:
 
 
 def _expected(config: RunConfig, profile: Profile) -> _Expected:
-    """What the operator says, else the medians of the run's reports; before there are any, a forecast."""
+    """The operator's times, else the medians of the run's reports, else (without reports) a forecast."""
     store = connect(config.run.url)
     found = reports(store) if holds_run(store) else []
     phase_s, cycle_s = profile.phase_s, profile.cycle_s
@@ -286,7 +294,7 @@ def _expected(config: RunConfig, profile: Profile) -> _Expected:
 
 
 def _state_bytes(config: RunConfig, model: Path) -> int:
-    """By the model's files; if they are not here, by the size that a forecast of the configuration has."""
+    """The bytes by the model's files; without local files, by `forecast.parameters_billions` if configured."""
     billions = config.forecast.parameters_billions
     if billions is not None and not model.is_dir():
         return int(resident_state_bytes(config, billions * 1e9))

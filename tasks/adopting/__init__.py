@@ -1,4 +1,4 @@
-"""Configurations of other libraries, written as ours: what is read from them, what it means here, what is left out.
+"""Conversion of TRL's and verl's configurations: reading settings, translating settings, and listing omissions.
 
-Scripts are parsed and never executed. The names are in `tasks.configuration.other_names`, the meanings here.
+Scripts are parsed and never executed. `tasks.configuration.other_names` holds the names, this package the meanings.
 """

@@ -1,7 +1,7 @@
-"""What becomes of another library's settings: fields of ours, what is left out and why, and what is to fill in.
+"""The conversion of a library's settings: fields of Gleaner, omissions with reasons, and fields for the user to fill.
 
-It knows no library. What is given and cannot be carried over leaves a field open, and `gleaner check` refuses the file
-until the field is filled in: no default of ours stands for a setting that is not known.
+This module knows no library. A given setting without a counterpart leaves a field open, and `gleaner check` refuses the
+file until the user fills in the field: a default of Gleaner never replaces an unknown setting.
 """
 
 import math
@@ -36,12 +36,12 @@ _NO_EFFECT = "because nothing reads it"
 
 
 class NotAdopted(WrongInputError):  # noqa: N818 - reads as what was found
-    """The file holds nothing that can be taken over: one line, with the file."""
+    """The file has no settings to convert; the message is one line, with the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A setting where it stands; no line: on the command line. `unknown` says why it has no value, if it has none."""
+    """A setting of the file or of the command line (line None). `unknown`: the reason for a missing value."""
 
     line: int | None
     name: str
@@ -55,7 +55,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Carried:
-    """A value of ours and the names of the settings that it came from; no names: the library's default."""
+    """A field's value and the names of the settings behind the value; no names: the library's default."""
 
     value: Any
     names: tuple[str, ...]
@@ -65,10 +65,10 @@ Kind = Literal["not carried over", "converted", "not sure"]
 
 
 @dataclass(frozen=True)
-class Told:
-    """What the user is told of a setting; no line: the library's default, or what no file says.
+class Message:
+    """A message to the user about a setting; line None: about a default of the library, or a missing setting.
 
-    kind: it was not carried over; it was, with another value than it has there; or the file may mean something else.
+    kind: the setting was not carried over, was carried over with a new value, or may mean something else.
     """
 
     kind: Kind
@@ -81,10 +81,10 @@ class Told:
 
 
 class Adoption:
-    """The settings of one file on their way: `value` reads, `carry`, `leave` and `refuse` decide, `settle` ends it.
+    """The conversion of a file: `value` reads a setting, `carry`, `leave` and `refuse` decide, `settle` ends.
 
-    fields: what is carried over. open: the fields that are to fill in, each with what is known of it.
-    defaults: the library's. Of a setting that is not carried over and has its default, nothing is said.
+    fields: values by field. open: fields for the user to fill in, with the known facts. messages: to the user.
+    defaults: the library's defaults; a setting with its default that is not carried over gets no message.
     """
 
     def __init__(self, settings: Iterable[Setting], library: str, defaults: Mapping[str, Any]) -> None:
@@ -92,7 +92,7 @@ class Adoption:
         self._defaults = defaults
         self.fields: dict[str, Carried] = {}
         self.open: dict[str, str] = {}
-        self.told: list[Told] = []
+        self.messages: list[Message] = []
         self._given: dict[str, Setting] = {}
         self._unknown: dict[str, Setting] = {}
         self._done: set[str] = set()
@@ -114,19 +114,19 @@ class Adoption:
 
     @property
     def given(self) -> list[str]:
-        """The names of the settings that have a value."""
+        """The names of the settings with a value."""
         return [*self._given]
 
     def hide(self, names: Collection[str]) -> None:
-        """Say which settings a mapping of unknown content can hold; all, unless this is said."""
+        """Limit the settings that a mapping of unknown content can hold to `names`; without a call: all settings."""
         self._hidden = names
 
     def has(self, name: str) -> bool:
-        """Whether the file gives a value."""
+        """True if the file gives a value."""
         return name in self._given
 
     def is_known(self, *names: str) -> bool:
-        """Whether each of these is given a value, or is not given by its name."""
+        """True if no setting in `names` is given without a readable value."""
         return self._unknown.keys().isdisjoint(names)
 
     def line(self, name: str) -> int | None:
@@ -135,11 +135,11 @@ class Adoption:
         return None if setting is None else setting.line
 
     def value(self, name: str, default: Any = None) -> Any:
-        """What the file gives, or the library's default."""
+        """The value in the file, or the library's default."""
         return self._given[name].value if name in self._given else default
 
     def number(self, name: str, default: float) -> float:
-        """As `value`, for a number; what is none counts as not known."""
+        """As `value`, for a number; a different type counts as unknown."""
         found = self.value(name, default)
         if isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found):
             return found
@@ -147,7 +147,7 @@ class Adoption:
         return default
 
     def count(self, name: str, default: int) -> int:
-        """As `value`, for an integer; what is none counts as not known."""
+        """As `value`, for an integer; a different type counts as unknown."""
         found = self.number(name, default)
         if isinstance(found, int):
             return found
@@ -155,7 +155,7 @@ class Adoption:
         return default
 
     def word(self, name: str, default: str) -> str:
-        """As `value`, for a text; what is none counts as not known."""
+        """As `value`, for a text; a different type counts as unknown."""
         found = self.value(name, default)
         if isinstance(found, str):
             return found
@@ -163,7 +163,7 @@ class Adoption:
         return default
 
     def flag(self, name: str, default: bool) -> bool:
-        """As `value`, for true or false; what is neither counts as not known."""
+        """As `value`, for true or false; a different type counts as unknown."""
         found = self.value(name, default)
         if isinstance(found, bool):
             return found
@@ -171,15 +171,15 @@ class Adoption:
         return default
 
     def _forget(self, name: str, allowed: str) -> None:
-        """Count what is given as not known; null is the libraries' way to say: not set."""
+        """Count a given setting as unknown, except null: in the libraries null means not set."""
         setting = self._given.pop(name)
         if setting.value is not None:
-            reason = f"{shown(repr(setting.value))} given; allowed: {allowed}"
+            reason = f"{one_line(repr(setting.value))} given; allowed: {allowed}"
             self._unknown[name] = Setting(line=setting.line, name=name, unknown=reason)
             self._tell(setting.line, name, reason)
 
     def carry(self, field: str, value: Any, *names: str) -> None:
-        """Write a field of ours that these settings decide, given or not; left open if one of them is not known."""
+        """Set a field decided by the settings in `names`; the field is left open if a value is unknown."""
         self._done.update(names)
         doubt = self._doubt(names)
         if doubt is not None:
@@ -188,49 +188,49 @@ class Adoption:
             self.fields[field] = Carried(value, tuple(name for name in names if name in self._given))
 
     def leave_open(self, field: str, known: str) -> None:
-        """Leave a field to the user, with what is known of it: nothing in its place parses."""
+        """Leave a field to the user, with the known facts: without a value the file does not parse."""
         self.fields.pop(field, None)
-        self.open.setdefault(field, shown(known, None))
+        self.open.setdefault(field, one_line(known, None))
 
     def refuse(self, name: str, reason: str, *fields: str) -> None:
-        """Leave a setting out, if it is given, and the fields that it decides open."""
+        """Omit a given setting, and leave the fields decided by the setting open."""
         if name in self._given and name not in self._done:
             for field in fields:
                 self.leave_open(field, f"{self._given[name].place}: {reason}")
         self.leave(name, reason)
 
     def leave(self, name: str, reason: str) -> None:
-        """Leave a setting out, if it is given."""
+        """Omit a given setting, with a message."""
         if name in self._given and name not in self._done and not self._is_default(name):
             self._tell(self._given[name].line, name, reason)
         self._done.add(name)
 
     def leave_section(self, section: str, names: Iterable[str], reason: str) -> None:
-        """Leave out settings of one section, in one line."""
+        """Omit the settings of a section, with a single message."""
         kept = [name for name in names if name not in self._done]
         self._done.update(kept)
         if kept:
             self._tell(self._given[kept[0]].line, section, reason)
 
     def ignore(self, *names: str) -> None:
-        """Say nothing about settings: their values, if they are known, mean what Gleaner does anyway."""
+        """Give no message about settings whose known values describe Gleaner's own behaviour."""
         self._done.update(name for name in names if name not in self._unknown)
 
     def note(self, name: str, reason: str) -> None:
-        """Name something that the file does not give, is not carried over, and changes what is learned."""
+        """Add a message about a setting that is missing in the file, is not carried over, and changes learning."""
         self._tell(None, name, reason)
 
     def doubt(self, name: str, reason: str, line: int | None = None) -> None:
-        """Name something that is taken to be so, and may not be."""
+        """Add a message about an assumption that may be wrong."""
         self._tell(line, name, reason, "not sure")
 
     def convert(self, name: str, reason: str) -> None:
-        """Say that a setting is carried over with another value than it has there."""
+        """Add a message about a setting that is carried over with a new value."""
         self._done.add(name)
         self._tell(self.line(name), name, reason, "converted")
 
     def settle(self, same: Mapping[str, str]) -> None:
-        """Carry over what is left as it is, by the table of names, and leave out what a configuration cannot hold."""
+        """Carry over the remaining settings by the table of names, and leave fields with refused values open."""
         for name, setting in self._unknown.items():
             if name in same and name not in self._done:
                 self.leave_open(same[name], f"{setting.place}: {setting.unknown}")
@@ -245,17 +245,17 @@ class Adoption:
             self._leave_hidden_open(same, self._hiding)
         while (problem := self._problem()) is not None:
             self._drop(problem)
-        self.told.sort(key=lambda each: each.line or 0)
+        self.messages.sort(key=lambda each: each.line or 0)
 
     @property
     def missing(self) -> dict[str, str]:
-        """The fields that the user must fill in, in the order of a configuration, each with what is known of it."""
+        """The fields that the user must fill in, in the order of a configuration, with the known facts of each."""
         found = {field: what for field, (what, _) in FILL_IN.items() if field not in self.fields} | self.open
         # An item of a list that is missing is missing with it.
         return {field: found[field] for field in sorted(found, key=_place) if not _lies_in(field, found)}
 
     def _is_default(self, name: str) -> bool:
-        """Whether a setting is given its default; true is not 1 here, and an empty collection is none."""
+        """True if a setting has its default value; true differs from 1, and an empty collection equals none."""
         if name not in self._defaults:
             return False
         given, default = self._given[name].value, self._defaults[name]
@@ -264,10 +264,10 @@ class Adoption:
         return bool(given == default) or (given in ([], {}, "") and default in (None, [], {}, ""))
 
     def _tell(self, line: int | None, name: str, reason: str, kind: Kind = "not carried over") -> None:
-        self.told.append(Told(kind, line, name, shown(reason, None)))
+        self.messages.append(Message(kind, line, name, one_line(reason, None)))
 
     def _doubt(self, names: Iterable[str]) -> str | None:
-        """Why what these settings say is not known; None if it is."""
+        """The reason for which a value of the settings is unknown; None: every value is known."""
         named = list(names)
         for setting in (self._unknown[name] for name in named if name in self._unknown):
             return f"{setting.place}: {setting.unknown}"
@@ -286,7 +286,7 @@ class Adoption:
                 self.leave_open(field, f"{hiding.place}: {hiding.unknown}, and may hold {name}")
 
     def _problem(self) -> str | None:
-        """What no configuration can hold, apart from what is open."""
+        """The first problem of the configuration that is not about an open field; None without one."""
         values = {field: carried.value for field, carried in self.fields.items()}
         values |= {field: value for field, value in _STAND_INS.items() if field in self.open}
         try:
@@ -301,7 +301,7 @@ class Adoption:
         return any(field in named or field.startswith(f"{path}.") for field in self.open)
 
     def _drop(self, problem: str) -> None:
-        """Leave the field open that a problem is about, or one that it clashes with: a default may be what it names."""
+        """Leave the field of a problem open, or else a field in a clash with it: the problem may name a default."""
         path = problem.partition(":")[0]
         section = path.rpartition(".")[0]
         ways = (
@@ -329,15 +329,18 @@ def text_of(adoption: Adoption, source: str) -> str:
     leaves: dict[str, Carried | str] = dict(adoption.fields)
     # An item of a list stands in the list.
     leaves |= {field: what for field, what in adoption.missing.items() if not _has_index(field)}
-    lines = [f"# From {shown(source)}, a configuration of {adoption.library}.", *_lines(_nested(leaves), (), adoption)]
+    lines = [
+        f"# From {one_line(source)}, a configuration of {adoption.library}.",
+        *_lines(_nested(leaves), (), adoption),
+    ]
     for kind in get_args(Kind):
-        if told := [each for each in adoption.told if each.kind == kind]:
-            lines += ["", f"# {kind.capitalize()}:", *(f"# - {each}" for each in told)]
+        if messages := [each for each in adoption.messages if each.kind == kind]:
+            lines += ["", f"# {kind.capitalize()}:", *(f"# - {each}" for each in messages)]
     return "\n".join(lines) + "\n"
 
 
-def shown(text: str, characters_max: int | None = _SHOWN_CHARACTERS_MAX) -> str:
-    """A text of a file in one line that a terminal shows as it is."""
+def one_line(text: str, characters_max: int | None = _SHOWN_CHARACTERS_MAX) -> str:
+    """A text of a file as one line of printable characters, cut at characters_max."""
     line = "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in re.sub(r"\s+", " ", text))
     return line if characters_max is None or len(line) <= characters_max else f"{line[:characters_max]}..."
 
@@ -347,7 +350,7 @@ def _lies_in(field: str, others: Iterable[str]) -> bool:
 
 
 def _place(field: str) -> tuple[int, ...]:
-    """Where a field stands in a configuration, for sorting."""
+    """The position of a field in a configuration, for sorting."""
     parts = tuple(field.split("."))
     return tuple(
         int(part) if part.isdigit() else names_at(RunConfig, parts[:depth]).index(part)

@@ -1,4 +1,4 @@
-"""The command `gleaner init`: writes a configuration from the one of another library."""
+"""The command `gleaner init`: converts a configuration of TRL or verl."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,14 @@ from tasks.adopting.adoption import Adoption, NotAdopted, Setting, text_of
 
 
 class Library(NamedTuple):
-    """How a library calls itself, what reads a file of it and the words behind, what decides, and its defaults."""
+    """A library whose configurations can be converted.
+
+    Attributes:
+        name: the library's name.
+        read: function from a file's text, its path and the words behind the file to settings.
+        carry_over: function that decides about the settings.
+        defaults: the library's defaults by setting.
+    """
 
     name: str
     read: Callable[[str, Path, Sequence[str]], list[Setting]]
@@ -51,7 +58,7 @@ def init(library: str, file: Path, words: tuple[str, ...], target: Path) -> None
         raise ValueError(f"--to: {target} exists; allowed: a file that does not exist") from None
     except OSError as error:
         raise ValueError(f"--to: {target} cannot be written: {error.strerror}") from None
-    for each in adoption.told:
+    for each in adoption.messages:
         click.echo(f"{each.kind}: {each}")
     for field, what in adoption.missing.items():
         click.echo(f"fill in: {field}: {what}")
@@ -59,7 +66,7 @@ def init(library: str, file: Path, words: tuple[str, ...], target: Path) -> None
 
 
 def adopt(library: str, file: Path, words: Sequence[str] = ()) -> Adoption:
-    """What becomes of the settings in a file; raises ValueError, in one line, if there are none."""
+    """The conversion of the settings in a file; raises ValueError, in one line, for a file without settings."""
     known = LIBRARIES[library]
     try:
         adoption = Adoption(known.read(_text(file), file, words), known.name, known.defaults)

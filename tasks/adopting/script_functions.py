@@ -1,6 +1,6 @@
-"""How a script's functions and classes are named for other programs: "package.module:function".
+"""The names of a script's functions and classes for use by a run: "package.module:function".
 
-It reads imports and definitions, and never imports anything.
+Names are read from imports and definitions; no module is imported.
 """
 
 import ast
@@ -14,7 +14,7 @@ _HARMLESS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, 
 
 
 class ScriptFunctions:
-    """Names of the functions that a script uses. path: the script's, from which its module's name follows."""
+    """Names of the functions that a script uses. path: path of the script, which gives the name of its module."""
 
     def __init__(self, values: ScriptValues, path: Path) -> None:
         self._values = values
@@ -22,7 +22,7 @@ class ScriptFunctions:
         self.uses_script = False
 
     def spec(self, node: ast.expr) -> str:
-        """The name of the function that an expression stands for; raises NoLiteral."""
+        """The name of an expression's function; raises NoLiteral."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.insert(0, node.attr)
@@ -58,7 +58,7 @@ class ScriptFunctions:
         return {"function": spec, "arguments": arguments}
 
     def _by_position(self, call: ast.Call) -> dict[str, Any]:
-        """Arguments by position, under the names that the script's own function gives them."""
+        """Arguments by position, under the parameter names of the script's own function."""
         if not call.args:
             return {}
         defined = self._values.resolved(call.func)
@@ -74,12 +74,12 @@ class ScriptFunctions:
         return {name: self._values.value(each) for name, each in zip(names, call.args, strict=False)}
 
     def _unnamed(self, node: ast.expr) -> ast.expr:
-        """What a name is given, if that is an expression."""
+        """The expression bound to a name; a node without such an expression stays."""
         found = self._values.resolved(node)
         return found if isinstance(found, ast.expr) else node
 
     def _followed(self, name: ast.Name) -> tuple[str, Binding]:
-        """The name at the end of a chain `a = b`, and what binds it."""
+        """(the name at the end of a chain `a = b`, its binding)."""
         for _ in range(10):
             bound = self._values.once(name)
             if not isinstance(bound.value, ast.Name):
@@ -107,7 +107,7 @@ class ScriptFunctions:
 
     @property
     def runs_when_imported(self) -> int | None:
-        """The line of the first statement at the script's top that an import would run; None if there is none."""
+        """The line of the first statement at the script's top that an import would run; None without one."""
         for statement in self._values.names.module.node.body:  # type: ignore[attr-defined]
             is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
             is_main = isinstance(statement, ast.If) and _is_main(statement)

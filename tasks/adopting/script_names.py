@@ -1,6 +1,6 @@
-"""The names of a Python script: what each is bound to, how often, and whether always. The script is parsed, never run.
+"""The names of a Python script with the bindings of each name. The script is parsed, never run.
 
-It knows no library. A binding is certain if no branch, loop or handler stands around it.
+This module knows no library. A binding outside of branches, loops and handlers is certain.
 """
 
 import ast
@@ -16,7 +16,13 @@ _CHANGES = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Binding:
-    """One place that gives a name a value. value: its expression or statement; None if it is not that of the name."""
+    """A place that binds a name.
+
+    Attributes:
+        line: line of the binding.
+        value: expression or statement of the value; None if the name gets a part of the value, or an unknown value.
+        is_certain: True if every run of the script makes the binding.
+    """
 
     line: int
     value: ast.AST | None
@@ -25,7 +31,15 @@ class Binding:
 
 @dataclass(eq=False)
 class Scope:
-    """A module, function, class or comprehension with the names that it binds. changed: values changed in place."""
+    """A module, function, class or comprehension.
+
+    Attributes:
+        node: node of the scope.
+        parent: the scope around; None for the module.
+        bindings: bindings by name, in order.
+        changed: names of values that the scope changes in place.
+        elsewhere: scopes of names declared global or nonlocal.
+    """
 
     node: ast.AST
     parent: "Scope | None" = None
@@ -40,7 +54,15 @@ class Scope:
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """`base.name = value`, or the same by setattr; value is None if it is not known."""
+    """An assignment `base.name = value`, or setattr(base, name, value).
+
+    Attributes:
+        base: expression of the changed object.
+        name: name of the attribute.
+        value: expression of the value; None: unknown.
+        line: line of the assignment.
+        is_certain: True if every run of the script makes the assignment.
+    """
 
     base: ast.expr
     name: str
@@ -67,7 +89,7 @@ class ScriptNames:
         return self._scopes[id(node)]
 
     def found(self, name: ast.Name) -> tuple[Scope, list[Binding]] | None:
-        """The scope that binds a name where it is used, and its bindings in order; None for an unknown one."""
+        """(the scope that binds a used name, the bindings in order); None for an unknown name."""
         scope: Scope | None = self.scope_of(name)
         is_first = True
         while scope is not None:
@@ -78,7 +100,7 @@ class ScriptNames:
         return None
 
     def _enter(self, node: ast.AST, scope: Scope, is_certain: bool) -> Iterator[tuple[ast.AST, Scope, bool]]:
-        """Record what a node binds; its children with their scopes."""
+        """Record the bindings of a node; yields the node's children, each with scope and certainty."""
         self._record(node, scope, is_certain)
         inner: Iterable[ast.AST] = ()
         here = scope
@@ -145,7 +167,7 @@ class ScriptNames:
 
 
 def _bind_passing(scope: Scope, node: ast.AST) -> None:
-    """Bind the names of loops, `with`, `:=`, `except` and `match`, whose values are never those of an expression."""
+    """Bind the names of loops, `with`, `:=`, `except` and `match`, without a value."""
     if isinstance(node, ast.NamedExpr | ast.For | ast.AsyncFor):
         _bind_target(scope, node.target, None, is_certain=False)
     elif isinstance(node, ast.withitem) and node.optional_vars is not None:
@@ -162,7 +184,7 @@ def _bind(scope: Scope, name: str, binding: Binding) -> None:
 
 
 def _bind_target(scope: Scope, target: ast.expr, value: ast.expr | None, is_certain: bool) -> None:
-    """Bind the names of a target; `a, b = 1, 2` in pairs, else the parts of a tuple have no value of their own."""
+    """Bind the names of a target; `a, b = 1, 2` in pairs, and the parts of any different tuple without a value."""
     if isinstance(target, ast.Name):
         _bind(scope, target.id, Binding(target.lineno, value, is_certain))
     elif isinstance(target, ast.Starred):

@@ -1,6 +1,7 @@
-"""Where a script's data set comes from: `load_dataset`, `load_from_disk` and the methods behind them.
+"""The source of a script's data set: `load_dataset`, `load_from_disk` and calls of the data set's methods.
 
-What only chooses or orders rows is followed; what makes other rows of them is no source that a run can read.
+Methods that choose or order rows are followed. Methods that change rows raise NoLiteral, because a run cannot read the
+result.
 """
 
 import ast
@@ -21,7 +22,18 @@ _DEPTH_MAX = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The rows of a data set, in the words of the section `data`."""
+    """The rows of a data set, in the words of the section `data`.
+
+    Attributes:
+        source: file, folder or id of the data set.
+        subset: configuration of the data set.
+        split: split of the data set.
+        revision: revision on the hub.
+        limit: number of rows from the start; None: all.
+        prompt_column: column of the prompts; None: the default.
+        is_file: True for a single file, which has no splits.
+        is_shuffled: True after a shuffle.
+    """
 
     source: str
     subset: str | None = None
@@ -34,13 +46,13 @@ class Rows:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What is to be written, without what is not set."""
+        """The fields of the section `data` that are not None."""
         names = ("source", "subset", "split", "revision", "limit", "prompt_column")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 def rows_of(values: ScriptValues, node: ast.expr) -> Rows:
-    """The rows that an expression stands for; raises NoLiteral, which says what to do."""
+    """The rows of a data set's expression; raises NoLiteral with advice to the user."""
     return _rows(values, node, None, 0)
 
 
@@ -63,7 +75,7 @@ def _rows(values: ScriptValues, node: ast.expr, before: int | None, depth: int) 
 
 
 def _last(values: ScriptValues, name: ast.Name, before: int | None) -> Binding:
-    """What a name was given last, in a script that goes from top to bottom; raises NoLiteral."""
+    """The last binding of a name above its use, in a script that runs from top to bottom; raises NoLiteral."""
     found = values.names.found(name)
     if found is None:
         raise NoLiteral(f"{name.id} is given no value")
@@ -131,7 +143,7 @@ def _first(rows: Rows, count: int) -> Rows:
 
 
 def _behind(values: ScriptValues, call: ast.Call, rows: Rows, method: str) -> Rows:
-    """What a method of a data set leaves of its rows."""
+    """The rows after a method of a data set; raises NoLiteral for a method that changes rows."""
     if method in _SAME_ROWS:
         return rows
     if method == "shuffle":

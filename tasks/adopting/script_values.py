@@ -1,6 +1,7 @@
-"""What the expressions of a script are worth without running it: literals, names with one literal, simple arithmetic.
+"""The values of a script's expressions without running the script: literals, names of literals, simple arithmetic.
 
-A name counts if the script gives it one value, and always. Anything else is no literal, and `NoLiteral` says why.
+A name has a value if every run of the script gives the name a single value. Further expressions raise NoLiteral with a
+reason.
 """
 
 import ast
@@ -9,7 +10,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from tasks.adopting.adoption import shown
+from tasks.adopting.adoption import one_line
 from tasks.adopting.script_names import Binding, ScriptNames
 
 _DEPTH_MAX = 40
@@ -45,13 +46,13 @@ _CONVERSIONS: Mapping[str, tuple[Any, Callable[[Any], Any]]] = {
 
 
 class NoLiteral(ValueError):  # noqa: N818 - reads as what was found
-    """An expression whose value only a running script knows: in one line, why."""
+    """The value of an expression is known to the running script alone; the message is the reason, in one line."""
 
 
 class ScriptValues:
     """The values of a script's expressions.
 
-    arguments: the words of its command line by name; `args.rate` is worth what they say. None: it was given none.
+    arguments: words of the command line by name, the values of `args.rate` and the like. None: no command line.
     """
 
     def __init__(self, names: ScriptNames, arguments: Mapping[str, Any] | None = None) -> None:
@@ -84,7 +85,7 @@ class ScriptValues:
         return binding
 
     def resolved(self, node: ast.expr) -> ast.AST:
-        """The node itself, or what a chain of names with one value each leads to; a name that leads nowhere stays."""
+        """The node at the end of a chain of names with single values; a name without a single value stays."""
         for _ in range(_DEPTH_MAX):
             if not isinstance(node, ast.Name):
                 return node
@@ -211,7 +212,7 @@ class ScriptValues:
 
 
 def is_parsing(node: ast.AST) -> bool:
-    """Whether a call reads the command line: parse_args, parse_args_and_config, parse_args_into_dataclasses..."""
+    """True if a call reads the command line: parse_args, parse_args_and_config, parse_args_into_dataclasses..."""
     return isinstance(node, ast.Call) and called(node.func).startswith(("parse_args", "parse_known_args"))
 
 
@@ -225,7 +226,7 @@ def called(function: ast.expr) -> str:
 def source(node: ast.AST) -> str:
     """An expression as it stands in the script, in one line."""
     try:
-        return shown(ast.unparse(node))
+        return one_line(ast.unparse(node))
     except RecursionError:
         return "what is nested too deeply"
 

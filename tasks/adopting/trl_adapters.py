@@ -1,4 +1,4 @@
-"""What PEFT's LoraConfig, and the words of TRL's command line for it, mean here."""
+"""The meaning of PEFT's LoraConfig, and of TRL's words for adapters, in a run."""
 
 import math
 from typing import Any

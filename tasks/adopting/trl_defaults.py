@@ -1,6 +1,6 @@
 """Every setting of TRL's GRPO with its default, of TRL 1.16, transformers 5.19 and PEFT 0.21.
 
-A default that means the same here needs no line anywhere; what else becomes of a setting is in `trl_meaning`.
+A default with an equal meaning in Gleaner needs no line anywhere; `trl_meaning` has the rest.
 """
 
 from typing import Any

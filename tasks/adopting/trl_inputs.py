@@ -1,4 +1,4 @@
-"""What the model, the data, the rewards and the tools that TRL's GRPOTrainer gets mean here."""
+"""The meaning of GRPOTrainer's model, data, rewards and tools in a run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ _TURNS_MAX = 10_000
 
 
 def carry_over(adoption: Adoption) -> None:
-    """Decide about what the trainer reads and asks."""
+    """Decide about the trainer's model, data, rewards and tools."""
     _model(adoption)
     _rows(adoption)
     _rewards(adoption)
@@ -129,7 +129,7 @@ def _rewards(adoption: Adoption) -> None:
 
 
 def _weights(adoption: Adoption, count: int) -> list[Any]:
-    """A weight for each function; None where there are none, and the mark where they are not known."""
+    """A weight for each function; None without weights, and the mark of an open field for unknown weights."""
     given = adoption.value("reward_weights")
     adoption.ignore("reward_weights")
     if given is None and adoption.is_known("reward_weights"):
@@ -138,7 +138,7 @@ def _weights(adoption: Adoption, count: int) -> list[Any]:
 
 
 def _ours(function: Any) -> Any:
-    """A reward of ours; the mark for what names no function."""
+    """A reward of Gleaner; the mark of an open field for a value without a function's name."""
     if not isinstance(function, dict) or "function" not in function:
         return UNFILLED
     if function == {"function": f"{_TRLS_OWN}think_format_reward"}:
@@ -147,7 +147,7 @@ def _ours(function: Any) -> Any:
 
 
 def _tools(adoption: Adoption) -> None:
-    """Functions and a class that the policy calls. TRL sets no limit on the calls unless it is told one."""
+    """Functions and a class that the policy calls. TRL sets no limit on the calls by default."""
     asked = [name for name in ("tools", "environment_factory") if adoption.has(name) or not adoption.is_known(name)]
     if adoption.has("tools") and not adoption.value("tools"):
         asked.remove("tools")

@@ -1,6 +1,6 @@
-"""What the settings of TRL's GRPOConfig mean here, and its defaults where they differ from ours.
+"""The meaning of TRL's GRPOConfig in a run, with the defaults that differ from Gleaner's.
 
-Names that mean the same need no line: they are in the table of `tasks.configuration.other_names`.
+Names with an equal meaning need no line here: `tasks.configuration.other_names` has a table.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""Reads the settings of a TRL script: it is parsed and never executed.
+"""Reads the settings of a TRL script, which is parsed and never executed.
 
-It finds the one GRPOConfig, what is changed in it later, what GRPOTrainer gets, and PEFT's LoraConfig. Where the script
-reads its command line, the words that are given with it count.
+The settings come from the single GRPOConfig, later changes of the GRPOConfig, the arguments of GRPOTrainer, and PEFT's
+LoraConfig. For a script that reads its command line, the words of the command line count.
 """
 
 import ast
@@ -32,7 +32,7 @@ _MAKING_ROWS = frozenset({"map", "filter", "select", "shuffle", "train_test_spli
 def read(text: str, path: Path, words: Sequence[str]) -> list[Setting]:
     """The settings of a script and of its command line, or of a YAML file for `trl grpo --config`; raises NotAdopted.
 
-    Of those with the same name the last one counts.
+    Of several settings with an equal name, the last counts.
     """
     if path.suffix in _FILES_OF_WORDS:
         return read_words(words, read_document(text))
@@ -102,7 +102,7 @@ class _Script:
                 yield self._changed(change, lora_name(change.name))
 
     def _adapters(self, trainers: Sequence[ast.Call]) -> Iterator[Setting]:
-        """The LoraConfig of a script whose GRPOTrainer gets none: it may be in the model already."""
+        """The LoraConfig of a script whose GRPOTrainer has no peft_config: the model may have the adapters already."""
         keywords = {keyword.arg for call in trainers for keyword in call.keywords}
         calls = self._calls("LoraConfig")
         if "peft_config" in keywords or not calls:
@@ -116,7 +116,7 @@ class _Script:
             yield from lora_settings(self._values, calls[0])
 
     def _subclasses(self) -> Iterator[Setting]:
-        """The fields that a class derived from GRPOConfig sets, and that it or a trainer of its own does more."""
+        """Fields set by subclasses of GRPOConfig, and a setting for each subclass of config or trainer with methods."""
         for node in ast.walk(self._tree):
             if not isinstance(node, ast.ClassDef):
                 continue
@@ -132,7 +132,7 @@ class _Script:
                 yield Setting(line=node.lineno, name=f"class {node.name}", value=node.name)
 
     def _changes(self) -> Iterator[Setting]:
-        """What is set in the configuration after it was made."""
+        """Settings that the script assigns to the configuration after its construction."""
         for change in self._names.changes:
             whole = self._is_config(change.base)
             scope = self._names.scope_of(change.base)
@@ -149,14 +149,14 @@ class _Script:
                 yield Setting(line=call.lineno, name="**", unknown=text)
 
     def _changed(self, change: Change, name: str) -> Setting:
-        """What is set later; its value is known only if it is set in every run of the script."""
+        """A later assignment as a setting; the value is known only if every run of the script makes the assignment."""
         if not change.is_certain or change.value is None:
             text = f"{source(change.base)}.{change.name} is set where it may or may not count"
             return Setting(line=change.line, name=name, unknown=text)
         return setting(self._values, name, change.value, line=change.line)
 
     def _is_config(self, node: ast.expr) -> bool | None:
-        """True for the GRPOConfig, False for what may be it, as a function's parameter; None for anything else."""
+        """True for the GRPOConfig, False for a possible GRPOConfig such as a function's parameter, None otherwise."""
         if isinstance(node, ast.Attribute):
             return True if node.attr == "args" else None
         if not isinstance(node, ast.Name):
@@ -173,7 +173,7 @@ class _Script:
         return self._values.resolved(node) if isinstance(node, ast.expr) else node
 
     def _calls(self, name: str) -> list[ast.Call]:
-        """The calls of a function or class, under any name that an import gives it, or of a class derived from it."""
+        """The calls of a function or class, by every imported name, and the calls of derived classes."""
         known = {name}
         for node in ast.walk(self._tree):
             if isinstance(node, ast.ImportFrom):
@@ -188,7 +188,7 @@ class _Script:
         return {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)}
 
     def _is_trls_own(self) -> bool:
-        """Whether this is the script of TRL itself, which does what the command line says and nothing more."""
+        """True for TRL's own script, whose settings are the words of the command line and nothing more."""
         classes = {node.name for node in ast.walk(self._tree) if isinstance(node, ast.ClassDef)}
         functions = {node.name for node in ast.walk(self._tree) if isinstance(node, ast.FunctionDef)}
         methods = {node.attr for node in ast.walk(self._tree) if isinstance(node, ast.Attribute)}

@@ -1,4 +1,4 @@
-"""Reads what a script gives to GRPOConfig, GRPOTrainer and LoraConfig, each argument as a setting with its line."""
+"""Reads a script's arguments of GRPOConfig, GRPOTrainer and LoraConfig, each as a setting with its line."""
 
 import ast
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ _FROM_WORDS = {"get_peft_config", "get_quantization_config"}
 
 
 def setting(values: ScriptValues, name: str, node: ast.expr, line: int | None = None) -> Setting:
-    """One setting; without a value where the expression is no literal."""
+    """The setting of an expression; without a value if the expression is no literal."""
     line = node.lineno if line is None else line
     try:
         return Setting(line=line, name=name, value=values.value(node))
@@ -69,7 +69,7 @@ def settings_of_call(values: ScriptValues, call: ast.Call) -> Iterator[Setting]:
 
 
 def _model_arguments(values: ScriptValues, node: ast.expr) -> Setting:
-    """A mapping of which the revision alone counts: what else is no literal in it stands as the script has it."""
+    """The mapping model_init_kwargs; only the revision must be a literal, and further values may be source text."""
     found = values.resolved(node)
     pairs: list[tuple[object, ast.expr]] = []
     if isinstance(found, ast.Call) and called(found.func) == "dict" and not found.args:
@@ -176,7 +176,7 @@ def _model(values: ScriptValues, node: ast.expr) -> Iterator[Setting]:
 
 
 def _is_models_own(values: ScriptValues, node: ast.expr, model: ast.expr | None) -> bool:
-    """Whether a tokenizer is that of the model, without a chat template of the script's."""
+    """True for the model's own tokenizer without a chat template of the script's."""
     tokenizer = values.resolved(node)
     if not isinstance(tokenizer, ast.Call) or called(tokenizer.func) != "from_pretrained" or model is None:
         return False
@@ -194,7 +194,7 @@ def _is_models_own(values: ScriptValues, node: ast.expr, model: ast.expr | None)
 
 
 def _rewards(values: ScriptValues, functions: ScriptFunctions, node: ast.expr) -> Iterator[Setting]:
-    """The reward functions as items of `rewards`; one that cannot be named is left open in its place."""
+    """The reward functions as items of `rewards`; the item of a function without a name is left open."""
     found = values.resolved(node)
     nodes = found.elts if isinstance(found, ast.List | ast.Tuple) else [node]
     made: list[Any] = []

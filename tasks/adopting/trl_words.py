@@ -1,4 +1,4 @@
-"""Reads the command line of a TRL script as TrlParser does, and the YAML file that its word `--config` names."""
+"""Reads the command line of a TRL script as TrlParser does, and the YAML file behind the word `--config`."""
 
 import json
 import re
@@ -76,7 +76,7 @@ def _of_file(values: Sequence[str]) -> list[Setting]:
 
 
 def _value(name: str, values: Sequence[str]) -> Any:
-    """The value of a word: a flag without one is true; several, and those of a list, are a list."""
+    """The value of a word: true for a flag without a value, a list for several values and for settings of list type."""
     default = ALL.get(name)
     if isinstance(default, bool) or not values:
         word = values[0].lower() if values else "true"
@@ -88,7 +88,7 @@ def _value(name: str, values: Sequence[str]) -> Any:
 
 
 def _number_in(text: str) -> Any:
-    """A word as number or JSON, if it looks like one."""
+    """A word as number or JSON if possible, else as text."""
     if _INTEGER.fullmatch(text):
         return int(text)
     try:
@@ -104,7 +104,7 @@ def _number_in(text: str) -> Any:
 
 
 def _with_functions(given: Setting) -> Setting:
-    """Reward functions by the names of TRL's script: its own, or the dotted path of a user's."""
+    """Reward functions by the names of TRL's script: TRL's own functions, or the dotted path of a user's function."""
     if given.name == "datasets":
         return _mixture(given)
     if given.name != "reward_funcs" or given.value is None:
@@ -123,7 +123,7 @@ def _with_functions(given: Setting) -> Setting:
 
 
 def _mixture(given: Setting) -> Setting:
-    """A mixture of one data set is that data set."""
+    """A mixture of a single data set as `train_dataset`; a mixture of several is unknown."""
     parts = given.value
     if isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], dict):
         known = {"path": "source", "name": "subset", "split": "split"}

@@ -1,6 +1,6 @@
 """The settings of verl's PPO trainer with their defaults, of verl 0.9.1, without those of `machinery_of`.
 
-A default that means the same here needs no line anywhere; what else becomes of a setting is in `verl_meaning`.
+A default with an equal meaning in Gleaner needs no line anywhere; `verl_meaning` has the rest.
 """
 
 from typing import Any
@@ -337,7 +337,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def machinery_of(name: str) -> str | None:
-    """The section of a setting if that says how verl computes, and not what it learns; else None."""
+    """The section of a setting about verl's computing instead of learning; else None."""
     for section in _WHOLE:
         if name.startswith(f"{section}."):
             return section

@@ -1,6 +1,6 @@
-"""What verl's overrides mean here, and its defaults where they differ from ours.
+"""The meaning of verl's overrides in a run, with the defaults that differ from Gleaner's.
 
-Names that mean the same need no line: they are in the table of `tasks.configuration.other_names`.
+Names with an equal meaning need no line here: `tasks.configuration.other_names` has a table.
 """
 
 import math
@@ -58,7 +58,7 @@ def carry_over(adoption: Adoption) -> None:
 
 
 def _machinery(adoption: Adoption) -> None:
-    """One line for each section that says how verl computes, for a file may hold hundreds of such settings."""
+    """Omit the sections about verl's computing with one message each: a file may hold hundreds of such settings."""
     sections: dict[str, list[str]] = {}
     for name in adoption.given:
         section = machinery_of(name)
@@ -69,7 +69,7 @@ def _machinery(adoption: Adoption) -> None:
 
 
 def _machines(adoption: Adoption) -> None:
-    """GPUs of a machine become processes of the trainer, and of an engine; both are GPUs of their pools, too."""
+    """GPUs of a machine become processes of the trainer and of an engine, and the GPUs of the pools."""
     gpus, engine = "trainer.n_gpus_per_node", f"{ROLLOUT}tensor_model_parallel_size"
     for field in ("trainer.nproc_per_node", "pools.train.gpus"):
         adoption.carry(field, adoption.value(gpus, 8), gpus)
@@ -80,7 +80,7 @@ def _machines(adoption: Adoption) -> None:
 
 
 def _turns(adoption: Adoption) -> None:
-    """Tools are functions and classes of verl's own kinds, which a configuration of ours names otherwise."""
+    """Tools are functions and classes of verl's own kinds; a configuration of Gleaner names tools differently."""
     part = f"{ROLLOUT}multi_turn."
     if adoption.value(f"{part}enable") is True or not adoption.is_known(f"{part}enable"):
         adoption.leave_open(
@@ -227,7 +227,7 @@ def _filtering(adoption: Adoption) -> None:
 
 
 def _weights(adoption: Adoption) -> None:
-    """No weights unless they are asked for, by a setting of today or one of earlier releases."""
+    """No importance weights by default; settings of several releases of verl turn weights on."""
     field, part, cap = "algorithm.importance_sampling", "algorithm.rollout_correction.", f"{ACTOR}tis_imp_ratio_cap"
     kind, threshold, bypass = f"{part}rollout_is", f"{part}rollout_is_threshold", f"{part}bypass_mode"
     given = adoption.value(kind)
@@ -328,7 +328,7 @@ def _model(adoption: Adoption) -> None:
 
 
 def _reward(adoption: Adoption) -> None:
-    """A function in a file below the current directory is a module; any other one has to be moved there."""
+    """A function in a file below the current directory is a module; a file elsewhere has to be moved there."""
     for section in ("custom_reward_function", "reward.custom_reward_function"):
         own = (f"{section}.path", f"{section}.name")
         path, function = (adoption.value(name, plain) for name, plain in zip(own, ("", "compute_score"), strict=True))

@@ -1,7 +1,7 @@
-"""Reads the settings of verl from a shell script or a YAML file, with the overrides behind it; nothing is executed.
+"""Reads the settings of verl from a shell script or a YAML file, with overrides behind the file; nothing is executed.
 
-In a script they are words `a.b=value`. A variable is filled in where the script gives it one value, or
-`${NAME:-value}` does. In a YAML file `${a.b}` is filled in where the file gives `a.b` a value.
+A script's settings are words `a.b=value`. A variable with a single value in the script, or a default
+`${NAME:-value}`, is filled in. In a YAML file `${a.b}` is filled in with the file's value of `a.b`.
 """
 
 import io
@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from resources.documents import DocumentError, parse_yaml
-from tasks.adopting.adoption import NotAdopted, Setting, shown
+from tasks.adopting.adoption import NotAdopted, Setting, one_line
 from tasks.adopting.verl_defaults import DEFAULTS, machinery_of
 
 _OVERRIDE = re.compile(r"(\+{0,2}|~)([A-Za-z_]\w*(?:\.\w+)+)=(.*)", flags=re.DOTALL)
@@ -32,12 +32,12 @@ _CONFIGS = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd
 
 
 def read(text: str, path: Path, words: Sequence[str]) -> list[Setting]:
-    """The settings of a file, in its order, then those of the overrides behind it; raises NotAdopted."""
+    """The settings of a file in the file's order, then the settings of the overrides; raises NotAdopted."""
     found = _of_document(text) if path.suffix in _FILES_OF_SETTINGS else _of_script(text, needs_any=not words)
     for word in words:
         match = _OVERRIDE.fullmatch(word)
         if match is None:
-            raise NotAdopted(f"{shown(word)!r} behind it; allowed: overrides, key.name=value")
+            raise NotAdopted(f"{one_line(word)!r} behind it; allowed: overrides, key.name=value")
         found.append(_setting(None, match[2], match[3]))
     return found
 
@@ -73,15 +73,15 @@ def _of_script(text: str, *, needs_any: bool) -> list[Setting]:
 
 
 def _base(line: int, option: str, value: str) -> list[Setting]:
-    """What another configuration than verl's own hides; its directory alone hides nothing."""
+    """An unknown setting for a configuration file besides verl's own; none for a directory of configurations."""
     if option not in _CONFIGS[:2] or value.removesuffix(".yaml") in _BASES:
         return []
-    reason = f"{shown(value)} is a file of its own; give it as FILE, with the overrides behind it"
+    reason = f"{one_line(value)} is a file of its own; give it as FILE, with the overrides behind it"
     return [Setting(line=line, name=f"*{option}", unknown=reason)]
 
 
 def _filled_in(text: str, variables: Mapping[str, Collection[str]]) -> str:
-    """A value with the variables that the script gives one value, or else the default that stands beside the name."""
+    """A value with variables filled in: variables with a single value in the script, or else with a default."""
 
     def value_of(match: re.Match[str]) -> str:
         values = variables.get(match[1] or match[2], ())
@@ -97,7 +97,7 @@ def _filled_in(text: str, variables: Mapping[str, Collection[str]]) -> str:
 
 
 def _setting(line: int | None, name: str, text: str) -> Setting:
-    unknown = f"{shown(text)} is no literal"
+    unknown = f"{one_line(text)} is no literal"
     if _FILLED_IN_BY_THE_SHELL.search(text):
         return Setting(line=line, name=name, unknown=unknown)
     try:
@@ -107,7 +107,7 @@ def _setting(line: int | None, name: str, text: str) -> Setting:
 
 
 def _of_document(text: str) -> list[Setting]:
-    """The settings of a YAML file for verl, each by its whole name; raises NotAdopted."""
+    """The settings of a YAML file for verl by full name; raises NotAdopted."""
     try:
         document = parse_yaml(text)
     except DocumentError as error:
@@ -128,11 +128,11 @@ def _of_document(text: str) -> list[Setting]:
 
 
 def _bases(listed: Any, line: int | None) -> Iterator[Setting]:
-    """Other configurations than verl's own that the list `defaults` names."""
+    """Settings for configurations besides verl's own in the list `defaults`."""
     for each in listed if isinstance(listed, list) else [listed]:
         name = next(iter(each.values())) if isinstance(each, dict) and each else each
         if str(name) not in _BASES and not isinstance(each, dict):
-            yield Setting(line=line, name="*defaults", unknown=f"{shown(str(name))} is a file of its own")
+            yield Setting(line=line, name="*defaults", unknown=f"{one_line(str(name))} is a file of its own")
         elif isinstance(each, dict):
             yield Setting(line=line, name=f"defaults: {'.'.join(map(str, each))}", value=name)
 
@@ -152,7 +152,7 @@ def _interpolated(line: int | None, name: str, value: Any, leaves: Mapping[str, 
         else:
             break
     if isinstance(value, str) and "${" in value and machinery_of(name) is None:
-        return Setting(line=line, name=name, unknown=f"{shown(value)} is no literal")
+        return Setting(line=line, name=name, unknown=f"{one_line(value)} is no literal")
     return Setting(line=line, name=name, value=value)
 
 

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from storage.fleet import fleet_layout
 from storage.fleet.fleet_reading import read_run
-from storage.fleet.fleet_records import FleetRecord, SpentEntry, SpentRecord, read_record
+from storage.fleet.fleet_records import FleetRecord, read_record
 from storage.fleet.seats import newest_seat
+from storage.fleet.spent_records import SpentEntry, SpentRecord
 from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.reporting.deck import styled

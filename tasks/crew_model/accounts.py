@@ -1,6 +1,6 @@
 """The ledger of seconds, tokens and dollars: one account per pool and iteration, whose parts add up to the whole.
 
-A second costs the pool's price, whatever it was spent on. Requests and egress come on top.
+Every second costs the pool's price, whatever its kind. Requests and egress come on top.
 """
 
 from collections.abc import Iterable
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from resources.prices import dollars
 from tasks.crew_model.flush_interval import GETS_PER_FLUSH
 
-# What a second of a machine is spent on. "useful" and "wasted" are decoding, divided by what became of the tokens;
-# "idle" is waiting with a process, "standing" without one.
+# The kinds of a machine's seconds. "useful" and "wasted" are decoding, divided by whether the tokens were kept;
+# "idle" is waiting with a process, "standing" waiting without a process.
 PARTS = ("starting", "process", "transfer", "prefill", "useful", "wasted", "idle", "train", "standing")
 WITHOUT_PROCESS = ("starting", "standing")
 NO_MACHINE = ("requests", "egress")
@@ -22,8 +22,16 @@ _ROUNDING = 1e-6
 class Life:
     """The seconds and tokens of one process in an iteration.
 
-    worked_s: when it got the weights; None: never. weight: its share of the pool's machine; an engine beside others on
-    the trainer's machines is a part of them.
+    Attributes:
+        began_s: The start of the process.
+        weight: The process's share of a machine; 1 for a whole machine, less for an engine beside further engines.
+        worked_s: The time at which the weights were in place; None: never.
+        ended_s: The end of the process; None while the process lives.
+        decode_s: Machine seconds of decoding (seconds times weight).
+        decoded: Tokens decoded.
+        wasted: Tokens decoded and lost.
+        prefill_tokens: Tokens prefilled.
+        looks: Heartbeats of members read in looks for work.
     """
 
     began_s: float
@@ -41,7 +49,19 @@ class Life:
 class Account:
     """The account of one pool in one iteration; seconds of decoding stay in the lives until `close`.
 
-    put_usd, get_usd: dollars per request to the store.
+    Attributes:
+        pool: The name of the pool.
+        usd_per_h: The price of a machine.
+        gpus: GPUs of a machine.
+        egress_usd_per_gb: Dollars per GB (1e9 bytes) read.
+        put_usd: Dollars per PUT.
+        get_usd: Dollars per GET.
+        seconds: Machine seconds by part.
+        lives: The processes of the pool.
+        losses: Machines lost.
+        bytes_read: Bytes read from the store.
+        puts: PUT requests.
+        gets: GET requests.
     """
 
     pool: str
@@ -61,9 +81,9 @@ class Account:
         self.seconds[part] += duration_s
 
     def close(self, now_s: float, flush_interval_s: float, heartbeat_interval_s: float) -> None:
-        """Divide the decoding of all lives by what became of the tokens, and count their requests.
+        """Divide the decoding of all lives into "useful" and "wasted" by tokens, and count the requests of the lives.
 
-        A life flushes while it decodes, beats until it ends, and reads one heartbeat per member it looks at.
+        A life flushes while decoding, beats until its end, and reads a heartbeat per member in a look.
         """
         for life in self.lives:
             assert life.wasted <= life.decoded * (1 + _ROUNDING) + _ROUNDING, (
@@ -91,14 +111,14 @@ class Account:
         return sum(life.wasted for life in self.lives)
 
     def usd(self) -> dict[str, float]:
-        """Dollars by what the seconds were spent on, and those of requests and egress."""
+        """Dollars by part of the seconds, and dollars of "requests" and "egress"."""
         spent = {part: dollars(duration_s, self.usd_per_h) for part, duration_s in self.seconds.items()}
         requests = self.puts * self.put_usd + self.gets * self.get_usd
         return spent | {"requests": requests, "egress": self.bytes_read / 1e9 * self.egress_usd_per_gb}
 
 
 def mean_members(lives: Iterable[Life], from_s: float, to_s: float) -> float:
-    """How many of these processes had the weights, on average over the time; 0 for an empty time."""
+    """The mean number of processes with weights from `from_s` to `to_s`; 0 for an empty time."""
     if to_s <= from_s:
         return 0.0
     worked = (

@@ -1,8 +1,8 @@
 """The crew of one iteration: members claim, decode, look for work, are lost and hand over, by production's rules.
 
-Four things are simpler than in a session. What a member sees of others is never old. The end of a response or turn, and
-the answer of a tool, count at once, not at the next flush. A holder answers every ask within one interval. An answer
-that is owed when its member stops is asked for again by the next one, and takes as long again.
+Four points are simpler than in a session. A member always sees the present state of its peers. The end of a response or
+turn, and the answer of a tool, count at once instead of at the next flush. A holder answers every ask within an
+interval. A tool call that is open when its member stops is called again by the next holder, and takes as long again.
 """
 
 import math
@@ -21,12 +21,22 @@ from tasks.crew_model.work_search import WorkSearch
 
 
 class CrewModel:
-    """All members of an iteration, those on the trainer's machines included.
+    """All members of an iteration, including members on the trainer's machines.
 
-    on_group: called with the number of every complete group. on_end: called when all responses have ended. on_leave:
-    called when a member leaves before the iteration ends. on_members: called when a crew member outside the trainer's
-    machines has claimed, or has ended. on_held: called when a member without weights holds something after a look.
-    enough: whether a member that has nothing left is to work elsewhere; None: no member ever does.
+    Args:
+        events: Virtual time.
+        responses: The responses of the iteration.
+        slots: The slots of the plan.
+        rules: The settings of the run.
+        prompt_tokens: Tokens of a prompt.
+        rng: Decides the order of looks, and the members and units looked at.
+        observation_tokens: Tokens of a tool's answer.
+        on_group: Called with the number of every complete group.
+        on_end: Called when all responses have ended.
+        on_leave: Called when a member leaves before the end of the iteration.
+        on_members: Called when a member outside the trainer's machines has claimed, or has ended.
+        on_held: Called when a member without weights holds responses after a look.
+        enough: Whether a member without responses should work elsewhere; None: members never do.
     """
 
     def __init__(
@@ -59,41 +69,41 @@ class CrewModel:
         self._leaves_early = rules.objective == "gpu_seconds"
         self._incarnations = 0
         self._ticking = False
-        # The last round of looks found nothing, and until something changes no round finds anything.
+        # The time of a fruitless round of looks: without a change every further round is fruitless, too.
         self._quiet_from_s: float | None = None
         self._alive = 0
         self._alone_from_s = events.now_s
         self.ended_s: float | None = None
-        # When the last response or turn so far has ended; the beginning before that.
+        # The end of the last ended response or turn; at first the beginning.
         self.progress_s = events.now_s
 
     @property
     def moved(self) -> int:
-        """How many times a response went from one slot to another."""
+        """How many times a response was handed to a different member, or an unclaimed response was taken."""
         return self._ownership.moved
 
     @property
     def working(self) -> int:
-        """Members outside the trainer's machines that have the weights and are alive."""
+        """The number of living members with weights outside the trainer's machines."""
         return sum(m.state == "working" and m.account.pool != TRAIN_POOL for m in self._ownership.members.values())
 
     @property
     def alone_from_s(self) -> float | None:
-        """The time from which no member outside the trainer's machines lives; None while one does.
+        """The time from which no member outside the trainer's machines lives; None while a member lives.
 
-        It may lie in the future, because a dead member counts as living until it has been silent for long enough.
+        The time may lie in the future, because a dead member counts as living until `claim_ttl_s` of silence.
         """
         return None if self._alive else self._alone_from_s
 
     @property
     def slot_beyond(self) -> int:
-        """The first slot number beyond those of the plan."""
+        """The first slot number beyond the plan's slots."""
         return max(self._slots, default=-1) + 1
 
     def begin(self, slot: int, engine: EngineModel, account: Account, weight: float = 1.0) -> ModelMember:
-        """A process of the slot begins and claims; weight: its share of the pool's machine.
+        """A process of the slot begins and claims; weight: the process's share of a machine.
 
-        A slot outside the plan has no groups of its own: a member that joins in it takes what it finds.
+        A slot outside the plan has no groups: its member takes work by looking only.
         """
         self._incarnations += 1
         planned = self._slots.get(slot)
@@ -110,7 +120,7 @@ class CrewModel:
         self._end_quiet()
         self._ownership.claim_own(member)
         self._tick()
-        # What members that are not there yet have not claimed is free for a member with room.
+        # Groups of members that have not begun are unclaimed, and free for a member with room.
         self._events.after(0.0, lambda: self._first_look(member))
         if account.pool != TRAIN_POOL:
             self._alive += 1
@@ -125,7 +135,7 @@ class CrewModel:
             self._go_on(member)
 
     def stop(self, member: ModelMember, *, notice: bool) -> None:
-        """The member's process ends. With notice it flushes and says so, and others may claim at once."""
+        """End the member's process. With notice the member flushes, and peers may claim its responses at once."""
         self._end_quiet()
         member.advance(self._events.now_s)
         self._ownership.stop(member, "gone" if notice else "dead", self._events.now_s)
@@ -149,7 +159,7 @@ class CrewModel:
             self._note_next_end(member)
 
     def _go_on(self, member: ModelMember) -> None:
-        """Begin waiting responses as far as there is room, look for work if there are none, and note the next end."""
+        """Begin waiting responses up to the batch limit, look for work if none are left, and note the next end."""
         self._fill(member)
         if not member.unfinished:
             self._look(member, self._search())
@@ -162,13 +172,16 @@ class CrewModel:
             self._ask_again(member)
         while member.state == "working" and member.waiting and len(member.running) < member.batch_limit:
             response = member.waiting.popleft()
-            kept, observed = responses.kept[response], self._observation_tokens * responses.answered(response)
+            kept, observed = (
+                responses.journalled_tokens[response],
+                self._observation_tokens * responses.answered(response),
+            )
             prefix = self._observation_tokens if response in member.cached else kept + observed
             left, group = responses.turn_end(response) - kept, responses.group(response)
             member.start(response, left, group, self._prompt_tokens, prefix)
 
     def _ask_again(self, member: ModelMember) -> None:
-        """Ask for the answers that are owed to responses of other members, which have stopped."""
+        """Call again the tools of waiting responses whose former members stopped before the answer."""
         owed = [response for response in member.waiting if response in self._responses.owed]
         if owed:
             member.waiting = deque(response for response in member.waiting if response not in self._responses.owed)
@@ -176,7 +189,7 @@ class CrewModel:
             self._ask(member, response)
 
     def _ask(self, member: ModelMember, response: int) -> None:
-        """Let a response wait for the answer that it is owed."""
+        """Let a response wait for the answer of its tool."""
         answer = self._responses.next_answer(response)
         if answer is None:
             raise RuntimeError(f"response {response} is owed an answer that it does not have")
@@ -232,12 +245,12 @@ class CrewModel:
         )
 
     def _ask_holder(self, member: ModelMember, holder: ModelMember, responses: tuple[int, ...]) -> None:
-        """A member asks for responses: their holder journals them and gives them up before the member looks again."""
+        """A member asks for responses, which the holder journals and gives up before the member's next look."""
         answer_s = min(self._rules.flush_interval_s, self._rules.heartbeat_interval_s)
         self._events.after(answer_s, lambda: self._give(member, holder, responses))
 
     def _give(self, member: ModelMember, holder: ModelMember, responses: tuple[int, ...]) -> None:
-        member.asked.pop(holder.name, None)
+        member.open_asks.pop(holder.name, None)
         if not (member.alive and holder.state == "working" and self.ended_s is None):
             return
         self._end_quiet()
@@ -252,7 +265,7 @@ class CrewModel:
             self._note_next_end(each)
 
     def _look(self, member: ModelMember, search: WorkSearch) -> bool:
-        """Look for work once; a member that finds none and may leave early leaves. Returns whether anything changed."""
+        """Look for work once; a member without work that may leave, leaves. Returns whether anything changed."""
         givers = search.seek(member)
         found = bool(givers or member.waiting)
         if found:
@@ -272,7 +285,7 @@ class CrewModel:
         return found
 
     def _may_leave(self, member: ModelMember) -> bool:
-        """Whether it holds nothing, its own unit has ended, nothing is free, and the trainer has nothing to hand on."""
+        """Whether the member holds no work, its unit has ended, and neither peers' nor free work is left to take."""
         held = member.unfinished or member.account.pool == TRAIN_POOL or member.state != "working"
         others = self._ownership.members.values()
         free = self._ownership.unclaimed or not all(other.alive for other in others)
@@ -285,7 +298,7 @@ class CrewModel:
             self._events.after(self._rules.heartbeat_interval_s, self._round)
 
     def _end_quiet(self) -> None:
-        """Go on with a round of looks at the next heartbeat, because something changes; count the looks left out."""
+        """Resume the rounds of looks at the next heartbeat, because of a change; count the looks left out."""
         if self._quiet_from_s is None:
             return
         interval_s = self._rules.heartbeat_interval_s
@@ -299,7 +312,7 @@ class CrewModel:
         self._quiet_from_s = None
 
     def _round(self) -> None:
-        """With every heartbeat, each member with room looks for work; all at once, in a random order."""
+        """Let each member with room look for work, at every heartbeat of the crew, in a random order."""
         self._ticking = False
         alive = [member for member in self._ownership.members.values() if member.alive]
         if self.ended_s is not None or not alive:
@@ -322,7 +335,7 @@ class CrewModel:
             self._quiet_from_s = self._events.now_s
 
     def _cut(self, alive: Sequence[ModelMember]) -> None:
-        """A member that has ended most of its responses leaves the rest to the others, if they have room for them."""
+        """Let each member leave that has ended most of its responses, if its peers have room for the rest."""
         share = self._rules.cut_share
         crew = [member for member in alive if member.state == "working" and member.account.pool != TRAIN_POOL]
         for member in crew if share is not None else ():

@@ -1,7 +1,7 @@
-"""A member of the crew in virtual time: it decodes its responses in lockstep, one token of each per step.
+"""A member of the crew in virtual time: decodes its responses in lockstep, one token of each per step.
 
-All running responses are at the same step, so one counter of tokens stands for all of them. A response that begins when
-the counter is at V ends when the counter has grown by what the response has left. So nothing is done per token.
+A single counter of steps serves all running responses: a response with n tokens left that begins at counter V ends at
+counter V + n. The model therefore does no work per token.
 """
 
 import heapq
@@ -22,7 +22,14 @@ _DONE_TOKENS = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class EngineModel:
-    """The abilities of a pool's engines, computed once."""
+    """The abilities of a pool's engines, computed once.
+
+    Attributes:
+        responses_max: The most responses decoded together.
+        prefill_tokens_per_s: Tokens prefilled per second.
+        step_s: Seconds of a step by the number of responses, [responses_max + 1], from 0 on.
+        tokens_per_s: Tokens per second of a single response by the number of responses, from 0 (meaningless) on.
+    """
 
     responses_max: int
     prefill_tokens_per_s: float
@@ -37,9 +44,9 @@ class EngineModel:
     def standing_for(
         cls, each: float, step_time: StepTime, responses_max: int, prefill_tokens_per_s: float
     ) -> "EngineModel":
-        """The engine in a model in which each response stands for `each` of those that the member decodes.
+        """The engine in a reduced model, in which each response stands for `each` responses of the member.
 
-        A full engine decodes as many tokens per second as the member, although its places are a whole number.
+        A full reduced engine decodes as many tokens per second as the member, although its places are a whole number.
         """
         places = max(1, round(responses_max / each))
         batch = np.clip(np.arange(places + 1) * responses_max / places, 1, responses_max)
@@ -60,14 +67,26 @@ class EngineModel:
 
 
 class ModelMember:
-    """One process life in a slot. `advance` brings its time up to date, before anything else is asked.
+    """One process life in a slot. Call `advance` to bring the member's time up to date before any question.
 
-    state: "loading" until the weights are in place, then "working"; "gone" when it has left, "dead" when its machine
-    was lost. acting: when the answers are there for which responses wait; such a response takes no place among those
-    that are decoded. cached: those whose turn it has decoded and whose next one has not begun; the engine still has
-    their tokens. journalled: the responses that it was decoding when it stopped; since then all that it holds is in
-    `waiting`. asked: how many responses it has asked of which member, that has not answered yet. own: what it holds of
-    its slot's first assignment. phase_s: offset of its flushes within the flush interval.
+    Attributes:
+        name: The incarnation.
+        slot: The number of the slot.
+        engine: The abilities of the engine.
+        account: The account of the pool.
+        life: The seconds and tokens of the process.
+        state: "loading" until the weights are in place, then "working"; "gone" after leaving, "dead" after the loss of
+            the machine.
+        ended_s: The time of "gone" or "dead".
+        waiting: Held responses that wait for a place, in order; after the end, all held responses.
+        running: For each decoded response, the counter of steps at its start.
+        acting: For each response that waits for a tool, the time of the answer. The response takes no place in the
+            batch.
+        cached: Responses with a decoded turn whose next turn has not begun; the engine still has the tokens.
+        own: Held responses of the slot's first assignment.
+        journalled: The responses that the member was decoding at its end.
+        open_asks: The number of responses asked of a holder without an answer yet, by the holder's name.
+        version: Grows whenever the next end of a response may change.
     """
 
     def __init__(
@@ -96,15 +115,14 @@ class ModelMember:
         self.cached: set[int] = set()
         self.own: set[int] = set()
         self.journalled: set[int] = set()
-        self.asked: dict[str, int] = {}
+        self.open_asks: dict[str, int] = {}
         self.version = 0
         self._batch_max = batch_max
         self._phase_s = phase_s
         self._tokens = 0.0
         self._now_s = now_s
         self._stalled_until_s = now_s
-        # A dropped response stays in the heap until it reaches the front; an end counts only if it equals the one noted
-        # here.
+        # A dropped response stays in the heap until the front; an end counts only if equal to the end in `_end_of`.
         self._ends: list[tuple[float, int]] = []
         self._end_of: dict[int, float] = {}
         self._groups: set[int] = set()
@@ -119,7 +137,7 @@ class ModelMember:
 
     @property
     def begun(self) -> set[int]:
-        """What it holds of which it has decoded something."""
+        """Held responses with at least one decoded token in the engine or the journal."""
         return self.running.keys() | self.cached | self.journalled
 
     @property
@@ -128,23 +146,23 @@ class ModelMember:
 
     @property
     def set_apart(self) -> bool:
-        """Whether the plan gave it a small batch."""
+        """Whether the plan gave the member a small batch."""
         return self._batch_max is not None
 
     @property
     def isolated(self) -> bool:
-        """Whether its batch must stay small, because some of its first assignment is left."""
+        """Whether the batch must stay small, because responses of the first assignment are left."""
         return self.set_apart and bool(self.own)
 
     @property
     def batch_limit(self) -> int:
-        """The most responses it decodes at once."""
+        """The most responses that the member decodes at once."""
         most = self.engine.responses_max
         return min(self._batch_max, most) if self._batch_max is not None and self.own else most
 
     @property
     def room(self) -> int:
-        """How many more responses it could begin now; 0 while some of its own still wait."""
+        """The number of further responses that the member could begin now; 0 while held responses wait."""
         return 0 if self.waiting else max(0, self.batch_limit - len(self.running))
 
     def work(self, now_s: float) -> None:
@@ -179,7 +197,7 @@ class ModelMember:
 
     @property
     def plateau(self) -> int:
-        """The plateau as the member has measured it (tasks/crew_model/decode_rate.py); 0: not yet."""
+        """The plateau by the member's measurements (tasks/crew_model/decode_rate.py); 0: not measured yet."""
         if self._plateau is None:
             self._plateau = 0
             if max(self._known) >= 2 * min(self._known):
@@ -190,13 +208,13 @@ class ModelMember:
 
     @property
     def tokens_per_s(self) -> tuple[float, ...]:
-        """Tokens per second of one response by the number decoded together; empty until anything was measured."""
+        """Tokens per second of a single response by batch size; empty until a batch size is measured."""
         return self.engine.tokens_per_s if self._known else ()
 
     def start(self, response: int, tokens_left: float, group: int, prompt_tokens: int, prefix_tokens: float) -> None:
-        """Prefill the prompt, unless another response of the group has done so, and the prefix; then decode.
+        """Prefill the prompt, unless the engine has the group's prompt, and the prefix; then decode.
 
-        tokens_left: until the response or its turn ends.
+        tokens_left: tokens until the response or its turn ends.
         """
         prefill = prefix_tokens + (0 if group in self._groups else prompt_tokens)
         self._groups.add(group)
@@ -208,7 +226,7 @@ class ModelMember:
         heapq.heappush(self._ends, (self._end_of[response], response))
 
     def next_end_s(self) -> float | None:
-        """When the next response will end if nothing changes; None if none is running."""
+        """When the next response will end without further changes; None if no response is running."""
         while self._ends and self._end_of.get(self._ends[0][1]) != self._ends[0][0]:
             heapq.heappop(self._ends)
         if not self._ends:
@@ -217,16 +235,16 @@ class ModelMember:
         return max(self._now_s, self._stalled_until_s) + decode_s
 
     def wait_for_answer(self, response: int, until_s: float) -> None:
-        """Hold a response that waits for a tool, without a place among those that are decoded."""
+        """Hold a response that waits for a tool, without a place in the batch."""
         self.acting[response] = until_s
 
     def answered(self, response: int) -> None:
-        """The answer is there: the response goes on as soon as there is a place, before those that wait already."""
+        """The answer has come: the response goes on at the next free place, ahead of all waiting responses."""
         del self.acting[response]
         self.waiting.appendleft(response)
 
     def ended(self) -> list[int]:
-        """Responses that have decoded what they were started for; they stop running."""
+        """Stop and return the responses that have decoded the tokens given to `start`."""
         found: list[int] = []
         if not self.running:
             return found
@@ -240,18 +258,18 @@ class ModelMember:
         return found
 
     def flushed(self, response: int, flush_interval_s: float) -> tuple[float, float]:
-        """(tokens of a running response that are journalled, tokens since), both decoded in this life."""
+        """(journalled tokens, tokens since the last flush) of a running response, both decoded in this life."""
         decoded = self._tokens - self.running[response]
         since_s = (self._now_s - self._phase_s) % flush_interval_s
         lost = min(decoded, since_s / float(self.engine.step_s[len(self.running)]))
         return decoded - lost, lost
 
     def decoded(self, response: int) -> float:
-        """Tokens of a running response that were decoded in this life."""
+        """Tokens of a running response, decoded in this life."""
         return self._tokens - self.running[response]
 
     def stop(self, state: str, now_s: float) -> None:
-        """End the member, dead or gone; what it had begun comes before what it had not."""
+        """End the member, dead or gone; begun responses come first in `waiting`."""
         self.state, self.life.ended_s, self.ended_s = state, now_s, now_s
         self.version += 1
         self.journalled = set(self.running)
@@ -261,7 +279,7 @@ class ModelMember:
         self._end_of.clear()
 
     def drop(self, responses: Sequence[int]) -> None:
-        """Give up responses that another member has taken. The heap forgets them later."""
+        """Give up responses to a new holder. The heap of ends forgets the responses later."""
         taken = set(responses)
         self.own -= taken
         self.journalled -= taken

@@ -13,7 +13,7 @@ class DecodeRate:
     """Step times by number of responses in flight, each from moving averages of the steps seen.
 
     A step decodes one token of each response. An engine may return several tokens of a response at once, or tokens of
-    only some responses; its time is then divided by its tokens.
+    only some responses; the seconds of a call are therefore divided by the tokens of the call.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class DecodeRate:
         return self._total_s
 
     def record(self, batch: int, duration_s: float, tokens: int) -> None:
-        """Note that `tokens` of `batch` responses took this long; 0 tokens if the engine has returned none yet."""
+        """Note a call of `duration_s` seconds that returned `tokens` tokens (0: none yet) of `batch` responses."""
         self._total_s += duration_s
         seen = self._steps.get(batch, 0)
         self._steps[batch] = seen + 1
@@ -38,8 +38,8 @@ class DecodeRate:
     def plateau(self) -> int:
         """The smallest batch whose tokens per second are within 5 % of the best; 0 if unknown.
 
-        It is known once two batches were seen of which one is at least twice the other (RLBoost, arXiv 2510.19225,
-        section 4.2.1, takes it from a profile of the step before).
+        Known after two batches, the larger at least twice the smaller (RLBoost, arXiv 2510.19225, section 4.2.1, takes
+        the plateau from a profile of the previous step).
         """
         known = self._known()
         if not known or max(known) < 2 * min(known):
@@ -49,7 +49,7 @@ class DecodeRate:
         return min(batch for batch, rate in rates.items() if rate >= enough)
 
     def points(self) -> tuple[tuple[int, float], ...]:
-        """(batch size, seconds of a step), ascending; at most POINTS_MAX, evenly chosen, both ends included."""
+        """(batch size, seconds of a step), ascending; at most POINTS_MAX points, evenly chosen, both ends included."""
         known = sorted(self._known().items())
         if len(known) <= POINTS_MAX:
             return tuple(known)
@@ -57,9 +57,9 @@ class DecodeRate:
         return tuple(known[round(index * last / (POINTS_MAX - 1))] for index in range(POINTS_MAX))
 
     def per_response(self, batch_max: int) -> tuple[float, ...]:
-        """Tokens per second of one response, by batch size from 0 (meaningless) to batch_max; empty if unknown.
+        """Tokens per second of a single response, by batch size from 0 (meaningless) to batch_max; empty if unknown.
 
-        Between measured sizes the nearest one counts, and a step is assumed to grow no faster than its batch.
+        Between measured sizes the nearest size counts, and a step is assumed to grow no faster than its batch.
         """
         known = self._known()
         if not known:

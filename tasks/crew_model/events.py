@@ -1,7 +1,7 @@
 """Discrete events in virtual time: a heap of actions by their time.
 
-A heap and a counter are enough: nothing waits in the middle of a function, so the processes of a library such as simpy
-would only add generators. Knows nothing of machines.
+A heap and a counter are enough: no function waits in its middle, so the processes of a library such as simpy would only
+add generators. Knows nothing of machines.
 """
 
 import heapq
@@ -16,7 +16,7 @@ class Stalled(GleanerError, RuntimeError):  # noqa: N818 - reads as what happene
 
 
 class Events:
-    """Actions by their time in seconds; actions of the same time happen in the order in which they were asked for."""
+    """Actions by their time in seconds; simultaneous actions run in the order of their scheduling."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -24,7 +24,7 @@ class Events:
         self._numbers = count()
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
-        """Run the action at this time, or now if that has passed."""
+        """Run the action at `time_s`, or now if `time_s` has passed."""
         heapq.heappush(self._heap, (max(self.now_s, time_s), next(self._numbers), action))
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
@@ -32,7 +32,7 @@ class Events:
         self.at(self.now_s + delay_s, action)
 
     def run(self, ended: Callable[[], bool]) -> None:
-        """Let time pass until `ended` returns True; raises Stalled if no event is left before."""
+        """Let time pass until `ended` returns True; raises Stalled if the events run out earlier."""
         while not ended():
             if not self._heap:
                 raise Stalled(f"nothing can happen after second {self.now_s:.0f}")

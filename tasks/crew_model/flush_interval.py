@@ -6,14 +6,14 @@ Pure formulas; this module knows no prices and no store.
 import math
 
 SECONDS_PER_HOUR = 3600.0
-# The trainer reads the shard; the member asks for claims on what it holds, and whether the iteration is closed.
+# The trainer reads the shard; the member looks for claims on its responses, and whether the iteration is closed.
 GETS_PER_FLUSH = 3
 
 
 def flush_usd(put_usd: float, get_usd: float, stall_s: float, machine_usd_per_h: float) -> float:
     """Dollars of one flush: one PUT, GETS_PER_FLUSH GETs, and `stall_s` seconds in which decoding stands still.
 
-    A member flushes beside its decode loop, so its stall is about 0.
+    A member flushes beside the decode loop, so the stall is about 0.
     """
     return put_usd + GETS_PER_FLUSH * get_usd + stall_s * machine_usd_per_h / SECONDS_PER_HOUR
 
@@ -32,9 +32,9 @@ def expected_usd_per_h(interval_s: float, usd_per_flush: float, losses_per_h: fl
 def best_flush_interval_s(usd_per_flush: float, losses_per_h: float, machine_usd_per_h: float) -> float:
     """The interval in seconds with the lowest `expected_usd_per_h`: 3600 sqrt(2 c / (lambda p)).
 
-    Infinite if nothing is ever lost or machines are free. First order: right while the interval is short against the
-    time between losses; beyond that Daly, Future Generation Computer Systems 22 (2006), has more terms. It leaves out
-    that a lost tail delays the slowest response of an iteration, which argues for a shorter interval.
+    Infinite without losses, or with free machines. First order: right while the interval is short against the time
+    between losses; beyond, Daly, Future Generation Computer Systems 22 (2006), has more terms. The formula leaves out
+    the delay of the slowest response by a lost tail, which argues for a shorter interval.
     """
     loss_usd_per_h2 = losses_per_h * machine_usd_per_h
     if loss_usd_per_h2 == 0:

@@ -1,4 +1,4 @@
-"""The holders of an iteration's unfinished responses, and what becomes of tokens when a response changes hands."""
+"""The holders of an iteration's unfinished responses, and the fate of tokens when a response changes hands."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,16 +12,17 @@ from tasks.crew_model.response_progress import Responses
 
 @dataclass(frozen=True, kw_only=True)
 class CrewRules:
-    """The settings of a run by which its members work.
+    """The settings of a run that members follow.
 
     Attributes:
-        flush_interval_s: seconds between two flushes of a member.
-        heartbeat_interval_s: seconds between two heartbeats of a member, and between two looks for work.
-        claim_ttl_s: seconds of silence after which a member counts as lost.
-        objective: "makespan", or "gpu_seconds": a member leaves as soon as it has no work.
-        cut_share: the share of a member's responses after whose end it hands the others over and leaves; None: never.
-        balance: members without work also take from living ones; lost and unclaimed responses they always take.
-        resume: where a lost response begins again: at the last flush ("token"), or at its prompt ("response").
+        flush_interval_s: Seconds between two flushes of a member.
+        heartbeat_interval_s: Seconds between two heartbeats of a member, and between two looks for work.
+        claim_ttl_s: Seconds of silence after which a member counts as lost.
+        objective: "makespan", or "gpu_seconds": a member leaves as soon as no work is left to take.
+        cut_share: The ended share of a member's responses from which the member hands the rest over and leaves; None:
+            never.
+        balance: Members without work also take from living members. Lost and unclaimed responses are always taken.
+        resume: The restart of a lost response: at the last flush ("token"), or at the prompt ("response").
     """
 
     flush_interval_s: float
@@ -34,7 +35,14 @@ class CrewRules:
 
 
 class Ownership:
-    """members: the living, and the dead and gone ones that still hold something, in the order in which they began."""
+    """The holders of the unfinished responses.
+
+    Attributes:
+        responses: The responses of the iteration.
+        members: Living members, and dead or gone members that still hold responses, by name, in order of beginning.
+        unclaimed: Unclaimed responses by unit.
+        moved: The number of responses taken unclaimed, or handed to a new holder by `take`.
+    """
 
     def __init__(self, responses: Responses, slots: Sequence[SlotPlan], rules: CrewRules) -> None:
         self.responses = responses
@@ -45,7 +53,7 @@ class Ownership:
         self._former: dict[int, set[str]] = {}
 
     def claim_own(self, member: ModelMember) -> None:
-        """Claim what earlier processes of the slot hold, and what is unclaimed in its unit, in the plan's order."""
+        """Claim the responses of earlier processes of the slot, and the slot's unclaimed unit, in the plan's order."""
         own = self.responses.of_unit.get(member.slot, ())
         mine = set(self.unclaimed.pop(member.slot, ()))
         for former in [other for other in self.members.values() if other.slot == member.slot]:
@@ -78,7 +86,7 @@ class Ownership:
         self._hold(member, sorted(taken))
 
     def take(self, member: ModelMember, holder: ModelMember, responses: Sequence[int]) -> None:
-        """Take responses from another member; a living one has journalled what it has decoded of them."""
+        """Take responses from their holder; a living holder has journalled its decoded tokens of the responses."""
         for response in responses:
             if response in holder.running:
                 self.responses.keep(response, holder.life, holder.decoded(response))
@@ -92,9 +100,9 @@ class Ownership:
         return member.name in self._former.get(response, ())
 
     def stop(self, member: ModelMember, state: str, now_s: float) -> None:
-        """A process ends: "gone" if it flushed and said so, "dead" if its machine was lost.
+        """End a process: "gone" after a flush with notice, "dead" after the loss of the machine.
 
-        It keeps what it holds until another member takes it.
+        The ended member keeps its responses until new holders take them.
         """
         again = state == "dead" and self._rules.resume == "response"
         running = sorted(member.running)
@@ -119,4 +127,6 @@ class Ownership:
         own = self.responses.unit
         member.waiting.extend(responses)
         member.own.update(response for response in responses if own[response] == member.slot)
-        member.account.bytes_read += BYTES_PER_TOKEN * sum(self.responses.kept[response] for response in responses)
+        member.account.bytes_read += BYTES_PER_TOKEN * sum(
+            self.responses.journalled_tokens[response] for response in responses
+        )

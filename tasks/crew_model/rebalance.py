@@ -1,11 +1,11 @@
 """Rebalancing: decides which responses a member without work claims, and from which member, as pure functions.
 
-It follows RLBoost's Algorithm 2 (arXiv 2510.19225, section 4.2.1): first responses that no living member works on, then
-unstarted ones of the fullest member, then running ones beyond the batch size at which that member's decode rate stops
-rising; and running ones of a member that decodes them at less than half of our own speed. A member never takes back
-from a living one what it has held before, so a response is handed on at most once per member (no ping-pong). Responses
-that the plan set apart for a small batch are not drawn into a large one (StreamRL, arXiv 2504.15930, Algorithm 2).
-`should_cut` says when a member that has ended most of its responses hands the others over and leaves.
+The order follows RLBoost's Algorithm 2 (arXiv 2510.19225, section 4.2.1). First come responses without a living holder,
+then unstarted responses of the fullest member. Running responses follow: beyond the batch size at which the holder's
+decode rate stops rising, or of a holder slower than half of the seeker's own speed. A member takes no response from a
+living holder that the member has held earlier, so a response is handed on at most once per member (no ping-pong).
+Responses that the plan set apart for a small batch are not drawn into a large batch (StreamRL, arXiv 2504.15930,
+Algorithm 2). `should_cut` decides when a member with few responses left hands its rest over and leaves.
 """
 
 import random
@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-# The most members that one look looks at, so that a thousand idle members do not read a million heartbeats.
+# The most members read in a look, so a thousand idle members do not read a million heartbeats.
 LOOKS_MAX = 32
 LATE_RATIO = 0.5
 
@@ -30,16 +30,26 @@ class Cause(Enum):
 
     @property
     def from_the_living(self) -> bool:
-        """Whether the holder would have continued them."""
+        """Whether the holder would have continued the responses."""
         return self in (Cause.UNSTARTED, Cause.OVERFULL, Cause.LATE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """A member with responses, as its last heartbeat shows it to the seeker; the counts are those of AliveRecord.
+    """A member with responses, as shown to the seeker by the last heartbeat; the counts are as in HeartbeatRecord.
 
-    lost: what it holds is free; idle: it lives and looks for work, too. room: how many more responses it would begin.
-    isolated: the plan gave it a small batch.
+    Attributes:
+        incarnation: The member's incarnation.
+        lost: The member is lost or gone: its responses are free.
+        idle: The member lives and looks for work, too.
+        unfinished: Responses held.
+        running: Responses decoded.
+        waiting: Responses that wait for a place.
+        released: Responses released.
+        tokens_per_s: Tokens per second of all running responses; None: unknown; 0: stuck.
+        plateau: The smallest batch near the best rate; 0: unknown.
+        room: Further responses that the member would begin.
+        isolated: The plan gave the member a small batch.
     """
 
     incarnation: str
@@ -59,10 +69,14 @@ class Holder:
 class Seeker:
     """The member that looks for work.
 
-    room: responses it could begin now; running: those it decodes; held: those, and what waits, also for tools. loaded:
-    whether it has the weights. tokens_per_s: of one response, by the number decoded together, as far as it was measured
-    (empty: not yet). free_only: it takes nothing from living members, because its batch must stay small, or it should
-    leave soon.
+    Attributes:
+        room: Responses that the seeker could begin now.
+        running: Responses that the seeker decodes.
+        held: Running responses, and responses that wait for a place or a tool.
+        loaded: The weights are in place.
+        tokens_per_s: Tokens per second of a single response by batch size, as far as measured; empty: not measured.
+        free_only: The seeker takes nothing from living members, because the batch must stay small, or the seeker
+            should leave soon.
     """
 
     room: int
@@ -75,9 +89,13 @@ class Seeker:
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """Take `count` responses from `incarnation`; None: unclaimed ones.
+    """Take `count` responses.
 
-    asks: the holder may have decoded tokens of them that are not journalled, so it is asked for them first.
+    Attributes:
+        cause: Why the responses change hands.
+        incarnation: The holder; None: unclaimed responses.
+        count: The number of responses.
+        asks: The holder may have decoded tokens beyond the journal, so the seeker asks for the responses first.
     """
 
     cause: Cause
@@ -88,9 +106,14 @@ class Transfer:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """An unfinished response of the chosen holder, as the journal shows it.
+    """An unfinished response of the chosen holder, as shown by the journal.
 
-    length: tokens journalled; begun: whether its holder has journalled some; held_before: by the seeker.
+    Attributes:
+        response: The number of the response.
+        length: Journalled tokens.
+        begun: The holder has journalled tokens of the response.
+        released: The holder has released the response.
+        held_before: The seeker has held the response earlier.
     """
 
     response: int
@@ -103,10 +126,10 @@ class Candidate:
 def next_transfer(
     seeker: Seeker, holders: Sequence[Holder], unclaimed: int, share: int | None = None
 ) -> Transfer | None:
-    """The transfer to make next; None if there is no room, or nothing to take.
+    """The transfer to make next; None without room, or without a response to take.
 
-    share: how many responses of the unclaimed and the lost the seeker may still take in this look; None: `free_share`.
-    Unstarted work of an isolated member goes only to members that decode nothing else.
+    share: the number of unclaimed and lost responses that the seeker may still take in this look; None: `free_share`.
+    Unstarted work of an isolated member goes only to seekers without running responses.
     """
     if seeker.room < 1:
         return None
@@ -131,22 +154,23 @@ def next_transfer(
     if fullest is not None and fullest.waiting:
         count = _share(fullest.waiting, idle + 1, seeker.room)
         if not seeker.loaded:
-            # The last ones stay, because two members that are still loading would pass them to and fro.
+            # The last responses stay, because two loading members would pass the responses to and fro.
             count = min(count, fullest.waiting // (idle + 1))
         if count:
-            # They are the last of its queue. It has begun them only if it has since ended about as many as come before.
+            # The taken responses are the last of the queue, and begun only if the holder has since ended about as many
+            # responses as stand in front.
             asks = fullest.waiting - count < fullest.running
             return Transfer(cause=Cause.UNSTARTED, incarnation=fullest.incarnation, count=count, asks=asks)
     return None if seeker.running else _running_transfer(seeker, living)
 
 
 def free_share(seeker: Seeker, holders: Collection[Holder], unclaimed: int, unseen: int = 0) -> int:
-    """How many of the unclaimed and the lost responses the seeker takes in one look; at least one.
+    """The number of unclaimed and lost responses that the seeker takes in one look; at least one.
 
-    It fills up to the level at which it and the other members with room hold all that is free, so that the first that
-    looks does not take all. Members without room take none, and do not count. If it takes only what is free, it takes
-    an equal share with the members that have nothing left. unseen: how many more members there are; of them the same
-    part has room as of the holders, and the unclaimed responses, which the holders do not show, are theirs as well.
+    Water-filling: the seeker fills up to the level at which all members with room together hold the free responses, so
+    the first look does not take all. Members without room do not count. A `free_only` seeker takes an equal share with
+    the members that have nothing left. unseen: the number of members outside `holders`; the share of members with room
+    is taken to be as among `holders`, and the unclaimed responses are divided among seen and unseen members.
     """
     takers = [each for each in holders if (each.idle if seeker.free_only else each.room) and not each.lost]
     if unseen and holders:
@@ -157,7 +181,7 @@ def free_share(seeker: Seeker, holders: Collection[Holder], unclaimed: int, unse
         return -(-free // (1 + len(takers)))
     fills = [(seeker.held, seeker.room), *((each.unfinished, each.room) for each in takers)]
     low, high = 0, max(held + room for held, room in fills)
-    # The lowest level at which all of them together have room for what is free.
+    # The lowest level at which all together have room for the free responses.
     while low < high:
         level = (low + high) // 2
         if sum(min(room, max(0, level - held)) for held, room in fills) < free:
@@ -172,10 +196,10 @@ def _free(holders: Collection[Holder], unclaimed: int) -> int:
 
 
 class Transfers:
-    """The transfers of one look: at most one from each source, while there is room.
+    """The transfers of a single look: at most one from each source, while the seeker has room.
 
-    holders: the members that were looked at, by incarnation. unclaimed: how many responses have no claim. unseen: how
-    many more members there are.
+    holders: the members read in the look, by incarnation. unclaimed: the number of unclaimed responses. unseen: the
+    number of further members.
     """
 
     def __init__(self, seeker: Seeker, holders: Mapping[str, Holder], unclaimed: int, unseen: int = 0) -> None:
@@ -187,7 +211,7 @@ class Transfers:
 
     def next(self) -> Transfer | None:
         """The transfer to make now; None when the look is over."""
-        # What is free and left to others is not a reason to take what others decode.
+        # Free responses that are left to peers are no reason to take running responses of peers.
         if self._free and self._share < 1:
             return None
         return next_transfer(self._seeker, list(self._holders.values()), self._unclaimed, self._share)
@@ -206,15 +230,15 @@ class Transfers:
 
 
 def looked_at(names: Sequence[str], rng: random.Random) -> list[str]:
-    """The members at which one look looks: all of `names`, or LOOKS_MAX of them, chosen at random."""
+    """The members to read in a look: all `names`, or a random choice of LOOKS_MAX names."""
     return list(names) if len(names) <= LOOKS_MAX else rng.sample(names, LOOKS_MAX)
 
 
 def choose(cause: Cause, count: int, candidates: Collection[Candidate]) -> tuple[int, ...]:
-    """The responses of a holder to take for `cause`; `candidates` in the order in which the holder begins them.
+    """The responses of a holder to take for `cause`; `candidates` stand in the holder's order of beginning.
 
-    Unstarted ones come from the end of that order, because the holder begins at its front. Of running ones, those with
-    the fewest tokens come first, because their prefixes are cheapest to compute again.
+    Unstarted responses come from the end of the order, because the holder begins at the front. Running responses come
+    with the fewest tokens first, because short prefixes are cheapest to compute again.
     """
     if cause is Cause.RELEASED:
         fit = [candidate for candidate in candidates if candidate.released]
@@ -239,7 +263,7 @@ def _running_transfer(seeker: Seeker, living: Sequence[Holder]) -> Transfer | No
     slowest = min(slow, key=_of_one, default=None)
     if slowest is None:
         return None
-    # From a member that decodes nothing all is taken; from one that is only slow, half.
+    # From a stuck member all is taken; from a slow member, half.
     stuck = not slowest.tokens_per_s
     count = min(seeker.room, slowest.running if stuck else (slowest.running + 1) // 2)
     if stuck or _of_one(slowest) < LATE_RATIO * _expected(seeker, count, slow):
@@ -248,14 +272,14 @@ def _running_transfer(seeker: Seeker, living: Sequence[Holder]) -> Transfer | No
 
 
 def _of_one(holder: Holder) -> float:
-    """Tokens per second of one of a holder's running responses."""
+    """Tokens per second of a single running response of the holder."""
     return (holder.tokens_per_s or 0.0) / holder.running
 
 
 def _expected(seeker: Seeker, batch: int, others: Sequence[Holder]) -> float:
-    """Tokens per second of one response if the seeker decodes `batch`; if it has not measured that, the others' median.
+    """Tokens per second of a single response if the seeker decodes `batch`.
 
-    That median, from equal or larger batches, is a cautious guess.
+    Without a measurement of `batch`, the median of the running holders: a cautious guess, from equal or larger batches.
     """
     if len(seeker.tokens_per_s) > batch:
         return seeker.tokens_per_s[batch]
@@ -268,11 +292,18 @@ def _share(count: int, sharers: int, room: int) -> int:
 
 
 def should_cut(ended: int, total: int, unfinished: int, rooms_of_others: Collection[int], share: float | None) -> bool:
-    """Whether a member hands over all `unfinished` responses that it holds (RLHFless, section 4.3, step 4).
+    """Whether a member hands over all its `unfinished` responses (RLHFless, arXiv 2602.22718, section 4.3, step 4).
 
-    ended, total: among the responses it was planned for. rooms_of_others: for each of the other running members, how
-    many responses it could begin besides its own. share: tau; None: never. All must fit, because one that stays keeps
-    the machine, too. arXiv 2602.22718.
+    All responses must fit elsewhere, because a single response that stays keeps the machine.
+
+    Args:
+        ended: Ended responses of the member's plan.
+        total: Responses of the member's plan.
+        unfinished: Responses that the member holds.
+        rooms_of_others: For each competing running member, the further responses that the member could begin.
+        share: tau, the least ended share; None: never.
+
+    Raises ValueError if `ended` is not within 0 and `total`.
     """
     if not 0 <= ended <= total:
         raise ValueError(f"ended: {ended} given; allowed: 0 to total ({total})")

@@ -1,7 +1,7 @@
-"""One rollout by the event model: members of a plan begin, decode, help each other and stop, until all has ended.
+"""A rollout by the event model: members of a plan begin, decode, take over work and stop, until all responses end.
 
-Planning asks this model about each width that it considers. The forecast drives the same `CrewModel` itself, because
-its machines come and go in the middle of a rollout.
+Planning asks the model about each width under consideration. The forecast drives `CrewModel` directly, because
+machines come and go in the middle of a forecast rollout.
 """
 
 import random
@@ -26,12 +26,12 @@ class PlannedMember:
     """A member of the rollout.
 
     Attributes:
-        engine: the abilities of its engine.
-        start_s: when it claims its groups and begins to decode.
-        groups: the groups that it is dealt, in the order in which it begins them.
-        batch_max: the most responses that it decodes together; None: as many as its engine can.
-        stop_s: when it hands over what it has not finished; None: it stays. It stays anyway while no other member
-            lives.
+        engine: The abilities of the engine.
+        start_s: The time of claiming the groups and beginning to decode.
+        groups: The assigned groups, in order of beginning.
+        batch_max: The most responses decoded together; None: the engine's limit.
+        stop_s: The time of handing over unfinished responses and leaving; None: the member stays. The last living
+            crew member stays in any case.
         in_crew: False for an engine on the trainer's machines.
     """
 
@@ -45,12 +45,12 @@ class PlannedMember:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """What a rollout takes.
+    """The times of a rollout.
 
     Attributes:
-        ends_s: when all responses of each group have ended, [groups].
-        member_s: seconds from the start of each member until it left, or until the last response ended.
-        moved: how many times a response went from one member to another.
+        ends_s: The end of the last response of each group, [groups].
+        member_s: Seconds from the start of each member until the member left, or until the last response ended.
+        moved: The number of responses taken over by a new holder, or taken unclaimed.
     """
 
     ends_s: npt.NDArray[np.float64]
@@ -70,9 +70,16 @@ def modelled_rollout(
     prompt_tokens: int = 0,
     seed: int = 0,
 ) -> Rollout:
-    """Play the rollout of responses of these lengths, [groups, num_generations] tokens.
+    """Play a rollout.
 
-    seed: decides in which order members look for work. Raises Stalled if no member is left before the end.
+    Args:
+        lengths: Tokens of each response, [groups, num_generations].
+        members: The members of the rollout.
+        rules: The settings of the run.
+        prompt_tokens: Tokens of a prompt.
+        seed: Decides the order in which members look for work.
+
+    Raises Stalled if no member is left before the end.
     """
     return _Rollout(lengths, members, rules, prompt_tokens, seed).run()
 

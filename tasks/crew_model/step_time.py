@@ -1,7 +1,7 @@
 """Step time: seconds of one decode step by the number of responses decoded together, as measured.
 
-All of planning and forecasting shares this one model of an engine (tau(b) of TailSieve; PTL(BS) of StreamRL, arXiv
-2504.15930; TPOT of RLHFless, arXiv 2602.22718). It knows no engine and no clock.
+Planning and forecasting share the curve as their model of an engine (tau(b) of TailSieve; PTL(BS) of StreamRL, arXiv
+2504.15930; TPOT of RLHFless, arXiv 2602.22718). No engine, no clock.
 """
 
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 FLAT = 0.95
-# How many tokens an engine prefills in the time of a step with one response. That step reads 2 bytes per parameter, and
-# a token takes 2 operations per parameter. So it is the ratio of arithmetic (35 % of the peak are reached) to bandwidth
-# (60 %): of H100 172, of H200 120, of A100 (80 GB) 89, of L4 235. A small model's step is mostly fixed costs, so it
-# prefills faster than this says (1.5B on H100: three times as fast).
+# Tokens that an engine prefills in the time of a step with one response. The step reads 2 bytes per parameter, and
+# a token takes 2 operations per parameter, so the number is the ratio of arithmetic (35 % of the peak are reached) to
+# bandwidth (60 %): H100 172, H200 120, A100 (80 GB) 89, L4 235. A small model's step is mostly fixed costs, so small
+# models prefill faster (1.5B on H100: three times as fast).
 PREFILL_TOKENS = 150
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """A curve through `points`: (batch, seconds), batches ascending; raises ValueError for anything else.
+    """A curve through `points`: (batch, seconds), batches ascending; raises ValueError for invalid points.
 
-    Before the first point a step takes as long as there; between points it is linear; beyond the last point it grows as
-    between the last two, or in proportion to the batch if there is only one point. A step never gets shorter with more
-    responses: if a measurement says so, the longer time counts.
+    The curve is flat up to the first point, linear between points, and beyond the last point goes on with the last
+    slope, or in proportion to the batch after a single point. A step never gets shorter with more responses: of two
+    contradicting measurements the longer time counts.
     """
 
     points: tuple[tuple[int, float], ...]
@@ -40,7 +40,7 @@ class StepTime:
 
     @classmethod
     def linear(cls, fixed_s: float, per_response_s: float) -> "StepTime":
-        """fixed_s + per_response_s for every response: memory-bound at first, then bound by arithmetic."""
+        """The curve fixed_s + batch * per_response_s: memory-bound at first, then bound by arithmetic."""
         return cls(((1, fixed_s + per_response_s), (2, fixed_s + 2 * per_response_s)))
 
     def step_s(self, batch: int) -> float:
@@ -52,7 +52,7 @@ class StepTime:
         return _table(self.points, 1 << max(0, batch_max).bit_length())[: batch_max + 1]
 
     def rises(self, batch_max: int) -> npt.NDArray[np.float64]:
-        """How many seconds more a step takes with the first, the second, ... and the batch_max-th response."""
+        """The additional seconds of a step with the first, the second, ... and the batch_max-th response."""
         return _rises(self.points, 1 << max(0, batch_max).bit_length())[:batch_max]
 
     def tokens_per_s(self, batch: int) -> float:
@@ -60,7 +60,7 @@ class StepTime:
         return batch / self.step_s(batch) if batch else 0.0
 
     def prefill_tokens_per_s(self, batch_max: int) -> float:
-        """About how fast tokens are prefilled, which no engine tells; not slower than up to batch_max are decoded."""
+        """An estimate of prefilled tokens per second, which no engine reports; at least the best decode rate."""
         return max(PREFILL_TOKENS / self.step_s(1), float(self._rates(batch_max).max()))
 
     def plateau(self, batch_max: int) -> int:
@@ -78,7 +78,7 @@ class StepTime:
         return StepTime(tuple((batch, step_s * factor) for batch, step_s in self.points))
 
 
-# A shape, not of a real machine, to compare assignments while nothing is measured: a step of 64 takes twice one of 1.
+# The shape of no real machine, to compare assignments without measurements: a step of 64 takes twice a step of 1.
 NOMINAL = StepTime(((1, 0.02), (64, 0.04)))
 
 

@@ -1,13 +1,14 @@
-"""Waiting for tools: the step time of a member by the number of responses that it holds. No IO, no clock.
+"""Waiting for tools: the step time of a member by the number of responses held. No IO, no clock.
 
-A response that waits for a tool takes no place among those that are decoded, so a member may hold more than it decodes
-together. Of b held responses it decodes d together, where each is decoded for tau(d) and waits for w seconds per token:
+A response that waits for a tool takes no place in the batch, so a member may hold more responses than a batch has
+places. With b held responses the batch has d responses, where each token takes tau(d) of decoding and w seconds of
+waiting:
 
-    d = b tau(d) / (tau(d) + w), and a token of each takes tau(d) + w.
+    d = b tau(d) / (tau(d) + w), and a token of each response takes tau(d) + w.
 
-So all of planning, which times members by a curve and a largest batch, times them by the curve tau(d(b)) + w up to the
-largest b whose d fits. Waiting is taken to be in proportion to length, because longer responses have more turns: of the
-ways that were simulated this predicts best, also where the number of turns does not depend on the length.
+Planning times members by a curve and a largest batch, here by the curve tau(d(b)) + w up to the largest b whose d fits.
+The wait is taken in proportion to length, because longer responses have more turns: among the simulated rules the rule
+predicts best, also where the number of turns does not depend on the length.
 """
 
 import math
@@ -18,17 +19,20 @@ import numpy.typing as npt
 
 from tasks.crew_model.step_time import StepTime
 
-# Points of the curve; between them it is linear.
+# Points of the curve, which is linear between points.
 _POINTS = 48
 _ROUNDS = 30
 
 
 @lru_cache(maxsize=64)
 def while_held(step_time: StepTime, responses_max: int, tool_s_per_token: float, held_max: int) -> tuple[StepTime, int]:
-    """(seconds of a token by the responses that a member holds, the most that it holds).
+    """(seconds of a token by the number of held responses, the most responses held).
 
-    responses_max: the most that it decodes together. tool_s_per_token: w. held_max: at most so many are there to hold;
-    a member may hold responses_max in any case. Without waiting, both are those of the engine.
+    Args:
+        step_time: The curve of the engine.
+        responses_max: The largest batch.
+        tool_s_per_token: w; 0 returns `step_time` and `responses_max`.
+        held_max: The most responses to hold; `responses_max` may be held in any case.
     """
     if not tool_s_per_token:
         return step_time, responses_max
@@ -41,7 +45,7 @@ def while_held(step_time: StepTime, responses_max: int, tool_s_per_token: float,
 
 
 def decoded_together(step_time: StepTime, responses_max: int, tool_s_per_token: float, held: int) -> int:
-    """d, the nearest whole number from 1 on."""
+    """The batch d of `held` responses, as the nearest whole number from 1 on."""
     if not tool_s_per_token:
         return held
     [step_s] = _steps_s(step_time, responses_max, tool_s_per_token, np.array([float(held)]))

@@ -1,4 +1,4 @@
-"""A look for work, as the session's claimant does it: what a member sees of the others, and what it takes.
+"""A look for work, as by the session's claimant: the peers as a member sees them, and the responses to take.
 
 The rules are production's (tasks/crew_model/rebalance.py).
 """
@@ -22,15 +22,15 @@ from tasks.crew_model.rebalance import (
 
 # Called with the seeker, the holder and the responses.
 Ask = Callable[[ModelMember, ModelMember, tuple[int, ...]], None]
-# After this many fruitless looks in a row, it is worth checking whether any member can find something.
+# After FRUITLESS fruitless looks in a row, a check whether any member can find work pays.
 FRUITLESS = 4
 
 
 class WorkSearch:
-    """What a member sees at one moment, for one look or for those of all members.
+    """The members as seen at a single moment, for one look or for a round of looks.
 
-    free_only: no member takes what its holder would continue itself. ask: called with the seeker, the holder and the
-    responses for which the holder is asked, because it may have decoded tokens of them that are not journalled.
+    free_only: no member takes responses that a living holder would continue. ask: called with the seeker, the holder
+    and the responses, if the holder may have decoded tokens of the responses beyond the journal.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class WorkSearch:
         self._waits: bool | None = None
 
     def seek(self, member: ModelMember) -> list[str]:
-        """Take what rebalancing allows until there is no room or nothing to take; returns the givers, in their order.
+        """Take responses by the rules until the member has no room or finds no work; returns the givers, in order.
 
-        At most LOOKS_MAX others are looked at, and each gives once.
+        At most LOOKS_MAX peers are looked at, and each peer gives once.
         """
         members = self._ownership.members
         member.life.looks += min(LOOKS_MAX, len(members) - 1)
@@ -76,17 +76,16 @@ class WorkSearch:
         return givers
 
     def _anything_waits(self) -> bool:
-        """Whether any response is unclaimed, was left behind, or waits for a place; once, until one changes hands."""
+        """Whether any response is unclaimed, left behind, or waits for a place; remembered until a transfer."""
         if self._waits is None:
             members = self._ownership.members.values()
             self._waits = bool(self._ownership.unclaimed) or any(not m.alive or m.waiting for m in members)
         return self._waits
 
     def _may_find(self, member: ModelMember, seeker: Seeker) -> bool:
-        """Whether the rules give the seeker anything from any single member; if not, several give nothing either.
+        """Whether the rules give the seeker a response from any single member; if not, several members give none.
 
-        It is checked only after several fruitless looks, and once for all seekers that are alike, until something
-        changes hands.
+        The check is made only after FRUITLESS fruitless looks, and once for all alike seekers until the next transfer.
         """
         if self._fruitless < FRUITLESS:
             return True
@@ -118,14 +117,14 @@ class WorkSearch:
         return sum(len(responses) for responses in self._ownership.unclaimed.values())
 
     def _ask_for(self, member: ModelMember, transfer: Transfer) -> int:
-        """Ask the holder for responses, unless it has not answered yet; returns how many."""
+        """Ask the holder for responses, unless an ask is open; returns the number of asked responses."""
         holder = self._ownership.members[transfer.incarnation or ""]
-        if holder.name in member.asked:
-            return member.asked[holder.name]
+        if holder.name in member.open_asks:
+            return member.open_asks[holder.name]
         chosen = choose(transfer.cause, transfer.count, _candidates(self._ownership, member, holder))
         if chosen:
             self._fruitless = 0
-            member.asked[holder.name] = len(chosen)
+            member.open_asks[holder.name] = len(chosen)
             self._ask(member, holder, chosen)
         return len(chosen)
 
@@ -135,7 +134,7 @@ class WorkSearch:
         self._waits = None
         self._seen.pop(member.name, None)
         if transfer.incarnation is None:
-            # Starting at a random unit, as a claimant does, so that not all take from the same end.
+            # Starting at a random unit, as a claimant does, so members take from different ends.
             found = self._ownership.unclaimed_from(self._rng.randrange(len(self._ownership.unclaimed)), transfer.count)
             self._ownership.take_unclaimed(member, found)
             return len(found)
@@ -147,7 +146,7 @@ class WorkSearch:
 
 
 def _seen(member: ModelMember, now_s: float, claim_ttl_s: float) -> Holder:
-    """A member as its heartbeat shows it; a dead member's last heartbeat counts until it has been silent too long."""
+    """A member as shown by its heartbeat; a dead member's last heartbeat counts until `claim_ttl_s` of silence."""
     running, unfinished = len(member.running) + len(member.journalled), member.unfinished
     return Holder(
         incarnation=member.name,
@@ -165,8 +164,8 @@ def _seen(member: ModelMember, now_s: float, claim_ttl_s: float) -> Holder:
 
 
 def _candidates(ownership: Ownership, seeker: ModelMember, holder: ModelMember) -> list[Candidate]:
-    """What the holder decodes and what waits for a place; who lives keeps a response whose answer a tool owes."""
-    kept, begun = ownership.responses.kept, holder.begun
+    """The holder's running and waiting responses. Responses that wait for a tool stay with a living holder."""
+    kept, begun = ownership.responses.journalled_tokens, holder.begun
     return [
         Candidate(
             response=response,

@@ -1,1 +1,1 @@
-"""The GPUs that this process can compute on, and whether they are those of its pool."""
+"""The GPUs of this process, and their comparison with the pool's configuration."""

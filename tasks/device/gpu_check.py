@@ -1,4 +1,4 @@
-"""Refuses a machine whose GPUs are not those of its pool, before anything computes on its CPU without a word."""
+"""Refuses a machine whose GPUs differ from the pool's, before a process silently computes on the CPU."""
 
 from collections.abc import Callable
 
@@ -18,17 +18,17 @@ class WrongGpus(GleanerError, RuntimeError):  # noqa: N818 - reads as what happe
 
 
 class WrongNode(WrongGpus):
-    """The same, and another node may have them."""
+    """The node has wrong GPUs, and another node may have the right GPUs."""
 
 
 def check_gpus(path: str, gpus: int, device: str, see: Callable[[], VisibleGpus] = visible_gpus) -> None:
     """Raise WrongGpus unless torch sees as many GPUs as the pool at `path` of the configuration has.
 
-    It is a WrongNode unless the image is to blame, which is the same on every node.
+    The error is a WrongNode unless the image is to blame, which is equal on every node.
 
     Args:
         path: For example "pools.train".
-        gpus: What the pool says; 0 asks for nothing.
+        gpus: The pool's number of GPUs; 0 asks for nothing.
         device: The device that the configuration names; "cpu" asks for nothing either.
         see: Looks at this machine.
     """
@@ -43,7 +43,7 @@ def check_gpus(path: str, gpus: int, device: str, see: Callable[[], VisibleGpus]
 
 
 def _remedy(path: str, gpus: int, seen: VisibleGpus) -> str:
-    """What is wrong, as far as it can be told, and what is allowed."""
+    """The cause, as far as known, and the cure."""
     if seen.count:
         hide, more = "or as many in CUDA_VISIBLE_DEVICES as the pool says", f"{_CAP}, or a node whose GPUs all work"
         return f"allowed: {path}.gpus: {seen.count}, {hide if seen.count > gpus else more}"

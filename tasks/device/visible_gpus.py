@@ -1,6 +1,6 @@
-"""What this process can compute on: the GPUs that torch sees, NVIDIA's driver, and the CUDA that both are made for.
+"""The GPUs that torch sees in this process, NVIDIA's driver, and the CUDA releases of torch and driver.
 
-It reads and judges nothing. torch and the driver's library are arguments, because most machines have no GPU.
+This module reads without judging. torch and the driver's library are arguments, because most machines have no GPU.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ _IN_PARTS = 1000  # CUDA writes release 13.2 as 13020
 
 
 class Cuda(Protocol):
-    """What is read of `torch.cuda`."""
+    """The part of `torch.cuda` that this module reads."""
 
     def is_available(self) -> bool: ...
 
@@ -32,7 +32,7 @@ class VisibleGpus:
     """The GPUs of this process.
 
     Attributes:
-        count: How many torch can use.
+        count: The number of GPUs that torch can use.
         torch: The release of torch.
         cuda: The release of CUDA that torch is built for, such as "13.0"; None for a build without CUDA.
         driver: The release of NVIDIA's driver; None if it is unknown.
@@ -49,7 +49,7 @@ class VisibleGpus:
 
     @property
     def is_driver_too_old(self) -> bool:
-        """Whether the driver's CUDA has a smaller major number than torch's; within one number all releases run."""
+        """Whether the driver's CUDA has a smaller major number than torch's; releases of equal major number run."""
         if self.cuda is None or self.driver_cuda is None:
             return False
         return _major(self.driver_cuda) < _major(self.cuda)
@@ -76,7 +76,7 @@ def seen_by(
     module: Path = _MODULE,
     load: Callable[[str], Any] = ctypes.CDLL,
 ) -> VisibleGpus:
-    """What this torch sees.
+    """Look at the GPUs through the given parts of torch.
 
     Args:
         cuda: torch.cuda.
@@ -107,7 +107,7 @@ def _driver(module: Path) -> str | None:
 
 
 def _driver_cuda(load: Callable[[str], Any]) -> str | None:
-    """The newest CUDA that the driver runs, by cuDriverGetVersion, which needs no GPU and begins no context."""
+    """The newest CUDA that the driver runs, by cuDriverGetVersion, which needs neither GPU nor context."""
     try:
         library = load(_LIBRARY)
     except OSError:

@@ -1,1 +1,1 @@
-"""What `gleaner doctor` looks at: a machine's GPUs, room and kernels, or a cluster."""
+"""The examinations of `gleaner doctor`: a machine's GPUs, free space and kernels, or a cluster."""

@@ -1,7 +1,7 @@
-"""Whether the launch plans whose schedules are on are those of the files.
+"""Compares the launch plans with active schedules with the plans in the user's files.
 
-Flyte keeps what was registered first: registering again under a version that is taken changes nothing, and gives no
-error. A plan that the files no longer have stays on.
+Flyte keeps the first registration: registering again under a used version changes nothing, and gives no error. A plan
+removed from the files stays active.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,12 +15,12 @@ AGAIN = "register again, under another version"
 _DIFFERENCES_SHOWN = 3
 
 
-def plan_findings(admin: Admin, place: ClusterTarget, asked: ClusterDemand) -> Iterator[Finding]:
-    """One finding for each plan that is on, and for each that shall be."""
+def plan_findings(admin: Admin, place: ClusterTarget, demand: ClusterDemand) -> Iterator[Finding]:
+    """A finding for each active plan, and for each plan of the files that is not active."""
     active = admin.active_plans(place.project, place.domain, WORKFLOW)
     for plan in active:
-        yield Finding(_name(plan.name), _shown(plan), _lack(plan, place, asked))
-    for name in sorted((asked.scheduled or {}).keys() - {plan.name for plan in active}):
+        yield Finding(_name(plan.name), _shown(plan), _lack(plan, place, demand))
+    for name in sorted((demand.scheduled or {}).keys() - {plan.name for plan in active}):
         yield Finding(_name(name), "", "not on: register it with --activate-launchplans")
 
 
@@ -35,14 +35,14 @@ def _shown(plan: Plan) -> str:
     )
 
 
-def _lack(plan: Plan, place: ClusterTarget, asked: ClusterDemand) -> str | None:
-    if asked.scheduled is None:
-        is_its_run = asked.settings is not None and _run_of(plan) == asked.settings.run.url.rstrip("/")
-        return _other_settings(plan, asked.settings) if is_its_run and asked.settings is not None else None
-    if plan.name not in asked.scheduled:
+def _lack(plan: Plan, place: ClusterTarget, demand: ClusterDemand) -> str | None:
+    if demand.scheduled is None:
+        is_its_run = demand.settings is not None and _run_of(plan) == demand.settings.run.url.rstrip("/")
+        return _other_settings(plan, demand.settings) if is_its_run and demand.settings is not None else None
+    if plan.name not in demand.scheduled:
         off = f"pyflyte launchplan -p {place.project} -d {place.domain} --deactivate {plan.name} {plan.version}"
-        return f"on, though it is none of {', '.join(sorted(asked.scheduled))}: its ticks go on; end them with {off}"
-    run, settings = asked.scheduled[plan.name]
+        return f"on, though it is none of {', '.join(sorted(demand.scheduled))}: its ticks go on; end them with {off}"
+    run, settings = demand.scheduled[plan.name]
     return _other_settings(plan, settings) or _other_schedule(plan, run)
 
 
@@ -52,7 +52,7 @@ def _run_of(plan: Plan) -> str:
 
 
 def _other_settings(plan: Plan, settings: RunConfig) -> str | None:
-    """What differs, unless it is only that a newer Gleaner has more fields, whose defaults hold."""
+    """The settings that differ, in words; None for equal settings. Fields of a newer Gleaner count by the defaults."""
     if plan.settings_digest == settings_digest(settings):
         return None
     try:

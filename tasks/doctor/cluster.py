@@ -1,15 +1,15 @@
-"""The examination of a cluster for `gleaner doctor --cluster`: what would hurt a run there, as findings.
+"""The examination of a cluster for `gleaner doctor --cluster`: problems for a run, as findings.
 
-It asks Flyte's admin API and a Kubernetes API server through the interfaces below, and only reads. What may not be read
-is never called good.
+Flyte's admin API and a Kubernetes API server are read through the interfaces below, and never written. An object that
+cannot be read is never called good.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from resources.cluster_errors import NoAnswer, NotReadable
 from resources.pools import PoolConfig, PoolsConfig, pool_path
-from resources.unreadable import NoAnswer, NotReadable
 from storage.stores.connect import connect
 from storage.stores.fitness import Finding, prove
 from storage.stores.store import StorageError
@@ -24,12 +24,19 @@ STORE_KEYS, STORE_LISTED = 10, 20
 
 @dataclass(frozen=True)
 class Unread(Finding):
-    """Something that may not be read, or is not there to be read; `shown` says why."""
+    """An object that cannot be read, or does not exist; `shown` has the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterTarget:
-    """Where a run would be: project and domain of Flyte, the namespace of its pods, and that of Flyte itself."""
+    """The place of a run in a cluster.
+
+    Attributes:
+        project: project of Flyte.
+        domain: domain of Flyte.
+        namespace: namespace of the run's pods.
+        flyte_namespace: namespace of Flyte itself.
+    """
 
     project: str
     domain: str
@@ -39,9 +46,14 @@ class ClusterTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterDemand:
-    """What a run asks of a cluster. store_url: None if it is not to be tried; settings: None without a configuration.
+    """The demands of a run on a cluster.
 
-    scheduled: the runs that shall have launch plans, by their names; None where nothing says which.
+    Attributes:
+        pools: pools of the run.
+        trainer: section `trainer` of the configuration.
+        store_url: store to test; None: no test.
+        settings: configuration of the run; None without a configuration.
+        scheduled: (schedule, configuration) of each run that should have a launch plan, by name; None if unknown.
     """
 
     pools: PoolsConfig
@@ -66,7 +78,7 @@ class Versions(Protocol):
 
 
 class Plan(Protocol):
-    """A launch plan whose schedule is on."""
+    """A launch plan with an active schedule."""
 
     @property
     def name(self) -> str: ...
@@ -93,13 +105,13 @@ class Admin(Protocol):
 
 
 class Cluster(Protocol):
-    """A Kubernetes API server; `get` gives None for what is not there, and raises NotReadable."""
+    """A Kubernetes API server; `get` returns None for a missing object, and raises NotReadable."""
 
     def get(self, path: str, *, metadata_only: bool = False) -> dict[str, Any] | None: ...
 
 
 def looked_at(name: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """The findings of `look`; one that says so where it may not read on."""
+    """The findings of `look`, ended by an Unread finding if `look` raises NotReadable."""
     try:
         yield from look()
     except NotReadable as error:
@@ -107,7 +119,7 @@ def looked_at(name: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Find
 
 
 def flyte_findings(admin: Admin, place: ClusterTarget) -> Iterator[Finding]:
-    """The admin API itself, the project, and whether its workflow is registered."""
+    """Findings about the admin API, the project, and the registered versions of the workflow."""
     try:
         yield Finding("Flyte", f"{admin.release()} at {admin.endpoint}")
     except NoAnswer as error:
@@ -140,7 +152,7 @@ def _registered(admin: Admin, place: ClusterTarget) -> Finding:
 
 
 def store_findings(url: str) -> Iterator[Finding]:
-    """Whether the store can hold a run, with the credentials of this machine."""
+    """Findings about the store's fitness for a run, with the credentials of this machine."""
     proof = prove(connect(url), keys=STORE_KEYS, listed=STORE_LISTED)
     try:
         for finding in proof:

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from resources.cluster_errors import NotReadable
 from resources.flyte_admin import FlyteAdmin
 from resources.kubernetes_api import KubernetesApi
 from resources.pools import PoolsConfig
-from resources.unreadable import NotReadable
 from storage.stores.fitness import Finding
 from tasks.configuration.run_config import load
 from tasks.configuration.schedules import names_runs, scheduled_runs
@@ -31,32 +31,32 @@ from tasks.doctor.flyte_settings import configured_limits, flyte_settings, setti
 def examine_cluster(
     flyte_config: Path, run_config: Path | None, place: ClusterTarget, kube_context: str | None
 ) -> Iterator[Finding]:
-    """Look at a cluster; it is fit if no finding has a lack. Raises ValueError for a wrong run_config.
+    """Examine a cluster: a fit cluster has no finding with a lack. Raises ValueError for a wrong run_config.
 
-    run_config: None looks for the default pools, and tries no store.
+    run_config: configuration file of the run; None examines the default pools, and tests no store.
     """
-    asked = _asked(run_config)
+    demand = _demand_of(run_config)
     admin = FlyteAdmin(flyte_config)
     yield from flyte_findings(admin, place)
-    yield from looked_at("launch plans", lambda: plan_findings(admin, place, asked))
+    yield from looked_at("launch plans", lambda: plan_findings(admin, place, demand))
     try:
         cluster = KubernetesApi(kube_context)
         release = cluster.release()
     except NotReadable as error:
-        yield from looked_at(LIMITS, lambda: limit_findings(admin, place, asked, lambda: None))
+        yield from looked_at(LIMITS, lambda: limit_findings(admin, place, demand, lambda: None))
         yield Unread("Kubernetes", f"not readable: {error}")
     else:
         yield Finding("Kubernetes", f"{release}, context {cluster.context} at {cluster.server}")
-        yield from _with_kubernetes(admin, cluster, place, asked)
+        yield from _with_kubernetes(admin, cluster, place, demand)
         cluster.close()
-    if asked.store_url is None:
+    if demand.store_url is None:
         yield Unread("store", "not readable: name the run's configuration to try its store")
     else:
-        yield from store_findings(asked.store_url)
+        yield from store_findings(demand.store_url)
 
 
 def _with_kubernetes(
-    admin: FlyteAdmin, cluster: Cluster, place: ClusterTarget, asked: ClusterDemand
+    admin: FlyteAdmin, cluster: Cluster, place: ClusterTarget, demand: ClusterDemand
 ) -> Iterator[Finding]:
     settings: dict[str, Any] | None
     try:
@@ -67,16 +67,16 @@ def _with_kubernetes(
     def configured() -> Mapping[str, Any] | None:
         return None if settings is None else configured_limits(settings)
 
-    yield from looked_at(LIMITS, lambda: limit_findings(admin, place, asked, configured))
+    yield from looked_at(LIMITS, lambda: limit_findings(admin, place, demand, configured))
     if settings is None:
         yield Unread("settings of Flyte", f"not readable: {why}")
     else:
-        yield from setting_findings(settings, asked)
-    yield from kubernetes_findings(cluster, place, asked)
-    yield from looked_at("quotas", lambda: quota_findings(cluster, place, asked))
+        yield from setting_findings(settings, demand)
+    yield from kubernetes_findings(cluster, place, demand)
+    yield from looked_at("quotas", lambda: quota_findings(cluster, place, demand))
 
 
-def _asked(run_config: Path | None) -> ClusterDemand:
+def _demand_of(run_config: Path | None) -> ClusterDemand:
     scheduled = scheduled_runs(os.environ, Path()) if names_runs(os.environ) else None
     if run_config is None:
         return ClusterDemand(pools=PoolsConfig(), trainer=TrainerConfig(), scheduled=scheduled)

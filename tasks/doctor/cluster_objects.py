@@ -1,13 +1,13 @@
 """The objects of a Kubernetes namespace that the pools name: pod templates, queues, accounts, volumes, secrets.
 
-What a pool names and the namespace lacks would let its pods wait for ever, or be refused.
+If a named object is missing in the namespace, the pool's pods wait for ever, or are refused.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from resources.cluster_errors import NotReadable
 from resources.pools import PoolConfig
-from resources.unreadable import NotReadable
 from storage.stores.fitness import Finding
 from tasks.doctor.cluster import Cluster, ClusterDemand, ClusterTarget, Unread, looked_at
 from tasks.doctor.network_policies import NAME, policy_finding
@@ -28,14 +28,14 @@ _OF_VARIABLES = (
 Look = Callable[[Cluster, ClusterTarget, str], str | None]
 
 
-def kubernetes_findings(cluster: Cluster, place: ClusterTarget, asked: ClusterDemand) -> Iterator[Finding]:
-    """The namespace, and every object that the pools name."""
+def kubernetes_findings(cluster: Cluster, place: ClusterTarget, demand: ClusterDemand) -> Iterator[Finding]:
+    """Findings about the namespace and every object that the pools name."""
     yield from looked_at("namespace", lambda: [_namespace(cluster, place)])
-    if asked.trainer.nnodes > 1:
+    if demand.trainer.nnodes > 1:
         yield from looked_at("training operator", lambda: [_training_operator(cluster)])
-        yield from looked_at(NAME, lambda: [policy_finding(cluster, place, asked)])
+        yield from looked_at(NAME, lambda: [policy_finding(cluster, place, demand)])
     looks: dict[tuple[str, str], tuple[Look, list[str]]] = {}
-    for path, pool in asked.named_pools().items():
+    for path, pool in demand.named_pools().items():
         for kind, name, look in named_objects(pool):
             looks.setdefault((kind, name), (look, []))[1].append(path)
     for (kind, name), (look, paths) in looks.items():
@@ -43,7 +43,7 @@ def kubernetes_findings(cluster: Cluster, place: ClusterTarget, asked: ClusterDe
 
 
 def named_objects(pool: PoolConfig) -> Iterator[tuple[str, str, Look]]:
-    """Kind and name of each object that a pool's pods need, and what says what is wrong with it."""
+    """(kind, name, function that returns the problem of the object) of each object that a pool's pods need."""
     if pool.pod_template:
         yield "pod template", pool.pod_template, _pod_template
     if pool.queue:
@@ -60,7 +60,7 @@ def named_objects(pool: PoolConfig) -> Iterator[tuple[str, str, Look]]:
 
 
 def _sources(pool: PoolConfig) -> Iterator[tuple[dict[str, Any], tuple[str, str, str, str]]]:
-    """Each volume and variable with each way in which it may name an object: field, its name, kind, plural."""
+    """Each volume and variable with each way of naming an object: (field, field of the name, kind, plural)."""
     for volume in pool.volumes:
         yield from ((volume, names) for names in _OF_VOLUMES)
     for variable in pool.env:

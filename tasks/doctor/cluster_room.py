@@ -1,4 +1,4 @@
-"""Whether a cluster leaves the pools' pods what they ask for: Flyte's limits, and the namespace's quotas."""
+"""Compares the requests of the pools' pods with Flyte's limits and the namespace's quotas."""
 
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
@@ -21,18 +21,18 @@ _BOUNDS = {
 
 
 def needs(pool: PoolConfig) -> dict[str, tuple[Fraction, str]]:
-    """What a pod of the pool asks for, as a number and in words, by Flyte's name of the resource."""
-    asked = {"cpu": pool.cpu, "memory": pool.memory, "gpu": str(pool.gpus)}
-    return {name: (amount(text), text) for name, text in asked.items()}
+    """(number, text) of each resource that a pod of the pool requests, by Flyte's name of the resource."""
+    requests = {"cpu": pool.cpu, "memory": pool.memory, "gpu": str(pool.gpus)}
+    return {name: (amount(text), text) for name, text in requests.items()}
 
 
 def limit_findings(
-    admin: Admin, place: ClusterTarget, asked: ClusterDemand, configured: Callable[[], Mapping[str, Any] | None]
+    admin: Admin, place: ClusterTarget, demand: ClusterDemand, configured: Callable[[], Mapping[str, Any] | None]
 ) -> Iterator[Finding]:
-    """Flyte's limits against the pools.
+    """Findings about Flyte's limits and the pools' requests.
 
-    configured: the limits in Flyte's own configuration, where that can be read; they hold where none are set for the
-    project.
+    configured: function that returns the limits in Flyte's own configuration, which hold for a project without limits;
+    None if not readable.
     """
     limits: Mapping[str, Any] | None = admin.limits(place.project, place.domain, WORKFLOW)
     source = "set for the project"
@@ -43,22 +43,22 @@ def limit_findings(
         yield Unread(LIMITS, f"{shown} (default: cpu 2, memory 1Gi, gpu 1)")
         return
     shown = ", ".join(f"{name} {value}" for name, value in limits.items()) or "none"
-    lacks = list(_caps(limits, asked))
+    lacks = list(_caps(limits, demand))
     if not lacks:
         yield Finding(LIMITS, f"{shown}, {source}")
     for lack in lacks:
         yield Finding(LIMITS, shown, f"{lack} ({source}): raise the limit, or Flyte caps the pods without a word")
 
 
-def _caps(limits: Mapping[str, Any], asked: ClusterDemand) -> Iterator[str]:
-    for path, pool in asked.named_pools().items():
+def _caps(limits: Mapping[str, Any], demand: ClusterDemand) -> Iterator[str]:
+    for path, pool in demand.named_pools().items():
         for name, (need, text) in needs(pool).items():
             if name in limits and need > amount(str(limits[name])):
                 yield f"{path} asks for {name} {text}, the limit is {limits[name]}"
 
 
-def quota_findings(cluster: Cluster, place: ClusterTarget, asked: ClusterDemand) -> Iterator[Finding]:
-    """Each quota of the namespace: must hold the largest pod, and should hold all pods of an iteration at once."""
+def quota_findings(cluster: Cluster, place: ClusterTarget, demand: ClusterDemand) -> Iterator[Finding]:
+    """A finding for each quota: the quota must hold the largest pod, and should hold all pods of an iteration."""
     listed = cluster.get(f"/api/v1/namespaces/{place.namespace}/resourcequotas")
     quotas = (listed or {}).get("items", [])
     if not quotas:
@@ -66,15 +66,15 @@ def quota_findings(cluster: Cluster, place: ClusterTarget, asked: ClusterDemand)
     for quota in quotas:
         hard = {name: str(value) for name, value in (quota.get("spec", {}).get("hard") or {}).items()}
         title = f"quota {quota['metadata']['name']}"
-        lacks = list(_shortages(hard, asked))
+        lacks = list(_shortages(hard, demand))
         if not lacks:
             yield Finding(title, ", ".join(f"{name} {value}" for name, value in hard.items()) or "bounds nothing")
         for lack in lacks:
             yield Finding(title, "", lack)
 
 
-def _shortages(hard: Mapping[str, str], asked: ClusterDemand) -> Iterator[str]:
-    pools = asked.named_pools()
+def _shortages(hard: Mapping[str, str], demand: ClusterDemand) -> Iterator[str]:
+    pools = demand.named_pools()
     for resource, names in _BOUNDS.items():
         for name in names:
             if name not in hard:

@@ -1,4 +1,4 @@
-"""The command `gleaner doctor`: what this machine, or a cluster, has, and what of it is wrong."""
+"""The command `gleaner doctor`: lists the equipment of this machine or a cluster, with problems."""
 
 import sys
 from collections.abc import Iterable
@@ -38,8 +38,8 @@ def doctor(
 ) -> None:
     """Examine this machine in less than a minute, or with --cluster a cluster; exits with 1 if something is wrong.
 
-    With --cluster, CONFIG is the configuration of the run that the cluster shall hold. Without it, the default pools
-    are looked for, and no store is tried.
+    With --cluster, CONFIG is the configuration of the run that the cluster shall hold. Without CONFIG, the default
+    pools are examined, and no store is tested.
     """
     if flyte_config is None:
         if config is not None:
@@ -58,7 +58,7 @@ def doctor(
 
 
 def tell(findings: Iterable[Finding]) -> NoReturn:
-    """Print each finding when it is there, then a verdict; ends the process with 1 if something is wrong."""
+    """Print each finding as soon as known, and a verdict at the end; exits with 1 after a wrong finding."""
     wrong = unread = 0
     with progress() as shown:
         shown.tell("examining")

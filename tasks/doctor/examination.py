@@ -19,9 +19,9 @@ CAPABILITY_MIN = (8, 0)
 
 
 def examine(gpus: int | None) -> Iterator[Finding]:
-    """Look at this machine; it is fit if no finding has a lack.
+    """Examine this machine: a fit machine has no finding with a lack.
 
-    gpus: how many GPUs it should have; None: as many as it has.
+    gpus: expected number of GPUs; None: the present number.
     """
     yield Finding("gleaner", f"{VERSION}, Python {platform.python_version()}")
     seen = visible_gpus()
@@ -37,7 +37,7 @@ def examine(gpus: int | None) -> Iterator[Finding]:
 
 
 def gpu_findings(seen: VisibleGpus, gpus: int | None) -> Iterator[Finding]:
-    """The driver, torch and the number of GPUs."""
+    """Findings about the driver, torch and the number of GPUs."""
     driver = (
         "none" if seen.driver_cuda is None else f"{seen.driver or 'of an unknown release'}, for CUDA {seen.driver_cuda}"
     )
@@ -49,7 +49,7 @@ def gpu_findings(seen: VisibleGpus, gpus: int | None) -> Iterator[Finding]:
 
 
 def vllm_finding(on_gpus: str | None, on_cpus: str | None, *, has_gpu: bool) -> Finding:
-    """The release of vLLM; wrong where its build is not for this machine, or both are installed."""
+    """The release of vLLM; wrong for a build that does not fit this machine, and if both builds are installed."""
     found = [f"{release} for {kind}" for release, kind in ((on_gpus, "GPUs"), (on_cpus, "CPUs")) if release is not None]
     lack = None
     if on_gpus is not None and on_cpus is not None:
@@ -62,7 +62,7 @@ def vllm_finding(on_gpus: str | None, on_cpus: str | None, *, has_gpu: bool) -> 
 
 
 def self_tested(device: torch.device) -> Iterator[Finding]:
-    """The self-tests on a device; one that breaks down is wrong, and the next is still made."""
+    """The self-tests on a device; a test that raises is a wrong finding, and the next test still runs."""
     for name, test in (("keyed noise", noise_finding), ("attention", attention_finding)):
         try:
             yield test(device)
@@ -72,7 +72,7 @@ def self_tested(device: torch.device) -> Iterator[Finding]:
 
 
 def _wrong_count(seen: VisibleGpus, gpus: int | None) -> str | None:
-    """Why the number of GPUs is wrong; None if it is right."""
+    """The reason for which the number of GPUs is wrong; None: right."""
     if gpus is None and seen.driver_cuda is not None and not seen.count:
         gpus = 1  # a driver without a GPU that torch can use
     if gpus is None:

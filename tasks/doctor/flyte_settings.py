@@ -1,4 +1,4 @@
-"""Flyte's own configuration, as far as ConfigMaps of its namespace show it, against docs/guide/platform.md."""
+"""Compares Flyte's own configuration, read from ConfigMaps in Flyte's namespace, with docs/guide/platform.md."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from resources.unreadable import NotReadable
+from resources.cluster_errors import NotReadable
 from storage.stores.fitness import Finding
 from tasks.doctor.cluster import Cluster, ClusterDemand, ClusterTarget
 
@@ -28,7 +28,7 @@ Judge = Callable[[Any, ClusterDemand], str | None]
 def flyte_settings(cluster: Cluster, place: ClusterTarget) -> dict[str, Any]:
     """All settings in the ConfigMaps of Flyte's namespace, merged, with keys in small letters.
 
-    Raises NotReadable, also where there are none.
+    Raises NotReadable, also without a ConfigMap of settings.
     """
     listed = cluster.get(f"/api/v1/namespaces/{place.flyte_namespace}/configmaps")
     settings: dict[str, Any] = {}
@@ -46,7 +46,7 @@ def flyte_settings(cluster: Cluster, place: ClusterTarget) -> dict[str, Any]:
 
 
 def setting(settings: Mapping[str, Any], path: str) -> Any:
-    """The value at a path in small letters; None if it is not set."""
+    """The value at a path in small letters; None: not set."""
     value: Any = settings
     for part in path.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -54,20 +54,20 @@ def setting(settings: Mapping[str, Any], path: str) -> Any:
 
 
 def configured_limits(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """task_resources.limits, with Flyte's own where it sets none."""
+    """task_resources.limits, with Flyte's defaults for missing limits."""
     return {"cpu": "2", "memory": "1Gi", "gpu": "1"} | (setting(settings, "task_resources.limits") or {})
 
 
-def setting_findings(settings: Mapping[str, Any], asked: ClusterDemand) -> Iterator[Finding]:
-    """One finding for each setting that the page names."""
+def setting_findings(settings: Mapping[str, Any], demand: ClusterDemand) -> Iterator[Finding]:
+    """A finding for each setting in docs/guide/platform.md."""
     for path, judge in JUDGES.items():
         value = setting(settings, path)
         shown = "Flyte's default" if value is None else " ".join(str(value).split())[:120]
-        yield Finding(path, shown, judge(value, asked))
+        yield Finding(path, shown, judge(value, demand))
 
 
 def _merge(settings: dict[str, Any], document: Mapping[Any, Any]) -> None:
-    """Put a document into the settings; its values go before, section by section."""
+    """Merge a document into the settings, section by section; the document's values replace earlier values."""
     for key, value in document.items():
         name = str(key).lower()
         if isinstance(value, Mapping):
@@ -82,24 +82,24 @@ def _seconds(text: str) -> float:
     return sum(float(number) * _S_OF[unit] for number, unit in _SECONDS.findall(text))
 
 
-def _pending(value: Any, _asked: ClusterDemand) -> str | None:
+def _pending(value: Any, _demand: ClusterDemand) -> str | None:
     if value is not None and _seconds(str(value)) > 0:
         return None
     return "off: pods that never get a machine keep an execution open for ever; set it to hours, such as 6h"
 
 
-def _spot(value: Any, asked: ClusterDemand) -> str | None:
-    if value or not any(pool.interruptible for pool in asked.named_pools().values()):
+def _spot(value: Any, demand: ClusterDemand) -> str | None:
+    if value or not any(pool.interruptible for pool in demand.named_pools().values()):
         return None
     return "not set: members run wherever Kubernetes puts them, not on spot machines; set the label of your spot nodes"
 
 
-def _reserved(value: Any, _asked: ClusterDemand) -> str | None:
+def _reserved(value: Any, _demand: ClusterDemand) -> str | None:
     return None if value else "not set: the trainer may get a spot machine; set that a node is not one"
 
 
 def _at_least(least: int, default: int, harm: str) -> Judge:
-    def judge(value: Any, _asked: ClusterDemand) -> str | None:
+    def judge(value: Any, _demand: ClusterDemand) -> str | None:
         found = int(default if value is None else value)
         return None if found >= least else f"{found}: {harm}; set {least} or more"
 
@@ -107,29 +107,29 @@ def _at_least(least: int, default: int, harm: str) -> Judge:
 
 
 def _lasts(least: str, default: str, harm: str) -> Judge:
-    def judge(value: Any, _asked: ClusterDemand) -> str | None:
+    def judge(value: Any, _demand: ClusterDemand) -> str | None:
         found = str(default if value is None else value)
         return None if _seconds(found) >= _seconds(least) else f"{found}: {harm}; set {least} or more"
 
     return judge
 
 
-def _threshold(value: Any, _asked: ClusterDemand) -> str | None:
+def _threshold(value: Any, _demand: ClusterDemand) -> str | None:
     if value is None or int(value) == -1:
         return None
     return f"{value}: the last attempt of a slot need not be on a reserved machine; leave it at -1"
 
 
-def _cache(value: Any, _asked: ClusterDemand) -> str | None:
+def _cache(value: Any, _demand: ClusterDemand) -> str | None:
     if value is None or int(value) == 0 or int(value) >= 2048:
         return None
     return f"{value}: larger workflows than 1/1,024 of it are compiled again at every look; set 0, or 2048 and more"
 
 
-def _plugins(value: Any, asked: ClusterDemand) -> str | None:
+def _plugins(value: Any, demand: ClusterDemand) -> str | None:
     if value is None:
         return None
-    wanted = {"container"} | ({"pytorch"} if asked.trainer.nnodes > 1 else set())
+    wanted = {"container"} | ({"pytorch"} if demand.trainer.nnodes > 1 else set())
     missing = ", ".join(sorted(wanted - {str(each) for each in value}))
     return f"without {missing}, whose tasks do not start; add it" if missing else None
 

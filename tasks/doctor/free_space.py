@@ -1,6 +1,6 @@
-"""The room that a machine has for a member or a trainer: memory, shared memory, disk, and a C compiler.
+"""The free space of a machine for a member or a trainer: memory, shared memory, disk, and a C compiler.
 
-It knows nothing of GPUs.
+GPUs are examined elsewhere (tasks/doctor/examination.py).
 """
 
 import shutil
@@ -23,7 +23,13 @@ _WITHOUT_LIMIT = 1 << 60
 
 @dataclass(frozen=True, kw_only=True)
 class FreeSpace:
-    """Free and total bytes. limit: of the container's memory; None without."""
+    """The free space of a memory or a file system.
+
+    Attributes:
+        free: free bytes.
+        total: total bytes.
+        limit: bytes of memory that the container may take; None: no limit.
+    """
 
     free: int
     total: int
@@ -35,7 +41,7 @@ class FreeSpace:
 
 
 def memory_room(meminfo: Path = _MEMORY, limits: Sequence[Path] = _LIMITS) -> FreeSpace | None:
-    """The main memory; None where Linux does not show it."""
+    """The main memory; None on a system without Linux's figures."""
     try:
         rows = dict(line.split(":", 1) for line in meminfo.read_text(encoding="utf-8").splitlines() if ":" in line)
         free, total = (int(rows[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
@@ -45,7 +51,7 @@ def memory_room(meminfo: Path = _MEMORY, limits: Sequence[Path] = _LIMITS) -> Fr
 
 
 def folder_room(folder: Path) -> FreeSpace | None:
-    """The room in a folder's file system; None if there is no such folder."""
+    """The free space in a folder's file system; None for a missing folder."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
@@ -54,7 +60,7 @@ def folder_room(folder: Path) -> FreeSpace | None:
 
 
 def room_findings(*, has_gpu: bool) -> Iterator[Finding]:
-    """What this machine has; has_gpu: whether it computes on a GPU, which needs more of it."""
+    """Findings about this machine's free space; has_gpu: True requires shared memory and a C compiler, too."""
     memory, folder = memory_room(), Path(tempfile.gettempdir())
     yield room_finding("memory", memory)
     yield room_finding(f"shared memory ({_SHARED})", folder_room(_SHARED), required=has_gpu)
@@ -63,7 +69,7 @@ def room_findings(*, has_gpu: bool) -> Iterator[Finding]:
 
 
 def room_finding(name: str, room: FreeSpace | None, *, required: bool = True) -> Finding:
-    """Wrong if less than a gibibyte is free although it is required; unknown room is not wrong."""
+    """A finding that is wrong for less than a gibibyte of required free space; unknown space is not wrong."""
     if room is None:
         return Finding(name, "unknown: Linux does not show it here")
     free = room.free if room.limit is None else min(room.free, room.limit)
@@ -74,7 +80,7 @@ def room_finding(name: str, room: FreeSpace | None, *, required: bool = True) ->
 
 
 def compiler_finding(found: Sequence[str], *, has_gpu: bool) -> Finding:
-    """Triton compiles its launchers on a GPU's machine with a C compiler."""
+    """A finding about the C compiler, with which Triton compiles launchers on a machine with a GPU."""
     lack = "none of them is here, and Triton needs one on a GPU" if has_gpu and not found else None
     return Finding("C compiler", ", ".join(found) or f"none of {', '.join(COMPILERS)}", lack)
 

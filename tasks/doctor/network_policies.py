@@ -1,7 +1,7 @@
-"""Whether a namespace lets anything but a trainer's own pods connect to them, which counts if it has several nodes.
+"""Examines the network policies around the pods of a trainer with several nodes: only the trainer's pods may connect.
 
-Torch's launcher listens on every interface without a password, and unpickles what it is sent. Only policies of
-networking.k8s.io/v1 are looked at.
+Torch's launcher listens on every interface without a password, and unpickles received bytes. Only policies of
+networking.k8s.io/v1 are examined.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,23 +23,23 @@ _OPERATORS: dict[str, Callable[[str | None, list[str]], bool]] = {
 }
 
 
-def policy_finding(cluster: Cluster, place: ClusterTarget, asked: ClusterDemand) -> Finding:
-    """Whether only the trainer's pods reach each other, and they do."""
+def policy_finding(cluster: Cluster, place: ClusterTarget, demand: ClusterDemand) -> Finding:
+    """A finding that is right if the trainer's pods reach each other and no further pod reaches the trainer's pods."""
     found = cluster.get(f"/apis/networking.k8s.io/v1/namespaces/{place.namespace}/networkpolicies") or {}
-    train = trainer_labels(asked)
-    lack = lack_of(found.get("items") or [], train)
+    train = trainer_labels(demand)
+    lack = policy_problem(found.get("items") or [], train)
     return Finding(NAME, "the trainer's pods alone reach each other", lack)
 
 
-def trainer_labels(asked: ClusterDemand) -> dict[str, str]:
-    """The labels of the trainer's pods that do not change."""
-    run = {} if asked.store_url is None else {RUN_LABEL: url_label(asked.store_url)}
-    asked_for = {**asked.pools.labels, **asked.pools.train.labels}
-    return {**run, POOL_LABEL: "train", **{name: value or "" for name, value in asked_for.items()}}
+def trainer_labels(demand: ClusterDemand) -> dict[str, str]:
+    """The constant labels of the trainer's pods."""
+    run = {} if demand.store_url is None else {RUN_LABEL: url_label(demand.store_url)}
+    labels = {**demand.pools.labels, **demand.pools.train.labels}
+    return {**run, POOL_LABEL: "train", **{name: value or "" for name, value in labels.items()}}
 
 
-def lack_of(policies: Iterable[Mapping[str, Any]], train: Mapping[str, str]) -> str | None:
-    """What is wrong with a namespace's policies for a trainer whose pods have the labels `train`, if anything is."""
+def policy_problem(policies: Iterable[Mapping[str, Any]], train: Mapping[str, str]) -> str | None:
+    """The problem of a namespace's policies for a trainer with pod labels `train`; None: no problem."""
     ours = [
         each
         for each in policies
@@ -60,7 +60,7 @@ def lack_of(policies: Iterable[Mapping[str, Any]], train: Mapping[str, str]) -> 
 
 
 def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Whether a label selector of Kubernetes selects an object with these labels; an empty one selects all."""
+    """True if a label selector of Kubernetes selects an object with `labels`; an empty selector selects all objects."""
     wanted = selector.get("matchLabels") or {}
     return all(labels.get(name) == value for name, value in wanted.items()) and all(
         _OPERATORS[each["operator"]](labels.get(each["key"]), each.get("values") or [])
@@ -69,7 +69,7 @@ def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 def _peers(policy: Mapping[str, Any], ports: tuple[int, int] | None = None) -> Iterator[Mapping[str, Any] | None]:
-    """Who may connect; None: all. ports: only those who may on all TCP ports between these."""
+    """Peers that may connect; a peer of None: every pod. ports: only peers of rules for all TCP ports in the range."""
     for rule in policy["spec"].get("ingress") or []:
         if ports is None or not rule.get("ports") or any(_covers(each, *ports) for each in rule["ports"]):
             yield from rule.get("from") or [None]
@@ -83,7 +83,7 @@ def _covers(port: Mapping[str, Any], low: int, high: int) -> bool:
 
 
 def _lets_in(peer: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
-    """Whether a pod of the namespace with these labels may connect; another namespace that is named is not judged."""
+    """True if a pod of the namespace with `labels` may connect; rules about further namespaces are not judged."""
     if peer is None:
         return True
     if "ipBlock" in peer:

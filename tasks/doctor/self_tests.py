@@ -1,6 +1,6 @@
-"""Self-tests of a device: does it draw the tokens of keyed noise, and does a step of attention give what it should?
+"""Self-tests of a device: tokens drawn with keyed noise, and a step of attention with its gradient.
 
-Both compare with arithmetic in Python and float64 on the CPU, which shares no kernel with the device.
+References are computed in Python and in float64 on the CPU, without a kernel of the device.
 """
 
 import math
@@ -25,7 +25,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def noise_finding(device: torch.device, draw: Draw = sample) -> Finding:
-    """Whether `draw` (keyed_noise.sample) draws the tokens on this device that the formula of keyed_noise gives."""
+    """A finding that is right if `draw` (keyed_noise.sample) on a device draws the tokens of keyed_noise's formula."""
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(_ROWS, _VOCABULARY, generator=generator)
     keys = [mix64(row + 1) for row in range(_ROWS)]
@@ -53,9 +53,9 @@ def noise_finding(device: torch.device, draw: Draw = sample) -> Finding:
 def attention_finding(
     device: torch.device, attend: Attend = F.scaled_dot_product_attention, dtype: torch.dtype | None = None
 ) -> Finding:
-    """Whether one step of attention and its gradient on this device are those of float64 on the CPU.
+    """A finding that is right if a step of attention and its gradient on the device equal float64 on the CPU.
 
-    dtype: None takes bfloat16 on a GPU and float32 on a CPU.
+    dtype: dtype on the device; None: bfloat16 on a GPU and float32 on a CPU.
     """
     dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
     generator = torch.Generator().manual_seed(0)

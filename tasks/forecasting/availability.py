@@ -1,4 +1,4 @@
-"""The times at which the places of a pool have a machine: from a trace, a process that draws one, or counts."""
+"""The times at which the places of a pool have a machine: from a trace file, a random process, or counts."""
 
 import random
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ Change = tuple[float, int, bool]
 
 
 def changes(scenario: AvailabilityScenario | None, places: int, seed: int) -> Iterator[Change]:
-    """(second, place, whether it has a machine from then on), in order; a place has no machine before its first change.
+    """(second, place, True if the place has a machine from then on), in order; a place begins without a machine.
 
-    A trace repeats for ever, counts do not. Raises TraceError for a trace that cannot be used.
+    A trace repeats for ever, counts do not repeat. Raises TraceError for a trace that cannot be used.
     """
     if scenario is None or not places:
         return iter([(0.0, place, True) for place in range(places)])
@@ -45,9 +45,10 @@ def _of_counts(counts: tuple[tuple[float, int], ...], places: int) -> Iterator[C
 
 
 def _of_trace(trace: SpotTrace, begin_s: float) -> Iterator[Change]:
-    """The trace from begin_s on, repeated for as long as that changes anything.
+    """The trace from begin_s on, repeated as long as a repetition has changes.
 
-    Where it wraps around, every place keeps its state. So a trace without a loss changes nothing a second time.
+    Places keep their state from the end of the trace to its repetition, so the repetition of a trace without losses has
+    no changes.
     """
     names = sorted({event.node for event in trace.events})
     places = {name: place for place, name in enumerate(names)}
@@ -67,7 +68,7 @@ def _of_trace(trace: SpotTrace, begin_s: float) -> Iterator[Change]:
 
 
 def losses_per_h(availability: AvailabilityScenario | None) -> float:
-    """Losses of one machine in an hour; 0 if none is lost, or counts of machines say when."""
+    """Losses of one machine in an hour; 0 without losses, and for counts of machines."""
     if availability is None:
         return 0.0
     if availability.path is not None:

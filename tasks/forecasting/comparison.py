@@ -1,7 +1,7 @@
-"""Forecasts what a run takes on several setups, simulated with the production planner, and recommends one of them.
+"""Forecasts the hours and dollars of a run on several setups, simulated with the production planner, with a choice.
 
 An interval covers trace windows and draws of lengths only, not wrong inputs: if an estimated step time is half the true
-one, the true hours double, and no interval shows that.
+step time, the true hours double, outside of every interval.
 """
 
 import copy
@@ -28,7 +28,7 @@ from tasks.forecasting.results import SimulatedIteration, SimulatedRun
 from tasks.forecasting.scenario import AvailabilityScenario, Scenario
 from tasks.forecasting.setups import Setup, setups
 from tasks.forecasting.simulate import simulate
-from tasks.planning.standing_advice import advice_to_stand
+from tasks.planning.explain import advice_to_stand
 from tasks.preparing.checks import check_settings
 
 LOW, HIGH = 0.1, 0.9
@@ -65,10 +65,10 @@ class _Outcome:
 def forecast(
     config: RunConfig, probe: Probe | NoProbe, created_at_s: float, progress: Progress = no_progress
 ) -> ForecastRecord:
-    """Compare the setups of a configuration; the same result for the same configuration, prices and probe.
+    """Compare the setups of a configuration; configuration, prices and probe decide the result.
 
-    progress: called for each run that is simulated. Raises ValueError or LookupError, which names the missing
-    or wrong field, TraceError and ScenarioError for files that cannot be used.
+    progress: called for each simulated run. Raises ValueError or LookupError with the missing or wrong field, and
+    TraceError and ScenarioError for files that cannot be used.
     """
     settings, inputs = config.forecast, gather(config, probe)
 
@@ -111,7 +111,7 @@ def forecast(
 
 
 def refusal(config: RunConfig, settings: Mapping[str, Setting]) -> str | None:
-    """Why `gleaner check` would refuse the configuration with these settings; None if it would not."""
+    """The reason for which `gleaner check` would refuse the configuration with the given settings; None: no reason."""
     try:
         check_settings(parse(with_settings(dump(config), settings)))
     except ConfigError as error:
@@ -122,7 +122,7 @@ def refusal(config: RunConfig, settings: Mapping[str, Setting]) -> str | None:
 
 
 def with_settings(document: Mapping[str, Any], settings: Mapping[str, Setting]) -> dict[str, Any]:
-    """The document of a configuration with these settings, by path, laid over it."""
+    """The document of a configuration with `settings`, by path, in place of its own values."""
     whole = copy.deepcopy(dict(document))
     for path, value in settings.items():
         *parents, name = path.split(".")
@@ -138,8 +138,9 @@ def recommend(
 ) -> tuple[SetupForecast, str]:
     """The setup with the least hours ** (1 - cost_weight) x dollars ** cost_weight, by medians, and the reason.
 
-    So at 0.5 a percentage of the hours counts as much as the same percentage of the dollars, whatever else is compared.
-    usd_max: leaves out setups on which one in ten runs costs more. Raises ValueError if no setup can be planned.
+    At 0.5, one per cent of the hours counts as much as one per cent of the dollars, independent of further setups.
+    usd_max: limit in dollars; a setup is left out if one run in ten costs more. Raises ValueError if no setup can be
+    planned.
     """
     possible = [_Weighed(setup, setup.hours.median, setup.usd) for setup in results if setup.hours and setup.usd]
     if not possible:
@@ -164,7 +165,10 @@ def recommend(
 
 
 def against_other_crew(chosen: SetupForecast, results: Sequence[SetupForecast]) -> str:
-    """What the same machines would take with the other kind of crew, as an ending of the reason; "" if not compared."""
+    """Hours and dollars of the chosen machines with a different kind of crew, as an ending of the reason.
+
+    "" without such a setup in the comparison.
+    """
     for other in results:
         differ = {name for name in chosen.settings | other.settings
                   if chosen.settings.get(name) != other.settings.get(name)}  # fmt: skip
@@ -177,7 +181,7 @@ def against_other_crew(chosen: SetupForecast, results: Sequence[SetupForecast]) 
 
 
 def in_parts(setup: Setup, chosen: SetupForecast, iterations: int) -> str:
-    """How long an execution of a standing crew may be, as an ending of the reason; "" if one of all iterations is.
+    """The longest execution of a standing crew, as an ending of the reason; "" if all iterations fit.
 
     Flyte starts a slot again after three losses in an execution, and not after the fourth (docs/guide/elastic.md). In
     the time in which a slot is lost once on average, one in fifty is gone at the end.
@@ -193,7 +197,7 @@ def in_parts(setup: Setup, chosen: SetupForecast, iterations: int) -> str:
 
 
 def _in_favour_of_standing(config: RunConfig, chosen: SetupForecast, state_s: float, iteration_s: float) -> str:
-    """That a trainer which stands would keep its state, as an ending, where restoring and writing takes long enough."""
+    """Advice for trainer.placement "standing", as an ending of the reason; "" if the advice does not apply."""
     placed = chosen.settings.get("trainer.placement", config.trainer.placement)
     advice = advice_to_stand(str(placed), state_s, iteration_s)
     settings = {**chosen.settings, "trainer.placement": "standing", "planning.seeding": "off"}
@@ -215,7 +219,7 @@ class _Weighed:
         return f"{self.setup.name}, with {_hours(self.hours)} and {_usd(self.usd.median)}"
 
     def against(self, other: "_Weighed") -> str:
-        """The difference to the other, in per cent of it."""
+        """The difference to `other` in words, in per cent of its hours and dollars."""
         hours = self.hours / other.hours - 1
         slower = f"takes {_share(hours)} longer" if hours >= 0 else f"is {_share(-hours)} faster"
         if not other.usd.median:
@@ -237,7 +241,7 @@ def _usd(usd: float) -> str:
 
 
 def _simulated(setup: Setup, settings: ForecastConfig, progress: Callable[[int, int], None]) -> SetupForecast:
-    """One run per seed. A setup that the planner refuses, or that is larger than the trace's, has no figures."""
+    """One run per seed. A setup refused by the planner, or with more machines than the trace has, gets no figures."""
     outcomes: list[_Outcome] = []
     try:
         for seed in range(settings.seeds):
@@ -267,8 +271,8 @@ def _simulated(setup: Setup, settings: ForecastConfig, progress: Callable[[int, 
 def _outcome(run: SimulatedRun, iterations: int) -> _Outcome:
     """The run scaled to `iterations`: its first half as simulated, and for the rest the mean of its second half.
 
-    In the first half machines start and controllers settle. If the forecast has fewer iterations than that half, only
-    that many of its iterations count.
+    In the first half machines start and controllers settle. For fewer iterations than the half, only the first
+    `iterations` of the run count.
     """
     settling = run.iterations[: min(iterations, len(run.iterations) // 2)]
     settled = run.iterations[len(run.iterations) // 2 :]
@@ -309,7 +313,7 @@ def _iteration_s(setup: SetupForecast, iterations: int) -> float:
 
 
 def _flush_setting(scenario: Scenario, iteration_s: float) -> dict[str, Setting]:
-    """The flush interval that suits the first pool that can lose machines; none if no pool can."""
+    """The best flush interval for the first pool with losses; empty if no pool can lose machines."""
     for pool in scenario.pools:
         if pool.availability is None or not pool.usd_per_h:
             continue

@@ -1,4 +1,4 @@
-"""The pools of the crew, as configured, and as they would be if no slot had GPUs that no engine uses."""
+"""The pools of the crew, as configured, and trimmed to the GPUs that engines use."""
 
 from dataclasses import dataclass, replace
 
@@ -17,10 +17,13 @@ LOSSES_MIN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class CrewPool:
-    """A pool of the crew. path: of its section in the configuration.
+    """A pool of the crew.
 
-    trimmed: the same pool without the GPUs that no engine uses, as the setups that are compared have it; trim: the
-    settings that make it.
+    Attributes:
+        path: path of the pool's section in the configuration.
+        configured: the pool as configured.
+        trimmed: the pool without unused GPUs, for the compared setups.
+        trim: settings that change `configured` into `trimmed`, by path.
     """
 
     path: str
@@ -35,8 +38,8 @@ def crew_pools(facts: KnownFacts) -> tuple[CrewPool, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Told:
-    """What the section `forecast` says of one pool."""
+class _PoolSettings:
+    """The settings of one pool in the section `forecast`; fields as in ForecastConfig."""
 
     step_s: dict[str, float] | None
     link_gbps: float
@@ -45,24 +48,25 @@ class _Told:
     start_s: float
 
 
-def _told(forecast: ForecastConfig, name: str) -> _Told:
-    """Of `rollout` in the section's own fields; of another pool in its entry of more_rollout, and else in these.
+def _pool_settings(forecast: ForecastConfig, name: str) -> _PoolSettings:
+    """The settings of a pool: `rollout` has the section's own fields, further pools have entries in more_rollout.
 
-    Another pool may have machines of another kind, so the first pool's step times are not theirs.
+    A pool of more_rollout takes missing fields from the section, but no step times, because its machines may be of a
+    different kind.
     """
     fields = ("link_gbps", "trace_path", "loss_rate_factor", "start_s")
-    told = {field: getattr(forecast, field) for field in fields}
+    settings = {field: getattr(forecast, field) for field in fields}
     if name == "rollout":
-        return _Told(step_s=forecast.step_s, **told)
+        return _PoolSettings(step_s=forecast.step_s, **settings)
     own = forecast.more_rollout.get(name)
     given = {} if own is None else {field: value for field, value in vars(own).items() if value is not None}
-    return _Told(step_s=None, **{**told, **given})
+    return _PoolSettings(step_s=None, **{**settings, **given})
 
 
 def _crew_pool(facts: KnownFacts, name: str, pool: RolloutPoolConfig) -> CrewPool:
     path = pool_path(name)
-    told = _told(facts.config.forecast, name)
-    configured = _scenario(facts, name, pool, told)
+    settings = _pool_settings(facts.config.forecast, name)
+    configured = _scenario(facts, name, pool, settings)
     per_engine = facts.gpus_per_engine
     if pool.gpus <= per_engine:
         return CrewPool(path=path, configured=configured, trimmed=configured, trim={})
@@ -77,8 +81,8 @@ def _crew_pool(facts: KnownFacts, name: str, pool: RolloutPoolConfig) -> CrewPoo
     return CrewPool(path=path, configured=configured, trimmed=trimmed, trim={f"{path}.gpus": per_engine})
 
 
-def _scenario(facts: KnownFacts, name: str, pool: RolloutPoolConfig, told: _Told) -> PoolScenario:
-    figures = engine_figures(facts, name, pool, told.step_s)
+def _scenario(facts: KnownFacts, name: str, pool: RolloutPoolConfig, settings: _PoolSettings) -> PoolScenario:
+    figures = engine_figures(facts, name, pool, settings.step_s)
     probed = None if facts.probe is None else facts.probe.pools.get(name)
     price = "configured (usd_per_hour)" if pool.usd_per_hour is not None else f"price table, {pool.machine}"
     facts.show(f"{name}: price", f"{pool.price_usd_per_h:.2f} $/h of a slot", price)
@@ -92,32 +96,34 @@ def _scenario(facts: KnownFacts, name: str, pool: RolloutPoolConfig, told: _Told
         responses_max=figures.responses_max,
         step_s=figures.step_s,
         prefill_tokens_per_s=figures.prefill_tokens_per_s,
-        start_s=0.0 if facts.in_turn else told.start_s,
-        process_s=_process_s(facts, name, told, probed),
-        link_gbps=told.link_gbps,
+        start_s=0.0 if facts.in_turn else settings.start_s,
+        process_s=_process_s(facts, name, settings, probed),
+        link_gbps=settings.link_gbps,
         egress_usd_per_gb=pool.egress_usd_per_gb,
-        availability=_availability(facts, name, told, probed) if pool.interruptible else None,
+        availability=_availability(facts, name, settings, probed) if pool.interruptible else None,
     )
 
 
-def _process_s(facts: KnownFacts, name: str, told: _Told, probed: PoolProbe | None) -> float:
-    link = f"{told.link_gbps:g} Gbit/s"
+def _process_s(facts: KnownFacts, name: str, settings: _PoolSettings, probed: PoolProbe | None) -> float:
+    link = f"{settings.link_gbps:g} Gbit/s"
     if probed is None or probed.start_s is None or facts.probe is None:
-        words = f"machine {told.start_s:g} s, process {VLLM_START_S:g} s, weights meanwhile at {link}"
+        words = f"machine {settings.start_s:g} s, process {VLLM_START_S:g} s, weights meanwhile at {link}"
         facts.show(f"{name}: start", words, "configured (start_s, link_gbps); process assumed")
         return VLLM_START_S
-    machine = "no machine" if facts.in_turn else f"machine {told.start_s:g} s (configured)"
+    machine = "no machine" if facts.in_turn else f"machine {settings.start_s:g} s (configured)"
     words = f"{machine}, process until weights are in place {probed.start_s:.1f} s"
     facts.show(f"{name}: start", words, facts.probe.source)
     return probed.start_s
 
 
-def _availability(facts: KnownFacts, name: str, told: _Told, probed: PoolProbe | None) -> AvailabilityScenario:
-    factor = told.loss_rate_factor
-    if told.trace_path is not None:
-        words = f"{told.trace_path}, {factor:g} times as fast"
+def _availability(
+    facts: KnownFacts, name: str, settings: _PoolSettings, probed: PoolProbe | None
+) -> AvailabilityScenario:
+    factor = settings.loss_rate_factor
+    if settings.trace_path is not None:
+        words = f"{settings.trace_path}, {factor:g} times as fast"
         facts.show(f"{name}: losses", words, "configured (trace_path)")
-        return AvailabilityScenario(path=told.trace_path, rate_factor=factor)
+        return AvailabilityScenario(path=settings.trace_path, rate_factor=factor)
     process = AWS_P3
     if probed is not None and facts.probe is not None and probed.losses >= LOSSES_MIN:
         per_h = probed.losses / probed.machine_h

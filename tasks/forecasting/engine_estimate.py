@@ -1,12 +1,12 @@
-"""Estimates of what an engine and a trainer take, from a model's size and a data sheet; no measurement.
+"""Estimates of the seconds of an engine and a trainer, from a model's size and a data sheet, without a measurement.
 
 A decode step reads the weights once and each response's cache once, and multiplies by every parameter for every
 response (Williams, Waterman and Patterson, "Roofline", CACM 52 (2009)). Besides, a step and each of its layers take a
 constant time, and with tensor parallelism the GPUs of an engine add up their parts twice in every layer (Shoeybi et
-al., arXiv 1909.08053, section 3). `python -m benchmarks.step_times` shows what the constants were fitted to. Training
-takes 6 operations per parameter and token, 8 if activations are computed twice (Kaplan et al., arXiv 2001.08361,
-section 2.1; Korthikanti et al., arXiv 2205.05198). Peaks are multiplied by an efficiency. A probe's figures replace
-all of this.
+al., arXiv 1909.08053, section 3). `python -m benchmarks.step_times` shows the measurements behind the constants.
+Training takes 6 operations per parameter and token, 8 if activations are computed twice (Kaplan et al., arXiv
+2001.08361, section 2.1; Korthikanti et al., arXiv 2205.05198). Peaks are multiplied by an efficiency. A probe's figures
+replace every estimate.
 """
 
 import math
@@ -33,7 +33,14 @@ Points = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """Accelerators that together hold one copy of a model (tensor parallel), and the shares of their peaks reached."""
+    """The accelerators of one copy of a model (tensor parallel).
+
+    Attributes:
+        accelerator: data sheet of one accelerator.
+        gpus: number of accelerators.
+        bandwidth_efficiency: share of the data sheet's bandwidth reached.
+        mfu: share of the data sheet's arithmetic reached.
+    """
 
     accelerator: Accelerator
     gpus: int
@@ -50,17 +57,17 @@ class Device:
 
 
 def bandwidth_reached(accelerator: Accelerator) -> float:
-    """The share of its bandwidth that decoding reaches, by published measurements."""
+    """The share of the accelerator's bandwidth reached in decoding, by published measurements."""
     return BANDWIDTH_REACHED_ON.get(accelerator.name, BANDWIDTH_REACHED)
 
 
 def assumed_layers(parameters: float) -> int:
-    """The layers of a dense model of this size, where nothing tells them: Qwen2.5's seven sizes within a factor 1.5."""
+    """The layers of a dense model of a given size without a known number: Qwen2.5's seven sizes within a factor 1.5."""
     return max(1, round(30 * math.pow(parameters / 3e9, 0.3)))
 
 
 def decode_step_s(model: ModelSize, device: Device, batch: int, context_tokens: float) -> float:
-    """Seconds of a step that gives each of `batch` responses one token, at this mean context."""
+    """Seconds of a decoding step with a token for each of `batch` responses, at a mean context of `context_tokens`."""
     weights_s = model.multiplied * model.weight_bytes / device.bytes_per_s
     products_s = 2 * model.multiplied * batch / device.flops
     cache_s = batch * model.cache_bytes(context_tokens) / device.bytes_per_s
@@ -71,7 +78,7 @@ def decode_step_s(model: ModelSize, device: Device, batch: int, context_tokens: 
 
 
 def sent_s_per_token(model: ModelSize, device: Device) -> float:
-    """Seconds in which the GPUs of an engine exchange one token's values, in all layers; 0 for one GPU.
+    """Seconds of exchanging a token's values between the GPUs of an engine, summed over layers; 0 for one GPU.
 
     A sum over n GPUs sends 2 (n - 1) / n of the values over each link (ring all-reduce).
     """
@@ -97,10 +104,16 @@ def responses_that_fit(
     memory_share: float,
     cache_bytes: float | None = None,
 ) -> int:
-    """How many caches of this context fit beside the weights; raises ValueError if not even one does.
+    """The number of caches of `context_tokens` tokens that fit beside the weights.
 
-    memory_share: the share of memory for weights and cache; cache_bytes: bytes of each accelerator for the cache
-    instead.
+    Raises ValueError if no cache fits.
+
+    Args:
+        model: size of the model.
+        device: the engine's accelerators.
+        context_tokens: tokens in each cache.
+        memory_share: share of memory for weights and cache.
+        cache_bytes: bytes of each accelerator for the cache, in place of memory_share.
     """
     memory = device.gpus * device.accelerator.memory_bytes
     left = memory * memory_share - model.bytes

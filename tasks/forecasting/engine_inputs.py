@@ -22,7 +22,13 @@ from tasks.forecasting.known_facts import KnownFacts
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFigures:
-    """step_s: (responses, seconds of a decode step). responses_max: the most that are decoded together."""
+    """The figures of one engine.
+
+    Attributes:
+        step_s: (responses, seconds of a decode step).
+        responses_max: most responses decoded together.
+        prefill_tokens_per_s: rate of reading prompts and prefixes.
+    """
 
     step_s: Points
     responses_max: int
@@ -30,7 +36,7 @@ class EngineFigures:
 
 
 def device(name: str, pool: PoolConfig, gpus: int) -> Device | None:
-    """The GPUs that an engine or the trainer runs on; None without GPUs.
+    """The GPUs of an engine or of the trainer; None without GPUs.
 
     Raises LookupError for an accelerator without a data sheet.
     """
@@ -50,9 +56,9 @@ def device(name: str, pool: PoolConfig, gpus: int) -> Device | None:
 def engine_figures(
     facts: KnownFacts, name: str, pool: PoolConfig, configured: Mapping[str, float] | None
 ) -> EngineFigures:
-    """The figures of one engine of a pool, whatever else its machine has; configured: its step times by batch.
+    """The figures of one engine of a pool; configured: step times by batch in the configuration, None: none.
 
-    Raises ValueError and LookupError, which name the pool's field that is missing or does not fit.
+    Raises ValueError and LookupError with the pool's missing or unfit field.
     """
     limit = facts.config.rollout.max_responses_in_flight
     probed = None if facts.probe is None else facts.probe.pools.get(name)
@@ -84,7 +90,7 @@ def engine_figures(
 
 
 def _engine_device(facts: KnownFacts, name: str, pool: PoolConfig, *, is_timed: bool) -> Device | None:
-    """None if the GPUs are unknown and not needed, because step times are known (is_timed)."""
+    """The engine's GPUs; None for unknown GPUs if step times are known (is_timed)."""
     try:
         return device(name, pool, facts.gpus_per_engine if pool.gpus else 0)
     except LookupError:

@@ -1,4 +1,4 @@
-"""What the planner is told of an iteration's lengths: nothing, the truth, part of the truth, or the last epoch's."""
+"""The planner's knowledge of an iteration's lengths: nothing, the truth, part of the truth, or the last epoch."""
 
 import math
 from typing import Literal
@@ -17,7 +17,13 @@ Ints = npt.NDArray[np.int64]
 
 
 class Expectations:
-    """Lengths that the planner is told; with the predictor "history" they are learned from ended iterations."""
+    """Expected lengths for the planner; the predictor "history" learns from concluded iterations.
+
+    Args:
+        predictor: as in Policy.
+        recall: as in Policy.
+        seed: seed of the noise of predictor "recall".
+    """
 
     def __init__(self, predictor: Literal["none", "oracle", "history", "recall"], recall: float, seed: int) -> None:
         self._predictor = predictor
@@ -29,7 +35,7 @@ class Expectations:
     def expected(self, iteration: int, prompts: Ints, lengths: Ints) -> GroupLengths:
         """Expected lengths for prompts [groups] whose responses will have `lengths` [groups, num_generations].
 
-        Before anything was learned, the overall mean and P90 are those of `lengths`, as a probe would measure them.
+        Without a concluded iteration, the overall mean and P90 are taken from `lengths`, as from a probe.
         """
         mean, high = self._overall or _overall(lengths)
         if self._predictor == "oracle":
@@ -44,7 +50,7 @@ class Expectations:
     def learn(self, prompts: Ints, lengths: Ints) -> None:
         """Learn an iteration's lengths; the last epoch of a prompt counts (RLHFless, arXiv 2602.22718, section 4.3).
 
-        The overall mean and P90 fade as in production.
+        Earlier overall means and P90s fade as in production.
         """
         newest, before = _overall(lengths), self._overall
         weight = 1.0 if before is None else ALPHA
@@ -57,30 +63,32 @@ class Expectations:
             self._seen.update({prompt: (mean, high) for prompt, mean, high in told})
 
     def _misjudged(self, iteration: int, lengths: Ints) -> tuple[Floats, Floats]:
-        """The true means in a wrong order: noise is added until only the given recall of the longest fifth is left.
+        """The true means in a wrong order, with as much noise as leaves the given recall of the longest fifth.
 
-        A ranker tells ranks (StreamRL, arXiv 2504.15930, section 5); their lengths are those of an earlier iteration's
-        ranks. The ratio of true to told lengths is known, as it is in production.
+        A ranker gives ranks (StreamRL, arXiv 2504.15930, section 5), and an earlier iteration gives the length of each
+        rank. The ratio of true to expected lengths is known, as in production.
         """
         means = lengths.mean(axis=1)
         noise = np.random.default_rng((self._seed, 4, iteration)).standard_normal(len(means))
         low, high = 0.0, NOISE_MAX
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
-            low, high = (middle, high) if _recall(means, _told(means, noise, middle)) > self._recall else (low, middle)
-        told = _told(means, noise, low)
+            low, high = (
+                (middle, high) if _recall(means, _reordered(means, noise, middle)) > self._recall else (low, middle)
+            )
+        told = _reordered(means, noise, low)
         ratio = max(1.0, float(np.quantile(lengths / told[:, None], HIGH)))
         return told, told * ratio
 
 
-def _told(means: Floats, noise: Floats, scale: float) -> Floats:
+def _reordered(means: Floats, noise: Floats, scale: float) -> Floats:
     told = np.empty_like(means)
     told[np.argsort(np.log(means) + scale * noise, kind="stable")] = np.sort(means)
     return told
 
 
 def _recall(means: Floats, told: Floats) -> float:
-    """The share of the longest fifth that is expected to be in it."""
+    """The share of the longest fifth that is also the longest fifth by expectation."""
     tail = math.ceil(TAIL_SHARE * len(means))
     longest, expected = (set(np.argsort(-values, kind="stable")[:tail].tolist()) for values in (means, told))
     return len(longest & expected) / tail

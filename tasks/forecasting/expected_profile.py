@@ -1,4 +1,4 @@
-"""What a run's phases and cycles are expected to be before it has any: by a forecast of its configuration."""
+"""The expected phases and cycles of a run without iterations, by a forecast of the configuration."""
 
 import statistics
 from collections.abc import Sequence
@@ -16,10 +16,14 @@ SEEDS_MAX = 3
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseProfile:
-    """A run on a host of its own: mean seconds of a phase, and from one phase to the next.
+    """The cycle of a run on a host of its own.
 
-    rollout_cv, phase_cv: coefficients of variation of the time in which it generates, and of a phase. A run ahead
-    generates for a whole cycle, others for the rest of one.
+    Attributes:
+        phase_s: mean seconds of a phase.
+        cycle_s: mean seconds from phase to phase.
+        rollout_cv: coefficient of variation of the seconds of generating: a whole cycle for a run with max_staleness
+            above 0, and else the cycle without the phase.
+        phase_cv: coefficient of variation of the seconds of a phase.
     """
 
     phase_s: float
@@ -29,10 +33,10 @@ class PhaseProfile:
 
 
 def expected_profile(config: RunConfig) -> PhaseProfile:
-    """The profile of the configured setup on a host of its own, where no state ever has to be switched.
+    """The profile of the configured setup on a host of its own, without switches of states.
 
-    Raises ValueError or LookupError, which names the missing or wrong field, for a configuration that cannot be
-    forecast or whose trainer is not shared; Stalled, and TraceError and ScenarioError for files that cannot be used.
+    Raises ValueError or LookupError with the missing or wrong field for a configuration without a possible forecast or
+    without a shared trainer; Stalled; and TraceError and ScenarioError for files that cannot be used.
     """
     inputs = gather(config, NoProbe(reason="the run has no iteration yet"))
     scenario = configured(config, inputs).scenario

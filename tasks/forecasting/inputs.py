@@ -1,7 +1,7 @@
 """Builds the parts of a scenario from a run's configuration, each figure with its source.
 
 The sources are, in this order: measured in the run's last reports; configured in the section `forecast`; estimated from
-data sheets. An estimate is not a measurement, so every figure is shown with its source.
+data sheets. Every figure is shown with its source, so that a reader can tell an estimate from a measurement.
 """
 
 from collections.abc import Iterator
@@ -40,9 +40,15 @@ VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastInputs:
-    """pools: the crew's, in the configuration's order. shown: every figure in words, with its source.
+    """The inputs of every setup's simulation.
 
-    state_s: as `trainer_inputs.state_s`.
+    Attributes:
+        pools: pools of the crew, in the configuration's order.
+        trainer: the trainer's machines.
+        state_s: seconds of restoring and writing the trainer's state in an iteration (`trainer_inputs.state_s`).
+        work: groups, lengths and tools.
+        policy: rules of the run.
+        shown: every figure in words, with its source.
     """
 
     pools: tuple[CrewPool, ...]
@@ -54,9 +60,9 @@ class ForecastInputs:
 
 
 def gather(config: RunConfig, probe: Probe | NoProbe) -> ForecastInputs:
-    """The inputs from which every setup of this configuration is simulated.
+    """The inputs for simulating every setup of a configuration.
 
-    Raises ValueError (LookupError for machines and accelerators), which names the missing or wrong field.
+    Raises ValueError (LookupError for machines and accelerators) with the missing or wrong field.
     """
     shown: list[ForecastInput] = []
     if isinstance(probe, NoProbe):
@@ -86,7 +92,7 @@ def gather(config: RunConfig, probe: Probe | NoProbe) -> ForecastInputs:
 
 
 def _vllm_costs(config: RunConfig) -> Iterator[ForecastInput]:
-    """What a start or a step of vLLM on a GPU costs besides the figures, as far as it is known."""
+    """The known costs of vLLM's start and steps on a GPU that no figure includes."""
     rollout = engine_settings(config)
     if not any(pool.gpus for pool in _crew(config)):
         return
@@ -130,7 +136,7 @@ def _response_lengths(config: RunConfig, probe: Probe | None, shown: list[Foreca
 
 
 def _tools(config: RunConfig, probe: Probe | None, shown: list[ForecastInput]) -> ToolsScenario | None:
-    """How responses wait for tools; None if none does, or nothing tells how long."""
+    """The tools for which responses wait; None without tools, and without a measurement."""
     if config.turns is None:
         return None
     if probe is None or probe.tools is None:
@@ -167,9 +173,9 @@ def _planned_work(
 
 
 def _model_folder(config: RunConfig, probe: Probe | None) -> Path:
-    """Where the model's config.json is, if anywhere; of a model on the hub nothing else is fetched.
+    """The folder of the model's config.json; from the hub, config.json alone is fetched.
 
-    Raises HubError, unless the run has measured what may do without the model's size.
+    Raises HubError for a run without measurements; measurements can do without the model's size.
     """
     if names_repository(config.policy.path):
         try:
@@ -181,7 +187,7 @@ def _model_folder(config: RunConfig, probe: Probe | None) -> Path:
 
 
 def _model_size(config: RunConfig, probe: Probe | None, shown: list[ForecastInput]) -> ModelSize | None:
-    """The model's size; None if nothing tells it. A caller that needs it raises. Raises HubError."""
+    """The model's size; None if unknown (KnownFacts.sized then raises). Raises HubError."""
     forecast = config.forecast
     weight_bytes = VALUE_BYTES[config.rollout.dtype]
     if forecast.parameters_billions is not None:
@@ -212,7 +218,7 @@ def _model_size(config: RunConfig, probe: Probe | None, shown: list[ForecastInpu
 
 
 def _show_weights(facts: KnownFacts) -> None:
-    """What a member pulls: a whole version once, and then what each version publishes."""
+    """Show the bytes that a member pulls: a whole version once, and then the published part of each version."""
     if facts.size is None:
         return
     (whole, published), lora = facts.weights, facts.config.lora

@@ -1,4 +1,4 @@
-"""The planner's input before each iteration: the offers, and how the iterations concluded so far went."""
+"""The planner's input for each iteration: the capacity of the pools, and the figures of concluded iterations."""
 
 import statistics
 from collections import deque
@@ -21,7 +21,7 @@ SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class _Concluded:
-    """What is known of one concluded iteration."""
+    """The known figures of one concluded iteration; lengths: [groups, num_generations] tokens."""
 
     iteration: SimulatedIteration
     waits: StepWaits
@@ -30,10 +30,10 @@ class _Concluded:
 
 
 class Knowledge:
-    """What a run knows; it grows with every iteration, and holds nothing that was not seen by then.
+    """A run's knowledge: figures of concluded iterations alone, except the pools' step times and starts.
 
-    The exceptions are the pools' step times and starts. As in tasks.history.planning_inputs, losses, training, lengths
-    and the waiting for tools come from the last reports, everything else from the last one.
+    As in tasks.history.planning_inputs, losses, training, lengths and the waiting for tools come from the last
+    REPORTS_READ reports, and further figures from the last report.
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -45,12 +45,16 @@ class Knowledge:
         self,
         lengths: GroupLengths,
         available: Mapping[str, int | None],
-        there: Mapping[str, int],
-        asked: Mapping[str, int] | None,
+        machines_present: Mapping[str, int],
+        planned_width: Mapping[str, int] | None,
     ) -> PlanningRequest:
-        """The request for the next iteration; asked: as in PlanningRequest.
+        """The request for the next iteration.
 
-        available: machines by pool, if there are fewer than were asked for.
+        Args:
+            lengths: expected lengths.
+            available: by pool, as PoolCapacity.available.
+            machines_present: running machines by pool.
+            planned_width: members by pool in the newest plan; None before the first plan.
         """
         scenario, last = self._scenario, self._recent[-1] if self._recent else None
         trainer, policy = scenario.trainer, scenario.policy
@@ -67,18 +71,20 @@ class Knowledge:
         return PlanningRequest(
             num_generations=scenario.work.num_generations,
             lengths=lengths,
-            offers=tuple(self._offer(pool, available[pool.name], there[pool.name]) for pool in scenario.pools),
+            pools=tuple(
+                self._capacity(pool, available[pool.name], machines_present[pool.name]) for pool in scenario.pools
+            ),
             settings=policy.planning,
             rules=policy.crew_rules,
             reserved=reserved if trainer.engines else None,
             waits=last.waits if last else None,
             seeding=seeding,
             width=tuple(last.iteration.planned_crew.items()) if last else (),
-            asked=None if asked is None else tuple(asked.items()),
+            planned_width=None if planned_width is None else tuple(planned_width.items()),
             keep_order=policy.keep_order,
             training="at_end" if not policy.streaming else "in_order" if policy.in_order else "as_ended",
             train_s=statistics.median(each.waits.train_s for each in self._recent) if last else None,
-            past=tuple(each.lengths.astype(np.float64) for each in reversed(self._recent)),
+            past_lengths=tuple(each.lengths.astype(np.float64) for each in reversed(self._recent)),
             control_s=last.iteration.control_s if last else 0.0,
             overlaps=policy.max_staleness > 0,
             crew=policy.crew,
@@ -96,19 +102,19 @@ class Knowledge:
         self._usd += iteration.usd_total
 
     def _tool_s_per_token(self, lengths: GroupLengths) -> float:
-        """As responses waited in the last iterations; before there are any, as the scenario says of tools."""
+        """Seconds of waiting per token in the last iterations; the scenario's tools decide in the first iteration."""
         tools = self._scenario.work.tools
         if self._recent:
             waited_s = sum(each.iteration.tool_s for each in self._recent)
             return waited_s / sum(each.iteration.tokens for each in self._recent)
         return 0.0 if tools is None else tools.answers * tools.answer_s / float(lengths.expected.mean())
 
-    def _offer(self, pool: PoolScenario, available: int | None, there: int) -> PoolCapacity:
-        """The offer of a pool. Its start is from process to weights, as in reports, without the machine's own start."""
+    def _capacity(self, pool: PoolScenario, available: int | None, machines_present: int) -> PoolCapacity:
+        """The capacity of a pool; start_s is from process to weights, as in reports, without the machine's start."""
         losses = sum(each.iteration.losses[pool.name] for each in self._recent)
         machine_s = sum(sum(each.iteration.seconds[pool.name].values()) for each in self._recent)
         return PoolCapacity(
-            pool=pool.name,
+            name=pool.name,
             count_min=pool.count_min,
             count_max=pool.count,
             usd_per_h=pool.usd_per_h,
@@ -118,7 +124,7 @@ class Knowledge:
             start_s=max(pool.process_s, self._pull_s(pool)),
             machine_start_s=pool.start_s,
             kept=pool.kept,
-            there=there,
+            machines_present=machines_present,
             losses_per_h=losses / (machine_s / SECONDS_PER_HOUR) if machine_s else 0.0,
             available=available,
         )

@@ -1,4 +1,4 @@
-"""The facts from which the parts of a scenario are made: the configuration, what was measured, and the model's size."""
+"""The facts for building a scenario: the configuration, the measurements, and the model's size."""
 
 from dataclasses import dataclass, field
 
@@ -14,9 +14,15 @@ DELTA_SHARES = ((2e-6, 0.02), (float("inf"), 0.1))
 
 @dataclass(frozen=True, kw_only=True)
 class KnownFacts:
-    """size: None if nothing tells it. mean: tokens of a response; context: tokens before a decoded one, on average.
+    """The facts for building a scenario.
 
-    shown: every figure in words, with its source, in the order in which they were found.
+    Attributes:
+        config: configuration of the run.
+        probe: measurements of the run; None before the first committed iteration.
+        size: size of the model; None if unknown.
+        mean: mean tokens of a response.
+        context: mean tokens before a decoded token.
+        shown: every figure in words with its source, in the order of discovery.
     """
 
     config: RunConfig
@@ -27,11 +33,11 @@ class KnownFacts:
     shown: list[ForecastInput] = field(default_factory=list)
 
     def show(self, name: str, value: str, source: str) -> None:
-        """Add a figure to those that are shown."""
+        """Add a figure to `shown`."""
         self.shown.append(ForecastInput(name=name, value=value, source=source))
 
     def sized(self) -> ModelSize:
-        """The model's size; raises ValueError if nothing tells it."""
+        """The model's size; raises ValueError if the size is unknown."""
         if self.size is None:
             raise ValueError(
                 "forecast.parameters_billions: missing; allowed: the model's size in billions, or a policy.path with a "
@@ -41,7 +47,7 @@ class KnownFacts:
 
     @property
     def in_turn(self) -> bool:
-        """Whether one machine runs all tasks in turn, so that no machine has to be started."""
+        """True if a single machine runs all tasks in turn and no further machine starts."""
         return self.probe is not None and self.probe.in_turn
 
     @property
@@ -56,7 +62,7 @@ class KnownFacts:
 
     @property
     def weights(self) -> tuple[float, float]:
-        """Bytes of a whole version, and of what a member that has the version before reads."""
+        """(bytes of a whole version, bytes that a member with the previous version reads)."""
         whole, lora = 0.0 if self.size is None else self.size.bytes, self.config.lora
         if self.size is not None and lora is not None and self.publishes_adapters:
             return whole, FACTOR_BYTES * self.size.adapter_values(lora.rank, lora.target_modules)

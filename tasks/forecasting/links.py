@@ -1,4 +1,4 @@
-"""The time that weights take to reach members: each member has its own link, and all of it passes the sender's link.
+"""The time of transferring weights to members over each member's own link and the sender's common link.
 
 A fluid model: at every moment the sender's rate is shared fairly, and no member gets more than its link carries.
 Members of a pool have equal links, so one counter of bytes per pool and a heap of ends are enough, however many pull.
@@ -18,7 +18,15 @@ _DONE_BYTES = 1.0
 
 @dataclass(slots=True)
 class _Class:
-    """Pulls over equal links. A pull has received `had` less the value of `had` at which it began."""
+    """Pulls over equal links. A pull has received the growth of `had` since the start of the pull.
+
+    Attributes:
+        link_per_s: bytes per second of a link.
+        rate_per_s: present bytes per second of each pull.
+        had: bytes received by a pull that began with the simulation.
+        ends: (value of `had` at the end, number) of each pull, a heap.
+        pulls: function to call at the end of each pull, by number.
+    """
 
     link_per_s: float
     rate_per_s: float = 0.0
@@ -43,7 +51,7 @@ class Links:
         return sum(len(each.pulls) for each in self._classes.values())
 
     def pull(self, pool: str, size_bytes: float, done: Callable[[], None]) -> int:
-        """Begin a pull by a machine of the pool; returns its number, for `stop`. `done` is called at its end."""
+        """Begin a pull by a machine of the pool and call `done` at the end; returns the pull's number for `stop`."""
         self._settle()
         each, number = self._classes[pool], next(self._numbers)
         each.pulls[number] = done
@@ -65,7 +73,7 @@ class Links:
             each.had += each.rate_per_s * passed_s
 
     def _share(self) -> None:
-        """Set fair rates from now on, and the next end; a link slower than its share leaves the rest to others."""
+        """Set fair rates from now on, and the next end; the unused share of a slow link goes to the faster links."""
         self._version += 1
         left_per_s, sharers = self._upload_per_s, self.active
         next_s = math.inf

@@ -1,6 +1,6 @@
-"""The machines of a pool: they come and go by the trace, start, and are paid for from the moment they are taken.
+"""The machines of a pool: machines come and go by the trace, start, and are paid for from the moment of being taken.
 
-They do not know what a member does on them, only what their time is spent on.
+A machine books its time by purpose, and knows nothing of the work of its member.
 """
 
 from collections import deque
@@ -16,8 +16,20 @@ from tasks.forecasting.scenario import PoolScenario
 class Machine:
     """A machine that is paid for.
 
-    account: where its time is booked. part: what its time is spent on while no member works on it (ledger.PARTS).
-    entered: the last iteration that its process has entered. pulling: the weight version of `pull`.
+    Attributes:
+        place: number of the machine's place in the market.
+        account: account of the machine's time.
+        part: purpose of the time without a working member (tasks.crew_model.accounts.PARTS).
+        began_s: second at which the machine was taken.
+        since_s: second up to which the time is booked.
+        ready: True after the start of the machine.
+        present: False after the machine was lost or released.
+        slot: slot of the machine; None: no slot.
+        member: newest member on the machine; None before the first.
+        weight_version: weight version on the machine; None before the first.
+        pull: number of the pull in progress (Links.pull); None: no pull.
+        pulling: weight version of `pull`.
+        entered: last iteration that the machine's process has entered; -1 before the first.
     """
 
     def __init__(self, place: int, now_s: float, account: Account) -> None:
@@ -27,7 +39,7 @@ class Machine:
         self.began_s = now_s
         self.since_s = now_s
         self.ready = False
-        self.there = True
+        self.present = True
         self.slot: int | None = None
         self.member: ModelMember | None = None
         self.weight_version: int | None = None
@@ -36,9 +48,9 @@ class Machine:
         self.entered = -1
 
     def settle(self, now_s: float, part: str | None = None, account: Account | None = None) -> None:
-        """Book the time until now; later time is spent on `part`, and goes to `account`, if these are given.
+        """Book the time until now; a given `part` and a given `account` hold for later time.
 
-        A member that works books its own time.
+        A working member books its own time.
         """
         if self.member is None or self.member.state != "working":
             self.account.add(self.part, now_s - self.since_s)
@@ -50,7 +62,15 @@ class Machine:
 
 
 class Stock:
-    """All machines of a pool. on_ready: a slot's machine has started; on_lost: a machine was lost."""
+    """All machines of a pool.
+
+    Args:
+        events: the events of the simulation.
+        pool: the pool.
+        changes: arrivals and losses of the pool's places, in order (tasks.forecasting.availability.changes).
+        on_ready: called when the machine of a slot has started.
+        on_lost: called when a machine was lost.
+    """
 
     def __init__(
         self,
@@ -67,7 +87,7 @@ class Stock:
         self._events = events
         self._changes = changes
         self._on_ready, self._on_lost = on_ready, on_lost
-        self._there: dict[int, None] = {}
+        self._present: dict[int, None] = {}
         self._pending: deque[int] = deque()
         self._available: int | None = None
         self._released_s = 0.0
@@ -75,30 +95,30 @@ class Stock:
 
     @property
     def available(self) -> int | None:
-        """How many machines there were when slots last waited for more; None: as many as were wanted."""
+        """Machines at the last `withdraw` while slots waited for more; None: no slot waited."""
         return self._available
 
     @property
     def ready(self) -> int:
-        """How many machines are paid for and have started."""
+        """The number of machines that are paid for and have started."""
         return sum(machine.ready for machine in self.machines.values())
 
     @property
     def paid_s(self) -> float:
-        """Machine seconds that were paid for so far, from when a machine was taken until it went."""
+        """Machine seconds paid so far, from taking a machine until its loss or release."""
         now_s = self._events.now_s
         return self._released_s + sum(now_s - machine.began_s for machine in self.machines.values())
 
     def settle(self, account: Account | None = None) -> None:
-        """Book all time until now; later time goes to `account`, if one is given."""
+        """Book all time until now; a given `account` gets later time."""
         self.account = account or self.account
         for machine in self.machines.values():
             machine.settle(self._events.now_s, account=account)
 
     def assign(self, slots: Sequence[int]) -> None:
-        """Give every slot a machine: first those that are paid for, then new ones, then any that comes later.
+        """Give every slot a machine: machines already paid for first, new machines next, later arrivals at the end.
 
-        Machines that are paid for and not needed are released.
+        Superfluous machines are released.
         """
         kept = sorted(self.machines.values(), key=lambda machine: (not machine.ready, machine.place))
         for machine in kept[len(slots) :]:
@@ -111,12 +131,12 @@ class Stock:
         self._fill()
 
     def want(self, slot: int) -> None:
-        """Queue the slot, which has lost its machine, for another."""
+        """Queue a slot for a new machine after the loss of its machine."""
         self._pending.append(slot)
         self._fill()
 
     def withdraw(self) -> None:
-        """Let no slot wait for a machine any more."""
+        """End the waiting of all slots for machines."""
         self._available = len(self.machines) if self._pending else None
         self._pending.clear()
 
@@ -124,16 +144,16 @@ class Stock:
         """Stop paying for the machine."""
         machine.settle(self._events.now_s)
         self._released_s += self._events.now_s - machine.began_s
-        machine.there = False
+        machine.present = False
         del self.machines[machine.place]
 
     def _fill(self) -> None:
-        """Give waiting slots the machines without a slot, then new ones."""
+        """Give waiting slots the machines without a slot, then new machines."""
         for machine in list(self.machines.values()):
             if self._pending and machine.slot is None and machine.ready:
                 machine.slot = self._pending.popleft()
                 self._on_ready(self, machine, machine.slot)
-        free = [place for place in self._there if place not in self.machines] if self._pending else []
+        free = [place for place in self._present if place not in self.machines] if self._pending else []
         for place in free[: len(self._pending)]:
             machine = Machine(place, self._events.now_s, self.account)
             machine.slot = self._pending.popleft()
@@ -141,7 +161,7 @@ class Stock:
             self._events.after(self.pool.start_s, lambda machine=machine: self._started(machine))  # type: ignore[misc]
 
     def _started(self, machine: Machine) -> None:
-        if machine.there:
+        if machine.present:
             machine.ready = True
             machine.settle(self._events.now_s, "standing")
             if machine.slot is not None:
@@ -150,15 +170,15 @@ class Stock:
     def _next_change(self) -> None:
         change = next(self._changes, None)
         if change is not None:
-            at_s, place, there = change
-            self._events.at(at_s, lambda: self._change(place, there=there))
+            at_s, place, present = change
+            self._events.at(at_s, lambda: self._change(place, present=present))
 
-    def _change(self, place: int, *, there: bool) -> None:
-        if there:
-            self._there[place] = None
+    def _change(self, place: int, *, present: bool) -> None:
+        if present:
+            self._present[place] = None
             self._fill()
         else:
-            del self._there[place]
+            del self._present[place]
             machine = self.machines.get(place)
             if machine is not None:
                 machine.account.losses += 1

@@ -1,6 +1,6 @@
-"""Measurements from a run's last reports, of its machines, lengths and trainer; they replace estimates.
+"""Measurements of a run's machines, lengths and trainer from its last reports, in place of estimates.
 
-One committed iteration is enough; the last few of several count together. Reads reports and nothing else.
+One committed iteration is enough, and the last REPORTS_READ of several count together. Only reports are read.
 """
 
 import statistics
@@ -23,9 +23,13 @@ Points = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class PoolProbe:
-    """One pool's measurements: `losses` in `machine_h` machine hours.
+    """The measurements of one pool.
 
-    step_s: (batch, seconds), ascending. start_s: from process start to weights in place; None if no member got so far.
+    Attributes:
+        step_s: (batch, seconds of a decoding step), ascending by batch.
+        start_s: seconds from the start of a process until the weights are loaded; None if no member loaded weights.
+        losses: lost machines.
+        machine_h: machine hours in which `losses` were counted.
     """
 
     step_s: Points
@@ -36,7 +40,12 @@ class PoolProbe:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolProbe:
-    """answers: mean answers of tools in a response; answer_s: mean seconds of one."""
+    """The measurements of tools.
+
+    Attributes:
+        answers: mean answers of tools in a response.
+        answer_s: mean seconds of an answer.
+    """
 
     answers: float
     answer_s: float
@@ -44,15 +53,22 @@ class ToolProbe:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Measurements in a run's last iterations, from `first` to `last`.
+    """Measurements in a run's last iterations.
 
-    lengths: (quantile, tokens) of all graded responses. train_s_per_token: seconds of computing, without waiting, per
-    generated token; train_fixed_s: from the step to published weights; restore_s: until the trainer has its stored
-    state; None if reports do not tell. control_s: seconds
-    of an iteration in which no process works: from the plan to the first process (except in the run's first iteration,
-    which waits for machines), and from published weights to the report. in_turn: the trainer's process started after
-    the crew's had ended, as when one machine runs all tasks in turn; the time in between then counts as control_s, too.
-    tools: None if no response got an answer.
+    Attributes:
+        run_url: store of the run.
+        first: first measured iteration.
+        last: last measured iteration.
+        pools: measurements by pool, with the trainer's machines.
+        lengths: (quantile, tokens) of all graded responses.
+        train_s_per_token: seconds of computing, without waiting, per generated token; None if not reported.
+        train_fixed_s: seconds from the optimizer step to published weights; None if not reported.
+        restore_s: seconds of restoring the trainer's stored state; None if not reported.
+        control_s: seconds of an iteration without a working process: from the plan to the first process (except in the
+            run's first iteration, which waits for machines), and from published weights to the report.
+        in_turn: True if the trainer's process always started after the end of the crew, as on one machine that runs all
+            tasks in turn; control_s then includes the time between.
+        tools: measurements of tools; None if no response got an answer.
     """
 
     run_url: str
@@ -75,7 +91,7 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class NoProbe:
-    """Nothing was measured, for this reason."""
+    """The reason for a missing measurement."""
 
     reason: str
 
@@ -141,14 +157,14 @@ def _quantiles(lengths: list[int]) -> tuple[tuple[float, float], ...]:
 
 
 def _per_token(reports: Iterable[ReportRecord]) -> float | None:
-    """The mean over all these iterations' tokens, so that a small iteration counts little."""
+    """Mean seconds of computing per token; each iteration counts by its tokens. None if no report has the seconds."""
     told = [report.metrics for report in reports if "timing_s/compute" in report.metrics]
     tokens = sum(metrics["num_tokens"] for metrics in told)
     return sum(metrics["timing_s/compute"] for metrics in told) / tokens if tokens else None
 
 
 def _tools(reports: Iterable[ReportRecord]) -> ToolProbe | None:
-    """The means over all these iterations' responses and answers."""
+    """Mean answers per response and mean seconds per answer over the reports; None without answers."""
     told = [report for report in reports if "turns/answers" in report.metrics]
     answers = sum(report.metrics["turns/answers"] for report in told)
     if not answers:
@@ -160,7 +176,7 @@ def _tools(reports: Iterable[ReportRecord]) -> ToolProbe | None:
 
 
 def _crew_span_s(report: ReportRecord) -> tuple[float, float] | None:
-    """When the crew's first process started and its last one ended; None without a crew."""
+    """(start of the crew's first process, end of the crew's last process) in Unix seconds; None without a crew."""
     crew = [life for life in report.lives if life.pool != TRAIN_POOL]
     if not crew:
         return None

@@ -1,4 +1,4 @@
-"""Forecasts in a run's directory: written on request, and compared with the iterations committed since."""
+"""Forecasts in a run's directory: written on request, and compared with the iterations committed later."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,14 @@ _SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class RealisedFigure:
-    """A forecast figure and its realised value. form: the format of its values."""
+    """A forecast figure and its realised value.
+
+    Attributes:
+        name: name and unit of the figure.
+        form: format of the values.
+        forecast: forecast values.
+        realised: realised value.
+    """
 
     name: str
     form: str
@@ -28,7 +35,7 @@ class RealisedFigure:
 
     @property
     def error(self) -> float:
-        """The forecast median's relative error: above 0 if it was too high."""
+        """Relative error of the forecast's median: above 0 if the median was too high."""
         return self.forecast.median / self.realised - 1 if self.realised else float("inf")
 
     @property
@@ -38,7 +45,15 @@ class RealisedFigure:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A forecast against what happened. is_same_setup: `setup` has the run's settings. iterations: those since."""
+    """A forecast and the realised figures of later iterations.
+
+    Attributes:
+        key: key of the forecast in the store.
+        setup: name of the compared setup.
+        is_same_setup: True if `setup` has the run's settings.
+        iterations: number of iterations committed after the forecast.
+        rows: figures per iteration.
+    """
 
     key: str
     setup: str
@@ -48,9 +63,9 @@ class Comparison:
 
 
 def save_forecast(store: ObjectStore, record: ForecastRecord) -> str:
-    """Write the forecast under its digest, beside earlier ones; returns its key.
+    """Write the forecast under its digest and keep earlier forecasts; returns the key.
 
-    There need be no run yet. Raises CorruptObject for a run of another format.
+    The store may be without a run. Raises CorruptObject for a run of another format.
     """
     holds_run(store)
     key = layout.forecast(digest_of(canonical.encode(record)))
@@ -60,9 +75,9 @@ def save_forecast(store: ObjectStore, record: ForecastRecord) -> str:
 
 
 def compare(store: ObjectStore) -> Comparison:
-    """Compare the newest forecast that is followed by committed iterations with these iterations.
+    """Compare the newest forecast that has later committed iterations with the figures of these iterations.
 
-    Raises LookupError if there is no such forecast.
+    Raises LookupError if no forecast has later committed iterations.
     """
     found = [(records.read(store, ForecastRecord, key), key) for key in store.list(layout.FORECASTS)]
     if not found:
@@ -112,7 +127,7 @@ def _rows(setup: SetupForecast, iterations: int, later: list[ReportRecord]) -> t
 
 
 def _durations_s(later: list[ReportRecord]) -> list[float]:
-    """From plan to report, or from report to report if iterations overlap; pauses do not count."""
+    """Seconds of each iteration: from plan to report, or between reports if iterations overlap; without pauses."""
     durations = [report.metrics["timing_s/iteration"] for report in later]
     between = [after.created_at_s - before.created_at_s for before, after in pairwise(later)]
     return [durations[0], *(min(pair) for pair in zip(durations[1:], between, strict=True))]
@@ -127,7 +142,7 @@ def _each(spread: Spread, iterations: int) -> Spread:
 
 
 def _is_setup_of(setup: SetupForecast, config: Mapping[str, Any]) -> bool:
-    """Whether a run's configuration has a setup's settings; with a fixed width, count_min means nothing."""
+    """True if a run's configuration has a setup's settings; count_min is ignored with a fixed width."""
     fixed = setup.settings.get("planning.width") == "fixed"
     relevant = {path: value for path, value in setup.settings.items() if not (fixed and path.endswith(".count_min"))}
     has_more = bool(_at(config, "pools.more_rollout"))

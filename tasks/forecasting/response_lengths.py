@@ -1,6 +1,6 @@
-"""The prompts of each iteration and the length of each response, drawn from a seed.
+"""The prompts of each iteration, the length of each response and its tools' answers, drawn from a seed.
 
-Every draw has its own key, so no policy's decision changes the work on which another policy is compared.
+Every draw has a key of its own, so all policies of a comparison get equal work, whatever a policy decides.
 """
 
 import csv
@@ -14,15 +14,16 @@ import numpy.typing as npt
 
 from resources.documents import parse_json
 from resources.regular_files import open_file
-from tasks.forecasting.scenario import LengthsScenario, ScenarioError, WorkScenario
+from tasks.crew_model.response_progress import ToolAnswer
+from tasks.forecasting.scenario import LengthsScenario, ScenarioError, ToolsScenario, WorkScenario
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-_ORDER, _PROMPTS, _SHIFTS, _SAMPLES = range(4)
+_ORDER, _PROMPTS, _SHIFTS, _SAMPLES, _TOOLS = range(5)
 
 
 class ResponseLengths:
-    """The draws of one seed; raises ScenarioError if a file of lengths cannot be used."""
+    """The draws of a seed; raises ScenarioError if a file of lengths cannot be used."""
 
     def __init__(self, work: WorkScenario, seed: int) -> None:
         self._work = work
@@ -60,7 +61,7 @@ class ResponseLengths:
     def _prompt_scores(self, iteration: int) -> tuple[Floats, Floats]:
         """Normal score and shift in tokens of each group's prompt.
 
-        Shifts of two epochs are independent, so their difference has sqrt(2) times the deviation of one.
+        Shifts of two epochs are independent, so the difference has sqrt(2) times the deviation of a shift.
         """
         work, size = self._work, self._work.prompts_in_dataset
         if size is None:
@@ -77,6 +78,24 @@ class ResponseLengths:
 
     def _rng(self, purpose: int, number: int) -> np.random.Generator:
         return np.random.default_rng((self._seed, purpose, number))
+
+
+def tool_answers(tools: ToolsScenario, lengths: Ints, seed: int, iteration: int) -> list[tuple[ToolAnswer, ...]]:
+    """The answers of each response in order, by its number; lengths: [groups, num_generations] in tokens.
+
+    Their number is drawn from a Poisson distribution, their places evenly between the response's tokens, with at least
+    one token in each turn, and their seconds from a log-normal distribution.
+    """
+    rng = np.random.default_rng((seed, _TOOLS, iteration))
+    tokens = lengths.ravel()
+    counts = np.minimum(rng.poisson(tools.answers, tokens.size), np.minimum(tokens - 1, tools.answers_max))
+    # The mean of a log-normal distribution is exp(mu + sigma^2 / 2).
+    waits_s = tools.answer_s * np.exp(tools.sigma * rng.standard_normal(int(counts.sum())) - tools.sigma**2 / 2)
+    found, drawn = [], iter(waits_s.tolist())
+    for length, count in zip(tokens.tolist(), counts.tolist(), strict=True):
+        places = np.sort(rng.choice(length - 1, count, replace=False, shuffle=False)) + 1 if count else ()
+        found.append(tuple(ToolAnswer(int(place), next(drawn)) for place in places))
+    return found
 
 
 def _quantiles(settings: LengthsScenario) -> tuple[Floats, Floats]:

@@ -9,21 +9,34 @@ from tasks.crew_model.accounts import NO_MACHINE, WITHOUT_PROCESS
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedIteration:
-    """One concluded iteration.
+    """The figures of one concluded iteration.
 
-    duration_s: from the end of the previous training (or the beginning) to the end of this one; a run's durations add
-    up.
-    rollout_s: from the plan to the end of the last response. train_s: computing and publishing, without waiting;
-    retrain_s: the part of it that was trained before the trainer's machines generated again. wait_train_s,
-    wait_remote_s: as in tasks.planning.capacity.StepWaits. control_s: from published weights to the next plan.
-    seeding_s: time in which the trainer's machines generated.
-    members: by pool, the mean number with weights while responses were decoded; planned: the number that the plan asked
-    for.
-    tool_s: seconds for which responses waited for tools, all together.
-    tokens: of responses, as trained; tokens_regenerated: tokens decoded for nothing, besides. moved: responses that
-    changed hands. losses: by pool, lost machines that were in use. seconds, usd: by pool and by what they were spent
-    on, as in tasks.crew_model.accounts.PARTS (dollars also of "requests" and "egress"); the trainer's pool is
-    TRAIN_POOL of storage.records.records. gpu_s: of all machines.
+    Attributes:
+        iteration: number of the iteration.
+        duration_s: from the end of the previous training (or the beginning) to the end of the training; the durations
+            of a run add up.
+        rollout_s: from the plan to the end of the last response.
+        train_s: computing and publishing, without waiting.
+        retrain_s: part of train_s that repeats training from before the trainer's machines generated again.
+        wait_train_s: as in tasks.planning.capacity.StepWaits.
+        wait_remote_s: as in tasks.planning.capacity.StepWaits.
+        control_s: from published weights to the next plan.
+        seeding_s: seconds in which the trainer's machines generated.
+        members: by pool, mean number of members with weights during decoding.
+        planned: by pool, number of members in the plan.
+        members_at_end: members at the end of the last response.
+        tool_s: sum of the seconds for which responses waited for tools.
+        tokens: tokens of the trained responses.
+        tokens_decoded: all decoded tokens.
+        tokens_regenerated: decoded tokens that no response kept.
+        prefill_tokens: tokens of prompts and prefixes read by engines.
+        moved: transfers of responses between members.
+        losses: by pool, lost machines in use.
+        seconds: machine seconds by pool and purpose (tasks.crew_model.accounts.PARTS); the trainer's pool is TRAIN_POOL
+            of storage.records.records.
+        usd: dollars by pool and purpose, also "requests" and "egress".
+        gpu_s: GPU seconds of all machines.
+        decisions: decisions of the plan.
     """
 
     iteration: int
@@ -52,7 +65,7 @@ class SimulatedIteration:
 
     @property
     def planned_crew(self) -> dict[str, int]:
-        """The number that the plan asked for, by pool of the crew."""
+        """Planned members by pool of the crew."""
         return {pool: count for pool, count in self.planned.items() if pool != TRAIN_POOL}
 
     @property
@@ -65,20 +78,22 @@ class SimulatedIteration:
 
     @property
     def usd_reported(self) -> float:
-        """Dollars as a report would show them: a machine costs nothing while no process of the run is on it."""
+        """Dollars by a report's count: a machine without a process of the run costs nothing."""
         return self.usd_total - sum(parts[name] for parts in self.usd.values() for name in WITHOUT_PROCESS)
 
     def process_s(self, pool: str) -> float:
-        """Machine seconds of a pool with a process of the run, as reports count them."""
+        """Machine seconds of a pool with a process of the run, by a report's count."""
         return sum(duration_s for part, duration_s in self.seconds[pool].items() if part not in WITHOUT_PROCESS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedRun:
-    """A run; iterations that had not ended when its time was over are left out.
+    """The figures of a run, without iterations that had not ended at the end of the run's time.
 
-    stopped: the planner's reason for ending it before its iterations and its time were over; None: it was not stopped.
-    paid_s: by pool, machine seconds from when machines were taken until they went, whatever was booked.
+    Attributes:
+        iterations: figures of the concluded iterations.
+        stopped: the planner's reason for stopping the run early; None: the run was not stopped.
+        paid_s: by pool, machine seconds from taking each machine until its loss or release.
     """
 
     iterations: tuple[SimulatedIteration, ...]

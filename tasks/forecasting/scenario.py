@@ -1,6 +1,6 @@
-"""A scenario: everything that a simulated run depends on, as strict values that a YAML file can hold.
+"""A scenario: all inputs of a simulated run, as strict values for a YAML file.
 
-It has pools, the trainer's machines, the work, and the policy; planning is configured as in production.
+The parts are pools, the trainer's machines, the work, and the policy; planning is configured as in production.
 """
 
 import json
@@ -30,19 +30,20 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class ScenarioError(WrongInputError):
-    """The scenario is invalid: one line per problem, each with the path of its field."""
+    """The scenario is invalid; the message has a line for each problem, with the path of the field."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AvailabilityScenario:
-    """When a pool's machines are available: exactly one of a trace file, a process that draws one, or counts.
+    """The availability of a pool's machines, by exactly one of a trace file, a random process, or counts.
 
-    path: a trace in one of the formats of resources.spot_trace; as many of its places are drawn as the pool's count.
-    process: the name of one of resources.spot_trace.PROCESSES.
-    counts: (second, machines from then on), seconds ascending; the last machine to come goes first.
-    rate_factor: factor on the rate of losses; with a file, all its events are that many times closer together.
-    start_s: second of the trace, after the factor, at which the run begins; None: drawn. Behind its end the trace
-        begins again, without a loss where it wraps around.
+    Attributes:
+        path: file of a trace in a format of resources.spot_trace, from which as many places as the pool has are drawn.
+        process: name of a process in resources.spot_trace.PROCESSES.
+        counts: (second, machines from then on), seconds ascending; the last machine to come goes first.
+        rate_factor: factor on the rate of losses; in a trace, the factor by which events are closer together.
+        start_s: second of the trace, after the factor, at which the run begins; None: drawn. After its end the trace
+            begins again, without a loss at the seam.
     """
 
     __pydantic_config__ = STRICT
@@ -64,20 +65,27 @@ class AvailabilityScenario:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolScenario:
-    """A pool of machines that generate, one member of the crew each.
+    """A pool of machines for generating, with one member of the crew on each.
 
-    count_min, count: the least and the most members; the planner chooses between them. places: the machines that the
-        market has for the pool, of which at most count are taken at a time; None: count.
-    usd_per_h: price of one machine. gpus: GPUs of one machine, for GPU-seconds.
-    responses_max: the most responses decoded together. step_s: (batch, seconds of a decode step), as in StepTime.
-    prefill_tokens_per_s: rate of prompts and prefixes; decoding stands still meanwhile.
-    start_s: seconds until a process can start on a new machine: provisioning and image. They are paid for.
-    process_s: seconds in every iteration until a member could work if it had the weights, which it pulls meanwhile: pod
-        and engine; 0 if engines persist.
-    link_gbps: a machine's download rate. egress_usd_per_gb: price of what it reads.
-    kept: its machines stay between iterations, and are paid for; else a machine goes when its member leaves, and the
-        next iteration starts new ones.
-    availability: None: always.
+    Attributes:
+        name: name of the pool.
+        interruptible: True for spot machines.
+        count: most members.
+        count_min: fewest members; the planner chooses a number from count_min to count.
+        places: machines of the market for the pool, of which at most count are taken at a time; None: count.
+        usd_per_h: price of one machine.
+        gpus: GPUs of one machine, for GPU-seconds.
+        responses_max: most responses decoded together.
+        step_s: (batch, seconds of a decode step), as in StepTime.
+        prefill_tokens_per_s: rate of reading prompts and prefixes, without decoding at the time.
+        start_s: paid seconds until a process can start on a new machine: provisioning and image.
+        process_s: seconds of starting pod and engine in every iteration, while the machine pulls the weights; 0 if
+            engines persist.
+        link_gbps: download rate of a machine.
+        egress_usd_per_gb: price of the bytes that machines read.
+        kept: True if machines stay between iterations, and are paid for; False if a machine goes when its member
+            leaves, and the next iteration starts new machines.
+        availability: availability of the machines; None: always.
     """
 
     __pydantic_config__ = STRICT
@@ -114,11 +122,12 @@ class PoolScenario:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseScenario:
-    """How the run gets the trainer's machines if it has them for the train phase of each iteration only.
+    """The train phase of a run with the trainer's machines for the phase of each iteration only.
 
-    start_share: the phase is due when this share of the groups has ended. start_s: seconds from getting the machines to
-        a process that can load the model; they are paid for.
-    publishes_beside: the machines go as soon as the step is taken, because a host publishes from its memory.
+    Attributes:
+        start_share: share of ended groups at which the phase is due.
+        start_s: paid seconds from getting the machines until a process can load the model.
+        publishes_beside: True if the machines go at the end of the step, because a host publishes from memory.
     """
 
     __pydantic_config__ = STRICT
@@ -131,19 +140,20 @@ class PhaseScenario:
 class TrainerScenario:
     """The trainer's machines, which are always available.
 
-    engines: rollout engines that fit on them, for seeding (RLBoost's N_resv); 0: they do not generate.
-    usd_per_h, gpus: of all of them together.
-    responses_max, step_s, prefill_tokens_per_s: of one of the engines.
-    process_s: seconds until the engines are ready, in every iteration in which they generate; 0 if they persist.
-    load_s: seconds from the end of generating, or from its beginning, until it holds the model and can train.
+    engines: number of rollout engines on the machines, for seeding (RLBoost's N_resv); 0: no engine generates.
+    usd_per_h, gpus: price and GPUs of all machines together.
+    responses_max, step_s, prefill_tokens_per_s: figures of one engine, as in PoolScenario.
+    process_s: seconds until the engines are ready, in every iteration with generating engines; 0 if engines persist.
+    load_s: seconds from the end of generating, or from the start of a process, until the trainer can train.
     train_s_per_token: seconds per generated token. train_fixed_s: further seconds of a step: optimizer, publishing.
-    control_s: from published weights to the next plan: conclusion and plan. No process is on any machine then.
-    waits: whether its process waits while responses are generated; else it starts when all have ended, as when one
-        machine runs all tasks in turn.
-    replay_interval: a process of its own trains again what was trained since the last multiple of so many iterations,
-        because only then a checkpoint is stored; 1: nothing.
-    upload_gbps: the highest rate at which weights reach all members together; None: unlimited, as from object storage.
-    micro_batch_responses: with streaming, training continues when this many responses have ended in complete groups.
+    control_s: seconds from published weights to the next plan, for conclusion and plan, without a process on any
+        machine.
+    waits: True if the trainer's process waits during the rollout; False if the process starts after the last response,
+        as on one machine that runs all tasks in turn.
+    replay_interval: iterations between checkpoints; a new process trains again from the last checkpoint on. 1: no
+        replay.
+    upload_gbps: highest rate of sending weights to all members together; None: unlimited, as from object storage.
+    micro_batch_responses: ended responses in complete groups with which training continues, with streaming.
     phase: None: the machines are the run's own, and paid for all the time.
     """
 
@@ -177,15 +187,15 @@ class TrainerScenario:
 
 @dataclass(frozen=True, kw_only=True)
 class LengthsScenario:
-    """Response lengths in tokens: quantiles, a file of them, or a log-normal distribution.
+    """Response lengths in tokens, by quantiles, a file, or a log-normal distribution.
 
     quantiles: (quantile, tokens), both ascending, linear in between. path, column: a file of quantiles or of lengths,
-        and the column or field that holds them (tasks.forecasting.response_lengths).
-    median, sigma: the log-normal distribution; sigma is that of the natural logarithm.
-    cap: longer responses end there.
-    rho: correlation of the normal scores of two responses to one prompt, in the same epoch or another.
-    drift: median and tail grow by this share with every iteration.
-    epoch_change_tokens: standard deviation of the shift of a prompt's lengths from one epoch to the next.
+        and the column or field with the tokens (tasks.forecasting.response_lengths).
+    median, sigma: log-normal distribution; sigma is the deviation of the natural logarithm.
+    cap: most tokens of a response.
+    rho: correlation of the normal scores of two responses to a prompt, in any two epochs.
+    drift: growth of median and tail with every iteration, as a share.
+    epoch_change_tokens: standard deviation of the shift of a prompt's lengths from epoch to epoch.
     """
 
     __pydantic_config__ = STRICT
@@ -211,10 +221,14 @@ class LengthsScenario:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolsScenario:
-    """The tools for which responses wait, as tasks.forecasting.tool_answers draws it.
+    """The tools for which responses wait; tasks.forecasting.response_lengths draws the answers.
 
-    answers: mean number of answers in a response. answers_max: the most. answer_s: mean seconds from the end of a turn
-    to its answer; sigma: that of the natural logarithm. observation_tokens: of every answer.
+    Attributes:
+        answers: mean number of answers in a response.
+        answers_max: most answers in a response.
+        answer_s: mean seconds from the end of a turn to the answer.
+        sigma: deviation of the natural logarithm of the seconds.
+        observation_tokens: tokens of every answer.
     """
 
     __pydantic_config__ = STRICT
@@ -229,8 +243,8 @@ class ToolsScenario:
 class WorkScenario:
     """The work: num_prompts_per_step groups of num_generations responses in each of `iterations`.
 
-    prompt_tokens: of every prompt. prompts_in_dataset: prompts until the next epoch begins; None: no prompt recurs.
-    tools: None: no response waits for any.
+    prompt_tokens: tokens of every prompt. prompts_in_dataset: prompts of an epoch; None: no prompt recurs. tools: None:
+    no response waits for a tool.
     """
 
     __pydantic_config__ = STRICT
@@ -257,26 +271,26 @@ class WorkScenario:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """How decisions are made. All but `planning` and the intervals are switches for comparisons that production lacks.
+    """The rules of the run. Besides `planning` and the intervals, fields are switches for comparisons with production.
 
-    planning: as production plans.
+    planning: section `planning`, as in production.
     resume: where a lost response begins again: at the last flush ("token"), or at its prompt ("response"). A response
-        that a living member hands on keeps its tokens in either case.
-    balance: members without work also take from living ones; lost and unclaimed responses they always take.
-    streaming: the trainer begins with the first complete groups; without it, when all responses have ended. in_order:
-        it takes groups in the order of their numbers. keep_order: members begin them in that order, as with dynamic
-        sampling.
-    crew: as in tasks.configuration.rollout.RolloutConfig. A crew that is started for each iteration works on one
-        iteration at a time; a member of a standing one goes on with the next as soon as that is planned.
-    max_staleness: iterations that are generated while one is trained, with weights so many versions behind.
-    seeding_memory: the controller remembers seeding times by number of members.
-    plans_tools: the planner is told for how long responses wait for tools.
-    predictor: what the planner is told of lengths: nothing; the truth; the prompt's lengths in the last epoch; or the
-        truth in a wrong order, in which the share `recall` of the longest fifth of the groups is still in it.
-    flush_interval_s, heartbeat_interval_s, claim_ttl_s: as in tasks.configuration.sampling.RolloutConfig.
+        handed over by a live member keeps its tokens in either case.
+    balance: True if members without work also take responses of live members, not only lost and unclaimed responses.
+    streaming: True if training begins with the first complete groups; False: after all responses. in_order: training
+        takes groups by number. keep_order: members begin groups by number, as with dynamic sampling.
+    crew: as in tasks.configuration.rollout.RolloutConfig. A crew of one iteration works on one iteration at a time; a
+        member of a standing crew goes on with the next iteration as soon as a plan exists.
+    max_staleness: iterations generated ahead of training, with weights as many versions behind.
+    seeding_memory: True if the controller remembers seeding times by number of members.
+    plans_tools: True if the planner knows the seconds of waiting for tools.
+    predictor: the planner's knowledge of lengths: nothing; the truth; the prompt's lengths in the last epoch; or the
+        true lengths in a wrong order that keeps the share `recall` of the longest fifth of the groups in the fifth.
+    flush_interval_s, heartbeat_interval_s, claim_ttl_s: as in tasks.configuration.rollout.RolloutConfig.
     put_usd, get_usd: dollars per request to the store.
-    weights_bytes: of a full pull. weights_delta_bytes: of a pull by a machine that has the version before; None: full.
-    transfer: each member begins after its own pull ("pull"), or all after the last one ("barrier").
+    weights_bytes: bytes of a full pull. weights_delta_bytes: bytes of a pull by a machine with the previous version;
+        None: as a full pull.
+    transfer: "pull": each member begins after its own pull; "barrier": all members begin after the last pull.
     """
 
     __pydantic_config__ = STRICT
@@ -303,7 +317,7 @@ class Policy:
 
     @property
     def crew_rules(self) -> CrewRules:
-        """The part by which the members of a crew work."""
+        """The rules of the members of a crew."""
         return CrewRules(
             flush_interval_s=self.flush_interval_s,
             heartbeat_interval_s=self.heartbeat_interval_s,
@@ -317,7 +331,7 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A whole scenario. sources: where figures come from, by the path of their field; for people only."""
+    """A whole scenario. sources: the source of each figure by the path of the field, for readers only."""
 
     __pydantic_config__ = STRICT
     name: str
@@ -344,7 +358,7 @@ _ADAPTER = TypeAdapter(Scenario)
 
 
 def load(path: str | Path) -> Scenario:
-    """The scenario in a YAML or JSON file; raises ScenarioError, which names the file and every wrong field."""
+    """The scenario in a YAML or JSON file; raises ScenarioError with the file and every wrong field."""
     try:
         document = read_document(Path(path))
     except DocumentError as error:

@@ -1,7 +1,7 @@
 """The setups to compare: the user's own, the trainer's machines alone, each pool alone, both, and a chosen width.
 
-A pool alone is compared with either kind of crew. A setup is a set of the configuration's fields, and the scenario that
-follows from them.
+A pool alone is compared with either kind of crew. A setup is a set of the configuration's fields, and the scenario with
+these settings.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,13 @@ CHOSEN = "width by cost"
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """settings: the fields of the configuration that define the setup, by path."""
+    """A setup to compare.
+
+    Attributes:
+        name: name in the forecast's table.
+        settings: the fields of the configuration that define the setup, by path.
+        scenario: the scenario with the settings.
+    """
 
     name: str
     settings: dict[str, Setting]
@@ -72,7 +78,7 @@ def _alternatives(config: RunConfig, inputs: ForecastInputs) -> Iterator[Setup]:
 
 
 def _may_stand(planning: PlanningConfig) -> bool:
-    """Whether a standing crew is allowed; what saves by letting machines go is not."""
+    """True if the planning settings allow a standing crew: no setting saves money by releasing machines."""
     return planning.objective == "makespan" and planning.usd_per_iteration_max is None
 
 
@@ -82,7 +88,7 @@ def _widths(config: RunConfig, pool: PoolScenario) -> tuple[int, ...]:
 
 
 def _kind(pool: CrewPool, inputs: ForecastInputs) -> str:
-    """A pool in the names of setups: by its name if there are several."""
+    """The pool's word in the names of setups: its name among several pools, else "spot" or "crew"."""
     if len(inputs.pools) > 1:
         return pool.configured.name
     return "spot" if pool.configured.interruptible else "crew"
@@ -91,7 +97,7 @@ def _kind(pool: CrewPool, inputs: ForecastInputs) -> str:
 def _of_counts(
     name: str, counts: Mapping[str, int], seeding: str, inputs: ForecastInputs, crew: str = "iteration"
 ) -> Setup:
-    """A fixed number of members of some pools, by path, and none of the others."""
+    """A setup with a fixed number of members of the pools in `counts`, by path, and no further members."""
     settings: dict[str, Setting] = {}
     pools = []
     for pool in inputs.pools:
@@ -118,7 +124,7 @@ def _chosen(most: Mapping[str, int], inputs: ForecastInputs, *, can_seed: bool) 
 
 
 def _no_cut(inputs: ForecastInputs) -> dict[str, Setting]:
-    """A member that hands over and leaves saves nothing where its machine stays paid for, as in a forecast."""
+    """Settings without a cut: in a forecast the machine of a member that leaves early stays paid for."""
     return {} if inputs.policy.planning.cut_share is None else {"planning.cut_share": None}
 
 

@@ -1,7 +1,7 @@
 """Simulates a run in virtual time: the production planner and rebalancing, machines by a trace, and a ledger.
 
-With max_staleness s, iteration n + s is planned when n - 1 is concluded. A crew that is started for each iteration has
-one rollout at a time, so that the next one also waits for the end of the previous one; a standing crew goes on.
+With max_staleness s, iteration n + s is planned at the conclusion of iteration n - 1. A crew of one iteration has one
+rollout at a time, so the next rollout also waits for the end of the previous rollout; a standing crew goes on.
 """
 
 import random
@@ -18,10 +18,9 @@ from tasks.forecasting.expectations import Expectations
 from tasks.forecasting.knowledge import Knowledge
 from tasks.forecasting.links import Links
 from tasks.forecasting.machines import Stock
-from tasks.forecasting.response_lengths import ResponseLengths
+from tasks.forecasting.response_lengths import ResponseLengths, tool_answers
 from tasks.forecasting.results import SimulatedIteration, SimulatedRun
 from tasks.forecasting.scenario import Scenario
-from tasks.forecasting.tool_answers import tool_answers
 from tasks.forecasting.virtual_iteration import Iteration
 from tasks.forecasting.virtual_processes import MappedProcesses, Processes
 from tasks.forecasting.virtual_standing import StandingProcesses
@@ -35,11 +34,16 @@ POOL_SEEDS = 1_000_003
 
 
 def simulate(scenario: Scenario, *, seed: int, span_s: float | None = None) -> SimulatedRun:
-    """Simulate the scenario; the same result for the same seed.
+    """Simulate the scenario; a seed always gives the same result.
 
-    span_s: no rollout begins after this time; None: only work.iterations count. The planner knows the pools' step times
-    from the start, as after a probe, and learns losses, waits and lengths on the way. Raises Stalled if no member is
-    left that could generate, and TraceError or ScenarioError for files that cannot be used.
+    The planner knows the pools' step times from the start, as after a probe, and learns losses, waits and lengths from
+    the simulated iterations. Raises Stalled if no member is left for generating, and TraceError or ScenarioError for
+    files that cannot be used.
+
+    Args:
+        scenario: the scenario.
+        seed: seed of lengths, traces and work searches.
+        span_s: second after which no rollout begins; None: only work.iterations count.
     """
     return _Simulation(scenario, seed, span_s).run()
 
@@ -84,7 +88,7 @@ class _Simulation:
         self._over = False
         self._concluded: list[SimulatedIteration] = []
         # By the newest plan.
-        self._asked: dict[str, int] | None = None
+        self._planned_width: dict[str, int] | None = None
         # Of the iterations begun.
         self._tokens: list[int] = []
         self._stopped: str | None = None
@@ -103,13 +107,13 @@ class _Simulation:
         return self._over
 
     def _begin(self, number: int) -> None:
-        """Plan an iteration and begin its slots and, if the trainer is free, its training."""
+        """Plan an iteration and begin the slots and, with a free trainer, the training."""
         prompts, lengths = self._lengths.prompts(number), self._lengths.lengths(number)
         expected = self._expectations.expected(number, prompts, lengths)
         try:
             available = {name: stock.available for name, stock in self._stocks.items()}
-            there = {name: stock.ready for name, stock in self._stocks.items()}
-            plan = plan_iteration(self._knowledge.request(expected, available, there, self._asked))
+            present = {name: stock.ready for name, stock in self._stocks.items()}
+            plan = plan_iteration(self._knowledge.request(expected, available, present, self._planned_width))
         except BudgetExceeded as error:
             self._stopped = str(error)
             return
@@ -164,7 +168,7 @@ class _Simulation:
         if self._newest in self._open:
             self._open[self._newest].next_s = now_s
         self._newest, self._open[number] = number, iteration
-        self._asked = iteration.planned_crew
+        self._planned_width = iteration.planned_crew
         self._processes.begin(iteration)
         if self._training is None:
             self._train(iteration)
@@ -200,7 +204,7 @@ class _Simulation:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Begin the iterations whose time has come, or end."""
+        """Begin the iterations that are due, or end."""
         while self._is_next_due() and self._may_begin(self._newest + 1):
             self._begin(self._newest + 1)
         if self._trained == self._newest:

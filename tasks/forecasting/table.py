@@ -1,4 +1,4 @@
-"""A forecast, and how it turned out, as text for a terminal or a page."""
+"""A forecast, and its comparison with the realised figures, as text for a terminal or a page."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -34,13 +34,13 @@ def forecast_text(record: ForecastRecord, width: int = TEXT_WIDTH) -> str:
 
 
 def simulated_line(record: ForecastRecord) -> str:
-    """How many runs were simulated, and of what length."""
+    """The number and length of the simulated runs, as a sentence."""
     simulated = f"{record.seeds} runs of {record.iterations_simulated} iterations for each setup, scaled to"
     return f"{simulated} {record.iterations}."
 
 
 def sensitivity_line(record: ForecastRecord) -> str:
-    """The recommended setup's dollars if more or fewer machines are lost; "" if none can be."""
+    """The recommended setup's dollars with more or fewer losses; "" without machines that can be lost."""
     spreads = [f"x{factor}: {_interval(usd, _money(usd))}" for factor, usd in record.sensitivity.items()]
     return f"Its dollars with other rates of losses: {'; '.join(spreads)}." if spreads else ""
 
@@ -67,7 +67,7 @@ def setups_table(record: ForecastRecord) -> Table:
 
 
 def parts_table(record: ForecastRecord) -> Table:
-    """Median dollars of each setup by what they are spent on."""
+    """Median dollars of each setup by purpose."""
     grid = Table(title="dollars, by what they are spent on: medians")
     grid.add_column("setup")
     forecast = [setup for setup in record.setups if setup.usd is not None]
@@ -79,7 +79,7 @@ def parts_table(record: ForecastRecord) -> Table:
 
 
 def comparison_text(comparison: Comparison, width: int = TEXT_WIDTH) -> str:
-    """The forecast beside what happened."""
+    """The forecast beside the realised figures."""
     buffer = io.StringIO()
     console = Terminal(file=buffer, width=width)
     title = f"{comparison.iterations} iterations against the forecast for '{comparison.setup}'"
@@ -102,7 +102,7 @@ def comparison_text(comparison: Comparison, width: int = TEXT_WIDTH) -> str:
 
 
 def snippet_yaml(settings: Mapping[str, Setting]) -> str:
-    """The fields by path as YAML for a configuration; `off` is quoted, because YAML reads a bare one as false."""
+    """The fields by path as YAML for a configuration; `off` is quoted, because YAML reads a bare off as false."""
     document = with_settings({}, settings)
     text: str = yaml.safe_dump(document, sort_keys=False)
     return text

@@ -1,4 +1,4 @@
-"""The trainer's machines: whether the model fits on them, how fast they train, and whether they can generate."""
+"""The inputs about the trainer's machines: the fit of the model, the speed of training, and engines for seeding."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +10,6 @@ from tasks.forecasting.engine_estimate import train_s_per_token
 from tasks.forecasting.engine_inputs import EngineFigures, device, engine_figures
 from tasks.forecasting.known_facts import KnownFacts
 from tasks.forecasting.scenario import PhaseScenario, TrainerScenario
-from tasks.forecasting.training_work import flops_per_parameter
 from tasks.planning.trainer_memory import Machine, doubted, kept_bytes, misfit, trainer_memory
 from tasks.sharing.admission_forecast import COPIED_BYTES_PER_S, expected_switch_s
 from tasks.sharing.residents import resident_state_bytes
@@ -66,7 +65,7 @@ def _engines(facts: KnownFacts) -> tuple[int, EngineFigures]:
 
 
 def _reasons_against_engines(config: RunConfig, per_engine: int) -> Iterator[str]:
-    """What keeps the configuration from planning.seeding 'auto', as tasks.configuration.run_config refuses it."""
+    """Reasons for which tasks.configuration.run_config refuses planning.seeding 'auto'."""
     processes, gpus = config.trainer.nnodes * config.trainer.nproc_per_node, config.pools.train.gpus
     placement = config.trainer.placement
     if placement != "own":
@@ -102,7 +101,7 @@ def _train_s_per_token(facts: KnownFacts, gpus: int) -> float:
 
 
 def _check_memory(facts: KnownFacts, gpus: int) -> None:
-    """Raise ValueError if the trainer's state does not fit, with what would; what has run is not doubted."""
+    """Raise ValueError, with settings that would fit, if an unmeasured trainer's state does not fit."""
     config = facts.config
     if facts.size is None or (facts.probe is not None and facts.probe.train_s_per_token is not None):
         return
@@ -129,7 +128,7 @@ def _check_memory(facts: KnownFacts, gpus: int) -> None:
 
 
 def _between_s(facts: KnownFacts) -> tuple[float, float]:
-    """Seconds between two iterations: to publish the weights, and to conclude and plan."""
+    """(seconds of publishing weights, seconds of concluding and planning) between two iterations."""
     if facts.probe is not None and facts.probe.train_fixed_s is not None:
         publish_s, control_s = facts.probe.train_fixed_s, facts.probe.control_s
         facts.show("between iterations", f"{publish_s + control_s:.1f} s", facts.probe.source)
@@ -165,7 +164,7 @@ def _ready_s(facts: KnownFacts) -> float:
 
 
 def _load_s(facts: KnownFacts) -> float:
-    """Seconds until a trainer's process that has generated, or that is new, has its stored state and can train."""
+    """Seconds in which a new process of the trainer, or a process after generating, restores its stored state."""
     if facts.in_turn:
         return 0.0
     probe = facts.probe
@@ -182,7 +181,7 @@ def _load_s(facts: KnownFacts) -> float:
 
 
 def state_s(facts: KnownFacts) -> float:
-    """Seconds of an iteration in which a trainer that ends with it restores its state and writes it; shows nothing."""
+    """Seconds of restoring and writing the state if the trainer's process ends with the iteration; shows nothing."""
     unshown, written_s = replace(facts, shown=[]), 0.0
     if facts.in_turn:
         return 0.0
@@ -192,7 +191,7 @@ def state_s(facts: KnownFacts) -> float:
 
 
 def _phase(facts: KnownFacts) -> PhaseScenario | None:
-    """When the phase is due, and what the machines need before they can load the model; on a host, nothing."""
+    """The trainer's phase: the share of groups at which the phase is due, and the machines' start; 0 on a host."""
     placement = facts.config.trainer.placement
     if placement in ("own", "standing"):
         return None
@@ -209,7 +208,7 @@ def _phase(facts: KnownFacts) -> PhaseScenario | None:
 
 
 def _switch_s(facts: KnownFacts) -> float:
-    """Seconds for a state to leave a host's device, and for this run's to come back."""
+    """Seconds in which another run's state leaves a host's device and the run's own state returns."""
     size = resident_state_bytes(facts.config, facts.sized().parameters)
     switch_s = expected_switch_s(size)
     told = f"estimated: states of {size / 1e9:,.0f} GB, copied to and from memory at {COPIED_BYTES_PER_S / 1e9:g} GB/s"
@@ -218,7 +217,7 @@ def _switch_s(facts: KnownFacts) -> float:
 
 
 def _replay_interval(facts: KnownFacts) -> int:
-    """After how many iterations a trainer's process has nothing to replay; a host keeps the state between phases."""
+    """Iterations between two starts of the trainer without a replay; 1 on a host, which keeps the state."""
     interval = _checkpoint_interval(facts)
     if interval == 1 or facts.config.trainer.placement in ("standing", "shared"):
         return 1
@@ -228,13 +227,13 @@ def _replay_interval(facts: KnownFacts) -> int:
 
 
 def _checkpoint_interval(facts: KnownFacts) -> int:
-    """After how many versions a state is stored; "auto" counts as 1, because it never takes longer than that."""
+    """Versions between two stored states; "auto" counts as 1, because an automatic interval never takes longer."""
     interval = facts.config.trainer.checkpoint_interval
     return 1 if interval == "auto" else interval
 
 
 def _restored_bytes(facts: KnownFacts) -> tuple[float, str]:
-    """What an iteration's trainer reads, and in words; all ranks together read it once."""
+    """(bytes that the trainer reads in an iteration, all ranks together, the parts in words)."""
     config, checkpoints, weights = facts.config, _checkpoint_bytes(facts), facts.weights[0]
     parts = {"checkpoints": checkpoints} if checkpoints else {}
     # What is not trained comes from the run's first weights: under adapters, and as the reference.
@@ -244,7 +243,7 @@ def _restored_bytes(facts: KnownFacts) -> tuple[float, str]:
 
 
 def _checkpoint_bytes(facts: KnownFacts) -> float:
-    """Of the policy, and of a critic, which is as large; adapters' are small, and count as nothing."""
+    """Bytes of the checkpoints of policy and critic, equally large; adapters' checkpoints are small and count as 0."""
     if facts.size is None:
         return 0.0
     config, each = facts.config, 0.0
@@ -253,3 +252,21 @@ def _checkpoint_bytes(facts: KnownFacts) -> float:
     if config.algorithm.estimator.needs_critic:
         each += kept_bytes(config.critic.optimizer)
     return each * facts.sized().parameters
+
+
+def flops_per_parameter(config: RunConfig) -> float:
+    """Operations per parameter and token of an iteration's training: 2 for a forward pass, 4 for a backward one.
+
+    Recomputed activations add 2, frozen weights (LoRA) save 2. A KL term adds a forward pass, and log-probs before
+    several optimizer steps add a forward pass. A critic of the policy's size adds as much as the policy, and a forward
+    pass for values.
+    """
+    algorithm = config.algorithm
+    trained = 6.0 + 2.0 * config.trainer.gradient_checkpointing
+    steps = algorithm.num_epochs * (trained - 2.0 * (config.lora is not None))
+    passes = 2.0 * (algorithm.kl_coef > 0)
+    several = algorithm.num_epochs > 1 or algorithm.num_mini_batches > 1
+    passes += 2.0 * (several and algorithm.old_logprobs == "trainer")
+    if algorithm.estimator.needs_critic:
+        passes += algorithm.num_epochs * trained + 2.0
+    return steps + passes

@@ -1,4 +1,4 @@
-"""An iteration under way in virtual time, and what it was when it is concluded."""
+"""An iteration under way in virtual time, and its figures at the conclusion."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,8 +20,19 @@ from tasks.planning.iteration_plan import IterationPlan
 class Iteration:
     """An iteration under way.
 
-    version: the weights from which it samples. next_s: when the
-    next one began.
+    Attributes:
+        number: number of the iteration.
+        version: weight version for sampling.
+        plan: the plan.
+        prompts: prompt numbers, [groups].
+        lengths: response lengths, [groups, num_generations] tokens.
+        responses: progress of the responses.
+        training: the iteration's training.
+        accounts: accounts by pool, with the trainer's.
+        began_s: second of the plan.
+        crew: the crew's event model.
+        members_at_end: members at the end of the last response.
+        next_s: second of the next iteration's plan; None before.
     """
 
     number: int
@@ -39,7 +50,7 @@ class Iteration:
 
     @property
     def is_generated(self) -> bool:
-        """Whether all responses have ended."""
+        """True if all responses have ended."""
         return self.crew.ended_s is not None
 
     @property
@@ -53,7 +64,7 @@ class Iteration:
         return {pool: count for pool, count in self.planned.items() if pool != TRAIN_POOL}
 
     def waits(self, pools: Sequence[str], policy: Policy, alone_s: float, now_s: float) -> StepWaits:
-        """How the iteration went. alone_s: when the trainer's engines were ready, in case there was no member."""
+        """The waits of the iteration; alone_s: second at which the trainer's engines were ready, for an empty crew."""
         training, ended_s = self.training, self._ended_s(now_s)
         first_s = self._first_s(pools, alone_s)
         return StepWaits(
@@ -71,7 +82,7 @@ class Iteration:
     def concluded(
         self, pools: Sequence[str], waits: StepWaits, alone_s: float, trained_s: float, now_s: float
     ) -> SimulatedIteration:
-        """The iteration, with its accounts closed. trained_s: when the training before it had ended."""
+        """The figures of the iteration, after closing its accounts; trained_s: end of the previous training."""
         training, crew, accounts = self.training, self.crew, self.accounts
         return SimulatedIteration(
             iteration=self.number,
@@ -100,7 +111,7 @@ class Iteration:
         )
 
     def left_s(self, policy: Policy, now_s: float) -> float:
-        """When the crew left the iteration."""
+        """Second at which the crew left the iteration."""
         if self.next_s is not None:
             return max(self.next_s, self._ended_s(now_s)) if policy.crew == "standing" else self.next_s
         return self._ended_s(now_s) if policy.max_staleness else now_s
@@ -109,7 +120,7 @@ class Iteration:
         return now_s if self.crew.ended_s is None else self.crew.ended_s
 
     def _first_s(self, pools: Sequence[str], alone_s: float) -> float:
-        """When the first member had the weights."""
+        """Second at which the first member had the weights."""
         lives = [life for name in pools for life in self.accounts[name].lives]
         return min((life.worked_s for life in lives if life.worked_s is not None), default=alone_s)
 

@@ -1,7 +1,7 @@
-"""The processes on the crew's machines: they start, pull weights, and are members of an iteration's crew.
+"""The processes on the crew's machines: a process starts, pulls weights, and is a member of an iteration's crew.
 
-A crew that is started for each iteration has a process for each slot of the plan, which ends with the iteration. That
-of a standing crew is in virtual_standing.
+A crew of one iteration has a process for each slot of the plan, and every process ends with the iteration. For
+processes of a standing crew see virtual_standing.
 """
 
 from abc import ABC, abstractmethod
@@ -19,9 +19,15 @@ from tasks.forecasting.virtual_iteration import Iteration
 
 @dataclass(kw_only=True, eq=False)
 class Processes(ABC):
-    """What both kinds of crews have in common.
+    """The common part of both kinds of crews.
 
-    may_begin: whether an iteration of this number may still begin. stocks: the machines of each pool, by its name.
+    Attributes:
+        events: the events of the simulation.
+        policy: policy of the scenario.
+        links: the links over which machines pull weights.
+        engines: engine model by pool.
+        may_begin: True if the iteration with the given number may still begin.
+        stocks: machines by pool.
     """
 
     events: Events
@@ -34,18 +40,18 @@ class Processes(ABC):
 
     @abstractmethod
     def begin(self, iteration: Iteration) -> None:
-        """A plan is there."""
+        """A plan exists."""
 
     @abstractmethod
     def rollout_ended(self, iteration: Iteration) -> None:
         """All responses of the iteration have ended."""
 
     def published(self, version: int) -> None:  # noqa: B027 - most crews need not know
-        """A weight version is there."""
+        """A weight version exists."""
 
     @abstractmethod
     def before_conclusion(self, iteration: Iteration, following: Iteration | None) -> None:
-        """Book all time until now that belongs to the iteration. following: the next one, if it is planned."""
+        """Book the iteration's time until now. following: the next iteration; None if not planned."""
 
     @abstractmethod
     def ready(self, stock: Stock, machine: Machine, slot: int) -> None:
@@ -53,27 +59,27 @@ class Processes(ABC):
 
     @abstractmethod
     def lost(self, stock: Stock, machine: Machine) -> None:
-        """A machine was lost; its slot starts again on the next one."""
+        """A machine was lost; the slot starts again on the next machine."""
 
     @abstractmethod
     def left(self, iteration: Iteration, member: ModelMember) -> None:
         """A member leaves before the iteration has ended."""
 
     def held(self, iteration: Iteration, member: ModelMember) -> None:  # noqa: B027
-        """A member without weights holds something."""
+        """A member without weights holds responses."""
 
     def enough(self, iteration: Iteration, member: ModelMember) -> bool:  # noqa: ARG002
-        """Whether the member, which holds nothing, is to work on another iteration."""
+        """True if a member without responses should go on to another iteration."""
         return False
 
     def present(self, iteration: Iteration) -> int:
-        """How many members there are when the iteration's last response has ended, as a report counts them."""
+        """The number of members at the end of the iteration's last response, by a report's count."""
         return iteration.crew.working
 
     def _enter(
         self, iteration: Iteration, stock: Stock, machine: Machine, slot: int, part: str | None = None
     ) -> ModelMember:
-        """Let the machine's process claim in the iteration, whose account gets its time from now on."""
+        """Let the machine's process claim in the iteration; the iteration's account gets the time from now on."""
         account = iteration.accounts[stock.pool.name]
         machine.settle(self.events.now_s, part, account)
         member = iteration.crew.begin(slot, self.engines[stock.pool.name], account)
@@ -100,7 +106,7 @@ class Processes(ABC):
             machine.pull = machine.pulling = None
 
     def _leave(self, iteration: Iteration, machine: Machine, part: str) -> None:
-        """End the member on a machine, if there is one; the machine's time is spent on `part` from now on."""
+        """End the member on a machine, if any; `part` is the purpose of the machine's time from now on."""
         member = machine.member
         if member is not None and member.alive:
             machine.settle(self.events.now_s, part)
@@ -109,7 +115,7 @@ class Processes(ABC):
 
 @dataclass(kw_only=True, eq=False)
 class MappedProcesses(Processes):
-    """Each iteration's slots get processes of their own, one iteration at a time."""
+    """A process for each slot of the iteration's plan, for a single iteration at a time."""
 
     _current: Iteration | None = field(default=None, init=False)
     _at_barrier: list[Callable[[], None]] = field(default_factory=list, init=False)
@@ -160,8 +166,8 @@ class MappedProcesses(Processes):
             stock.release(machine)
 
     def _claim(self, iteration: Iteration, stock: Stock, machine: Machine, slot: int) -> None:
-        """The process runs: let it claim, and work as soon as the weights are there."""
-        if iteration is not self._current or not machine.there:
+        """Let a started process claim, and work as soon as the weights have arrived."""
+        if iteration is not self._current or not machine.present:
             return
         if iteration.is_generated:
             machine.settle(self.events.now_s, "standing")
@@ -175,7 +181,7 @@ class MappedProcesses(Processes):
         self._come_to_barrier(iteration, machine)
 
     def _come_to_barrier(self, iteration: Iteration, machine: Machine) -> None:
-        """The machine has the weights: let it work, with a barrier when no other pulls."""
+        """Let a machine with weights work; with transfer "barrier", all machines begin at the end of the last pull."""
         self._at_barrier.append(partial(self._work, iteration, machine))
         if self.policy.transfer == "pull" or not self.links.active:
             self._pass_barrier()
@@ -186,9 +192,9 @@ class MappedProcesses(Processes):
             work()
 
     def _work(self, iteration: Iteration, machine: Machine) -> None:
-        """Let the machine's member decode, if it has claimed."""
+        """Let the machine's member decode after its claim."""
         member = machine.member
-        if iteration is self._current and machine.there and member is not None and member.state == "loading":
+        if iteration is self._current and machine.present and member is not None and member.state == "loading":
             machine.settle(self.events.now_s)
             iteration.crew.work(member)
 

@@ -1,9 +1,9 @@
-"""The processes of a standing crew in virtual time; each fills the slot of its number in every plan.
+"""The processes of a standing crew in virtual time; each process fills the slot of its number in every plan.
 
-Where a process goes is decided as in tasks.sampling.session.route, and when it leaves an iteration as in
-tasks.sampling.session.state. Two things are simpler: a process that stands by sees a plan at once, and an iteration is
-closed for it when its last response has ended. Time of standing by is booked to the oldest iteration that is not
-concluded, where a report counts it for the one that follows.
+A process chooses its next iteration as in tasks.sampling.session.route and leaves an iteration as in
+tasks.sampling.session.state, with two simplifications: a waiting process sees a plan at once, and an iteration closes
+at the end of its last response. The time of waiting for a plan is booked to the oldest open iteration; a report counts
+the time for the following iteration.
 """
 
 from dataclasses import dataclass, field
@@ -39,13 +39,13 @@ class StandingProcesses(Processes):
                     self._go_on(stock, machine)
 
     def rollout_ended(self, iteration: Iteration) -> None:
-        there = [
+        working = [
             (stock, machine)
             for stock in self.stocks.values()
             for machine in stock.machines.values()
             if machine.member is not None and machine.member.alive and self._place[machine] is iteration
         ]
-        for _, machine in there:
+        for _, machine in working:
             self._leave(iteration, machine, "idle")
         if all(one.is_generated for one in self._open.values()) and not self.may_begin(max(self._open) + 1):
             self._over = True
@@ -54,8 +54,8 @@ class StandingProcesses(Processes):
                 for machine in list(stock.machines.values()):
                     self._stop_pull(stock, machine)
                     stock.release(machine)
-        for stock, machine in there:
-            if machine.there:
+        for stock, machine in working:
+            if machine.present:
                 self._go_on(stock, machine)
 
     def published(self, version: int) -> None:
@@ -99,30 +99,30 @@ class StandingProcesses(Processes):
         self._equip(stock, machine, iteration.version)
 
     def enough(self, iteration: Iteration, member: ModelMember) -> bool:
-        """Whether the member, which holds nothing, is to work on another iteration."""
+        """True if a member without responses should go on to another iteration."""
         _, machine = self._of_member[iteration.number, member.name]
         following = self._next(machine)
         return following is not None and following is not iteration
 
     def present(self, iteration: Iteration) -> int:  # noqa: ARG002
-        """A member that has gone on is not missing; nor is one that is still in an iteration before, and comes then."""
+        """Members that have entered any iteration: members ahead of `iteration` or behind are not missing."""
         return sum(machine.entered >= 0 for stock in self.stocks.values() for machine in stock.machines.values())
 
     def _started(self, stock: Stock, machine: Machine) -> None:
-        if machine.there:
+        if machine.present:
             machine.entered = min(self._open, default=machine.entered + 1) - 1
             machine.settle(self.events.now_s, "idle")
             self._go_on(stock, machine)
 
     def _next(self, machine: Machine) -> Iteration | None:
-        """As Route.next: the next one that is planned, else the oldest one that is open; None if there is none."""
+        """As Route.next: the next planned iteration after the machine's last, or else the oldest open; None: none."""
         unended = [number for number, one in self._open.items() if not one.is_generated]
         ahead = [number for number in unended if number > machine.entered]
         number = min(ahead or unended, default=None)
         return None if number is None else self._open[number]
 
     def _go_on(self, stock: Stock, machine: Machine) -> None:
-        """Enter the next iteration, or stand by with the newest weights."""
+        """Enter the next iteration, or wait with the newest weights."""
         iteration = self._next(machine)
         if iteration is None or machine.slot is None:
             machine.entered = max(machine.entered, 0)
@@ -138,7 +138,7 @@ class StandingProcesses(Processes):
             self._equip(stock, machine, iteration.version)
 
     def _equip(self, stock: Stock, machine: Machine, version: int) -> None:
-        """Have the machine pull a version, unless it does so or has it."""
+        """Start pulling a version, unless the machine holds or pulls the version already."""
         if machine.pulling == version:
             machine.settle(self.events.now_s, "transfer")
             return

@@ -1,9 +1,9 @@
-"""The trainer's machines: they may generate for a while, then train on complete groups as these end, then publish.
+"""The trainer's machines: generate for the seeding time, then train on groups as groups become complete, then publish.
 
-If no crew member lives, they go on generating, or begin again by production's rule. What was trained by then is trained
-a second time, from the last checkpoint. Before they train they load the model, and train again what was trained since
-the last checkpoint. Machines that the run has for its train phases only come when the phase is due, and cost nothing
-before and after.
+Without a live crew member, the machines go on generating, or begin again by production's rule; the groups trained by
+then are trained a second time, from the last checkpoint. Training begins with loading the model and with a replay of
+the iterations after the last checkpoint. Machines of a train phase come when the phase is due, and cost nothing before
+and after the phase.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,13 +25,31 @@ _ROUNDING = 1e-9
 
 
 class Training:
-    """The training of one iteration. on_end: called when the new weights exist and the next iteration can be planned.
+    """The training of one iteration.
 
-    Training continues as soon as complete groups with `micro_batch_responses` responses exist, with all that exist
-    (RLBoost, arXiv 2510.19225, section 4.1), or with fewer if no more will come. in_order: a group counts only when all
-    groups before it are complete. seeding_s: seconds in which the machines generated; generated_s: the part with
-    started engines; wait_s, train_s: seconds of waiting and of training; retrain_s: the part of train_s that repeats
-    earlier training. replay_tokens: those of the earlier iterations that are trained again after loading.
+    Training continues with all complete groups as soon as complete groups with `micro_batch_responses` responses exist
+    (RLBoost, arXiv 2510.19225, section 4.1), or with fewer responses at the end of the rollout.
+
+    Args:
+        events: the events of the simulation.
+        scenario: the trainer's machines.
+        planning: section `planning` of the configuration.
+        account: account of the trainer's machines.
+        responses: progress of the iteration's responses.
+        streaming: True if training begins with the first complete groups; False: after all responses.
+        in_order: True if a group counts as complete only after every group with a lower number.
+        on_end: called when the new weights exist and the next iteration can be planned.
+        on_published: called when the new weights exist.
+        replay_tokens: tokens of earlier iterations that are trained again after loading.
+
+    Attributes:
+        began_s: second at which the machines began with the iteration.
+        ended_s: second of the published weights.
+        seeding_s: seconds in which the machines generated.
+        generated_s: part of seeding_s with started engines.
+        wait_s: seconds of waiting for responses.
+        train_s: seconds of training.
+        retrain_s: part of train_s that repeats earlier training.
     """
 
     def __init__(
@@ -70,13 +88,13 @@ class Training:
 
     @property
     def publish_s(self) -> float:
-        """Seconds of training that begin when every group is trained."""
+        """Seconds from the end of the last group's training to the published weights."""
         return self._scenario.train_fixed_s
 
     def begin(self, crew: CrewModel, slots: Sequence[int], engine: EngineModel, seeding_s: float | None) -> None:
-        """Give the machines to this iteration. slots: slots of the plan, one per engine that generates.
+        """Give the machines to the iteration. slots: the plan's slots on the trainer's machines, one for each engine.
 
-        seeding_s: how long they generate; None: until nothing is left.
+        seeding_s: seconds of generating; None: until nothing is left.
         """
         self._crew, self._engine = crew, engine
         self.began_s = self._since_s = self._events.now_s
@@ -92,7 +110,7 @@ class Training:
             self._events.after(seeding_s, self._seeded)
 
     def group_ended(self, group: int) -> None:
-        """Note a complete group, and train if that makes enough of them."""
+        """Note a complete group, and train if enough groups are complete."""
         self._complete.add(group)
         if self._phase == "waiting":
             self._go_on()
@@ -107,7 +125,7 @@ class Training:
             self._go_on()
 
     def members_changed(self) -> None:
-        """A member of the crew has come, or one has ended."""
+        """A member of the crew has begun or ended."""
         if self._phase == "waiting":
             self._watch()
         elif self._phase == "generating" and self._until_member and self._member_lives:
@@ -129,14 +147,14 @@ class Training:
         self._events.after(self._scenario.process_s, partial(self._work, self._engines))
 
     def _work(self, engines: list[ModelMember]) -> None:
-        """The engines have started, and the weights are on their machines: decode."""
+        """Let the started engines decode."""
         if self._phase == "generating" and engines is self._engines and self._crew is not None:
             for member in engines:
                 self._account.add("process", self._scenario.process_s * member.life.weight)
                 self._crew.work(member)
 
     def _seeded(self) -> None:
-        """The seeding time is over: hand over, or generate on until there is a living member to hand over to."""
+        """End the seeding time: hand over to the crew, or generate until a live member can take over."""
         if self._phase != "generating":
             return
         if self._member_lives:
@@ -145,7 +163,7 @@ class Training:
             self._until_member = True
 
     def _watch(self) -> None:
-        """While the machines wait: generate again if no member has lived for long enough, or check when that is so."""
+        """While waiting: generate again if no member has lived for long enough, or check again at that second."""
         crew, trainer = self._crew, self._scenario
         able = trainer.engines > 0 and trainer.waits and self._planning.seeding == "auto"
         if crew is None or crew.ended_s is not None or crew.alone_from_s is None or not able:
@@ -161,19 +179,19 @@ class Training:
             self._events.at(long_enough_s, partial(self._check, self._checks))
 
     def _check(self, number: int) -> None:
-        """Watch again if no member came since; otherwise another check is noted, or none is due."""
+        """Watch again, unless a newer check exists or the machines have stopped waiting."""
         if number == self._checks and self._phase == "waiting":
             self._watch()
 
     def _take_if_due(self, phase: PhaseScenario) -> None:
-        """Start the process on the machines if so many groups are recorded that the phase is due."""
+        """Start the process on the machines if enough groups are recorded for the phase."""
         recorded = len(self._ready() if self._in_order else self._complete)
         if recorded >= phase.start_share * len(self._responses.group_tokens) - _ROUNDING:
             self._phase, self._since_s = "starting", self._events.now_s
             self._events.after(phase.start_s, self._load)
 
     def _hand_over(self) -> None:
-        """Leave the rest to other members, and train."""
+        """Leave unfinished responses to the crew, and train."""
         now_s = self._events.now_s
         duration_s = now_s - self._since_s
         self.seeding_s += duration_s
@@ -190,7 +208,7 @@ class Training:
         self._load()
 
     def _load(self) -> None:
-        """Load the model and replay, then repeat what was trained before the machines generated again."""
+        """Load the model and replay, then repeat the training from before the machines generated again."""
         self._phase = "loading"
         if self._scenario.load_s or self._replay_s:
             self._events.after(self._scenario.load_s + self._replay_s, self._loaded)
@@ -247,7 +265,7 @@ class Training:
         self._since_s = self._events.now_s
 
     def _ready(self) -> list[int]:
-        """Complete groups that may be trained on now."""
+        """Complete groups ready for training."""
         if not self._in_order:
             return sorted(self._complete)
         return list(takewhile(self._complete.__contains__, count(self._trained)))

@@ -1,7 +1,7 @@
-"""What one answer may cost a verifier of Gleaner's own: time and memory, in the worker process.
+"""Limits of time and memory for a verifier of Gleaner's own, per answer, in the worker process.
 
-A policy can write an answer that takes for ever: an integral without a value, or text on which an expression goes back
-and forth. The verifier is interrupted, not killed, so the next answer finds it loaded.
+A policy can write an answer that takes for ever: an integral without a value, or text on which a regular expression
+backtracks exponentially. The verifier is interrupted, not killed, so the next answer finds it loaded.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ _MEMORY_BYTES = 1 << 30
 
 
 class OutOfTime(BaseException):
-    """An answer took its whole time. It is no Exception, because libraries catch those."""
+    """An answer took its whole time. Not an Exception, because libraries catch exceptions."""
 
 
 def limit_memory() -> None:
-    """From now on, memory beyond what this process has and _MEMORY_BYTES raises MemoryError."""
+    """From now on, an allocation of more than _MEMORY_BYTES beyond the present memory raises MemoryError."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     most = pages * resource.getpagesize() + _MEMORY_BYTES
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -35,8 +35,8 @@ def limit_memory() -> None:
 def limited_time(limit_s: float) -> Iterator[None]:
     """Raise OutOfTime within the block after `limit_s`; the main thread uses it.
 
-    During a computation in C no other thread runs, so none would notice that the parent has died. The kernel therefore
-    ends the process if such a one takes twice GRACE_S more.
+    During a computation in C, no Python thread runs that could notice the parent's death. So the kernel ends the
+    process after a computation of `limit_s` plus twice GRACE_S.
     """
     signal.signal(signal.SIGALRM, _interrupt)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)

@@ -1,6 +1,6 @@
 r"""The notation of an answer: rewrites the many ways to write a number or formula to the one that math-verify reads.
 
-Pure functions of the text of an answer, which `answer_text` found.
+Pure functions of the text of an answer, as found by `answer_text`.
 """
 
 import re
@@ -105,7 +105,7 @@ _ENCLOSED = re.compile(r"(?<!\\)(?:\\\\)*\\[()\[\]]")
 
 
 def plain_notation(text: str) -> str:
-    r"""The same in plain characters and LaTeX's plainest commands, with numbers as English and mathematics have them.
+    r"""Rewrite a text to plain characters and LaTeX's plainest commands, with numbers in English notation.
 
     `1\,000` and `1 000` become `1000`, as `1,000` does, and `1,22`, which is no number in English, becomes the list
     `1, 22`. `1e-5` becomes `0.00001`, `1 1/2` and `0.\overline{3}` become fractions, `2**3` becomes `2^{3}`, and
@@ -128,7 +128,7 @@ def dollar_signs(text: str) -> int:
 
 
 def undressed(text: str) -> str:
-    r"""The same without `\text{}` and its like around their content."""
+    r"""Unwrap the content of `\text{}` and similar commands."""
     previous = None
     while previous != text:
         previous, text = text, DRESS.sub(lambda found: found.group(1) or found.group(2) or "", text)
@@ -138,14 +138,14 @@ def undressed(text: str) -> str:
 def letters_of(answer: str) -> str | None:
     r"""The letters of an answer in words, without `\text{}` and case; None for an answer with anything but letters.
 
-    Mathematics reads a word as the product of its letters, so to it all anagrams are equal.
+    math-verify would read a word as the product of its letters, and so take anagrams for equal.
     """
     bare = DRESS.sub(r" \1 ", answer.replace("\\$", "").replace("$", "")).replace("\\ ", " ").replace("~", " ").strip()
     return "".join(filter(str.isalpha, bare)).casefold() if _LETTERS.fullmatch(bare) else None
 
 
 def is_word(answer: str) -> bool:
-    """Whether an answer is in words: nothing but letters, and two of them are adjacent."""
+    """Whether an answer is in words: only letters, and at least two adjacent letters."""
     return letters_of(answer) is not None and re.search(r"[^\W\d_]{2}", DRESS.sub(r" \1 ", answer)) is not None
 
 

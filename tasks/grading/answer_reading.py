@@ -1,4 +1,4 @@
-"""Reading: what the text of an answer means: a choice, words, a number with its unit, or a formula for math-verify."""
+"""Reading: the meaning of an answer's text: a choice, words, a number with a unit, or a formula for math-verify."""
 
 import re
 from dataclasses import dataclass, replace
@@ -60,13 +60,22 @@ _DOTS = re.compile(r"\\(?:ld|cd|d)ots|\.\.\.")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a text says as an answer.
+    """The meaning of a text as an answer.
 
-    written: the text in plain notation. letters: of a text that has nothing else; is_word: it is in words. choice: the
-    letter of one of several choices. formula: what math-verify reads, without unit and base; empty where there is
-    nothing for it. number: the value of a formula that is a plain number; a percentage is a hundredth. label: the
-    letters of words before a number. count: how many values a list has, and repeats: how many of them are there before.
-    goes_on: dots stand for further values or digits.
+    Attributes:
+        written: The text in plain notation.
+        letters: The letters of a text that has nothing but letters; None otherwise.
+        is_word: True for an answer in words.
+        choice: The letter of a choice.
+        formula: The text for math-verify, without unit and base; empty if there is no formula.
+        number: The value of a formula that is a plain number; a percentage is divided by 100.
+        is_percentage: True if a percent sign or word follows the number.
+        unit: The unit of a number.
+        base: The base that the number names.
+        label: The letters of the words before a number.
+        count: The number of values in a list.
+        repeats: The number of values in a list that occurred earlier in the list.
+        goes_on: True if dots stand for further values or digits.
     """
 
     written: str
@@ -85,12 +94,12 @@ class Reading:
 
 
 class NoReading(ValueError):  # noqa: N818 - reads as what happened
-    """A text that is no answer; the message is the end of a sentence about it that says why."""
+    """A text is no answer; the message is the end of a sentence about the text, with the reason."""
 
 
 @lru_cache(maxsize=4096)
 def read(text: str) -> Reading:
-    """Raises NoReading for a text that states nothing, or nothing that is sure."""
+    """Read the text of an answer; raises NoReading for a text without an answer, or with an ambiguous answer."""
     if is_too_large(text):
         return Reading(" ".join(text.split()))
     plain = _bare(plain_notation(without_boxes(text)))
@@ -184,7 +193,7 @@ def _read_value(plain: str) -> Reading:
 
 
 def _bare(text: str) -> str:
-    """Without Markdown, dollar signs around all of it, words that lead in, and points at its end."""
+    """Strip Markdown, enclosing dollar signs, leading words such as "the answer is", and final points."""
     previous = None
     while previous != text:
         previous = text
@@ -202,7 +211,7 @@ def _bare(text: str) -> str:
 
 
 def _without_currency(text: str) -> tuple[str, str]:
-    """The text without signs of money before a number, and the first of these; a dollar sign may open mathematics."""
+    """Return the text without currency signs before numbers, and the first sign; a dollar sign may open mathematics."""
     opens = [re.match(r"\s*[-+]?[\d.]", part) is not None for part in text.split("$")[1:]]
     if dollar_signs(text) % 2 or (all(opens) and not re.search(r"[^\s(+-]\$", text)):
         text = re.sub(r"(?<!\\)\$", r"\\$", text)
@@ -211,7 +220,7 @@ def _without_currency(text: str) -> tuple[str, str]:
 
 
 def _formula_in_prose(text: str) -> str:
-    """The only mathematics between dollar signs with the words behind it, or all of a text without these."""
+    """The only formula between dollar signs with the words after the formula; a text without dollar signs as given."""
     if not dollar_signs(text):
         return text
     parts = re.split(r"(?<!\\)\$\$?", text)
@@ -229,7 +238,7 @@ def _formula_in_prose(text: str) -> str:
 
 
 def _number_in_prose(text: str, tail: str) -> tuple[str, str, str]:
-    """The only number of a sentence, the words before it and those behind it."""
+    """Split a sentence with a single number into the number, the words before, and the words after."""
     numbers = list(_IN_PROSE.finditer(text))
     if len(numbers) != 1:
         raise NoReading("is prose with several numbers" if numbers else "is prose without a number")
@@ -238,7 +247,7 @@ def _number_in_prose(text: str, tail: str) -> tuple[str, str, str]:
 
 
 def _values(formula: str) -> list[Fraction | str]:
-    """The values that stand side by side, at the top level or in the braces of a set."""
+    """The values of a list: items between commas or semicolons, at the top level or in the braces of a set."""
     text = re.sub(r"^[A-Za-z]\w*\s*=\s*", "", formula.strip())
     inside = re.fullmatch(r"(?:\\left)?\s*\\?\{(.*?)(?:\\right)?\s*\\?\}", text, re.DOTALL)
     text = re.sub(r",?\s*(?:\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)", ",", inside.group(1) if inside else text)

@@ -1,6 +1,6 @@
 r"""The text of an answer: which part of a completion or of a ground truth states it.
 
-Pure functions of text. How the part is written is in `answer_notation`, and what it means in `answer_reading`.
+Pure functions of text. `answer_notation` rewrites the part's notation, and `answer_reading` reads the part's meaning.
 """
 
 import re
@@ -46,7 +46,13 @@ _SENTENCE_END = re.compile(r"(?<!\\)[.!?](?=\s|[*_\"]*\s|[*_\"]*\Z)|\n")
 
 
 class Box(NamedTuple):
-    """A box in a text: its content, and where it begins and ends."""
+    """A box in a text.
+
+    Attributes:
+        content: The text in the box.
+        begin: The index of the box's first character.
+        end: The index after the box's last character.
+    """
 
     content: str
     begin: int
@@ -54,16 +60,16 @@ class Box(NamedTuple):
 
 
 def outside_thinking(completion: str) -> str:
-    """What follows the last `</think>`, without a thought that begins after it and has no end."""
+    """The text after the last `</think>`, up to a thought that begins there and has no end."""
     return _THINKING.sub("", completion.rpartition("</think>")[2])
 
 
 def stated(text: str) -> list[tuple[str, ...]]:
-    r"""What `text` may state as its answer, most likely first, each as one part or the parts of a list; or nothing.
+    r"""The answers that `text` may state, most likely first, each as a single part or the parts of a list; [] for none.
 
-    It is the last \boxed{} or \fbox{}, or all boxes of a list; without a box what stands between the last `<answer>`
-    and `</answer>`; without these, what follows the last "####" or "the answer is". Where the last box or tag has no
-    end, there is no answer.
+    The answer is the last \boxed{} or \fbox{}, or all boxes of a list; without a box, the text between the last
+    `<answer>` and `</answer>`; without tags, the text after the last "####" or "the answer is". If the last box or tag
+    has no end, there is no answer.
     """
     boxes = _boxes(_with_plain_boxes(text))
     if boxes is not None:
@@ -80,7 +86,7 @@ def stated(text: str) -> list[tuple[str, ...]]:
 
 
 def _after_marker_or_phrase(text: str) -> str | None:
-    """None if there is neither; empty if the last phrase is denied."""
+    """The answer after the last "####" or "the answer is"; None without either; "" if the last phrase is denied."""
     phrase, is_denied = _last_phrase(text)
     if _MARKER in text and (phrase is None or text.rfind(_MARKER) > phrase.start()):
         return after_marker(text)
@@ -90,7 +96,7 @@ def _after_marker_or_phrase(text: str) -> str | None:
 
 
 def _last_phrase(text: str) -> tuple[re.Match[str] | None, bool]:
-    """The last "the answer is" that no condition or question holds, and whether the sentence denies it."""
+    """The last "the answer is" outside conditions and questions, and whether the sentence denies the answer."""
     for phrase in reversed(list(_PHRASE.finditer(text))):
         before = _NO_STATEMENT.search(text[max(phrase.start() - _BEFORE_MAX, 0) : phrase.start()])
         if before is None or before.group("denied"):
@@ -99,7 +105,7 @@ def _last_phrase(text: str) -> tuple[re.Match[str] | None, bool]:
 
 
 def after_marker(text: str) -> str:
-    """The rest of the line after the last "####" (GSM8K), or the line after it if that only says "Answer".
+    """The rest of the line after the last "####" (GSM8K), or the next line if the rest only says "Answer".
 
     If the line begins with a number that words and other numbers follow, the answer is the number.
     """
@@ -121,7 +127,7 @@ def first_sentence(text: str) -> str:
 
 
 def without_boxes(content: str) -> str:
-    r"""The same with the content of each \boxed{} in place of it."""
+    r"""Replace each \boxed{} by its content."""
     text, place = _with_plain_boxes(content), -1
     while (place := text.find(_BOXED)) >= 0:
         end = _closing(text, place + len(_BOXED))
@@ -132,13 +138,13 @@ def without_boxes(content: str) -> str:
 
 
 def _with_plain_boxes(text: str) -> str:
-    r"""The same with `\boxed{...}` for each box."""
+    r"""Rewrite every form of a box as `\boxed{...}`."""
     text = _BARE_BOX.sub(lambda box: f"{_BOXED}{box.group(1).rstrip('.,;')}}}", text)
     return _BOX.sub(r"\\boxed", text)
 
 
 def _boxes(text: str) -> list[Box] | None:
-    """The outermost boxes; None without any, and none if the last has no end."""
+    """The outermost boxes of a text; None without boxes, and [] if the last box has no end."""
     if _BOXED not in text:
         return None
     boxes: list[Box] = []
@@ -153,7 +159,7 @@ def _boxes(text: str) -> list[Box] | None:
 
 
 def _of_boxes(text: str, boxes: list[Box]) -> list[tuple[str, ...]]:
-    r"""The last box, which corrects what stands before it, or the list that it ends, as in `\boxed{1}, \boxed{2}`."""
+    r"""The answers of boxes: the last box, which corrects earlier boxes, or a list such as `\boxed{1}, \boxed{2}`."""
     if not boxes:
         return []
     group, is_list = [boxes[-1].content], True
@@ -169,7 +175,7 @@ def _of_boxes(text: str, boxes: list[Box]) -> list[tuple[str, ...]]:
 
 
 def _closing(text: str, begin: int) -> int | None:
-    """The index of the brace that closes the group whose content begins at `begin`; None without one."""
+    """The index of the brace that closes the group whose content begins at `begin`; None without a closing brace."""
     depth, index = 1, begin
     while index < len(text):
         if text[index] == "\\":

@@ -1,4 +1,4 @@
-r"""Units and bases: what stands behind a number and says of what, so that `5 m` is not `5 cm`, nor `43_7` `43_6`."""
+r"""Units and bases after a number, so that `5 m` differs from `5 cm`, and `43_7` from `43_6`."""
 
 import re
 from dataclasses import dataclass
@@ -108,13 +108,18 @@ _COUNTING = _words(
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit as its factors and powers. is_known: every name in it is in the table."""
+    """A unit as a product of powers of names.
+
+    Attributes:
+        factors: Pairs of a name and its power, sorted.
+        is_known: True if every name is in the table.
+    """
 
     factors: tuple[tuple[str, int], ...]
     is_known: bool
 
     def differs(self, other: "Unit") -> bool:
-        """Whether the units are certainly two; words that are in no table may mean the same."""
+        """Whether two units certainly differ; unknown words may be synonyms."""
         if self.is_known and other.is_known:
             mine, its = ({name for name, power in unit.factors if power > 0} for unit in (self, other))
             # An amount of money may leave unsaid of what it is the price.
@@ -126,7 +131,7 @@ class Unit:
 
 
 def without_unit(text: str) -> tuple[str, str]:
-    """The text of an answer without the words behind it, and these; a formula's own letters are no words."""
+    """Split an answer into the text before the trailing words, and the words; letters of a formula are no words."""
     tokens = list(_TOKEN.finditer(text))
     start = end = len(tokens)
     while start and _may_belong(tokens, start - 1, text):
@@ -145,7 +150,7 @@ def without_unit(text: str) -> tuple[str, str]:
 
 
 def read_unit(tail: str, symbol: str = "") -> Unit | None:
-    """The unit of the words behind a number, or of the currency's `symbol` before it; None without one."""
+    """The unit in the words after a number, or of the currency `symbol` before the number; None without a unit."""
     factors: dict[str, int] = {}
     power, sign, is_known = 1, 1, True
     text = undressed(tail).replace("\\$", "$")
@@ -176,7 +181,7 @@ def read_unit(tail: str, symbol: str = "") -> Unit | None:
 
 
 def scale_of(tail: str) -> int:
-    """By what the words behind a number multiply it: 1, or such as a thousand."""
+    """The factor that the words after a number name: 1, 12 for a dozen, 1000 for a thousand and so on."""
     words = _WORD.findall(undressed(tail).casefold())
     return _SCALES.get(words[0].removesuffix("s"), 1) if words else 1
 
@@ -196,7 +201,7 @@ def number_in_words(text: str) -> int | None:
 
 
 def changes_meaning(before: str, behind: str) -> bool:
-    """Whether words beside a number may make it another one or no answer, as in `not 4`, `4 or more`, `half of 4`."""
+    """Whether words beside a number may change or deny the answer, as in `not 4`, `4 or more`, `half of 4`."""
     said, follows = (_WORD.findall(undressed(words).casefold()) for words in (before, behind))
     return not (
         _CHANGING.isdisjoint((*said, *follows))
@@ -206,7 +211,7 @@ def changes_meaning(before: str, behind: str) -> bool:
 
 
 def without_base(text: str) -> tuple[str, int | None]:
-    """The digits of a number that names its base, and the base; the same text and None for any other."""
+    """The digits and the base of a number that names its base; otherwise the text as given, and None."""
     found = _BASE.fullmatch(text)
     said = found and (found.group("low") or found.group("said"))
     base = (int(said) if said.isdigit() else _NUMERALS.get(said)) if said else None
@@ -214,7 +219,7 @@ def without_base(text: str) -> tuple[str, int | None]:
 
 
 def _may_belong(tokens: list[re.Match[str]], place: int, text: str) -> bool:
-    """Whether a token may be one of the words behind a number."""
+    """Whether a token may belong to the words after a number."""
     token, kind = tokens[place], tokens[place].lastgroup
     if kind == "dressed":
         words = _WORD.findall(token.group("words"))

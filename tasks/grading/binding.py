@@ -1,10 +1,10 @@
-"""Binding: recognises TRL's and verl's reward signatures by parameter names, and calls either with grading cases.
+"""Binding: recognises reward signatures of TRL and verl by parameter names, and calls functions with grading cases.
 
 TRL: f(prompts, completions, completion_ids, **columns) -> one value per completion. verl: compute_score(data_source,
 solution_str, ground_truth, extra_info) -> a value or a dict with "score", or compute_score(data_sources, solution_strs,
-ground_truths, extra_infos) -> one of these per completion. Coroutine functions of all are awaited. Of a response with
-turns TRL's gets all messages after the prompt, and verl's the last answer, with extra_info["messages"] from the prompt
-to the end.
+ground_truths, extra_infos) -> a value or dict per completion. Coroutine functions are awaited. For a response with
+turns, TRL's function gets all messages after the prompt; verl's function gets the last answer, and
+extra_info["messages"] from the prompt to the end.
 """
 
 import inspect
@@ -39,19 +39,24 @@ FORMS = (
 
 
 class ProcessSpoiled(Exception):  # noqa: N818 - reads as what happened
-    """Raised by a call after which its process is unusable, such as after a CUDA error."""
+    """Raised by a call that leaves its process unusable, such as by a CUDA error."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundFunction:
     """A reward function with a uniform call.
 
-    `call` takes cases, one at a time unless `batched`, and returns the function's result (an awaitable for a coroutine
-    function): a sequence of values if `batched`, else one value. `prepare`, if there is one, is called once before the
-    first call and does what is too costly for loading the function. `check` raises GradingError for cases that `call`
-    could not grade. `verifies`: it is a verifier of Gleaner's own, which fails for no answer. If `call` raises for a
-    case that `check` allows, or needs too much time or memory, the answer is given up. `works`: whether its process is
-    still of use after that.
+    Attributes:
+        needs: The columns that the function needs.
+        batched: True if `call` takes any number of cases; False for a single case per call.
+        call: Takes cases and returns the function's result, an awaitable for a coroutine function: a sequence of values
+            if `batched`, else a value. For a verifier, an exception, or too much time or memory, on a case that `check`
+            allows means that the answer is given up.
+        prepare: Called once before the first `call`, for work that is too costly for loading the function; None for
+            nothing.
+        check: Raises GradingError for cases that `call` could not grade; None for no check.
+        verifies: True for a verifier of Gleaner's own, which fails for no answer.
+        works: Whether the process is still usable after an answer was given up.
     """
 
     needs: Needs
@@ -118,7 +123,7 @@ def _call_trl(function: Callable[..., Any], cases: Sequence[GradingCase], accept
 
 def _trl_completion(case: GradingCase) -> str | list[dict[str, Any]]:
     if case.conversation is not None:
-        return case.conversation.messages[case.conversation.asked :]
+        return case.conversation.messages[case.conversation.num_prompt_messages :]
     if isinstance(case.prompt, str):
         return case.completion
     return [{"role": "assistant", "content": case.completion}]
@@ -143,7 +148,7 @@ def _call_verl_batched(function: Callable[..., Any], cases: Sequence[GradingCase
 
 
 def _extra_info(case: GradingCase) -> Any:
-    """The column, or {} without one, as in verl; with turns the conversation is added."""
+    """The column extra_info, or {} without the column, as in verl; with turns the conversation is added."""
     given = case.columns.get("extra_info", {})
     if case.conversation is None:
         return given

@@ -1,4 +1,4 @@
-"""Cases: a finished response as the reward functions see it, with the conversation if it has turns."""
+"""Cases: a finished response as reward functions see the response, with the conversation in a run with turns."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,8 +14,15 @@ def grading_case(
 ) -> GradingCase:
     """The case of a finished response.
 
-    read_messages: in a run with turns; the completion is then the text of the policy's last turn. Raises ValueError for
-    a response with turns without it, and for an event that is none.
+    Args:
+        response: The response.
+        prompt: The response's prompt.
+        decode: Makes text from token ids.
+        read_messages: Reads the messages of a response in a run with turns, where the completion is the text of the
+            policy's last turn; None in a run without turns.
+
+    Raises:
+        ValueError: A response has turns in a run without turns, or an event is damaged.
     """
     ids = tuple(int(token) for token in response.token_ids)
     if read_messages is None:
@@ -26,7 +33,7 @@ def grading_case(
     said = [message for message in followed if message["role"] == "assistant"]
     conversation = GradedConversation(
         messages=[*asked, *followed],
-        asked=len(asked),
+        num_prompt_messages=len(asked),
         policy_length=response.policy_length,
         reward=decode_turn(response.events[-1]).reward if response.events else None,
     )

@@ -1,6 +1,6 @@
 """Grader: calls the configured reward functions, sums their weighted values, and handles their failures.
 
-It knows nothing of groups or advantages, nor how a function is run.
+The grader knows neither groups nor advantages, nor the processes of functions.
 """
 
 import json
@@ -15,10 +15,8 @@ from typing import Any, Self
 from storage.paths import expanded
 from tasks.configuration.rewards import BUILT_IN, RewardConfig, reward_names
 from tasks.configuration.turns import TurnsConfig
-from tasks.grading.arithmetic import ArithmeticReward
-from tasks.grading.environment import EnvironmentReward
+from tasks.grading.in_process_rewards import ArithmeticReward, EnvironmentReward, LengthReward
 from tasks.grading.isolation import IsolatedReward
-from tasks.grading.length import LengthReward
 from tasks.grading.reward import (
     GradedConversation,
     GradingCase,
@@ -42,10 +40,15 @@ _NO_FOLDERS: Mapping[str, Path] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """A response's reward: the weighted sum of `values`, in which None stands for a function that does not apply.
+    """The reward of a response.
 
-    All are by function name. A function with an error has the configured failure_reward as its value, and a verifier
-    that has given the answer up has 0.
+    Attributes:
+        response: The response's number.
+        reward: The weighted sum of `values`.
+        values: The value of each function by name: None for a function that does not apply, failure_reward for a
+            function with an error, and 0 for a verifier that gave the answer up.
+        errors: The errors by function name.
+        given_up: The reasons of verifiers that gave the answer up, by function name.
     """
 
     response: int
@@ -56,7 +59,7 @@ class Graded:
 
 
 class Grader:
-    """All reward functions of a run, loaded once. One thread uses it; close it, or use it in a with statement."""
+    """All reward functions of a run, loaded once. For a single thread; to be closed, or used in a with statement."""
 
     def __init__(
         self,
@@ -66,11 +69,14 @@ class Grader:
         device: str = "auto",
         turns: TurnsConfig | None = None,
     ) -> None:
-        """Load every function; raises GradingError for the first that cannot be used.
+        """Load every function; raises GradingError for the first function that cannot be used.
 
-        folders: the folders of reward models by name, which replace their `model`. Weights are loaded when the first
-        response is graded. device: the device of those whose own is "auto".
-        turns: the run's, which names the credentials that functions see.
+        Args:
+            configs: The configured functions.
+            folders: The folders of reward models by name, in place of the configured `model`. Weights are loaded for
+                the first response.
+            device: The device of reward models with device "auto".
+            turns: The run's section of turns; names the credentials visible to functions.
         """
         self._configs = tuple(configs)
         self._rewards: list[Reward] = []
@@ -104,9 +110,9 @@ class Grader:
         """Grade finished responses, in order.
 
         A function that fails for a response counts as its failure_reward. Functions that return None are left out of
-        the sum; if all do, all count as failed. Raises GradingError, with the first error, for a failure if on_failure
-        is "stop", for a function that fails for all of the first cases, and for one that fails for a share of the cases
-        above FAILED_SHARE_MAX. An answer that a verifier gives up is no failure.
+        the sum; if every function returns None, every function counts as failed. Raises GradingError, with the first
+        error, for a failure if on_failure is "stop", for a function that fails for all of the first cases, and for a
+        function whose share of failed cases exceeds FAILED_SHARE_MAX. An answer that a verifier gives up is no failure.
         """
         for case in cases:
             self.check_columns(case.columns)
@@ -117,12 +123,12 @@ class Grader:
         return graded
 
     def close(self) -> None:
-        """End the functions' processes; it may be called again."""
+        """End the functions' processes; a repeated call does nothing."""
         for reward in self._rewards:
             reward.close()
 
     def _check_failures(self, graded: Sequence[Graded]) -> None:
-        """A function that mostly fails would teach that a crash is worth its failure_reward."""
+        """Raise GradingError for a function that mostly fails, because failure_reward would teach that a crash pays."""
         if not graded:
             return
         for name in self.names:
@@ -180,13 +186,16 @@ def check_rewards(
     is_new: bool = True,
     turns: TurnsConfig | None = None,
 ) -> list[str]:
-    """Raise GradingError for the first function that cannot be used, or needs a column that is not in `columns`.
+    """Raise GradingError for the first function that cannot be used, or lacks a column; otherwise return doubts.
 
-    columns: those of the prompts; None where these cannot be read.
-    Every function is loaded, except the reward models named in `held`, which were checked before. prompts: each reward
-    model tokenises a few of them, spread from the first to the last. If `is_new`, "math" parses the ground truth of
-    each, and names rows by file and line, or else by their numbers, which count from 0; and each function of the user's
-    own is called for the first. turns: the run's. Returns doubts.
+    Args:
+        configs: The configured functions; each is loaded, except reward models in `held`.
+        columns: The columns of the prompts; None if prompts cannot be read.
+        held: The names of reward models that were checked earlier.
+        prompts: Each reward model tokenises a few prompts, spread from the first to the last.
+        is_new: True for a new run. "math" then parses each ground truth, and names rows by file and line or else by
+            number from 0; each of the user's own functions is called for the first prompt.
+        turns: The run's section.
     """
     tried: dict[int, RewardOutcome] = {}
     with ExitStack() as stack:
@@ -210,7 +219,7 @@ def check_rewards(
 
 
 def _empty_case(prompt: Prompt, *, with_turns: bool) -> GradingCase:
-    """A response to a prompt that says nothing: only a token that ends it, whichever that is."""
+    """An empty response to a prompt: a stop token, whichever id."""
     conversation = None
     if with_turns and not isinstance(prompt.text_or_messages, str):
         asked = prompt.text_or_messages
@@ -226,7 +235,7 @@ def _check_attempt(place: int, config: RewardConfig, outcome: RewardOutcome) -> 
 
 
 def _doubts(configs: Sequence[RewardConfig], tried: Mapping[int, RewardOutcome]) -> list[str]:
-    """A line about each function that gave no number; raises GradingError if no function can have given one."""
+    """A line about each function that returned None; raises GradingError if every configured function returned None."""
     without = [place for place, outcome in tried.items() if outcome.value is None]
     if without and len(without) == len(configs):
         raise GradingError(
@@ -243,9 +252,9 @@ def _tried(place: int, config: RewardConfig) -> str:
 
 
 def _with_distinct_truths(prompts: PromptSet, needs: Needs) -> Iterator[list[GradingCase]]:
-    """One case for each distinct value of the needed columns, in lists of at most _CHECKED_TRUTHS.
+    """Yield a case for each distinct value of the needed columns, in lists of at most _CHECKED_TRUTHS.
 
-    The prompt of a case is the place of the first row with that value.
+    The prompt of a case is the place (file and line) of the first row with the value.
     """
     wanted = {column for alternatives in needs for column in alternatives}
     distinct: dict[str, GradingCase] = {}

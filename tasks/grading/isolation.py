@@ -24,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class CallFailed(Exception):  # noqa: N818 - reads as what happened
-    """A call gave no outcomes; the message is the end of a sentence about the function that says why."""
+    """A call gave no outcomes; the message is the end of a sentence about the function, with the reason."""
 
 
 class CallHung(CallFailed):
@@ -57,11 +57,11 @@ class WorkerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a child that has not been killed."""
+        """Whether a child has been started and not killed."""
         return self._process is not None
 
     def load(self) -> dict[str, Any]:
-        """Start a child, in place of a running one, and return its description of the function. Raises GradingError."""
+        """Start a child, in place of a running child; return its description of the function. Raises GradingError."""
         self.kill()
         began_s = time.monotonic()
         self._process = user_process.start("tasks.grading.worker", self._environment_variables)
@@ -96,7 +96,7 @@ class WorkerProcess:
         self.start_s += time.monotonic() - began_s
 
     def check(self, cases: Sequence[GradingCase]) -> None:
-        """Raise GradingError for the first of these cases that the loaded function could not grade."""
+        """Raise GradingError for the first case that the loaded function could not grade."""
         try:
             reply = self._exchange({"check": _rows(cases)}, self._load_time_limit_s)
         except CallFailed as error:
@@ -105,9 +105,9 @@ class WorkerProcess:
             raise GradingError(reply["error"])
 
     def make_ready(self) -> None:
-        """Start the child and prepare its function, if that is to be done; raises CallFailed.
+        """Start the child and prepare its function, if not done already; raises CallFailed.
 
-        If preparing the function fails, or starting a verifier of Gleaner's own, it is tried once more and then raises
+        A failure to prepare a function, or to start a verifier of Gleaner's own, is tried once more and then raises
         GradingError, because missing weights or memory are not the responses' fault.
         """
         try:
@@ -121,7 +121,7 @@ class WorkerProcess:
     def grade(self, cases: Sequence[GradingCase], time_limit_s: float, grace_s: float = 0.0) -> list[RewardOutcome]:
         """The outcomes of one call of the function; raises CallFailed, and GradingError as `make_ready` does.
 
-        grace_s: how much longer than the limit this process waits for a function that keeps to it.
+        grace_s: seconds that this process waits beyond the limit, for a function that observes the limit itself.
         """
         self.make_ready()
         reply = self._exchange({"grade": _rows(cases), "limit_s": time_limit_s}, time_limit_s, grace_s)
@@ -134,7 +134,7 @@ class WorkerProcess:
         return [RewardOutcome(*outcome) for outcome in reply["outcomes"]]
 
     def kill(self) -> None:
-        """End the child and all processes that it started, if there is one."""
+        """End the child, if any, and all processes of the child."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -168,7 +168,7 @@ class WorkerProcess:
 
 
 def _reply_to(secret: str, message: dict[str, Any]) -> dict[str, Any]:
-    """The reply to the request with this secret; raises ValueError if it is none, and KeyError or TypeError."""
+    """Return the reply to the request with this secret; ValueError, KeyError or TypeError for any other message."""
     if message["secret"] != secret:
         raise ValueError(secret)
     return message
@@ -189,7 +189,7 @@ class IsolatedReward:
     """A Reward whose function runs in a child process.
 
     If the call for a batch raises, runs out of time or ends the process, the responses are graded again one by one, in
-    the time that `Patience` allows. A verifier of Gleaner's own does not fail for an answer; it gives the answer up.
+    the time that `Patience` allows. A verifier of Gleaner's own never fails for an answer, but gives the answer up.
     """
 
     def __init__(
@@ -203,10 +203,19 @@ class IsolatedReward:
         stops: bool = False,
         environment_variables: Collection[str] = (),
     ) -> None:
-        """Start the child and load `function`, with the `settings` of a built-in function or a factory's arguments.
+        """Start the child and load `function`.
 
-        stops: the first failure ends grading with GradingError. environment_variables: as for `WorkerProcess`. Raises
-        GradingError if the function cannot be used.
+        Args:
+            name: The reward's name in messages and records.
+            function: A built-in function or "module:function".
+            time_limit_s: The time limit of a call.
+            load_time_limit_s: The time limit of loading and preparing the function.
+            settings: The settings of a built-in function, or the arguments of a factory.
+            stops: True if the first failure ends grading with GradingError.
+            environment_variables: The credentials that the function sees.
+
+        Raises:
+            GradingError: The function cannot be used.
         """
         self.name = name
         self._time_limit_s = time_limit_s
@@ -233,9 +242,10 @@ class IsolatedReward:
         self._worker.check(cases)
 
     def attempt(self, case: GradingCase) -> RewardOutcome:
-        """The outcome of one call for a response, or for two like it if the function is called for batches.
+        """The outcome of a trial call for a response; a function for batches gets the response twice.
 
-        With two, a function that gives one value whatever it gets is found. An error does not name the response.
+        Two cases reveal a batch function that returns a single value for any number of cases. An error does not name
+        the response.
         """
         try:
             outcomes = self._worker.grade([case] * (2 if self._batched else 1), self._time_limit_s)
@@ -247,7 +257,7 @@ class IsolatedReward:
         self._worker.kill()
 
     def _grade_at_once(self, batch: Sequence[GradingCase]) -> list[RewardOutcome] | None:
-        """The outcomes of one call for all; None if it fails, or is not worth it."""
+        """The outcomes of a single call for the batch; None if the call fails, or if patience is used up."""
         if not self._patience.allowed_s(self._worker.start_s):
             return None
         try:
@@ -258,7 +268,7 @@ class IsolatedReward:
             return None
 
     def _grade_one(self, case: GradingCase, left: int) -> RewardOutcome:
-        """The outcome of a call for one response, after which `left` more are to be graded."""
+        """The outcome of a call for a single response, with `left` responses still to grade afterwards."""
         patience = self._patience
         allowed_s = patience.allowed_s(self._worker.start_s)
         if not allowed_s:
@@ -275,7 +285,7 @@ class IsolatedReward:
             return RewardOutcome(None, str(error))
 
     def _call(self, cases: Sequence[GradingCase], limit_s: float) -> list[RewardOutcome]:
-        """One call of the function, whose time is noted; raises CallFailed."""
+        """Call the function once and note the time; raises CallFailed."""
         began_s = time.monotonic()
         try:
             self._worker.make_ready()
@@ -294,11 +304,11 @@ class IsolatedReward:
         return outcomes
 
     def _in_vain(self, told: str) -> RewardOutcome:
-        """The outcome of a response for which a call was not answered; `told` says why."""
+        """The outcome of a response whose call was not answered; `told` is the reason."""
         return RewardOutcome(0.0, given_up=told) if self._verifies else RewardOutcome(None, told)
 
     def _tell_of_hung(self, left: int) -> None:
-        """Log how many responses have hung, while the others wait: at the first, the second, the fourth and so on."""
+        """Log the number of responses that have hung, while the remaining responses wait: at 1, 2, 4 and so on."""
         hung, lost_s = self._patience.hung, self._patience.lost_s
         if hung.bit_count() == 1:
             told = (

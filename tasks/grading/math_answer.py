@@ -30,11 +30,11 @@ _COLLECTION = re.compile(r"\s*[\[{]\s*[\"'{]")
 def grade_mathematics(case: GradingCase) -> float:
     r"""1.0 when the completion's answer equals the first of GROUND_TRUTH_COLUMNS that the case has, else 0.0.
 
-    The answer follows the last `</think>`. It is the last \boxed{} or \fbox{}, or all boxes of a list; or else what the
-    last `<answer>` and `</answer>` enclose; or else what follows the last "####" (GSM8K) or "the answer is". A text
-    without any of these states no answer. Answers in words are compared letter by letter. A number too large to compute
-    equals only itself as it is written. Raises ValueError if the ground truth is missing or cannot be read, because
-    that is not the response's fault.
+    The answer follows the last `</think>`. The answer is the last \boxed{} or \fbox{}, or all boxes of a list; or else
+    the text that the last `<answer>` and `</answer>` enclose; or else the text after the last "####" (GSM8K) or "the
+    answer is". Any other text states no answer. Answers in words are compared letter by letter. A number too large to
+    compute equals only an answer with equal characters. Raises ValueError if the ground truth is missing or cannot be
+    read, because a missing truth is not the response's fault.
     """
     return 1.0 if _is_right(_read_truth(_truth(case.columns)), case.completion) else 0.0
 
@@ -53,8 +53,9 @@ _KNOWN = (
 def check_truths(cases: Sequence[GradingCase]) -> None:
     r"""Raise GradingError, which names some of the rows, if there are cases whose ground truth cannot be graded.
 
-    Each truth must be readable, and equal to what is read of it in `\boxed{}` and in `<answer>` tags; of prose, its
-    number must be. cases: one for each row, whose prompt is the row's file and line, and whose response its number.
+    Each truth must be readable, and equal to an answer with the truth's text in `\boxed{}` and in `<answer>` tags; for
+    prose, with the truth's number. cases: a case for each row, with the row's file and line as prompt, and the row's
+    number as response.
     """
     found = []
     for case in cases:
@@ -75,7 +76,7 @@ def _truth(columns: dict[str, Any]) -> Any:
 
 
 def _check_truth(truth: Any) -> None:
-    """Raise ValueError for a truth that no answer can equal, or only one that is written as it is by chance."""
+    """Raise ValueError for a truth that no answer can equal, except by accidentally equal characters."""
     for reading in _read_truth(truth):
         if len(reading.written) > LENGTH_MAX:
             raise ValueError(
@@ -93,7 +94,7 @@ def _check_truth(truth: Any) -> None:
 
 
 def _read_truth(truth: Any) -> list[Reading]:
-    """What a ground truth may mean; ValueError says why it means nothing."""
+    """The possible readings of a ground truth; ValueError says why there is no reading."""
     match truth:
         case dict():
             raise ValueError(
@@ -116,7 +117,7 @@ def _read_truth(truth: Any) -> list[Reading]:
 
 
 def _read_list(truths: Sequence[Any]) -> list[Reading]:
-    """Of a list of equal values; different ones may be alternatives, or all of them the answer."""
+    """The readings of a list of equal values; ValueError for different values, which may be alternatives or parts."""
     readings = [_read_truth(each) for each in truths if each is not None]
     if not readings:
         raise ValueError(f"the ground truth {_shown(truths)} is a list without a value")
@@ -137,7 +138,7 @@ def _is_right(truths: Sequence[Reading], completion: str) -> bool:
 
 
 def _read_parts(parts: Sequence[str]) -> tuple[list[Reading], str]:
-    """The reading of one part, of several that are equal, or of all as a list; without one, the reason."""
+    """The reading of a single part, of equal parts, or of all parts as a list; [] and the reason without a reading."""
     try:
         readings = [read(part) for part in parts]
         if all(_equal(readings[-1], other) for other in readings[:-1]):
@@ -163,7 +164,7 @@ def _equal(truth: Reading, answer: Reading) -> bool:
 
 
 def _equal_in_words(truth: Reading, answer: Reading) -> bool | None:
-    """Whether words or the letters of choices are equal; None where these do not decide."""
+    """Whether words or the letters of choices are equal; None if words and letters do not decide."""
     if truth.choice and answer.choice:
         if truth.choice != answer.choice:
             return False
@@ -173,7 +174,7 @@ def _equal_in_words(truth: Reading, answer: Reading) -> bool | None:
 
 
 def _say_otherwise(truth: Reading, answer: Reading) -> bool:
-    """Whether what stands around two formulas, or how many values they have, tells them apart."""
+    """Whether labels, units, bases or the number of values tell two formulas apart."""
     if truth.label and answer.label and truth.label != answer.label:
         return True
     if truth.unit and answer.unit and truth.unit.differs(answer.unit):
@@ -186,7 +187,7 @@ def _say_otherwise(truth: Reading, answer: Reading) -> bool:
 
 
 def _same_number(truth: Fraction, answer: Fraction, one_is_percentage: bool) -> bool:
-    """Whether two numbers are one; 9% is both 0.09 and 9, but 0.9% is not 0.9, which is 90%."""
+    """Whether two numbers are equal; 9% equals both 0.09 and 9, but 0.9% does not equal 0.9, which is 90%."""
     if _close(truth, answer):
         return True
     return one_is_percentage and any(
@@ -201,9 +202,9 @@ def _close(mine: Fraction, its: Fraction) -> bool:
 
 
 def works() -> bool:
-    """Whether math-verify reads and compares formulas right; the first call loads what it loads late.
+    """Whether math-verify reads and compares formulas correctly; the first call loads its parser.
 
-    An interruption while it loads leaves a parser that reads nothing, and then every such answer would be graded 0.
+    An interruption during the load leaves a parser that reads nothing, and then every answer would be graded 0.
     """
     _parsed.cache_clear()
     return all(_verified(truth, answer) for truth, answer in _KNOWN)

@@ -1,4 +1,4 @@
-"""The folder of a reward model: checks of its files, and of what must not be used, before weights are read.
+"""The folder of a reward model: checks before weights are read, and refusals of adapters, code and pickles.
 
 Every error is a GradingError that names the reward and the folder.
 """
@@ -57,7 +57,7 @@ class ModelFolder:
         )
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of all tensors, from the safetensors headers, which are compared with the files' sizes."""
+        """The shapes of all tensors, from the safetensors headers; refuses a file whose size contradicts its header."""
         index = self._path / _INDEX
         files = sorted(self._path.glob("*.safetensors"))
         if (self._path / _WEIGHTS).is_file():
@@ -86,7 +86,7 @@ class ModelFolder:
         return shapes
 
     def check_quantization(self, config: Any) -> bool:
-        """Whether the weights are quantized; raises GradingError if the library that they need is not installed.
+        """Whether the weights are quantized; GradingError if the library of the quantization is not installed.
 
         config: the transformers configuration. A missing GPU on this machine is no reason to refuse.
         """

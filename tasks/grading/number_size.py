@@ -18,8 +18,8 @@ _RANGE = re.compile(r"\\(?:sum|prod)(?:\\(?:no)?limits)?(?=[_^])")
 def is_too_large(text: str) -> bool:
     """Whether `text` may have more than DIGITS_MAX digits, TERMS_MAX terms, ENTRIES_MAX entries or LENGTH_MAX letters.
 
-    An improper integral is too large, too. Powers, factorials and binomial coefficients are estimated from above: the
-    numbers of a base, an exponent or an argument are taken for factors of a product.
+    An improper integral is too large, too. Powers, factorials and binomial coefficients are estimated from above: all
+    numbers within a base, an exponent or an argument count as factors of a product.
     """
     if "\\int" in text and "\\infty" in text:
         return True
@@ -42,7 +42,7 @@ class _TooLargeError(OverflowError):
 
 
 def _digits_of_range(text: str, index: int) -> float:
-    """The decimal logarithm of the upper bound of a sum or product, whose bounds begin at `index`."""
+    """The decimal logarithm of the upper bound of a sum or product whose bounds begin at `index`."""
     digits = 0.0
     while text[index : index + 1] in ("_", "^"):
         is_upper = text[index] == "^"
@@ -95,7 +95,7 @@ def _atom(text: str, index: int) -> tuple[float, int]:
 
 
 def _group_end(text: str, index: int) -> int:
-    """The index of the bracket that closes the one at `index`, whatever its kind; the text's end without one."""
+    """The index of the bracket, of any kind, that closes the bracket at `index`; the text's end without one."""
     depth = 0
     for place in range(index, len(text)):
         depth += (text[place] in "{([") - (text[place] in "})]")

@@ -12,7 +12,7 @@ _SHOWN_CHARACTERS_MAX = 200
 
 
 def batch_outcomes(returned: Any, count: int) -> list[RewardOutcome]:
-    """One outcome for each of `count` completions; a wrong number of values is an error for all of them."""
+    """An outcome for each of `count` completions; a wrong number of values is an error for every completion."""
     try:
         iterator = iter(returned) if not isinstance(returned, str | bytes | Mapping) else None
     except TypeError:
@@ -27,7 +27,7 @@ def batch_outcomes(returned: Any, count: int) -> list[RewardOutcome]:
 
 
 def value_outcome(value: Any) -> RewardOutcome:
-    """The outcome of a finite number, None (not applicable), or verl's dict whose "score" is one of these.
+    """The outcome of a finite number, None (not applicable), or verl's dict with a finite number or None as "score".
 
     Any other value becomes an error. An outcome with an error is returned unchanged.
     """

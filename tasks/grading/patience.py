@@ -1,6 +1,6 @@
 """Patience: how long the calls of a reward function, one for each response, may take when some of them hang.
 
-It only counts; isolation.py calls the function and reads the clock.
+This module only counts; isolation.py calls the function and reads the clock.
 """
 
 # The least that a call may take, in what an answered one takes on average: while little is lost, and later.
@@ -13,10 +13,11 @@ _LOST_MAX = 4
 
 
 class Patience:
-    """The time allowed for each call, and the time that calls in vain have cost, in an iteration.
+    """The time allowed for each call, and the time lost with calls in vain, in an iteration.
 
-    A call may take `limit_s`. Once some were answered, each that hangs halves the time of the next, but what honest
-    calls take stays allowed. A function that always hangs costs a few time limits, however many responses there are.
+    A call may take `limit_s`. After the first answered call, each call that hangs halves the time of the next call, but
+    never below a multiple of the average answered call. A function that always hangs costs a few time limits, however
+    many responses wait.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -30,11 +31,11 @@ class Patience:
         """The seconds of calls that were not answered, and of the starts of processes that these made necessary."""
 
     def expect(self, calls: int) -> None:
-        """So many more calls may be made."""
+        """Expect `calls` further calls."""
         self._calls += calls
 
     def allowed_s(self, start_s: float) -> float:
-        """What the next call may take; 0 if it is not worth it. start_s: how long the process took to start."""
+        """The seconds that the next call may take; 0 for no call. start_s: seconds that the process took to start."""
         most_lost_s = _LOST_MAX * (self._limit_s + start_s) + self._answered_s
         if self._ended_s > 2 * most_lost_s:
             return 0.0
@@ -47,12 +48,12 @@ class Patience:
         return min(self._limit_s, max(self._limit_s / 2.0**self.hung, _SPARE * average_s, share_s))
 
     def answered(self, seconds: float) -> None:
-        """A call was answered."""
+        """Note an answered call."""
         self._answered += 1
         self._answered_s += seconds
 
     def lost(self, seconds: float, *, ended: bool) -> None:
-        """A call was not answered. ended: nor can the process be used any more, whose new start is in the seconds."""
+        """Note a call in vain. ended: the process ended, too; `seconds` include its new start."""
         self.lost_s += seconds
         if ended:
             self._ended_s += seconds

@@ -1,6 +1,6 @@
-"""Reward: the protocol of reward functions, which turn finished responses into numbers, and the values they exchange.
+"""Reward: the protocol of reward functions, which turn finished responses into numbers, and the protocol's values.
 
-A reward takes text and gives one outcome per response; it knows nothing of processes, weights or configuration.
+A reward takes text and gives an outcome per response, without knowledge of processes, weights or configuration.
 """
 
 from collections.abc import Sequence
@@ -19,24 +19,32 @@ class GradingError(UserCodeError):
 
 @dataclass(frozen=True, slots=True)
 class GradedConversation:
-    """A response with turns.
+    """The conversation of a response with turns.
 
-    messages: chat messages from the prompt to the end; the first `asked` of them are the prompt. policy_length: the
-    tokens that the policy sampled. reward: what the environment returned at the end; None if it has no reward.
+    Attributes:
+        messages: Chat messages from the prompt to the end.
+        num_prompt_messages: The number of messages of the prompt, which come first.
+        policy_length: The number of tokens that the policy sampled.
+        reward: The environment's reward at the end; None without a reward.
     """
 
     messages: list[dict[str, Any]]
-    asked: int
+    num_prompt_messages: int
     policy_length: int
     reward: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class GradingCase:
-    """A finished response: its number, prompt (text or messages), decoded completion, tokens, and prompt columns.
+    """A finished response, as a reward function gets the response.
 
-    conversation: in a run with turns. The completion is then the text of the policy's last turn, and the tokens are all
-    of the response's, observations included.
+    Attributes:
+        response: The response's number.
+        prompt: The prompt: text or messages.
+        completion: The decoded completion; with turns, the text of the policy's last turn.
+        completion_ids: The tokens of the response, observations included.
+        columns: The columns of the prompt's row.
+        conversation: The conversation in a run with turns; None without turns.
     """
 
     response: int
@@ -54,10 +62,13 @@ class GradingCase:
 
 @dataclass(frozen=True, slots=True)
 class RewardOutcome:
-    """One function's result for one response: a finite value, None for not applicable, or an error and no value.
+    """The result of a function for a response.
 
-    given_up: why a verifier of Gleaner's own stopped looking at an answer, whose value is then 0. Whatever an answer
-    says, it is no error of such a verifier.
+    Attributes:
+        value: A finite number; None if the function does not apply or has failed.
+        error: The error of a function that failed; None for a success. A verifier of Gleaner's own has no error because
+            of an answer's text.
+        given_up: The reason why a verifier of Gleaner's own stopped looking at an answer, whose value is then 0.
     """
 
     value: float | None

@@ -1,7 +1,7 @@
 """A reward model: a sequence classification model in Hugging Face's format that scores responses in batches.
 
-It runs in the worker process only, and is the only file of grading that imports torch. First the folder is checked
-without reading weights; these are loaded later.
+This module runs in the worker process only, as the only file of grading that imports torch. The folder is checked
+first, without weights; weights are loaded later.
 """
 
 import json
@@ -27,7 +27,17 @@ _PADDING_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3, "float16": 0.1}
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModelSettings:
-    """The settings of a reward model from RewardConfig, with its name in the run and its folder."""
+    """The settings of a reward model, from RewardConfig.
+
+    Attributes:
+        name: The reward's name in the run.
+        folder: The folder of the model.
+        label: The index of the logit that is the score; None for a model with a single label.
+        device: "auto", "cpu" or "cuda".
+        dtype: The name of torch's dtype.
+        batch_tokens_max: The most tokens of a batch, padding included.
+        max_length: The most tokens of an input; None for the model's limit.
+    """
 
     name: str
     folder: str
@@ -65,7 +75,7 @@ class RewardModel:
     def load(self) -> None:
         """Load the weights and check that padding does not change a score.
 
-        Raises GradingError when weights are missing, the device does not exist, or padding changes a score.
+        Raises GradingError if weights are missing, the device does not exist, or padding changes a score.
         """
         settings = self._settings
         has_cuda = torch.cuda.is_available()
@@ -116,9 +126,9 @@ class RewardModel:
     def _forward(self, inputs: Sequence[Any]) -> list[float]:
         """One score per input, in one pass.
 
-        Models that read their result at the last token look for the last one that is not padding. If the configuration
-        has no padding token, any token that is in none of the inputs is used, because an input may end with the
-        tokenizer's own padding token.
+        Models that read the score at the last token search backwards for a token that is not padding. If the
+        configuration has no padding token, a token that occurs in none of the inputs serves as padding, because an
+        input may end with the tokenizer's padding token.
         """
         pad_id = self._pad_id
         if pad_id is None and len(inputs) > 1:
@@ -211,7 +221,7 @@ class RewardModel:
             raise self._folder.refused(f"is no sequence classification model: {one_line(error)}") from error
 
     def _check_weights(self, skeleton: Any, shapes: Mapping[str, tuple[int, ...]], is_quantized: bool) -> None:
-        """Refuse a model whose files lack the head or everything below it: these weights would be random."""
+        """Refuse a model whose files lack the head or the whole body, because missing weights would be random."""
         below = f"{skeleton.base_model_prefix}."
         wanted = {name: tuple(tensor.shape) for name, tensor in skeleton.state_dict().items()}
         head = [name for name in wanted if not name.startswith(below)]
@@ -228,7 +238,7 @@ class RewardModel:
             raise self._folder.refused(f"lacks all weights whose names begin with {below!r}")
 
     def _check_padding(self) -> None:
-        """Score a short input alone and padded beside a longer one; raises GradingError if the scores differ.
+        """Score a short input alone and padded beside a longer input; raises GradingError if the scores differ.
 
         Some architectures attend to their padding. This call also does CUDA's initialisation at first use.
         """

@@ -1,7 +1,6 @@
-"""The rewards of a run: the reward models in its directory, and the grader that uses them.
+"""The rewards of a run: reward models in the run's directory, and a grader with these models.
 
-This module decides when a reward model is copied, compared and fetched; it is the only file of grading that uses
-storage.
+This module decides when a reward model is copied, compared and fetched, as the only file of grading that uses storage.
 """
 
 import fcntl
@@ -27,7 +26,8 @@ def held_models(store: ObjectStore, configs: Sequence[RewardConfig], prefix: str
     """The names of the configured reward models that the run holds.
 
     If a model's configured folder still exists, it is compared with the run's copy; a run that has begun no longer
-    needs the folder. prefix: the run's prefix for the names. Raises ConflictingRecord if the models differ.
+    needs the folder. prefix: the prefix of reward models' names in the run. Raises ConflictingRecord if the models
+    differ.
     """
     held = set()
     for name, folder in _folders(configs).items():
@@ -47,7 +47,7 @@ def models_named(configs: Sequence[RewardConfig]) -> set[str]:
 def content_digests(store: ObjectStore, configs: Sequence[RewardConfig], prefix: str = "") -> dict[str, str]:
     """The content digest of each configured reward model by name, from the run's copy or else from the folder.
 
-    A model that is in neither place is left out. prefix: as for `held_models`.
+    A model without copy and folder is left out. prefix: as for `held_models`.
     """
     digests = {}
     for name, folder in _folders(configs).items():
@@ -60,7 +60,7 @@ def content_digests(store: ObjectStore, configs: Sequence[RewardConfig], prefix:
 
 
 def publish_models(store: ObjectStore, configs: Sequence[RewardConfig], prefix: str = "") -> None:
-    """Copy reward models into the run that it does not hold yet. prefix: as for `held_models`."""
+    """Copy missing reward models into the run. prefix: as for `held_models`."""
     for name, folder in _folders(configs).items():
         if reward_models.stored(store, prefix + name) is None:
             reward_models.upload(store, prefix + name, folder)
@@ -74,10 +74,17 @@ def open_grader(
     prefix: str = "",
     turns: TurnsConfig | None = None,
 ) -> Iterator[Grader]:
-    """The run's grader, with its reward models fetched into a temporary folder while it is open.
+    """The run's grader within the block, with reward models fetched into a temporary folder.
 
-    device: the device of reward models whose own is "auto". prefix: as for `held_models`. turns: as for
-    `Grader`. Raises GradingError.
+    Args:
+        store: The run's store.
+        configs: The configured functions.
+        device: The device of reward models with device "auto".
+        prefix: The prefix of reward models' names in the run.
+        turns: As for `Grader`.
+
+    Raises:
+        GradingError: A function cannot be used.
     """
     with _temporary_folder() as root:
         folders = {name: root / name for name in _folders(configs)}
@@ -90,7 +97,7 @@ def open_grader(
 
 @contextmanager
 def _temporary_folder() -> Iterator[Path]:
-    """A folder that is removed at the end, or, if this process is killed, by the next such call on this machine."""
+    """A folder that is removed at the end of the block, or after a kill by the next call on this machine."""
     _remove_abandoned()
     root = Path(tempfile.mkdtemp(prefix=_FOLDERS))
     with own_file(root / "new", os.O_WRONLY | os.O_CREAT) as owner:
@@ -105,7 +112,7 @@ def _temporary_folder() -> Iterator[Path]:
 
 
 def _remove_abandoned() -> None:
-    """Remove the folders of this user's processes that have ended, whose locks ended with them."""
+    """Remove the folders of this user's dead processes; the lock of a folder ends with its process."""
     for folder in filter(is_own_folder, Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*")):
         with suppress(OSError), own_file(folder / _OWNER) as owner:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,11 +1,12 @@
 """The child process in which reward functions run: `python -m tasks.grading.worker`, driven by isolation.py.
 
-It answers one "load" message, then "check", "prepare" and "grade" messages. The parent enforces time limits by killing
-this process.
+The process answers a "load" message, then "check", "prepare" and "grade" messages. The parent enforces time limits by
+killing this process.
 """
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -16,9 +17,22 @@ from tasks.configuration.user_function import NotAFunction, load_function
 from tasks.grading import math_answer
 from tasks.grading.answer_limits import OutOfTime, limit_memory, limited_time
 from tasks.grading.binding import BoundFunction, ProcessSpoiled, bind
-from tasks.grading.completion_format import FormatVerifier
 from tasks.grading.outcome import batch_outcomes, value_outcome
 from tasks.grading.reward import GradedConversation, GradingCase, GradingError, RewardOutcome
+
+
+class FormatVerifier:
+    """The format verifier: whether a completion as a whole matches a regular expression; "." matches line ends, too.
+
+    Some expressions take exponential time, so the verifier runs in this process under a time limit.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = re.compile(pattern, re.DOTALL)
+
+    def grade(self, completion: str) -> float:
+        """1.0 if the whole completion matches, otherwise 0.0."""
+        return 1.0 if self._pattern.fullmatch(completion) else 0.0
 
 
 def main() -> None:

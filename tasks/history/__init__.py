@@ -1,4 +1,4 @@
-"""What the planner learns from a run: reads what earlier iterations showed, and writes it.
+"""The memory of the planner: reads the reports of earlier iterations, and keeps tables of learned lengths.
 
-This package decides nothing: tasks/planning does, without IO. It must not know torch or Flyte.
+The package decides nothing: tasks/planning decides, without IO. The package must not know torch or Flyte.
 """

@@ -1,6 +1,6 @@
-"""Lengths: what a plan expects from what the run has learned, and what it learns when an iteration is concluded.
+"""Lengths: the expectation of a plan from the run's learned table, and the learning at the end of an iteration.
 
-A missing or unreadable table never stops a run: it then expects all groups alike, and learns anew.
+A missing or unreadable table never stops a run: the plan then expects all groups alike, and learning begins anew.
 """
 
 import logging
@@ -25,8 +25,8 @@ def expected_lengths(
 ) -> GroupLengths:
     """The expected lengths of each row's group, from the newest table of an earlier iteration.
 
-    length_max: the most tokens of a response. If iterations overlap, the previous one is not concluded yet, and the
-    table is older. Raises StoreUnavailable and StoreDenied.
+    length_max: the most tokens of a response. If iterations overlap, the previous iteration is not concluded yet, and
+    the table is older. Raises StoreUnavailable and StoreDenied.
     """
     table = _table_before(store, iteration)
     predictor = choose_predictor(recent_recalls(table), settings)
@@ -39,8 +39,8 @@ def learn_lengths(
     """Score the expectations, learn from the real lengths, and commit this iteration's table; returns its metrics.
 
     lengths: tokens of every graded response, by number; a group with a missing response does not count. Every predictor
-    is scored with the table from before this iteration. `lengths/recall` and `lengths/rank_correlation` score what the
-    plan itself expected. May be repeated before the report is committed: metrics and table are the same. Raises
+    is scored with the table of the previous iteration. `lengths/recall` and `lengths/rank_correlation` score the
+    expectations of the plan. Repeatable until the report is committed, with equal metrics and an equal table. Raises
     StoreUnavailable and StoreDenied.
     """
     size = plan.num_generations

@@ -20,24 +20,24 @@ from storage.stores.store import ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.crew_model.ownership import CrewRules
 from tasks.crew_model.step_time import NOMINAL, StepTime
-from tasks.history.spent import spent_usd
+from tasks.history.run_cost import spent_usd
 from tasks.planning.capacity import GroupLengths, PoolCapacity, StepWaits, TrainerCapacity
 from tasks.planning.explain import CREW, ITERATION
 from tasks.planning.request import PlanningRequest
 
 REPORTS_READ = 8
-# An observation counts half as much as the next newer one.
+# The weight of an observation, relative to the next newer observation.
 FADING = 0.5
 SECONDS_PER_HOUR = 3600.0
-# The metrics of a report with dollars that are not a crew's or trainer's machine time.
+# The metrics of a report with dollars for anything but the machine time of crew and trainer.
 NO_MACHINE = ("cost/usd_requests", "cost/usd_egress", "cost/usd_control")
 
 
 def planning_request(store: ObjectStore, config: RunConfig, iteration: int, lengths: GroupLengths) -> PlanningRequest:
-    """All that is known when `iteration` is planned: the pools with their prices, and how their machines did lately.
+    """The knowledge at the planning of `iteration`: pools with prices, and recent observations of the machines.
 
-    If iterations overlap, the previous one is not concluded yet: the last concluded one counts, and the expected
-    dollars of those in between count as spent. Raises LookupError or PricesError if a pool has no price.
+    If iterations overlap, the last concluded iteration counts, and the expected dollars of the iterations in between
+    count as spent. Raises LookupError or PricesError if a pool has no price.
     """
     recent = recent_reports(store, iteration)
     last = recent[0] if recent else None
@@ -48,7 +48,7 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
     return PlanningRequest(
         num_generations=config.run.num_generations,
         lengths=lengths,
-        offers=crew_offers(config, recent, written),
+        pools=pool_capacities(config, recent, written),
         settings=config.planning,
         rules=crew_rules(config),
         keep_order=config.algorithm.filter_groups,
@@ -57,10 +57,10 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
         waits=None if last is None else step_waits(last, engines, overlaps=overlaps),
         seeding=None if written is None else written.seeding,
         width=() if written is None else _width(written),
-        asked=_width(read_plan(store, iteration - 1)) if iteration else None,
+        planned_width=_width(read_plan(store, iteration - 1)) if iteration else None,
         train_s=_train_s(recent),
         training=_training(config),
-        past=_past(recent, plans, len(lengths), config.run.num_generations),
+        past_lengths=_past_lengths(recent, plans, len(lengths), config.run.num_generations),
         control_s=0.0 if last is None else max(0.0, last.created_at_s - last.train_ended_at_s),
         overlaps=overlaps,
         spent_usd=_spent_usd(store, iteration, last),
@@ -72,7 +72,7 @@ def planning_request(store: ObjectStore, config: RunConfig, iteration: int, leng
 
 
 def crew_rules(config: RunConfig) -> CrewRules:
-    """The settings by which the run's members work."""
+    """The settings that the run's members follow."""
     return CrewRules(
         flush_interval_s=config.rollout.flush_interval_s,
         heartbeat_interval_s=config.rollout.heartbeat_interval_s,
@@ -83,7 +83,7 @@ def crew_rules(config: RunConfig) -> CrewRules:
 
 
 def recent_reports(store: ObjectStore, iteration: int) -> list[ReportRecord]:
-    """The last REPORTS_READ readable reports before an iteration, the newest first; one or two may be missing yet."""
+    """The last REPORTS_READ readable reports before an iteration, the newest first; missing reports are skipped."""
     found: list[ReportRecord] = []
     for before in range(iteration - 1, -1, -1):
         report = read_hint(store, ReportRecord, layout.report(before))
@@ -95,26 +95,26 @@ def recent_reports(store: ObjectStore, iteration: int) -> list[ReportRecord]:
 
 
 def _tool_s_per_token(recent: Sequence[ReportRecord]) -> float:
-    """Seconds of waiting for tools per token of the last iterations with turns; 0 if there are none."""
+    """Seconds of waiting for tools per token of the last iterations with turns; 0 without turns."""
     told = [report for report in recent if "turns/tool_seconds" in report.metrics]
     tokens = sum(sum(report.lengths) for report in told)
     return sum(report.metrics["turns/tool_seconds"] for report in told) / tokens if tokens else 0.0
 
 
-def crew_offers(
+def pool_capacities(
     config: RunConfig, recent: Sequence[ReportRecord], written: PlanRecord | None = None
 ) -> tuple[PoolCapacity, ...]:
-    """One offer per pool of the crew, in the configuration's order; unobserved figures are PoolCapacity's defaults.
+    """The capacity of each pool of the crew, in the configuration's order, with PoolCapacity's defaults if unobserved.
 
     written: the plan of the newest report.
     """
-    offers, asked = [], dict(() if written is None else _width(written))
+    capacities, asked = [], dict(() if written is None else _width(written))
     for name, pool in config.pools.rollout_pools.items():
         observed = _observations(name, recent)
         machine_h = sum(seen.machine_s for seen in observed) / SECONDS_PER_HOUR
-        offers.append(
+        capacities.append(
             PoolCapacity(
-                pool=name,
+                name=name,
                 count_min=pool.count_min,
                 count_max=pool.count,
                 usd_per_h=pool.price_usd_per_h,
@@ -123,12 +123,12 @@ def crew_offers(
                 start_s=_start_s(observed),
                 cold_start_s=_cold_start_s(name, observed, written),
                 machine_start_s=_machine_start_s(name, recent),
-                there=_there(name, recent),
+                machines_present=_machines_at_end(name, recent),
                 losses_per_h=sum(seen.losses for seen in observed) / machine_h if machine_h else 0.0,
                 available=_available(name, recent, asked.get(name, 0)),
             )
         )
-    return tuple(offers)
+    return tuple(capacities)
 
 
 def _reserved_offer(config: RunConfig, recent: Sequence[ReportRecord]) -> TrainerCapacity:
@@ -152,17 +152,17 @@ def _available(pool: str, recent: Sequence[ReportRecord], asked: int) -> int | N
     return at_end[0] if at_end and at_end[0] < asked else None
 
 
-def _there(pool: str, recent: Sequence[ReportRecord]) -> int | None:
-    """Machines at the end of the last iteration; None if it says nothing of the pool."""
+def _machines_at_end(pool: str, recent: Sequence[ReportRecord]) -> int | None:
+    """Machines at the end of the last iteration; None if the report has no observation of the pool."""
     at_end = [seen.members_at_end for seen in recent[0].pools if seen.pool == pool] if recent else []
     return at_end[0] if at_end else None
 
 
 def _machine_start_s(pool: str, recent: Sequence[ReportRecord]) -> float:
-    """How much later processes began in the iteration in which they began last than in the one in which first.
+    """Seconds to start a machine: the longest minus the shortest time from the plan to the start of the processes.
 
-    Nothing reports when a machine was asked for. But an iteration whose machines had to be started begins later after
-    its plan than one that found them there.
+    No report has the time at which a machine was asked for. An iteration that had to start machines begins later after
+    its plan than an iteration with running machines.
     """
     waited_s = []
     for report in recent:
@@ -176,10 +176,10 @@ def _machine_start_s(pool: str, recent: Sequence[ReportRecord]) -> float:
     return max(waited_s) - min(waited_s) if waited_s else 0.0
 
 
-def _past(
+def _past_lengths(
     recent: Sequence[ReportRecord], plans: Sequence[PlanRecord], groups: int, num_generations: int
 ) -> tuple[npt.NDArray[np.float64], ...]:
-    """The lengths of the last iterations with trained responses and as many in a group as now, the newest first."""
+    """The lengths of the last iterations with training and an equal `num_generations`, the newest first."""
     found = (
         _lengths(report, groups, num_generations)
         for report, plan in zip(recent, plans, strict=True)
@@ -189,10 +189,10 @@ def _past(
 
 
 def _lengths(report: ReportRecord, groups: int, num_generations: int) -> npt.NDArray[np.float64] | None:
-    """The lengths of an iteration's responses, as if they were so many groups; None if they are less than one.
+    """The lengths of an iteration's responses, [groups, num_generations]; None for less than one group.
 
-    Of more groups, or fewer, an even selection stands for all. Where responses without a reward are missing, some
-    groups are made of neighbours.
+    An even selection of groups stands for a different number of groups. Where responses without a reward are missing,
+    some groups are made of neighbours.
     """
     whole = len(report.lengths) // num_generations
     if not whole:
@@ -208,7 +208,7 @@ def _start_s(observed: Sequence[PoolObservation]) -> float:
 
 
 def _cold_start_s(pool: str, observed: Sequence[PoolObservation], written: PlanRecord | None) -> float:
-    """The longest start seen, also by the last plan: members that stand start once in an execution."""
+    """The longest start seen, also by the last plan: members of a standing crew start once in an execution."""
     known_s = [seen.start_s for seen in observed if seen.start_s is not None]
     decisions = () if written is None else written.decisions
     known_s += [each.inputs.get(f"{pool}/start_s", 0.0) for each in decisions if each.name == CREW]
@@ -218,9 +218,9 @@ def _cold_start_s(pool: str, observed: Sequence[PoolObservation], written: PlanR
 def observed_step_time(observed: Sequence[PoolObservation]) -> StepTime:
     """The measured step-time curve, with newer observations weighted more; NOMINAL if there are none.
 
-    observed: the newest first; each counts half as much as the one before it. If a larger batch was measured as faster,
-    both get their mean (isotonic regression by pooling adjacent violators, Ayer et al. 1955), so that one slow outlier
-    does not raise all larger batches.
+    observed: the newest first, each with half the weight of the next newer observation. If a larger batch was measured
+    as faster, both get their mean (isotonic regression by pooling adjacent violators, Ayer et al., 1955): a single slow
+    outlier does not raise all larger batches.
     """
     measured: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for age, seen in enumerate(observed):
@@ -241,9 +241,9 @@ def observed_step_time(observed: Sequence[PoolObservation]) -> StepTime:
 
 
 def step_waits(report: ReportRecord, engines: int = 1, *, overlaps: bool = False) -> StepWaits | None:
-    """How a concluded iteration went, from its report; None if the report does not say how long the trainer waited.
+    """The waits of a concluded iteration, from the report; None without the trainer's waiting time in the report.
 
-    engines: their number on the trainer's machines. overlaps: whether the crew went on with the next iteration.
+    engines: the number of engines on the trainer's machines. overlaps: the crew went on with the next iteration.
     """
     crew = [life for life in report.lives if life.pool != TRAIN_POOL] or list(report.lives)
     wait_s = report.metrics.get("timing_s/wait")
@@ -284,12 +284,12 @@ def _computed_s(metrics: Mapping[str, float]) -> float:
 
 
 def _width(plan: PlanRecord) -> tuple[tuple[str, int], ...]:
-    """The number of crew members that the plan started, by pool."""
+    """The number of crew members in the plan, by pool."""
     return tuple(Counter(slot.pool for slot in plan.crew_slots).items())
 
 
 def _spent_usd(store: ObjectStore, iteration: int, last: ReportRecord | None) -> float:
-    """Dollars of concluded iterations, and of planned ones as expected or else as the last one cost."""
+    """Dollars of concluded iterations, plus expected dollars of planned iterations (else the last iteration's cost)."""
     first_open = 0 if last is None else last.iteration + 1
     usd = spent_usd(store, first_open)
     usual_usd = 0.0 if last is None else last.metrics.get("cost/usd_iter", 0.0)

@@ -1,7 +1,7 @@
-"""The client with which huggingface_hub asks a hub: it refuses answers that would lead astray, and none lasts for ever.
+"""The HTTP client of huggingface_hub: refuses misleading answers of a hub, and bounds the time of every answer.
 
-The library makes names of files in its cache from what a hub answers, and compares no digest before it has written
-them. HF_ENDPOINT may name any machine, so every answer is looked at here before the library sees it.
+The library derives file names in its cache from a hub's answers, and compares digests only after writing files.
+HF_ENDPOINT may name any machine, so this client inspects every answer before the library does.
 """
 
 import json
@@ -32,12 +32,12 @@ _CHECKED = {"sha": COMMIT, "oid": _DIGEST, "blobId": _DIGEST, "sha256": _DIGEST,
 
 
 class WrongAnswer(ValueError):  # noqa: N818 - reads as what was found
-    """A hub answered what no hub of Hugging Face does, or too little, or too slowly."""
+    """A hub's answer is unlike any answer of Hugging Face's hub, or too short, or too slow."""
 
 
 @cache
 def ask_with_care() -> None:
-    """From now on huggingface_hub, and what uses it in this process, asks hubs by this client."""
+    """Make huggingface_hub, and every library on top of it in this process, use this client from now on."""
     from huggingface_hub import set_client_factory  # noqa: PLC0415 - few configurations need it
 
     set_client_factory(_client)
@@ -56,14 +56,14 @@ def _client() -> Any:
 
 
 def _bound(request: Any) -> None:
-    """Give each part of a request that may last for ever a limit."""
+    """Give a time limit to each part of a request."""
     given = request.extensions.get("timeout") or {}
     limits = {name: given.get(name) or SILENCE_S for name in ("connect", "read", "write", "pool")}
     request.extensions = {**request.extensions, "timeout": limits}
 
 
 def _look_at(response: Any, attempts: dict[str, int]) -> None:
-    """Raise WrongAnswer for what leads astray. attempts: how often in a row a file was asked for in vain, by url."""
+    """Raise WrongAnswer for a misleading answer. attempts: url -> attempts in vain in a row for a file."""
     request, url = response.request, str(response.request.url)
     _check_wait(response)
     commit = response.headers.get("X-Repo-Commit")
@@ -82,7 +82,7 @@ def _look_at(response: Any, attempts: dict[str, int]) -> None:
 
 
 def _check_wait(response: Any) -> None:
-    """Raise WrongAnswer if the hub asks to come again only after a long time, for which the library would sleep."""
+    """Raise WrongAnswer if the hub asks for a long wait before the next attempt, because the library would sleep."""
     waits = [response.headers.get("Retry-After", "")]
     waits += re.findall(r"\bt=(\d+)", response.headers.get("RateLimit", ""))
     for wait in waits:
@@ -91,7 +91,7 @@ def _check_wait(response: Any) -> None:
 
 
 def _check_document(response: Any) -> None:
-    """Raise WrongAnswer for names and digests that cannot be such in what a hub says of a repository."""
+    """Raise WrongAnswer for impossible names and digests in a hub's description of a repository."""
     body = _unpacked(response)
     try:
         found = json.loads(body)
@@ -112,7 +112,7 @@ def _check_document(response: Any) -> None:
 
 
 def _unpacked(response: Any) -> bytes:
-    """The whole body, for the library, too; raises WrongAnswer for one that is compressed and unpacks to too much."""
+    """Read the whole body and keep it for the library, too; WrongAnswer for a body that unpacks to too many bytes."""
     body = bytearray()
     for piece in response.iter_bytes():
         body += piece
@@ -131,7 +131,7 @@ def _wrong(what: str, value: str, allowed: str) -> WrongAnswer:
 
 
 def _bounded(stream: Any, url: str, attempts: dict[str, int], bytes_max: int | None) -> Any:
-    """The stream of a body that ends: by its end, or by WrongAnswer once it is too slow, too long, or fails in vain."""
+    """Bound the stream of a body: WrongAnswer for a stream that is too slow, too long, or fails too often in vain."""
     import httpx2  # noqa: PLC0415
 
     class Bounded(httpx2.SyncByteStream):

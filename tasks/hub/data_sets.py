@@ -19,8 +19,18 @@ _TABLES = ("arrow", "cache", "csv", "json", "parquet", "text")
 def parquet_pieces(repo: str, commit: str, subset: str | None, split: str | None, section: str) -> list[bytes]:
     """The rows of a split as Parquet files of about PIECE_BYTES each, in order.
 
-    section: of the configuration, for messages. Without the network, rows come from what `datasets` has prepared at
-    this commit, or else from the files in the cache of huggingface_hub. Raises HubError.
+    Without the network, rows come from the data that `datasets` has prepared at this commit, or else from the cache of
+    huggingface_hub.
+
+    Args:
+        repo: The id of the data set.
+        commit: The commit, as 40 hexadecimal digits.
+        subset: The name of the subset; None for the default.
+        split: The name of the split; None for a data set with a single split.
+        section: The section of the configuration, for messages.
+
+    Raises:
+        HubError: The data set or the split cannot be read.
     """
     rows = _rows(repo, commit, subset, split, section)
     table = rows.with_format("arrow")
@@ -38,7 +48,7 @@ def parquet_pieces(repo: str, commit: str, subset: str | None, split: str | None
 
 
 def join_pieces(pieces: list[bytes], file: Path) -> None:
-    """Write the rows of all pieces to one Parquet file; its directories are made."""
+    """Write the rows of all pieces to a single Parquet file, and create the file's directories."""
     file.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.concat_tables([pq.read_table(pa.BufferReader(piece)) for piece in pieces]), file)
 
@@ -99,7 +109,7 @@ def _builder(repo: str, commit: str, subset: str | None, section: str) -> Any:
 
 
 def _check_places(builder: Any, prefix: str, field: str) -> None:
-    """Raise HubError if the repository's card names files outside of the repository."""
+    """Raise HubError if the repository's card names a file outside of the repository."""
     for files in (builder.config.data_files or {}).values():
         for file in files:
             if not str(file).startswith(prefix) or ".." in str(file).split("/"):

@@ -1,6 +1,6 @@
-"""How large a run's policy on the hub is, for those who need no weights: its config.json, and the count of its values.
+"""The size of a run's policy on the hub, without a download of weights: config.json, and the number of parameters.
 
-A run goes on with the commit that it began with.
+A run keeps the commit of its beginning.
 """
 
 from pathlib import Path
@@ -18,7 +18,8 @@ _FIELD = "policy.path"
 def config_folder(config: RunConfig) -> Path:
     """A folder that holds at least the policy's config.json; nothing else is downloaded.
 
-    Without access to the run's store it is that of the commit with which a run would begin now. Raises HubError.
+    Without access to the run's store, the folder belongs to the commit with which a run would begin now. Raises
+    HubError.
     """
     try:
         return model_config(config.policy.path, _commit(config), _FIELD)
@@ -38,7 +39,7 @@ def policy_parameters(config: RunConfig) -> int:
 
 
 def _commit(config: RunConfig) -> str:
-    """The commit with which the run began, or else would begin now; raises StoreDenied and StoreUnavailable."""
+    """The commit of the run's beginning, or for a new run the newest; raises StoreDenied and StoreUnavailable."""
     asked = HubSource(repo=config.policy.path, revision=config.policy.revision, commit="0" * 40)
     try:
         held = read_run(connect(config.run.url)).sources.get(_FIELD)

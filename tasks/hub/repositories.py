@@ -27,11 +27,11 @@ _BLOCK_BYTES = 1 << 20
 
 
 class HubError(WrongInputError):
-    """A repository of the hub that cannot be used; one line that begins with the field of the configuration."""
+    """A repository of the hub cannot be used; the message is a line that begins with the configuration's field."""
 
 
 def names_repository(path: str) -> bool:
-    """Whether a configured path is an id such as Qwen/Qwen2.5-0.5B-Instruct; a path that exists here is none."""
+    """Whether a configured path is an id such as Qwen/Qwen2.5-0.5B-Instruct, and no existing path."""
     if _ID.fullmatch(path) is None:
         return False
     try:
@@ -43,7 +43,7 @@ def names_repository(path: str) -> bool:
 def commit_of(kind: Kind, repo: str, revision: str | None, field: str) -> str:
     """The commit that a revision names: a branch, a tag or a commit; None is the default branch.
 
-    Without the network it is what the cache of huggingface_hub holds of it. Raises HubError.
+    Without the network, the commit comes from the cache of huggingface_hub. Raises HubError.
     """
     import huggingface_hub  # noqa: PLC0415 - few configurations need it
 
@@ -57,7 +57,7 @@ def commit_of(kind: Kind, repo: str, revision: str | None, field: str) -> str:
 def model_folder(repo: str, commit: str, field: str) -> Path:
     """The folder of a model at a commit: safetensors, text and tokenizer files, never pickles or code.
 
-    Each file is compared with the digest by which the cache names it. Raises HubError.
+    Each file is compared with its digest, which is the file's name in the cache. Raises HubError.
     """
     import huggingface_hub  # noqa: PLC0415
 
@@ -84,7 +84,7 @@ def model_config(repo: str, commit: str, field: str) -> Path:
 def count_parameters(repo: str, commit: str, field: str) -> int:
     """The number of values in a model's tensors at a commit, from the headers of its files on the hub.
 
-    No weights are downloaded, unless the network is forbidden: then they are in the cache. Raises HubError.
+    No weights are downloaded; with HF_HUB_OFFLINE the count comes from weights in the cache. Raises HubError.
     """
     import huggingface_hub  # noqa: PLC0415
 
@@ -116,7 +116,7 @@ def bars_only_on_a_terminal(library: Any) -> None:
 
 @contextmanager
 def explained(kind: Kind, repo: str, revision: str | None, field: str) -> Iterator[None]:
-    """Turn what huggingface_hub raises into HubError."""
+    """Turn the errors of huggingface_hub into HubError."""
     from huggingface_hub import constants, errors  # noqa: PLC0415
 
     ask_with_care()
@@ -150,7 +150,7 @@ def explained(kind: Kind, repo: str, revision: str | None, field: str) -> Iterat
 
 
 def _check_before_download(repo: str, commit: str, field: str) -> None:
-    """Raise HubError before anything is downloaded if no weights may be read; offline it is not known."""
+    """Raise HubError before a download if the repository has no readable weights; offline there is no check."""
     import httpx2  # noqa: PLC0415
     import huggingface_hub  # noqa: PLC0415
     from huggingface_hub import errors  # noqa: PLC0415
@@ -163,7 +163,7 @@ def _check_before_download(repo: str, commit: str, field: str) -> None:
 
 
 def _check_has_safetensors(names: Sequence[str], repo: str, field: str) -> None:
-    """Raise HubError if none of a repository's files holds weights that may be read."""
+    """Raise HubError if a repository has no safetensors file, whose weights alone may be read."""
     if any(map(_is_weights, names)):
         return
     pickles = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
@@ -173,7 +173,7 @@ def _check_has_safetensors(names: Sequence[str], repo: str, field: str) -> None:
 
 @contextmanager
 def _index_understood(repo: str, field: str) -> Iterator[None]:
-    """Turn what files raise that are not what their names say into HubError."""
+    """Turn the errors of damaged index and weight files into HubError."""
     from huggingface_hub import errors  # noqa: PLC0415
 
     try:
@@ -193,7 +193,7 @@ def _check_files(folder: Path, field: str) -> None:
 
 
 def _check_file(file: Path, field: str) -> None:
-    """Compare a file with the name of its blob: SHA-256 of a large file, Git's name of a small one."""
+    """Compare a file with the name of its blob: SHA-256 of a large file, Git's blob id of a small file."""
     if not file.is_symlink():
         return
     blob = file.resolve()

@@ -41,8 +41,8 @@ class AdaptedPolicy(Policy):
         tensors: The pretrained model's tensors, as for `Policy`.
         config: As for `Policy`.
         lora: The configuration of the adapters.
-        seed: The seed of their first factors; the second ones are zero, so that the policy begins as the pretrained
-            model.
+        seed: The seed of the adapters' first factors; second factors are zero, so that the policy begins as the
+            pretrained model.
         ranks: As for `Policy`.
 
     Raises:
@@ -138,7 +138,7 @@ class AdaptedPolicy(Policy):
 
     @property
     def _transposed(self) -> set[str]:
-        """The adapted layers that hold their weights as [inputs, outputs]."""
+        """The names of adapted layers whose weights are stored as [inputs, outputs]."""
         return {name for name, layer in self.module.named_modules() if getattr(layer, "fan_in_fan_out", False) is True}
 
     def trained_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -169,7 +169,7 @@ class AdaptedPolicy(Policy):
 
 
 class Pretrained:
-    """The reference of an adapted policy: the same model without its adapters, which takes no further memory."""
+    """The reference of an adapted policy: the policy's own model with adapters switched off, without further memory."""
 
     def __init__(self, policy: AdaptedPolicy) -> None:
         self._policy = policy
@@ -182,7 +182,7 @@ class Pretrained:
 
 
 class _Beginning:
-    """The initial values of an adapted model: the pretrained ones, and adapters that change nothing yet."""
+    """The initial values of an adapted model: the pretrained tensors, and adapters whose product is zero."""
 
     def __init__(self, tensors: Mapping[str, Stored], seed: int) -> None:
         self._tensors: Mapping[str, Stored] = tensors
@@ -193,7 +193,7 @@ class _Beginning:
         return {name: header(tensor) for name, tensor in self._tensors.items()}
 
     def pretrained(self) -> Mapping[str, Stored]:
-        """The pretrained model's tensors, which are given away."""
+        """The pretrained model's tensors; a second call returns {}, because the memory is given away."""
         tensors, self._tensors = self._tensors, {}
         return tensors
 
@@ -260,7 +260,7 @@ def _is_linear(layer: Any) -> bool:
 
 
 def _check_targets(module: Any, targets: Sequence[str]) -> None:
-    """Refuse layers that are not linear: peft adapts them in other ways, which are not merged here."""
+    """Refuse the head and layers that are not linear; `each_tensor` merges adapters of linear layers only."""
     head = module.get_output_embeddings()
     for name, layer in module.named_modules():
         chosen = any(name == target or name.endswith(f".{target}") for target in targets)

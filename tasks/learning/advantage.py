@@ -29,14 +29,14 @@ def advantages_of(
 ) -> tuple[list[Tensor], list[Tensor] | None]:
     """The advantages of each response by the configured estimator, and the returns if there is one for each token.
 
-    The estimator's function is called with those of these arguments that its parameters name: the fields of the
-    algorithm that it reads, and
-    - per response: `rewards` and `lengths` [groups, num_generations], and `num_generations`. It returns advantages in
-      the shape of `rewards`. Each group is a call of its own, with 1 for groups and only its responses that count,
-      unless `needs_whole_batch` is true. Then `counted`, in the same shape, says which responses do; rewards and
-      advantages of the others have no meaning. It is None if all do.
-    - per token: `token_rewards`, `response_mask` and `values`, [trained responses, T]. It returns advantages and
-      returns, both in this shape.
+    The estimator's function gets the arguments named by its parameters: fields of the algorithm, and
+    - per response: `rewards` and `lengths` [groups, num_generations], and `num_generations`. The function returns
+      advantages in the shape of `rewards`. Each group is a call of its own with [1, counted responses of the group],
+      unless `needs_whole_batch` is true. With `needs_whole_batch`, one call gets the step and `counted`, bool in the
+      shape of `rewards`, which is True for responses that count; rewards and advantages elsewhere have no meaning.
+      `counted` is None if every response counts.
+    - per token: `token_rewards`, `response_mask` and `values`, [trained responses, T]. The function returns advantages
+      and returns, both [trained responses, T].
 
     Args:
         rewards: [B] float64, of whole groups, or of the whole step if the algorithm's `needs_whole_batch` is true.
@@ -46,11 +46,12 @@ def advantages_of(
         algorithm: The estimator, the fields that it reads, and kl_coef are used.
         kl: With kl_in "reward", the KL to the reference at every token of each response, [tokens of the response].
         values: The critic's values before the step, [trained tokens] for each response, if the estimator needs them.
-        counted: [B] bool, the responses that count (`tasks.learning.shaping.counted_responses`); None if all do. The
-            others have length 0, and advantages of 0.
+        counted: [B] bool, the responses that count (`tasks.learning.shaping.counted_responses`); None if every response
+            counts. Responses that do not count have length 0 and advantage 0.
 
     Returns:
-        B tensors of advantages: one number [], or one per trained token [length]. Returns in the same form, or None.
+        B tensors of advantages, each a number [] or a value per trained token [length]; and B tensors of returns
+        [length], or None for an estimator with a number per response.
 
     Raises:
         ValueError: The estimator cannot be loaded or raises it, or returns another shape or numbers that are not
@@ -98,7 +99,7 @@ def _checked_call(
 
 
 def _called(algorithm: AlgorithmConfig, offered: dict[str, Any]) -> Any:
-    """What the estimator's function returns for those of the offered arguments that it takes."""
+    """Call the estimator's function with the offered arguments that its parameters name."""
     estimator = algorithm.estimator
     function = estimator.load()
     offered = offered | {name: getattr(algorithm, name) for name in estimator.reads}
@@ -124,10 +125,11 @@ def group_advantages(
         scale_rewards: "group" divides by the group's standard deviation, "batch" by that of all given rewards (which
             must be the whole step's), and "none" does not divide.
         advantage_eps: Added to the standard deviation.
-        counted: bool, in the shape of `rewards`: which responses exist; all of a group, some, or none. None: all do.
+        counted: bool, in the shape of `rewards`: True for responses that count. A group may have no such response.
+            None: every response counts.
 
     Returns:
-        The advantages, in the shape and dtype of `rewards`; 0 for responses that do not exist.
+        The advantages, in the shape and dtype of `rewards`; 0 for responses that do not count.
 
     Raises:
         ValueError: Rewards are not whole groups or not finite, or num_generations is below 2.
@@ -147,8 +149,9 @@ def group_advantages(
 def leave_one_out_advantages(rewards: Tensor, num_generations: int) -> Tensor:
     """RLOO: the reward minus the mean reward of the group's other responses.
 
-    It equals num_generations / (num_generations - 1) times the reward minus the group's mean (arXiv 2402.14740).
-    Arguments, result and errors are those of `group_advantages`; a group of equal rewards gets exact zeros.
+    The result equals num_generations / (num_generations - 1) times the reward minus the group's mean (arXiv
+    2402.14740). Arguments, result and errors are those of `group_advantages`; a group of equal rewards gets exact
+    zeros.
     """
     factor = num_generations / (num_generations - 1) if num_generations > 1 else 1.0
     return group_advantages(rewards, num_generations, "none", 0.0) * factor
@@ -188,7 +191,7 @@ def critic_advantages(
 ) -> tuple[Tensor, Tensor]:
     """PPO's advantages per token, normalised over all tokens of the step, and the critic's targets.
 
-    They are computed by `tasks.learning.returns.gae` and then `normalised`, as in verl, TRL and arXiv 2403.17031.
+    Advantages come from `tasks.learning.returns.gae` and are then `normalised`, as in verl, TRL and arXiv 2403.17031.
 
     Args:
         token_rewards: [B, T], of the whole step.

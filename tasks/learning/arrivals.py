@@ -1,4 +1,4 @@
-"""Arrivals: when the next shard of each journal is to be expected, so that few requests find nothing.
+"""Arrivals: the predicted time of each member's next shard, so that few requests find nothing.
 
 A reader learns of a shard by asking for it. To ask a thousand members once a second is a thousand requests, of which
 four of five find nothing, because a member writes once in a flush interval. A small crew is asked at every look.
@@ -15,7 +15,13 @@ TRUSTED = 4
 
 @dataclass(slots=True)
 class _Expected:
-    """The moment from which the next shard is asked for; how many came as expected; whether one was missing then."""
+    """The prediction of one member's next shard.
+
+    Attributes:
+        at_s: Moment from which the shard is requested, on the reader's monotonic clock.
+        trusted: Consecutive shards that came as predicted.
+        missed: True if the last request after `at_s` found no shard.
+    """
 
     at_s: float
     trusted: int = 0
@@ -23,7 +29,7 @@ class _Expected:
 
 
 class Arrivals:
-    """What a reader has learned of the moments at which members write."""
+    """The predictions of a reader for all members, learned from the moments at which shards arrive."""
 
     def __init__(self, flush_interval_s: float, poll_interval_s: float) -> None:
         """poll_interval_s: the pause between two looks. All moments are on the reader's monotonic clock."""
@@ -32,7 +38,7 @@ class Arrivals:
         self._expected: dict[str, _Expected] = {}
 
     def due(self, incarnations: Sequence[str], now_s: float) -> tuple[list[str], list[str]]:
-        """The journals to read to their ends now, and those of which one shard is expected by now."""
+        """Return the members whose journals are read to the end now, and the members of whom one shard is requested."""
         if len(incarnations) <= ASKED_AT_EVERY_LOOK:
             return list(incarnations), []
         whole, one = [], []

@@ -1,8 +1,8 @@
 """Batching: which groups share an optimizer step, which rank trains which responses, and the tensors of a forward pass.
 
-Pure functions; `padding` decides which responses share a pass. Ranks gather a layer's parameters together, so all make
-the same number of passes; a rank without responses makes an idle pass, which adds nothing. Nothing here depends on
-time, so a replay deals the same.
+Pure functions; `padding` decides which responses share a pass. Ranks gather a layer's parameters together, so every
+rank makes equally many passes; a rank without responses makes an idle pass, which adds nothing. Nothing here depends on
+time, so a replay gives each rank the responses of the first training.
 """
 
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ class TokenBatch:
         responses: The B response ids, for messages.
         input_ids: [B, L] int64, prompt then completion then padding.
         prompt_lengths: The B lengths of the prompts.
-        same_prompts: For each response, the first row that has its prompt.
+        same_prompts: For each response, the first row with the response's prompt.
         total_lengths: The B lengths of prompt and completion.
         completion_ids: [B, T] int64.
         response_mask: [B, T] bool, True on the tokens that the policy sampled; they are trained. Observations and
             padding are outside.
         trained: [tokens] int64, the places of the tokens in the mask, counted through its rows. They are found on the
             CPU, because Python would wait for a GPU.
-        trained_lengths: How many of them each response has.
+        trained_lengths: The number of trained tokens of each response.
         sampler_logprobs: [B, T] float32 as the engine recorded them, 0 outside the mask.
     """
 
@@ -51,7 +51,7 @@ class TokenBatch:
 
     @property
     def repeated_tokens(self) -> int:
-        """How many tokens of prompts a packed pass has once for several responses, less one time each."""
+        """The number of prompt tokens that a packed pass leaves out, because an earlier response shares the prompt."""
         return repeated_tokens(self.prompt_lengths, self.same_prompts)
 
     @property
@@ -60,7 +60,7 @@ class TokenBatch:
         return self.response_mask.sum(dim=1)
 
     def to(self, device: torch.device) -> "TokenBatch":
-        """The same batch on `device`. From the CPU to a GPU, Python does not wait until it is there."""
+        """The batch on `device`. A copy from the CPU to a GPU runs in the background; Python does not wait."""
         held = {f.name: getattr(self, f.name) for f in fields(self)}
         tensors = {name: each for name, each in held.items() if isinstance(each, Tensor)}
         moved: dict[str, Any] = {name: each.to(device, non_blocking=True) for name, each in tensors.items()}
@@ -84,7 +84,8 @@ def collate(
         logprobs: The sampler's log-prob of each sampled token of the completion.
         origins: The lengths of each completion's stretches of tokens by the policy, an observation, the policy, and so
             on; None if the policy sampled all tokens.
-        pad_id: Any id of the vocabulary; padding follows everything that is read, so it has no effect.
+        pad_id: Any id of the vocabulary; padding comes after every token that a causal model reads, so the id has no
+            effect.
 
     Raises:
         ValueError: The lists differ in length, or a prompt or completion is empty; names the response.

@@ -1,9 +1,9 @@
 """Checkpoint: everything the trainer needs to go on bit for bit, as named tensors and a small JSON state. No pickle.
 
 Tensors are named parameter.<name> and <kind>.<name>, with the kinds of `tasks.learning.optimizer_rules`; all are
-float32 but codes of 8 bits. Their manifest is written last: a checkpoint without a manifest does not exist. It stores
-whole tensors, so it depends neither on how many ranks wrote it nor on how many read it; torch.distributed.checkpoint
-would store shards and keep its metadata as a pickle.
+float32 but codes of 8 bits. Their manifest is written last: a checkpoint without a manifest does not exist. A
+checkpoint has whole tensors, so the number of ranks that write and the number of ranks that read may differ;
+torch.distributed.checkpoint would store shards and keep metadata as a pickle.
 """
 
 import base64
@@ -45,7 +45,7 @@ class TrainerState:
         weight_version: The version under which these parameters are published.
         optimizer_steps: Steps taken since the beginning of the run, which is the position in the schedule.
         rng_state: The state of torch's CPU generator, in base64.
-        optimizer: OptimizerConfig.name. Not stored if it is "adamw", as in checkpoints from before there was another.
+        optimizer: OptimizerConfig.name. Absent in the stored JSON for "adamw".
     """
 
     __pydantic_config__ = records.STRICT
@@ -79,9 +79,12 @@ class TrainerState:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint, in host memory or to be read. Parameters have their Hugging Face names and are float32.
+    """A checkpoint, read into host memory or opened. With several ranks, each rank has its own rows.
 
-    Of several ranks each has its own rows.
+    Attributes:
+        state: The state besides tensors.
+        parameters: Hugging Face name -> float32 tensor.
+        moments: Kind -> parameter name -> tensor of the optimizer's state.
     """
 
     state: TrainerState
@@ -103,14 +106,14 @@ def save(
     """Write a checkpoint below `prefix` (`layout.checkpoint`) and wait until it exists; returns the stored manifest.
 
     The model and the optimizer must not change meanwhile, because tensors on the CPU are written without a copy. With
-    several ranks, all must call it: they gather tensor by tensor, and rank i % world_size writes object i, so that no
-    rank holds more than what it is writing. The first rank's `state` is stored, with how long writing took, since
-    `began_s` on `clock` if that is given. The same state may be saved again; a different one under the same prefix is
-    refused.
+    several ranks, every rank must call `save`: ranks gather tensor by tensor, and rank i % world_size writes object i,
+    so that a rank holds only the objects that are being uploaded. The first rank's `state` is stored, and the seconds
+    of writing, counted from `began_s` on `clock` (default: from the call). An equal state may be saved again; a
+    different state under the prefix is refused.
 
     Raises:
         ConflictingRecord: Another state is stored; raised on every rank.
-        StorageError: As `storage.weights.tensor_sets.publish`; RankError on the ranks that did not meet it.
+        StorageError: As `storage.weights.tensor_sets.publish`; ranks on which no error occurred raise RankError.
     """
     ranks, clock = ranks or Ranks(), clock or SystemClock()
     began_s = clock.monotonic() if began_s is None else began_s
@@ -176,14 +179,14 @@ def _sizes(model: TrainedModel, optimizer: PolicyOptimizer) -> dict[str, int]:
 
 
 def _whole_tensors(model: TrainedModel, optimizer: PolicyOptimizer) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of a checkpoint, gathered one after the other."""
+    """Yield the tensors of a checkpoint, each gathered from the ranks when the iterator reaches the tensor."""
     for name, tensor in model.each_trained():
         yield f"{_PARAMETER}.{name}", tensor
     yield from optimizer.each_moment()
 
 
 def read(store: ObjectStore, prefix: str, ranks: Ranks | None = None) -> Checkpoint:
-    """The checkpoint below `prefix`, whole in host memory; raises what `opened` and taking its tensors raise."""
+    """The checkpoint below `prefix`, read into host memory; raises the errors of `opened`, CorruptObject included."""
     found = opened(store, prefix, ranks)
 
     def taken(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
@@ -194,13 +197,15 @@ def read(store: ObjectStore, prefix: str, ranks: Ranks | None = None) -> Checkpo
 
 
 def opened(store: ObjectStore, prefix: str, ranks: Ranks | None = None) -> Checkpoint:
-    """The checkpoint below `prefix`, whose tensors are read and verified as they are taken, in their order.
+    """The checkpoint below `prefix`, whose tensors are read and verified when a caller takes each tensor, in order.
 
-    With several ranks, all must call it and take the same tensors, and each gets its rows.
+    With several ranks, every rank must call `opened` and take equal tensors in equal order; each rank gets its own
+    rows.
 
     Raises:
         ObjectMissing: There is no checkpoint.
-        CorruptObject: It is not a trainer's checkpoint; or a tensor, when it is taken, fails its checksum.
+        CorruptObject: The object is not a trainer's checkpoint; or the checksum of a tensor fails when the tensor is
+            taken.
     """
     ranks, key = ranks or Ranks(), layout.manifest(prefix)
     with ranks.failing_together():

@@ -1,8 +1,8 @@
-"""Whether a trainer is to store its state: at an interval, or when replaying would cost more than writing.
+"""Decides when a trainer stores its state: at an interval, or when replays would cost more than writing.
 
-A checkpoint that is left out costs each later trainer that has not the state in memory a replay, which grows with every
-iteration. So a state is stored when what these replays have cost since the last one, and would cost now, reaches the
-time of one writing. Hindsight could save at most half of the time that this takes.
+Without a checkpoint, each later trainer that has lost the state replays, and a replay grows with every iteration. The
+rule stores a state as soon as the replays since the last checkpoint, plus a replay now, would take as long as one
+writing. Perfect foresight could save at most half of the time that writing and replaying take.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ LOST_SHARE = 0.05
 
 
 def is_checkpoint_due(store: ObjectStore, plan: PlanRecord, trainer: TrainerConfig) -> bool:
-    """Whether the trainer of an iteration, whose training record is stored, is to store its state.
+    """Whether the trainer of an iteration stores its state; the iteration's training record must be stored already.
 
-    It is at the end of an execution, too. The answer follows from what is stored before that state.
+    True at the end of an execution, too. The answer depends only on records that exist before the checkpoint.
     """
     version, interval = plan.iteration + 1, trainer.checkpoint_interval
     settings = read_settings(store, plan.iteration)
@@ -41,12 +41,12 @@ def is_checkpoint_due(store: ObjectStore, plan: PlanRecord, trainer: TrainerConf
 
 
 def is_worth_writing(phases_s: Sequence[float], write_s: float, lost_share: float = 1.0) -> bool:
-    """Whether to write a state that lacks a checkpoint of itself and of the versions before it.
+    """Whether to write a checkpoint, given the train phases that a replay would have to repeat.
 
     Args:
-        phases_s: Seconds of each train phase since the last checkpoint, the oldest first; that of this state is last.
-        write_s: Seconds that writing takes.
-        lost_share: Of the trainers, how many have not the state in memory.
+        phases_s: Seconds of each train phase since the last checkpoint, oldest first, this state's phase last.
+        write_s: Seconds of one writing.
+        lost_share: Share of trainers that begin without the state in memory, 0 to 1.
     """
     replays = range(len(phases_s), 0, -1)
     return lost_share * sum(map(float.__mul__, map(float, phases_s), map(float, replays))) >= write_s

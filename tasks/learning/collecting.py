@@ -1,9 +1,9 @@
 """Collecting: an iteration's groups are followed, graded and recorded on a machine without a GPU.
 
-Another process replays what is recorded, and trains. What is learned is the same: a micro-batch is used as it is
-recorded, by whichever task. With placement "pod" a collector stops when the train phase is due, and the train task
-records the rest, so reserved machines are held for little more than the phase. With "shared" and "standing" it records
-everything, because a host never grades, and waits until a host has trained.
+Another process replays the records and trains. The collector does not change what is learned, because every task trains
+on micro-batches exactly as recorded. With placement "pod" a collector stops when the train phase is due, and the train
+task records the rest, so reserved machines are held for little more than the phase. With "shared" and "standing" the
+collector records every group, because a host never grades, and waits until a host has trained.
 """
 
 import logging
@@ -49,9 +49,9 @@ class NoHost(GleanerError, TimeoutError):  # noqa: N818 - reads as what happened
 
 
 def collect(run_url: str, iteration: int, execution: str, clock: Clock) -> None:
-    """Record groups until the iteration's train phase is due, which is when `phase_start_share` of them are recorded.
+    """Record groups until the train phase is due: when the share `phase_start_share` of the groups is recorded.
 
-    Raises what following and grading raise: GroupTimeout, GradingError, CrewLost, CorruptObject and StoreUnavailable.
+    Raises GroupTimeout, GradingError, CrewLost, CorruptObject and StoreUnavailable.
     """
     store = MeteredStore(connect_to_run(run_url))
     # After either of these nothing is left to record.
@@ -94,7 +94,7 @@ def _record(
     clock: Clock,
     say_due: Callable[[float], None] | None = None,
 ) -> None:
-    """Record groups until the phase is due, or all if `say_due` is given, and note what it took.
+    """Record groups until the phase is due, or every group if `say_due` is given, and record seconds and requests.
 
     say_due: called once, when the phase is due, with the share of the groups that is recorded.
     """
@@ -165,7 +165,7 @@ def _await_host(store: ObjectStore, config: RunConfig, iteration: int, clock: Cl
 
 
 def _host_in_words(config: RunConfig) -> tuple[str, str]:
-    """What trains the run, and that it is missing, with room for since when, and what to do."""
+    """The name of the run's trainer, and a sentence with a cure for its absence; `{}` stands for the duration."""
     if config.trainer.placement == "standing":
         return "the standing trainer", (
             "the standing trainer, which has shown no sign of life {}; it is the node 'trainer' of the execution, on "
@@ -179,7 +179,7 @@ def _host_in_words(config: RunConfig) -> tuple[str, str]:
 
 
 def _sign_of_host(config: RunConfig) -> bytes:
-    """The heartbeat of the host that has the run's seat; b"" if there is none, or if the fleet cannot be read now."""
+    """The heartbeat of the host that has the run's seat; b"" without a seat, or if the fleet cannot be read."""
     try:
         fleet = connect(config.trainer.fleet_of(config.run.url) or "")
         seat = newest_seat(fleet, fleet_layout.run_id(config.run.url))

@@ -15,14 +15,14 @@ log = logging.getLogger("gleaner")
 def compile_if_equal(
     model: Any, logprobs: Pass, batch: TokenBatch, ranks: Ranks | None = None, *, backend: str = "inductor"
 ) -> bool:
-    """Compile a model's layers unless it then computes something else on a rank; says in the log why they are not.
+    """Compile a model's layers if log-probs then stay equal on every rank; otherwise log the reason and undo.
 
     Args:
-        model: A Hugging Face model; it is packed before.
+        model: A Hugging Face model, already packed if packing is used.
         logprobs: A pass of the model as it is.
-        batch: The probe, whose sizes are other ones than those of the passes to come.
-        ranks: Those that must decide alike; default: this process alone.
-        backend: What compiles, as torch names it.
+        batch: The probe; later passes may have different sizes.
+        ranks: The ranks that decide together; default: this process alone.
+        backend: The name of torch's compiler backend.
 
     Returns:
         Whether the layers are compiled.

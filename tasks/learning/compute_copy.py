@@ -16,10 +16,10 @@ from tasks.learning.sharded import Relocate
 
 
 class ComputeCopy:
-    """Gives a module parameters of another dtype; the parameters that it had in float32 are the masters from then on.
+    """Gives a module parameters of another dtype; the module's float32 parameters become the masters.
 
-    Before each pass of `root`, the copies take the masters' values. After a backward pass, the copies have no gradient,
-    and the masters have the sum of all since their gradient was dropped.
+    Before each pass of `root`, the copies take the masters' values. After a backward pass, copies have no gradient;
+    masters have the sum of all gradients since the last drop.
 
     Args:
         root: The module whose `forward` alone reads the parameters; their values may be loaded later.

@@ -1,7 +1,7 @@
 """Correction: whether, and by which kind of importance weights, a run's loss corrects for its sampler.
 
 The answer follows from the configuration and from the dtypes of the first weights alone, so that every attempt decides
-alike. What the weights are is in `tasks.learning.importance`.
+alike. `tasks.learning.importance` computes the weights.
 """
 
 from collections.abc import Collection
@@ -33,7 +33,7 @@ def same_engine(rollout: RolloutConfig, trainer: TrainerConfig, published_dtypes
 def importance_mode(algorithm: AlgorithmConfig, *, same_engine: bool) -> ImportanceMode | None:
     """The kind of importance weights, or None for none; "auto" is "token" unless engine and weights are the trainer's.
 
-    With old_logprobs "sampler" it is None, because the ratio of the loss corrects already.
+    None with old_logprobs "sampler", because the ratio of the loss corrects already.
     """
     if algorithm.old_logprobs == "sampler" or algorithm.importance_sampling == "none":
         return None

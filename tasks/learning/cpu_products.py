@@ -1,4 +1,4 @@
-"""Matrix products on a CPU: by oneDNN where it is faster than the library behind torch.mm, else by torch.mm.
+"""Matrix products on a CPU: by oneDNN where oneDNN is faster than torch.mm, otherwise by torch.mm.
 
 On processors that are not Intel's, MKL uses its AVX2 code, whereas oneDNN uses AVX-512 wherever it exists. Both compute
 in float32 and differ in rounding only. The choice depends on the processor and on shapes, never on time, so a step
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812 - torch's own custom
 
-from tasks.sampling.engines.compiled_products import bound_compiled_products
+from tasks.sampling.engines.kernels import bound_compiled_products
 
 # Below this, a product takes less time than oneDNN's dispatch.
 FLOPS_MIN = 1 << 21
@@ -30,7 +30,7 @@ def _onednn_linear() -> Any:
 
 
 def suits_onednn(tensor: Tensor) -> bool:
-    """Whether oneDNN computes large products of this tensor: it is float32, on a CPU with AVX-512."""
+    """Whether oneDNN computes large products of a tensor: float32, on a CPU with AVX-512."""
     return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and _onednn_linear() is not None
 
 
@@ -81,7 +81,7 @@ class CpuLinear(nn.Linear):
 
 
 def use_cpu_products(module: nn.Module) -> None:
-    """Turn all plain linear layers on a CPU into `CpuLinear`; names and parameters stay as they are."""
+    """Turn the plain linear layers of a module on a CPU into `CpuLinear`, in place; names and parameters stay."""
     for layer in module.modules():
         if type(layer) is nn.Linear and layer.weight.device.type == "cpu":
             layer.__class__ = CpuLinear

@@ -1,7 +1,7 @@
 """Critic: a model of its own that predicts, before each token, the return of the rest of a response.
 
-It is the policy's pretrained body with one linear output, which is zero at first. Its optimizer step accumulates the
-gradient of its loss, as `tasks.learning.step` does for the policy.
+The critic is the policy's pretrained body with a linear output, initially zero. A step of the critic accumulates the
+gradient of the value loss, as `tasks.learning.step` does for the policy.
 """
 
 import math
@@ -27,13 +27,13 @@ from tasks.learning.trained_model import TrainedModel, read_architecture, traini
 class Critic(TrainedModel):
     """A value model on one device, or divided among ranks. Not thread-safe.
 
-    Its tensors are named model.<name in the body> and value_head.{weight,bias}.
+    Tensors are named model.<name in the body> and value_head.{weight,bias}.
 
     Args:
         model_dir: A directory with the policy's config.json.
         tensors: As returned by `tensors()`.
         config: dtype, device and gradient_checkpointing are used.
-        ranks: The ranks that train it; default: this process alone, on the device of the configuration.
+        ranks: The ranks that train the critic; default: this process alone, on the device of the configuration.
 
     Raises:
         PolicyError: The model does not exist, or the tensors have other names or shapes.
@@ -90,9 +90,17 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class ValueTotals:
-    """Sums over trained tokens: losses, tokens whose clipped loss is the larger one, values and returns.
+    """Sums over the trained tokens of one critic step.
 
-    `errors` are the returns less the values before the iteration's first optimizer step.
+    Attributes:
+        tokens: The number of trained tokens.
+        loss: The value losses (`clipped_value_loss`).
+        clipped: The number of tokens whose clipped loss exceeds the unclipped loss.
+        values: The values of the critic that is trained.
+        returns: The returns.
+        returns_square: The squared returns.
+        errors: The returns less the values before the iteration's first optimizer step.
+        errors_square: The squared errors.
     """
 
     tokens: int = 0

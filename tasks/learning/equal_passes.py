@@ -1,7 +1,7 @@
-"""Whether a model computes the same after a change that is to make its passes faster; all ranks decide alike.
+"""Tries a change that makes a model's passes faster, and undoes the change if log-probs move on any rank.
 
-What is compared are log-probs of a probe. Where the caller's function goes back through the model, too, a kernel that
-refuses to do that is found here instead of in the first step.
+The trial compares log-probs of a probe. If the caller's function makes a backward pass, too, a kernel without a
+backward pass fails here instead of in the first step.
 """
 
 from collections.abc import Callable
@@ -25,18 +25,19 @@ def change_if_equal(
     ranks: Ranks | None = None,
     further: Callable[[Tensor], str | None] = lambda _changed: None,
 ) -> str | None:
-    """Change a model unless it then computes something else on a rank.
+    """Change a model, and undo the change if log-probs move by more than a tolerance on any rank.
 
     Args:
-        apply: Makes the change; may raise anything, as may `logprobs` after it.
+        apply: Makes the change. Any exception of `apply`, or of `logprobs` after the change, counts as a reason to
+            undo.
         undo: Takes the change back.
         logprobs: A pass of the model as it is.
         batch: The probe.
-        ranks: Those that must decide alike; default: this process alone.
-        further: Says what else is wrong, from the log-probs after the change.
+        ranks: The ranks that decide together; default: this process alone.
+        further: Returns a further reason to undo, from the log-probs after the change, or None.
 
     Returns:
-        Why the change was taken back; None if it stays.
+        The reason for undoing the change; None if the change stays.
     """
     before = logprobs(batch).detach()
 
@@ -48,14 +49,14 @@ def change_if_equal(
         return reason or further(after)
 
     # A rank on which the change cannot be made would leave the others alone in the pass.
-    reason = _of_any_rank(_said(apply), ranks) or _of_any_rank(_said(difference), ranks)
+    reason = _of_any_rank(_outcome(apply), ranks) or _of_any_rank(_outcome(difference), ranks)
     if reason is not None:
         undo()
     return reason
 
 
-def _said(trial: Callable[[], str | None]) -> str | None:
-    """What a trial says, or the error that it raises."""
+def _outcome(trial: Callable[[], str | None]) -> str | None:
+    """Return the result of a trial, or its exception as one line of text."""
     try:
         return trial()
     except Exception as error:  # noqa: BLE001 - a kernel or a model's code may refuse in any way

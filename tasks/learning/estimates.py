@@ -1,6 +1,6 @@
 """Estimates: advantages, returns, values and KL of each response, computed before it is trained, without gradient.
 
-They are kept by response, on the CPU, so that they fit any division into forward passes.
+Estimates are kept on the CPU, keyed by response number, and so fit any division into forward passes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,16 +27,16 @@ Passes = Callable[[Sequence[GradedResponse]], Iterator[TokenBatch]]
 class Estimates:
     """Estimates by response number, for trained responses only, unless noted otherwise.
 
-    The tokens of a response are here those that the policy sampled; observations are skipped.
+    "Tokens of the response" means tokens that the policy sampled; observations are skipped.
 
     Attributes:
         advantages: [] or [tokens of the response], float64; also for responses that are not trained.
-        kl: With kl_in "reward", the KL to the reference at every token, [tokens of the response]; also for responses
-            that are not trained, but not for those that failed.
+        kl: With kl_in "reward", the KL to the reference at every token, [tokens of the response]; also for untrained
+            responses, except responses that failed.
         values: With a critic, its values before the first optimizer step, [tokens of the response] float32.
         returns: With a critic, its targets, [tokens of the response] float64.
-        first_logprobs: The policy's log-probs before the first optimizer step, [tokens of the response]; None if there
-            is only one step.
+        first_logprobs: The policy's log-probs before the first optimizer step, [tokens of the response]; None for an
+            iteration of one step.
     """
 
     advantages: ByResponse
@@ -49,7 +49,7 @@ class Estimates:
 def trained(
     responses: Sequence[GradedResponse], algorithm: AlgorithmConfig, num_generations: int
 ) -> list[GradedResponse]:
-    """The trained ones of the responses of whole groups, in order."""
+    """The trained responses among the responses of whole groups, in order."""
     kept = trained_responses([graded.finish_reason for graded in responses], algorithm, num_generations)
     return [responses[index] for index in kept]
 
@@ -68,11 +68,11 @@ def estimate(
     num_generations: int,
     passes: Passes,
 ) -> Estimates:
-    """The estimates of responses whose advantages are computed together: whole groups, or the whole step.
+    """Compute the estimates of responses whose advantages depend on each other: whole groups, or the whole step.
 
     Raises:
-        ValueError: kl_in is "reward" without a reference policy, or the estimator has no critic that it
-            needs; or the estimator raises it.
+        ValueError: kl_in is "reward" without a reference policy, an estimator that needs a critic has none, or the
+            estimator raises ValueError.
         NonFiniteGradient: A value or a KL is not finite; names the responses.
     """
     kl = _reference_kl(responses, learner, algorithm, sampling, passes) if algorithm.kl_in == "reward" else None
@@ -109,7 +109,7 @@ def length_penalties(
 ) -> Tensor:
     """The penalties of long responses (DAPO's overlong shaping), [B] float64, at most 0.
 
-    Lengths count what the limit counts: observations, too.
+    Lengths include observations, as max_completion_length does.
     """
     lengths = torch.tensor([graded.length for graded in responses])
     buffer = algorithm.overlong_buffer_length
@@ -136,7 +136,7 @@ def padded(rows: Mapping[int, Tensor], batch: TokenBatch) -> Tensor:
 
 
 def by_response(values: Tensor, batch: TokenBatch) -> ByResponse:
-    """Divide [B, T] into one row per response, of the tokens in its mask, on the CPU."""
+    """Divide [B, T] into a row per response with the tokens inside the mask, on the CPU."""
     rows, masks = values.detach().cpu(), batch.response_mask.cpu()
     return {name: row[mask] for name, row, mask in zip(batch.responses, rows, masks, strict=True)}
 
@@ -148,7 +148,7 @@ def _reference_kl(
     sampling: SamplingParams,
     passes: Passes,
 ) -> ByResponse:
-    """The KL at each token of each response, also of untrained ones, if they count in their group's mean."""
+    """The KL at each token of every graded response; the mean of a group counts untrained responses, too."""
     if learner.reference is None:
         raise ValueError("kl_in: value 'reward'; allowed: 'loss' without a reference policy")
     found: ByResponse = {}

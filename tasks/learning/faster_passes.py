@@ -1,7 +1,7 @@
 """Faster passes: which of Liger's kernels, packing and compiled layers the models of a learner have.
 
-Each is tried on the policy when it is restored, forward and backward, and kept if the policy computes the same. It
-depends on the configuration, the device, the packages and the model, so every attempt on such a machine decides alike.
+Each change is tried on the restored policy, forward and backward, and kept if the policy's log-probs stay equal. The
+outcome depends on configuration, device, packages and model only, so every attempt on an equal machine decides alike.
 """
 
 from collections.abc import Iterator
@@ -23,9 +23,9 @@ from tasks.learning.trained_model import PolicyError, compute_dtype
 
 
 def make_faster(learner: Learner, config: TrainerConfig) -> None:
-    """Let the passes of a learner's models have what configuration and device allow; every rank must call it.
+    """Speed up the passes of a learner's models as configuration and device allow; every rank must call `make_faster`.
 
-    Raises PolicyError if the configuration demands Liger's kernels and they cannot be had.
+    Raises PolicyError if the configuration demands Liger's kernels and the model or the machine cannot use the kernels.
     """
     # float32 stays as exact as it is, and torch has no kernel for it, or for a CPU, that attends within the responses
     # of a row.
@@ -39,7 +39,7 @@ def make_faster(learner: Learner, config: TrainerConfig) -> None:
 
 
 def pack_models(learner: Learner) -> None:
-    """Let passes have no padding, unless the policy then computes something else on one of the ranks."""
+    """Pack the passes of all models, unless the policy's log-probs then move on any rank."""
     if pack_if_equal(learner.policy.module, *_trial(learner)):
         for model in _others(learner):
             pack(model)
@@ -62,7 +62,7 @@ def _compile(learner: Learner) -> None:
 
 
 def _trial(learner: Learner) -> tuple[Pass, TokenBatch, Ranks]:
-    """What a change is tried with: a pass of the policy, the probe, and the ranks that decide."""
+    """The arguments of a trial: a pass of the policy, the probe, and the ranks that decide."""
     return partial(_probed, learner.policy), probe(learner.policy, (1, 3, 2)), learner.ranks
 
 

@@ -1,6 +1,6 @@
 """Forward passes: responses are read from the journal and dealt to ranks; this rank gets its padded batches.
 
-All ranks make the same number of passes, so a rank without responses gets idle batches.
+Every rank makes equally many passes, so a rank with fewer responses gets idle batches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,9 +18,15 @@ from tasks.learning.recorded_batches import BatchReader
 
 
 class ForwardPasses:
-    """A callable that gives this rank's passes over responses.
+    """Callable: responses -> iterator of this rank's forward passes.
 
-    `tokens_max` limits the tokens of a pass, with its padding; a `packed` pass has no padding, and shared prompts once.
+    Args:
+        batches: Reads the tokens of recorded responses.
+        plan: The iteration's plan.
+        prompts: The iteration's prompts, by group.
+        tokens_max: The most tokens of a pass, padding included.
+        ranks: The ranks among which responses are dealt.
+        packed: Passes without padding, with shared prompts once.
     """
 
     def __init__(
@@ -42,10 +48,10 @@ class ForwardPasses:
         self._versions: dict[int, npt.NDArray[np.uint32]] = {}
 
     def __call__(self, responses: Sequence[GradedResponse]) -> Iterator[TokenBatch]:
-        """The passes, each with the tokens that the recorded lineage names.
+        """Yield this rank's passes; the recorded lineage of a response determines its tokens.
 
         Raises:
-            CorruptObject: The journal no longer holds these tokens.
+            CorruptObject: The journal no longer holds the tokens of a response.
         """
         prompts = [self._prompts[graded.response // self._plan.num_generations].token_ids for graded in responses]
         lengths = [len(prompt) + graded.length for prompt, graded in zip(prompts, responses, strict=True)]
@@ -69,7 +75,7 @@ class ForwardPasses:
             )
 
     def weight_versions(self, batch: TokenBatch) -> npt.NDArray[np.uint32]:
-        """The weight version that sampled each token inside a pass's mask, one response after the other."""
+        """The weight version that sampled each token inside a pass's mask, [tokens], response by response."""
         return np.concatenate([self._versions[response] for response in batch.responses])
 
 

@@ -1,4 +1,4 @@
-"""Generation on the trainer's machines: at an iteration's beginning as planned, and again when no other member lives.
+"""Generation on the trainer's machines: planned at the beginning of an iteration, and again when no member lives.
 
 Every rank generates on its own GPU, and only while no learner is on the device.
 """
@@ -17,7 +17,7 @@ from tasks.sampling.session.seeding_member import Seeded, TrainersMachine, is_du
 
 
 class Generation:
-    """The generation by one attempt to train an iteration. Every rank has one and calls the same methods."""
+    """The generation by one attempt to train an iteration. Every rank has a `Generation` and calls equal methods."""
 
     def __init__(
         self, store: ObjectStore, plan: PlanRecord, config: RunConfig, execution: str, clock: Clock, ranks: Ranks
@@ -52,7 +52,7 @@ class Generation:
         self._add(seed_again(self._store, self._plan, self._config, self._machine, self._clock))
 
     def watch(self) -> CrewWatch:
-        """A watch on the other members for the time in which the learner is on the device.
+        """A watch on the crew's members while the learner is on the device.
 
         If the last generation brought no token, the watch waits before it raises LeftAlone again.
         """
@@ -67,7 +67,7 @@ class Generation:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Seconds of the slowest rank and tokens of all; empty if no rank was to generate. Every rank must call it."""
+        """Seconds of the slowest rank and tokens of all ranks; {} without generation. Every rank must call it."""
         if not self._has_generated:
             return {}
         seconds, tokens = zip(*self._ranks.gather([self._done.seconds, self._done.tokens]), strict=True)

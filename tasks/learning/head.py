@@ -1,8 +1,8 @@
 """Whether a model's logits are the product of its head with the last hidden state, as the trainer computes them.
 
-Models that scale or cap their logits (Granite, Cohere, Gemma 2) have more than that, which the model's own `forward`
-adds. So that one runs here, with a body and a head that return known numbers: no weight is read, and the model may be
-on the meta device or divided among ranks.
+Models that scale or cap logits (Granite, Cohere, Gemma 2) do more in `forward`. The check runs the model's own
+`forward` with a body and a head that return known numbers: no weight is read, and the model may be on the meta device
+or divided among ranks.
 """
 
 from collections.abc import Callable, Iterator
@@ -68,7 +68,7 @@ def _logits(model: Any, head: nn.Linear) -> tuple[Tensor, Tensor]:
 
 
 def _named(config: Any) -> str:
-    """The fields of a configuration that say how logits are transformed, as far as their names tell."""
+    """The fields of a configuration whose names contain "logit", with values, for the error's message, or ""."""
     fields = {
         name: value for name, value in config.to_dict().items() if "logit" in name and not name.startswith("attn")
     }
@@ -93,7 +93,7 @@ def _computing(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]
 
 
 class _BodyOutput:
-    """What a body returns, of which all but the last hidden state is absent."""
+    """The output of a body: `last_hidden_state`, and None for every further attribute."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden

@@ -1,8 +1,7 @@
 """Importance weights: corrections for responses that were sampled from another policy than the trainer's.
 
-For the same weights, the engine's log-probs differ from the trainer's if kernels, dtypes or quantisation differ, and
-for different weights they differ more. Pure functions of tensors; weights have no gradient and multiply the policy
-loss.
+With equal weights, log-probs of engine and trainer differ if kernels, dtypes or quantisation differ; with different
+weights, log-probs differ more. Pure functions of tensors; weights have no gradient and multiply the policy loss.
 """
 
 import math
@@ -48,10 +47,10 @@ def truncated_token_weights(ratios: Tensor, cap: float) -> Tensor:
 
 
 def masked_sequence_weights(ratios: Tensor, cap: float, floor: float = 0.0) -> Tensor:
-    """The probability ratio of the whole response, for each of its tokens, or 0 if it is outside [floor, cap].
+    """The probability ratio of the whole response, repeated for each token; 0 for ratios outside [floor, cap].
 
     With floor 0 this is TRL's "sequence_mask"; with floor 1 / cap the bounds treat both policies alike. The ratio is a
-    product over tokens and strays from 1 as responses grow, so long ones are dropped more often: watch
+    product over tokens and strays from 1 as responses grow, so long responses are dropped more often: watch
     importance/clipped_frac.
 
     Args:
@@ -97,8 +96,8 @@ def ratio_quantile(counts: Sequence[int], fraction: float, smallest: float, larg
     Args:
         counts: `log_ratio_counts`, not all 0.
         fraction: Above 0, at most 1.
-        smallest: The exact smallest ratio; it stands for all ratios in the first bin.
-        largest: The exact largest ratio; it stands for all ratios in the last bin.
+        smallest: The exact smallest ratio; the result for a quantile in the first bin.
+        largest: The exact largest ratio; the result for a quantile in the last bin.
     """
     rank, reached, number = fraction * sum(counts), 0, 0
     for number, count in enumerate(counts):  # noqa: B007 - the bin that is reached is wanted
@@ -114,8 +113,8 @@ def ratio_quantile(counts: Sequence[int], fraction: float, smallest: float, larg
 def effective_sample_size(count: int, total: float, squares: float) -> float:
     """Kish's effective sample size as a fraction of the samples: (sum w)^2 / (n * sum w^2).
 
-    It is 1 if all weights are equal, 1 / n if only one is not zero, and 0 if all are zero. It is computed from sums,
-    because the sample sizes of micro-batches do not add up to that of the step.
+    The fraction is 1 for equal weights, 1 / n for a single weight above zero, and 0 for zeros. The arguments are sums,
+    because effective sample sizes of micro-batches do not add up to the step's.
 
     Args:
         count: n, the number of weights in the step.

@@ -1,6 +1,6 @@
-"""Following the journal: which groups are finished, and which responses are missing when none finishes in time.
+"""Following the journal: which groups are finished, and which responses are missing when no group finishes in time.
 
-It works the same while rollouts run and after they have ended.
+The follower needs no running rollout: a journal of members that have left is read to its end.
 """
 
 import logging
@@ -25,14 +25,18 @@ class GroupTimeout(GleanerError, TimeoutError):  # noqa: N818 - reads as what ha
 
 
 class RecordedElsewhereError(Exception):
-    """Another attempt has recorded the micro-batch for which this one waits, so there is nothing to wait for."""
+    """A competing attempt has recorded the micro-batch for which this attempt waits; waiting has become pointless."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FollowConfig:
-    """in_plan_order: whether to wait for the first pending group only, or for any. Times are in seconds.
+    """How a follower reads the journal.
 
-    flush_interval_s: how often a member writes a shard.
+    Attributes:
+        in_plan_order: True waits for the first pending group only, False for any pending group.
+        timeout_s: Seconds without progress after which `GroupTimeout` is raised.
+        poll_interval_s: Seconds between two looks at the journal.
+        flush_interval_s: Seconds between two shards of a member.
     """
 
     in_plan_order: bool
@@ -62,7 +66,15 @@ class GroupFollower:
         clock: Clock,
         watch: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        """watch: called after every look without a result, with whether the journal grew; may raise to end the wait."""
+        """Follow the journal of an iteration.
+
+        Args:
+            reader: Reads claims and shards.
+            plan: The iteration's plan.
+            config: How the journal is followed.
+            clock: The clock of all waits.
+            watch: Called after every look without a result, with True if the journal grew; may raise to end the wait.
+        """
         self._watch = watch
         self._reader = reader
         self._plan = plan
@@ -81,7 +93,7 @@ class GroupFollower:
         self._waits_for = ""
 
     def in_words(self) -> str:
-        """How many responses have ended, and what is waited for; any thread may ask."""
+        """The progress in one line: ended responses, tokens, and the missing groups; any thread may call it."""
         ended, planned, groups = self._plan.num_responses - len(self._unended), self._plan.num_responses, self._left
         waits_for = self._waits_for or f"{sum(map(bool, groups))} groups"
         waiting = f"; waits for {waits_for}" if ended < planned else ""
@@ -95,9 +107,9 @@ class GroupFollower:
     def wait(self, pending: Sequence[int], recorded: Callable[[], bool] = lambda: False) -> int:
         """Wait for the next finished group of `pending`, which is in plan order.
 
-        It reads the journal of every pending group, whichever group it waits for, and any progress restarts the time
-        limit. Raises GroupTimeout when the limit is over, RecordedElsewhereError once `recorded` returns True, and any
-        error of `watch`.
+        The follower reads the journals of all pending groups, whichever group is next, and any progress restarts the
+        time limit. Raises GroupTimeout when the limit is over, RecordedElsewhereError once `recorded` returns True, and
+        any error of `watch`.
         """
         seen, since_s = self._progress(), self._clock.monotonic()
         candidates = pending[:1] if self._config.in_plan_order else pending
@@ -190,7 +202,7 @@ class GroupFollower:
         )
 
     def _missing(self, groups: Sequence[int]) -> list[str]:
-        """One line per unfinished response, with its tokens and its holder; a last line counts those left out."""
+        """One line per unfinished response, with tokens and holder; a last line counts the responses left out."""
         waiting = self._unfinished(groups)
         lines = []
         for response in waiting[:RESPONSES_SHOWN]:

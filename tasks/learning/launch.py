@@ -1,4 +1,4 @@
-"""Trains an iteration on this machine: in this process, or in several ranks that it starts.
+"""Trains an iteration on this machine: in the calling process, or in several ranks as child processes.
 
 Ranks of several machines are started by torch's elastic launcher instead (`tasks/train_elastic.py`).
 """
@@ -23,10 +23,10 @@ MAY_PASS = (StoreUnavailable, EngineDied, WrongNode)
 IMPORTS = ("tasks.learning.train_iteration", "transformers.modeling_utils")
 
 
-def advance_here(run_url: str, iteration: int, execution: str, clock: Clock) -> TrainingRecord:
-    """See `tasks.learning.train_iteration`: it is called here, or with trainer.nproc_per_node above 1 by every rank.
+def train_here(run_url: str, iteration: int, execution: str, clock: Clock) -> TrainingRecord:
+    """Call `tasks.learning.train_iteration` in this process, or with trainer.nproc_per_node above 1 in every rank.
 
-    Raises what it raises, or RanksFailed.
+    Raises the errors of `train_iteration`, or RanksFailed.
     """
     store = connect_to_run(run_url)
     count = config_in_force(store, read_plan(store, iteration)).trainer.nproc_per_node

@@ -11,7 +11,13 @@ from tasks.learning.ranks import Ranks
 
 @dataclass(frozen=True)
 class CriticLearner:
-    """The critic, its optimizer, and the number of first iterations in which only the critic is trained."""
+    """PPO's critic with its optimizer.
+
+    Attributes:
+        critic: The value model.
+        optimizer: The critic's own optimizer.
+        warmup_iterations: First iterations in which only the critic is trained.
+    """
 
     critic: Critic
     optimizer: PolicyOptimizer
@@ -20,9 +26,14 @@ class CriticLearner:
 
 @dataclass(frozen=True)
 class Learner:
-    """The policy with its optimizer, the reference policy if there is a KL term, and PPO's critic.
+    """The models of a run with their optimizers, in the memory of a rank.
 
-    `ranks`: the ranks that train together; each has its part of every model.
+    Attributes:
+        policy: The policy that is trained.
+        optimizer: The policy's optimizer.
+        reference: The reference policy; None without a KL term.
+        critic: PPO's critic; None for estimators without a critic.
+        ranks: The ranks that train together; each rank has its part of every model.
     """
 
     policy: Policy

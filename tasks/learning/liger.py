@@ -34,17 +34,17 @@ class NoLigerKernelsError(WrongInputError):
 def liger_if_equal(
     model: Any, device: torch.device, logprobs: Pass, batch: TokenBatch, ranks: Ranks | None = None
 ) -> str | None:
-    """Patch a model unless it then computes something else on a rank; says in the log which of both.
+    """Patch a model with Liger's kernels if log-probs stay equal on every rank; log the outcome.
 
     Args:
         model: A Hugging Face causal language model.
         device: The model's device.
         logprobs: A pass of the model as it is.
         batch: The probe.
-        ranks: Those that must decide alike; default: this process alone.
+        ranks: The ranks that decide together; default: this process alone.
 
     Returns:
-        Why the model keeps its own kernels; None if it has Liger's.
+        The reason for keeping the model's own kernels; None for a patched model.
     """
     patch = LigerPatch(model)
     reason = change_if_equal(lambda: patch.apply(patch_of(model, device)), patch.undo, logprobs, batch, ranks)
@@ -75,11 +75,11 @@ def options_of(patch: Callable[..., None]) -> dict[str, bool]:
 
 
 class LigerPatch:
-    """What Liger replaces in one model: methods of its modules. Names and parameters stay as they are.
+    """The methods that Liger replaces in the modules of one model. Names and parameters stay.
 
     Liger also replaces classes and functions of the module of transformers that defines the model, for every model of
-    the process. The classes are put back. The rotary embedding, which layers look up there, is Liger's for tensors in
-    half precision on a GPU alone.
+    the process. The classes are put back. The rotary embedding, which layers look up in the defining module, is Liger's
+    only for half-precision tensors on a GPU.
     """
 
     def __init__(self, model: Any) -> None:

@@ -1,8 +1,8 @@
-"""How ranks that one process has started on one machine find each other, and know that they are among themselves.
+"""The meeting of ranks that a single process starts on a single machine, closed to foreign processes and users.
 
-They meet in a file, which no port leads to. Gloo and NCCL listen on the loopback interface alone, which other users of
-the machine can reach, too: NCCL's ranks know a number of their own, and gloo's prove to each other that they can read
-the file.
+Ranks meet through a file, which no network port exposes. Gloo and NCCL listen on the loopback interface only, but the
+machine's users share the loopback interface: NCCL's ranks know a unique number, and gloo's ranks prove to each other
+that they can read the file.
 """
 
 import hmac
@@ -24,8 +24,8 @@ _SECRET = "secret"  # noqa: S105 - the name of a key
 def file_store(folder: Path, world_size: int, timeout: timedelta) -> Store:
     """A store in the folder, for all ranks of this machine; gloo and NCCL use the loopback interface from now on.
 
-    folder: of this user and these ranks alone, and empty at first. Whatever else the environment says is meant for
-    ranks of several machines.
+    folder: an initially empty folder of this user, for the ranks alone. Rendezvous variables of the environment are
+    ignored; only ranks on several machines use the variables.
     """
     os.environ |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo")
     os.environ.pop("NCCL_COMM_ID", None)
@@ -35,9 +35,9 @@ def file_store(folder: Path, world_size: int, timeout: timedelta) -> Store:
 
 
 def impostor(rank: int, world_size: int, store: Store) -> int | None:
-    """The number of a peer in whose place something else has connected with this rank; None if there is none.
+    """The number of a peer whose connection with this rank belongs to a foreign process; None if all are genuine.
 
-    All ranks call it, after they have joined. Every connection shows that both its ends know what is in the store.
+    Every rank calls it after joining. Over every connection, both ends prove that they know the secret in the store.
     """
     if rank == 0:
         store.set(_SECRET, secrets.token_hex(32))
@@ -56,7 +56,7 @@ def impostor(rank: int, world_size: int, store: Store) -> int | None:
 
 
 def _proof(secret: bytes, sender: int, receiver: int) -> bytes:
-    """What the sender alone can say to the receiver alone."""
+    """The proof that only `sender` can give to only `receiver`: an HMAC of both numbers under the secret."""
     return hmac.digest(secret, f"{sender}>{receiver}".encode(), "sha256")
 
 

@@ -1,7 +1,7 @@
 """Losses: the loss of each token, and the aggregation of token losses to one number. Pure functions of tensors.
 
-Aggregation has two parts, so that splitting a step into micro-batches never changes its gradient: weights that depend
-on one response alone, and one denominator for the whole step, applied to the accumulated gradient at the step's end.
+Aggregation has two parts: weights that depend on a single response, and a denominator for the whole step, applied to
+the accumulated gradient at the step's end. So the division of a step into micro-batches never changes the gradient.
 """
 
 import math
@@ -60,8 +60,9 @@ def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstima
     and k3 = exp(d) - 1 - d (unbiased and never negative; GRPO's choice, arXiv 2402.03300, equation 4).
 
     There is no clamp, as in TRL. Only where d exceeds 20 is k3 continued along its tangent at 20, because exp would
-    soon overflow; its gradient keeps its sign and stays e^20 - 1. verl cuts k3 at 10 and d at 20 instead: a token with
-    d above 2.6 or below -11 has no gradient there, so the tokens that strayed most are not drawn back.
+    soon overflow; beyond 20 the gradient of k3 keeps its sign and stays e^20 - 1. verl cuts k3 at 10 and d at 20
+    instead: a token with d above 2.6 or below -11 has no gradient there, so the tokens that strayed most are not drawn
+    back.
 
     Args:
         logprobs: [B, T], with gradient.
@@ -88,7 +89,7 @@ def token_losses(
     reference_logprobs: Tensor | None = None,
     importance_weights: Tensor | None = None,
 ) -> TokenLosses:
-    """The loss of each token before aggregation. What lies outside the mask, NaN included, has no influence.
+    """The loss of each token before aggregation. Values outside the mask, NaN included, have no influence.
 
     Args:
         logprobs: [B, T], of the policy that is trained, with gradient.
@@ -97,7 +98,7 @@ def token_losses(
         response_mask: [B, T] bool, True on the tokens that are trained.
         algorithm: The policy loss with its clip bounds, kl_coef, kl_estimator and kl_in are used.
         reference_logprobs: [B, T]; needed when kl_coef > 0 and kl_in is "loss".
-        importance_weights: [B, T]; they multiply the policy loss but not the KL; see `tasks.learning.importance`.
+        importance_weights: [B, T]; factors of the policy loss but not of the KL; see `tasks.learning.importance`.
 
     Raises:
         ValueError: There is a KL in the loss, but no reference_logprobs.
@@ -128,7 +129,7 @@ def token_losses(
 
 
 def token_weights(lengths: Tensor, mode: LossAggregation, max_completion_length: int) -> Tensor:
-    """The weight of every token of a response in the step's sum, which depends on that response alone.
+    """The weight of every token of a response in the step's sum; no other response changes the weight.
 
     The aggregated loss is sum(weight * token loss) / denominator:
 
@@ -159,7 +160,8 @@ def denominator(mode: LossAggregation, tokens: int, responses: int) -> float:
     Args:
         mode: The aggregation.
         tokens: The number of trained tokens in all micro-batches of the step.
-        responses: The number of responses in all micro-batches of the step, with those that mask_truncated leaves out.
+        responses: The number of responses in all micro-batches of the step, responses left out by mask_truncated
+            included.
 
     Raises:
         ValueError: The step has no tokens.

@@ -1,8 +1,8 @@
-"""Says which ranks this one waits for: a rank that hangs says nothing, and torch's errors name no rank.
+"""Says for which ranks this rank waits: a rank that hangs says nothing, and torch's errors name no rank.
 
-All ranks meet equally often, and in the same order, so a rank's *position* is the number of times that it has come to
-meet the others. A rank whose position stays the same publishes it, and names those of which it sees none that is as
-high. It knows nothing of the ranks' work.
+Every rank meets the others equally often and in equal order, so the *position* of a rank is its number of meetings. A
+rank whose position does not change publishes the position, and names the ranks without a published position as high.
+The ranks' work does not matter here.
 """
 
 import threading
@@ -24,7 +24,7 @@ PUBLISH_S = SILENT_S / 2
 
 
 class Position:
-    """How often this rank has come to meet the others: in torch's collectives, which are counted there, and apart."""
+    """The number of this rank's meetings so far: torch's count of collectives, plus meetings outside collectives."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         """devices: the types of devices whose tensors the ranks exchange."""
@@ -40,12 +40,12 @@ class Position:
         return self._meetings + self._collectives() - self._uneven if at is None else at
 
     def arrive(self) -> None:
-        """This rank comes to meet the others otherwise than in a collective."""
+        """Count a meeting of this rank outside collectives."""
         self._meetings += 1
 
     @contextmanager
     def uneven(self) -> Iterator[None]:
-        """The block is one meeting, whatever each rank sends and receives in it."""
+        """Count the block as one meeting, whatever each rank sends and receives within the block."""
         before, self._at = self._collectives(), self.now + 1
         try:
             yield
@@ -63,9 +63,14 @@ class Position:
 
 
 class MissedRanks:
-    """A thread that says, after ten seconds and then each minute, for which ranks this one waits; ends with the block.
+    """A context manager whose thread names the missed ranks, after ten seconds and then each minute.
 
-    store: of all ranks, for this thread alone. limit_s: after which torch gives up.
+    Args:
+        rank: The number of this rank.
+        world_size: The number of ranks.
+        position: This rank's position.
+        store: A store of all ranks with a connection for this thread alone.
+        limit_s: Seconds after which torch gives up.
     """
 
     def __init__(self, rank: int, world_size: int, position: Position, store: Store, limit_s: float) -> None:
@@ -114,9 +119,9 @@ class MissedRanks:
 
 
 def missed_by(rank: int, at: int, published: Sequence[int | None]) -> list[int]:
-    """The ranks for which `rank`, whose position is `at`, is to say that it waits; the lowest one that waits says so.
+    """The ranks that `rank`, at position `at`, reports as missed; [] if `rank` is behind or a lower rank reports.
 
-    published: what each rank has published, None: nothing. Where another rank is further, this one is the missed one.
+    published: the position that each rank has published; None for a rank without a published position.
     """
     others = {other: place for other, place in enumerate(published) if other != rank}
     waiting = [other for other, place in others.items() if place is not None and place >= at]

@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def keep_nonfinite(store: ObjectStore, plan: PlanRecord) -> Iterator[None]:
-    """Write nonfinite.json when the block raises NonFiniteGradient, and add to its message how to get the responses.
+    """When the block raises NonFiniteGradient, write nonfinite.json and add to the message how to get the responses.
 
-    If the store fails, that is only logged, because NonFiniteGradient is the error to report.
+    A failure of the store is only logged, because NonFiniteGradient is the error to report.
     """
     try:
         yield
@@ -40,9 +40,9 @@ def keep_nonfinite(store: ObjectStore, plan: PlanRecord) -> Iterator[None]:
 
 @contextmanager
 def finite_together(ranks: Ranks) -> Iterator[None]:
-    """Raise NonFiniteGradient on all ranks at the end of the block if one rank raised it, with all ranks' responses.
+    """Raise NonFiniteGradient on every rank at the end of the block if any rank raised it; names the responses of all.
 
-    Any other error is raised at once, only on the rank where it happens: the others may be in a collective.
+    Any other error is raised at once, only on the rank where it happens: the remaining ranks may be in a collective.
     """
     found: NonFiniteGradient | None = None
     try:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from storage.errors import GleanerError
 from tasks.configuration.optimizer import OptimizerConfig, OptimizerName
 from tasks.configuration.trainer import Offload
-from tasks.learning.host_memory import host_zeros
 from tasks.learning.optimizer_rules import RULES, AdamW, Rule, State, is_hidden_matrix
 from tasks.learning.sharded import Relocate, Stored, as_sharded, copy_stored, own_part, part_of, whole
 
@@ -23,12 +22,17 @@ from tasks.learning.sharded import Relocate, Stored, as_sharded, copy_stored, ow
 Moments = dict[str, dict[str, Stored]]
 _CLIP_EPS = 1e-6
 _RESPONSES_SHOWN = 16
+# A slab of page-locked memory; torch rounds page-locked memory up to a power of two, so a slab wastes nothing.
+SLAB_BYTES = 1 << 30
+_ALIGNED = 256
 
 
 class NonFiniteGradient(GleanerError, ArithmeticError):  # noqa: N818 - reads as what happened
     """The loss or its gradient is infinite or not a number; weights are unchanged and the gradient is dropped.
 
-    `responses` are the ids of the responses that may have caused it.
+    Attributes:
+        quantity: What is not finite, such as "gradient".
+        responses: The ids of the responses that may have caused the error.
     """
 
     def __init__(self, quantity: str, responses: Sequence[int]) -> None:
@@ -41,7 +45,12 @@ class NonFiniteGradient(GleanerError, ArithmeticError):  # noqa: N818 - reads as
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """The gradient's 2-norm before clipping, and the learning rate, of one optimizer step."""
+    """The outcome of one optimizer step.
+
+    Attributes:
+        grad_norm: The gradient's 2-norm before clipping.
+        learning_rate: The learning rate of the step.
+    """
 
     grad_norm: float
     learning_rate: float
@@ -66,11 +75,11 @@ class PolicyOptimizer:
     """The configured optimizer over named parameters.
 
     Args:
-        parameters: Name -> parameter; those that have a gradient are updated.
+        parameters: Name -> parameter; a step updates the parameters that have a gradient.
         config: Kind, rates, schedule and clipping.
         outer: The names of embeddings and heads, which Muon does not update; needed by "muon" alone.
-        offload: "optimizer" keeps the state in the host's memory, and brings that of one parameter at a time to the
-            device. The updates are the same to the last bit.
+        offload: "optimizer" keeps the state in the host's memory, and moves the state of one parameter at a time to the
+            device. The updates equal those without offload to the last bit.
 
     Raises:
         ValueError: The kind needs a package that is not installed.
@@ -105,7 +114,7 @@ class PolicyOptimizer:
     def step(self, denominator: float, responses: Sequence[int] = ()) -> StepOutcome:
         """Divide the accumulated gradient by `denominator`, clip it, update the parameters, drop the gradient.
 
-        The gradient is scaled by max_grad_norm / (norm + 1e-6) when that is below 1.
+        Clipping scales the gradient by min(1, max_grad_norm / (norm + 1e-6)).
 
         Args:
             denominator: See `tasks.learning.loss.denominator`.
@@ -150,9 +159,10 @@ class PolicyOptimizer:
         return found
 
     def each_moment(self) -> Iterator[tuple[str, Tensor]]:
-        """The optimizer's state as "<kind>.<parameter>" and whole tensors, each gathered when it is reached.
+        """Yield the optimizer's state as ("<kind>.<parameter>", whole tensor), each tensor gathered when reached.
 
-        With several ranks, all must iterate over all of them. With one, the tensors are the optimizer's own.
+        With several ranks, every rank must iterate to the end. With one rank, the tensors are the optimizer's own
+        memory.
         """
         for full_name in self.moment_headers():
             kind, _, name = full_name.partition(".")
@@ -162,18 +172,18 @@ class PolicyOptimizer:
             )
 
     def state_tensors(self) -> Iterator[Tensor]:
-        """Every tensor of the optimizer's own state, of which each rank has its rows."""
+        """Every tensor of the optimizer's state, as this rank's rows."""
         for state in self._states.values():
             yield from state.values()
 
     def relocate(self, to: Relocate) -> None:
-        """Replace every tensor of the state by what `to` returns, except where it is the host's in any case."""
+        """Replace every tensor of the state by the result of `to`; a state offloaded to the host stays."""
         if not self._is_offloaded:
             for state in self._states.values():
                 state.update({kind: to(tensor) for kind, tensor in state.items()})
 
     def restore(self, steps: int, moments: Moments) -> None:
-        """Continue after `steps` steps with `moments`, of which each rank takes its part.
+        """Continue after `steps` steps with `moments`; each rank takes its rows.
 
         Raises ValueError, with nothing changed, if names or shapes differ.
         """
@@ -205,7 +215,7 @@ class PolicyOptimizer:
         }
 
     def _begin(self) -> dict[str, State]:
-        """Zeros for each parameter, this rank's rows, where they are to stay."""
+        """Zeros for each parameter's state, this rank's rows, in the memory where the state stays."""
         wanted: dict[tuple[str, str], tuple[tuple[int, ...], torch.dtype]] = {}
         for name, parameter in self._parameters.items():
             rows = own_part(parameter).shape[:1]
@@ -225,7 +235,7 @@ class PolicyOptimizer:
         return states
 
     def _updates(self) -> Iterator[tuple[Rule, list[str]]]:
-        """What is updated together: one parameter at a time where that needs memory for each."""
+        """The parameters to update together: one at a time if offloaded or updated by matrix, because of memory."""
         for rule in dict.fromkeys(self._rules.values()):
             names = [name for name, its in self._rules.items() if its is rule]
             yield from ((rule, [name]) for name in names) if self._is_offloaded or rule.by_matrix else [(rule, names)]
@@ -239,7 +249,7 @@ class PolicyOptimizer:
             part = whole if rule.by_matrix else own_part
             updated[name] = nn.Parameter(part(parameter.detach()), requires_grad=False)
             updated[name].grad = part(parameter.grad)  # type: ignore[arg-type]  # names have one
-            states[name] = {kind: self._at_hand(rule, name, kind) for kind in self._states[name]}
+            states[name] = {kind: self._for_rule(rule, name, kind) for kind in self._states[name]}
         if updated:
             rule.update(updated, states, rate, self._steps)
         for name in names:
@@ -250,8 +260,8 @@ class PolicyOptimizer:
                 tensor = states[name][kind]
                 _copy_back(own, part_of(tensor, parameter) if rule.by_matrix else tensor)
 
-    def _at_hand(self, rule: Rule, name: str, kind: str) -> Tensor:
-        """A tensor of the state as its rule takes it: on the parameter's device, and whole if it updates by matrix."""
+    def _for_rule(self, rule: Rule, name: str, kind: str) -> Tensor:
+        """A tensor of the state as `rule` needs it: on the parameter's device, and whole for updates by matrix."""
         parameter, state = self._parameters[name], self._states[name][kind]
         if self._is_offloaded:
             # A copy even on a CPU, so that the same path is taken there.
@@ -267,6 +277,21 @@ class PolicyOptimizer:
 
 
 def _copy_back(own: Tensor, updated: Tensor) -> None:
-    """Copy into the optimizer's or the model's own tensor, unless it was updated in place."""
+    """Copy an updated tensor into the optimizer's or the model's own, unless the update was in place."""
     if own.data_ptr() != updated.data_ptr():
         own.copy_(updated, non_blocking=True)
+
+
+def host_zeros(
+    wanted: Sequence[tuple[tuple[int, ...], torch.dtype]], *, pinned: bool, slab_bytes: int = SLAB_BYTES
+) -> list[Tensor]:
+    """Zeros of the `wanted` shapes and dtypes in host memory, cut from slabs; `pinned` (page-locked) needs a GPU."""
+    found: list[Tensor] = []
+    slab, used = torch.empty(0, dtype=torch.uint8), 0
+    for shape, dtype in wanted:
+        size = math.prod(shape) * dtype.itemsize
+        if used + size > slab.numel():
+            slab, used = torch.zeros(max(size, slab_bytes), dtype=torch.uint8, pin_memory=pinned), 0
+        found.append(slab[used : used + size].view(dtype).view(shape))
+        used += -(-size // _ALIGNED) * _ALIGNED
+    return found

@@ -1,7 +1,7 @@
-"""What each kind of optimizer keeps of a parameter between steps, and how torch's or torchao's own code updates by it.
+"""The kinds of optimizers: the state of a parameter between steps, and the update by code of torch or torchao.
 
-The state of a parameter is plain tensors by their kind, this rank's part of each, so that it can be stored, moved and
-divided among ranks without knowing the optimizer. A step is counted by the caller.
+The state of a parameter is a dict from kind to plain tensor (this rank's part), so callers store, move and divide the
+state without knowing the optimizer. The caller counts steps.
 """
 
 import importlib
@@ -41,7 +41,7 @@ class Rule(Protocol):
     by_matrix: bool
 
     def state_shapes(self, shape: Shape) -> dict[str, tuple[Shape, torch.dtype | None]]:
-        """Kind -> shape and dtype of what is kept of a whole parameter; None: the parameter's dtype.
+        """Kind -> shape and dtype of the state of a whole parameter; None stands for the parameter's dtype.
 
         The first dimension is the parameter's.
         """
@@ -49,7 +49,7 @@ class Rule(Protocol):
     def update(
         self, parameters: Mapping[str, nn.Parameter], states: Mapping[str, State], rate: float, steps: int
     ) -> None:
-        """Update plain parameters, which have a gradient, and their states, in place; `steps` were taken before."""
+        """Update plain parameters, which have a gradient, and their states, in place, after `steps` earlier steps."""
 
 
 class AdamW:
@@ -83,8 +83,8 @@ class AdamW:
 class AdamW8bit:
     """AdamW of torchao: moments in 8 bits with a float32 scale for each block (arXiv 2110.02861).
 
-    Matrices whose rows are no whole number of blocks, and vectors, keep moments in float32. The update is
-    torchao's: compiled on a GPU, where that saves memory; as it stands on a CPU, which need not have a compiler.
+    Vectors, and matrices whose rows are no whole number of blocks, keep moments in float32. The update is torchao's:
+    compiled on a GPU to save memory, and uncompiled on a CPU, which may lack a compiler.
     """
 
     by_matrix = False
@@ -175,7 +175,7 @@ def is_quantised(shape: Shape) -> bool:
 
 
 def is_hidden_matrix(shape: Shape, *, is_outer: bool) -> bool:
-    """Whether "muon" updates a parameter by Muon; is_outer: it is of an embedding or a head."""
+    """Whether "muon" updates a parameter by Muon; `is_outer` marks parameters of embeddings and heads."""
     return len(shape) == 2 and not is_outer
 
 
@@ -187,7 +187,7 @@ def _decayed(parameters: Mapping[str, nn.Parameter], weight_decay: float) -> lis
 
 
 def _torchao() -> Any:
-    """The package, with its optimizers; raises ValueError if it is not installed."""
+    """The package torchao with its optimizers; ValueError if the package is not installed."""
     try:
         importlib.import_module("torchao.optim.subclass_8bit")
         return importlib.import_module("torchao")

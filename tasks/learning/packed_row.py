@@ -1,8 +1,8 @@
-"""The row of a packed pass: where the tokens of its responses lie, and which keys each attends to. No model is needed.
+"""The row of a packed pass: the places of the responses' tokens, and the keys that each token attends to.
 
-Responses with the same prompt share it: the prompt's tokens but the last are computed once, and the keys and values
-they give are repeated for the attention of each response. The last token of a prompt is each response's own, because
-the hidden state there predicts the response's first token.
+Responses to one prompt share the prompt: all prompt tokens but the last are computed once, and their keys and values
+are repeated for the attention of each response. The last token of a prompt is each response's own, because the hidden
+state there predicts the response's first token.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ class Repeats(NamedTuple):
         tokens: [M] int64, the row's token at each place.
         first: [N] int64, the first place of each token.
         again: [R] int64, the tokens that occur more than once.
-        further: [C, R] int64, their other places, filled up with 0.
+        further: [C, R] int64, the further places of each token in `again`, filled up with 0.
         is_further: [C, R] bool, False where `further` is filled up.
     """
 
@@ -60,7 +60,7 @@ class PackedRow:
     repeats: Repeats | None
 
     def to(self, device: torch.device) -> "PackedRow":
-        """The same row on `device`. From the CPU to a GPU, Python does not wait until it is there."""
+        """The row on `device`. A copy from the CPU to a GPU runs in the background; Python does not wait."""
         repeats = (
             None if self.repeats is None else Repeats(*(each.to(device, non_blocking=True) for each in self.repeats))
         )
@@ -97,13 +97,13 @@ class _Sequence(NamedTuple):
 
 
 def same_prompts(prompts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """For each prompt, the index of the first one with the same tokens."""
+    """For each prompt, the index of the first prompt with equal tokens."""
     seen: dict[tuple[int, ...], int] = {}
     return tuple(seen.setdefault(tuple(prompt), index) for index, prompt in enumerate(prompts))
 
 
 def repeated_tokens(prompt_lengths: Sequence[int], same: Sequence[int]) -> int:
-    """How many tokens of prompts a packed pass leaves out, because it has them for another response."""
+    """The number of prompt tokens that a packed pass leaves out, because an earlier response shares the prompt."""
     return sum(prompt_lengths[row] - 1 for row, first in enumerate(same) if first != row)
 
 
@@ -113,7 +113,7 @@ def packed_row(total_lengths: Sequence[int], prompt_lengths: Sequence[int], same
     Args:
         total_lengths: The tokens of each of B responses, prompt included.
         prompt_lengths: The tokens of their prompts.
-        same: As `same_prompts` returns for their prompts.
+        same: The result of `same_prompts` for the responses' prompts.
     """
     sequences = _sequences(total_lengths, prompt_lengths, same)
     width, last = max(total_lengths), sequences[-1]
@@ -131,7 +131,7 @@ def packed_row(total_lengths: Sequence[int], prompt_lengths: Sequence[int], same
 
 
 def _sequences(total_lengths: Sequence[int], prompt_lengths: Sequence[int], same: Sequence[int]) -> list[_Sequence]:
-    """Each shared prompt once, without its last token, before the responses that share it."""
+    """The sequences of a row: a shared prompt once, without the last token, and then the prompt's responses."""
     found: list[_Sequence] = []
     prompts: dict[int, int] = {}
     users = Counter(same)

@@ -1,8 +1,8 @@
-"""Packing: a pass has its responses one after another in one row, without padding, and shared prompts once.
+"""Packing: a pass is a row with the responses end to end, without padding, and with shared prompts once.
 
 The attention is a function that transformers calls in a model's layers: variable-length flash attention on a GPU, and a
-product for each response elsewhere; a response attends to its prompt and itself alone. This module also decides
-whether a model computes the same so.
+product for each response elsewhere; a response attends only to its prompt and itself. This module also tries whether a
+packed model gives equal log-probs.
 """
 
 import logging
@@ -31,7 +31,7 @@ _INFLUENCE_MAX = 1e-3
 
 
 class NotPackedError(WrongInputError):
-    """A model's layers ask for an attention that is not computed packed."""
+    """A model's layers need an attention that packing does not compute."""
 
 
 def pack(model: Any) -> None:
@@ -46,7 +46,7 @@ def pack(model: Any) -> None:
 
 
 def leave_attention_uncompiled() -> None:
-    """Let compiled layers call the attention of packed models as it is: it has a kernel of its own, or a loop."""
+    """Let compiled layers call the packed attention uncompiled: a kernel on a GPU, a Python loop on a CPU."""
     from transformers import AttentionInterface  # noqa: PLC0415 - costs seconds
 
     AttentionInterface.register(PACKED, torch.compiler.disable(_attention))  # type: ignore[no-untyped-call]
@@ -58,13 +58,13 @@ def is_packed(model: Any) -> bool:
 
 
 def pack_if_equal(model: Any, logprobs: Pass, batch: TokenBatch, ranks: Ranks | None = None) -> bool:
-    """Pack a model unless it then computes something else on a rank; says in the log why it stays padded.
+    """Pack a model if log-probs then stay equal on every rank; otherwise undo and log the reason.
 
     Args:
         model: A Hugging Face model.
         logprobs: A pass of the model as it is.
         batch: Two responses or more of different lengths; the first is the longest.
-        ranks: Those that must divide responses into as many passes; default: this process alone.
+        ranks: The ranks that must make equally many passes, and so decide together; default: this process alone.
 
     Returns:
         Whether the model is packed.
@@ -84,7 +84,7 @@ def pack_if_equal(model: Any, logprobs: Pass, batch: TokenBatch, ranks: Ranks | 
 
 
 def _influence(packed: Tensor, logprobs: Pass, batch: TokenBatch) -> float:
-    """How far a log-prob of the other responses moves at most if the first response has other tokens.
+    """The largest change of a log-prob of later responses when the first response gets different tokens.
 
     A recurrent layer or a convolution carries a state from one response of a row to the next.
     """
@@ -120,19 +120,19 @@ def _attention(
         value: As `key`.
         attention_mask: None.
         scaling: The factor of the products; None for D ** -0.5.
-        sliding_window: How many tokens a token attends to at most, itself included; None for all before it.
+        sliding_window: The most tokens that a token attends to, itself included; None for no limit.
         cu_seq_lens_q: [S + 1] int32, where each sequence begins, and N.
         cu_seq_lens_k: [S + 1] int32, where the keys of each sequence begin after `repeats`, and M.
         max_length_q: The tokens of the longest sequence.
         max_length_k: The most keys of a sequence.
-        repeats: The keys that sequences have of a shared prompt; None if their keys are their own.
-        others: What else transformers gives.
+        repeats: The repeated keys of shared prompts; None without shared prompts.
+        others: Further arguments of transformers.
 
     Returns:
         [1, N, heads, D], and None in place of the attention's weights.
 
     Raises:
-        NotPackedError: The layer's attention is another one.
+        NotPackedError: The layer's attention has features that packing does not compute.
     """
     asked = [name for name in _UNKNOWN if others.get(name) is not None]
     if sliding_window is None and _configured_window(module) is not None:
@@ -161,7 +161,7 @@ def _attention(
 
 
 def _configured_window(module: Any) -> int | None:
-    """How many tokens a layer attends to at most by its model's configuration; None for all before it."""
+    """The sliding window of a layer by the model's configuration, in tokens; None for no limit."""
     config = getattr(module, "config", None)
     window: int | None = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)

@@ -1,6 +1,6 @@
-"""Padding: what sequences of different lengths cost in one batch, and which share a forward pass. Pure functions.
+"""Padding: the cost of a batch of unequal sequences, and the division of responses into passes. Pure functions.
 
-They need no tensors, so that a process that only divides responses into micro-batches need not import torch.
+No function needs tensors, so a process that only divides responses into micro-batches does not import torch.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ class SharedPrompt(NamedTuple):
     """A prompt that several responses may share in a packed pass.
 
     Attributes:
-        number: Equal for responses with the same prompt.
-        tokens: How many tokens a pass has once for all of them.
+        number: Equal for responses to one prompt.
+        tokens: The number of prompt tokens that a pass computes once.
     """
 
     number: int
@@ -42,8 +42,8 @@ def passes(
     Args:
         lengths: The tokens of each response, prompt included.
         tokens_max: The most tokens of a pass.
-        packed: Passes have no padding, so that only their own tokens count, and responses to one prompt lie together;
-            a repeated token of a prompt counts 1 / REPEATED_PER_TOKEN.
+        packed: Passes without padding: only real tokens count, and responses to one prompt lie together; a repeated
+            token of a prompt counts 1 / REPEATED_PER_TOKEN.
         prompts: The prompt of each response, for packed passes; None: no two responses share one.
 
     Returns:
@@ -77,7 +77,7 @@ def passes(
 def _filled(lengths: Sequence[int], tokens_max: int, prompts: Sequence[SharedPrompt]) -> list[list[int]]:
     """The responses of passes of at most `tokens_max` tokens, each filled before the next begins.
 
-    The prompt with the longest response goes first, and with it all its responses, the longest first.
+    The prompt with the longest response goes first; the responses of a prompt stay together, longest first.
     """
     longest: dict[int, int] = {}
     for length, prompt in zip(lengths, prompts, strict=True):

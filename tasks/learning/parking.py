@@ -1,7 +1,7 @@
 """Parking: moves a learner's tensors between its device and host memory, in place.
 
-Of several ranks each moves its own parts, without communication but for the state of torch's generator. Parameters,
-moments and buffers are moved; gradients do not outlive a step, and copies in half precision are made again.
+Each of several ranks moves its own parts; ranks communicate only the state of torch's generator. Parameters, moments
+and buffers move; gradients do not outlive a step, and half-precision copies are made again.
 """
 
 import base64
@@ -23,11 +23,13 @@ HOST_MEMORY = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Parked:
-    """A learner in host memory, or one that stays on its device.
+    """A parked learner: in host memory, or on its device if `park` did not move the learner.
 
-    rng_state: of the first rank's CPU generator, as in checkpoints, [bytes] uint8.
+    A parked learner may be read, as for publication, but not trained.
 
-    It may be read, as for publication, but not trained.
+    Attributes:
+        learner: The learner.
+        rng_state: The state of the first rank's CPU generator, as in checkpoints, [bytes] uint8.
     """
 
     learner: Learner
@@ -40,7 +42,7 @@ class Parked:
 
 
 def park(learner: Learner, *, moves: bool = True) -> Parked:
-    """Move the learner to host memory, and free its device, unless it stays there; every rank must call it."""
+    """Park a learner: with `moves`, move it to host memory and free its device. Every rank must call `park`."""
     if moves:
         _move(learner, HOST_MEMORY)
         free_device(learner.ranks.device)
@@ -58,7 +60,7 @@ def unpark(parked: Parked) -> Learner:
 
 
 def relocate(learner: Learner, to: Relocate) -> None:
-    """Replace the memory of every tensor of the learner by what `to` returns; parameters stay the same objects."""
+    """Replace the memory of every tensor of the learner by the result of `to`; parameter objects stay."""
     with torch.no_grad():
         for model in _models(learner):
             model.relocate(to)

@@ -1,6 +1,6 @@
 """The loss of one forward pass as a function of its log-probs, for any of its tokens or for whole responses.
 
-This module decides which tokens' losses depend on each other.
+This module decides whether a token's loss depends on further tokens of the response.
 """
 
 from bisect import bisect_left, bisect_right
@@ -49,8 +49,8 @@ class PassLoss:
         advantages: [B] or [B, T].
         response_mask: [B, T] bool.
         sampler_logprobs: [B, T].
-        first_logprobs: [B, T], of the policy before the iteration's first optimizer step; None takes those of this
-            pass.
+        first_logprobs: [B, T], of the policy before the iteration's first optimizer step; None takes the log-probs of
+            this pass.
         reference_logprobs: [B, T], or None without a reference.
     """
 
@@ -93,9 +93,9 @@ class PassLoss:
         return LossTerms(losses, first, old, ratios, corrections)
 
     def of_tokens(self, batch: TokenBatch) -> tuple[TokenLoss, Sequence[int]]:
-        """The weighted losses of tokens in the mask's order, and how many depend on each other, as `token_objective`.
+        """The arguments `loss` and `together` of `token_objective`: weighted losses of tokens, in the mask's order.
 
-        batch: that of the loss, on its device.
+        batch: the batch of the loss, on the device of the loss.
         """
         if self.is_by_token:
             return self._by_token(batch.trained)._of_rows, ()  # noqa: SLF001 - of this class
@@ -116,7 +116,7 @@ class PassLoss:
         return self.terms(logprobs).losses.loss * self.weights.to(logprobs.dtype)
 
     def _by_token(self, trained: Tensor) -> "PassLoss":
-        """The same loss with each token in the mask as a response of its own, in the mask's order; B counts tokens.
+        """The loss with each token in the mask as a response of its own, in the mask's order; B counts tokens.
 
         trained: as in `TokenBatch`.
         """

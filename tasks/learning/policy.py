@@ -28,7 +28,7 @@ _PROBE_PROMPT_TOKENS = 4
 
 
 class Scores(Protocol):
-    """A policy or a reference, which give log-probs of tokens."""
+    """A policy or a reference: anything that gives log-probs of tokens."""
 
     def logprobs(self, batch: TokenBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """As in `Policy`."""
@@ -39,16 +39,16 @@ class Policy(TrainedModel):
 
     Args:
         model_dir: A directory with the model's config.json.
-        tensors: Name -> values, as the model's files have them, or under the module's names; a tied tensor may be given
-            under any of its names, or under several with equal values.
+        tensors: Name -> values, with the names of the model's files or of the module; a tied tensor may have any of its
+            names, or several names with equal values.
         config: dtype, device and gradient_checkpointing are used.
         trainable: Which parameters have gradients; False for a reference policy.
-        ranks: The ranks that train it; default: this process alone, on the device of the configuration.
-        adapt: A function that changes the module's layers before it gets its tensors.
+        ranks: The ranks that train the policy; default: this process alone, on the device of the configuration.
+        adapt: A function that changes the module's layers in place before tensors are loaded.
 
     Raises:
-        PolicyError: The model does not exist, its head is not a plain linear layer, it draws random numbers in
-            training, it cannot compute in the dtype, or tensors have other names or shapes.
+        PolicyError: The model does not exist, has no plain linear head, draws random numbers in training, or cannot
+            compute in the dtype; or tensors have wrong names or shapes.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Policy(TrainedModel):
         self._replace(own_tensors(self._architecture, tensors))
 
     def stored_names(self, stored: Mapping[str, Tensor]) -> StoredNames:
-        """The names in the module of stored tensors, which may be on the device meta; raises PolicyError."""
+        """The module's names of stored tensors, which may be on the device meta; raises PolicyError."""
         return names_in(self._architecture, stored)
 
     def logprobs(self, batch: TokenBatch, temperature: float) -> tuple[Tensor, Tensor]:
@@ -113,8 +113,8 @@ class Policy(TrainedModel):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probs and entropies as in `logprobs`, but without gradient, and the sum of losses, with gradient.
 
-        This saves a product with the head compared to `logprobs`; see `tasks.learning.token_objective`, which says what
-        `together` is, too.
+        A call saves a product with the head compared to `logprobs`; `tasks.learning.token_objective` explains how, and
+        `together`.
         """
         logprobs, entropy, total = self._scorer(batch.to(self.device), temperature, loss, together)
         return logprobs, entropy, total
@@ -133,10 +133,10 @@ def names_in(architecture: Any, stored: Mapping[str, Tensor]) -> StoredNames:
 
 
 def own_tensors(architecture: Any, stored: Mapping[str, Stored]) -> Iterator[tuple[str, Stored]]:
-    """The tensors of a causal language model under its module's names, converted when they are reached.
+    """Yield the tensors of a causal language model under the module's names, each converted when reached.
 
-    Of several ranks all must call it and iterate over it. Raises PolicyError, before the first, for names, shapes or
-    values of tied tensors that are not the model's.
+    With several ranks, every rank must call `own_tensors` and iterate to the end. Raises PolicyError, before the first
+    tensor, for names, shapes or values of tied tensors that do not fit the model.
     """
     names = names_in(architecture, {name: header(tensor) for name, tensor in stored.items()})
     try:
@@ -147,7 +147,7 @@ def own_tensors(architecture: Any, stored: Mapping[str, Stored]) -> Iterator[tup
 
 
 def build_module(model_dir: Path, ranks: Ranks, adapt: Callable[[Any], None], dtype: torch.dtype | None = None) -> Any:
-    """A causal language model without values, whose parameters are in float32, or in `dtype` if it is given."""
+    """Build a causal language model without values, with parameters in float32, or in `dtype` if given."""
     architecture = read_architecture(model_dir)
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - costs seconds, and only here
 
@@ -162,7 +162,7 @@ def build_module(model_dir: Path, ranks: Ranks, adapt: Callable[[Any], None], dt
 
 
 def probe(policy: Policy, parts: Sequence[int] = (1,)) -> TokenBatch:
-    """A batch of responses to one prompt, to try a model with; the first is the longest, each 1 / `parts` of that."""
+    """A batch of responses to a fixed prompt for trials of a model; response i has 1 / parts[i] of the full length."""
     rows, reach = policy.module.get_input_embeddings().weight.shape[0], positions_max(policy.module.config.to_dict())
     tokens = [token % rows for token in range(min(_PROBE_TOKENS, reach or _PROBE_TOKENS))]
     prompt = tokens[: min(_PROBE_PROMPT_TOKENS, len(tokens) - 1)]
@@ -173,7 +173,7 @@ def probe(policy: Policy, parts: Sequence[int] = (1,)) -> TokenBatch:
 
 
 def _check_noise(policy: Policy) -> None:
-    """Refuse models with noise in training: sampling has none, so that the same policy would give other log-probs."""
+    """Refuse models with noise in training, because log-probs would differ from the noiseless sampler's."""
     batch = probe(policy)
     before = _generators(policy.device)
     with torch.no_grad():

@@ -1,6 +1,6 @@
-"""Policy losses: what a token's log-prob and advantage say of its loss. Pure functions of tensors.
+"""Policy losses: the loss of a token from its log-prob and advantage. Pure functions of tensors.
 
-`tasks.configuration.losses` has the table of losses; their functions are here. A loss of the user's own takes a
+`tasks.configuration.losses` has the table of losses; the functions are here. A loss of the user's own takes a
 `LossInputs` and returns a `LossOutputs`.
 """
 
@@ -24,7 +24,7 @@ class LossInputs:
     """What a policy loss may read of B responses, padded to T tokens.
 
     All tensors are on the policy's device. Outside the mask log-probs and advantages are 0. B and T differ from call to
-    call, also for the tokens of one response, so a loss must not depend on them.
+    call, even for the tokens of one response, so a loss must not depend on B or T.
 
     Attributes:
         logprobs: [B, T] float32 (float64 for a float64 policy), of the policy that is trained, with gradient.
@@ -122,8 +122,8 @@ def gspo_policy_loss(
 
     The source is arXiv 2507.18071, equations 5 and 7, in the per-token form of equations 13 and 14 (GSPO-token): the
     ratio of a token has the response's value and the gradient of the token's log-prob. With one advantage per response
-    and equal weights for its tokens, loss and gradient are those of equation 5; with advantages per token they are
-    those of GSPO-token.
+    and equal weights for its tokens, loss and gradient are those of equation 5; with advantages per token, loss and
+    gradient are GSPO-token's.
 
     Args:
         logprobs: [B, T], with gradient.
@@ -180,9 +180,9 @@ def policy_loss(
 ) -> PolicyLoss:
     """The configured loss, from policy_loss, clip_ratio_low, clip_ratio_high and clip_ratio_c.
 
-    What lies outside the mask, NaN included, reaches neither the loss of a token inside nor any gradient. Raises
-    ValueError, in one line, if a function of the user's own cannot be loaded, or returns anything but `LossOutputs` of
-    fitting tensors.
+    Values outside the mask, NaN included, reach neither the loss of a token inside nor any gradient. Raises ValueError,
+    in one line, if a function of the user's own cannot be loaded, or returns anything but `LossOutputs` of fitting
+    tensors.
     """
     # Filled before the formulas, because the gradient of a NaN is NaN even where its loss is not used.
     logprobs, old_logprobs, advantages = (
@@ -206,7 +206,7 @@ def policy_loss(
 
 
 def _complete(outputs: object, inputs: LossInputs, name: str) -> PolicyLoss:
-    """The outputs of a user's own loss with what it left out; ValueError for other outputs, in one line."""
+    """Fill in the omitted outputs of a user's own loss; ValueError, in one line, for unsuitable outputs."""
     shape, what = inputs.logprobs.shape, f"algorithm.policy_loss: {name!r} returned"
     if not isinstance(outputs, LossOutputs):
         raise ValueError(f"{what} a {type(outputs).__name__}; allowed: a LossOutputs")  # noqa: TRY004 - as all others

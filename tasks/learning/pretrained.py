@@ -1,4 +1,4 @@
-"""Reading a pretrained model's tensors from a Hugging Face directory as they are stored, without torch.
+"""Reads a pretrained model's tensors from a Hugging Face directory, in the stored dtypes, without torch.
 
 Only safetensors are read, because unpickling a file can run any code.
 """
@@ -73,9 +73,9 @@ def vocabulary_size(directory: Path) -> int:
 
 
 def stop_token_ids(directory: Path) -> tuple[int, ...]:
-    """The ids that generation_config.json and config.json name as ends; ModelError if they name none.
+    """The ids of eos_token_id in generation_config.json and config.json; ModelError if neither file names any.
 
-    A tokenizer and its chat template may name others: see tasks/preparing/stop_tokens.py.
+    A tokenizer and its chat template may name further stop tokens: see tasks/preparing/stop_tokens.py.
     """
     found: set[int] = set()
     for name in ("generation_config.json", CONFIG):
@@ -103,9 +103,9 @@ def _fields(directory: Path, name: str) -> dict[str, Any]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files that transformers reads of a model directory, in name order: one file, else an index's.
+    """The safetensors files of a model directory as transformers reads them, by name: one file, or an index's files.
 
-    Raises ModelError if there is neither, or a file is missing.
+    Raises ModelError without model.safetensors and index, or if a file of the index is missing.
     """
     if (directory / _WEIGHTS).is_file():
         return [directory / _WEIGHTS]
@@ -198,7 +198,7 @@ def same_values(directory: Path, one: str, other: str) -> bool:
 
 
 def _stored_at(directory: Path, name: str) -> tuple[Path, str, tuple[int, ...], int, int]:
-    """A tensor's file, dtype, shape, and the positions of its first byte and of the one behind its last."""
+    """A tensor's file, dtype, shape, and byte range in the file: first byte, and the byte after the last."""
     for file in weight_files(directory):
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")

@@ -1,7 +1,7 @@
 """Publication: makes the result of a step durable, first the weights, then the checkpoint if one is due.
 
-Rollouts wait for the weights, and nothing waits for the checkpoint but a trainer that has lost the state. Published
-weights promise that their checkpoint, or else a replay, leads to their state. Every rank takes part.
+Rollouts wait for the weights; only a trainer that has lost the state waits for the checkpoint. Published weights
+promise a way to the state behind the weights: a checkpoint or a replay. Every rank takes part.
 """
 
 import logging
@@ -35,7 +35,7 @@ WEIGHTS_FULL_INTERVAL = 10
 
 
 class AnotherWasFirstError(Exception):
-    """Another trainer has stored a state whose last bits differ, as on GPUs; the run continues from that one."""
+    """Another trainer has stored a state whose last bits differ, as on GPUs; the run continues from its state."""
 
 
 def publish_and_save(
@@ -47,11 +47,11 @@ def publish_and_save(
     *,
     saves: bool,
 ) -> None:
-    """Publish the weights of a version, then write its checkpoints if it `saves`; each exists when it is whole.
+    """Publish the weights of a version, and with `saves` write its checkpoints; no partial object is ever visible.
 
-    `base` is the content of version - 1, needed on the first rank unless adapters are published alone. Returns if the
-    learner has the state from which the run goes on, or a later one is trained. Raises AnotherWasFirstError on every
-    rank if another trainer's is stored; everything is durable then, too.
+    `base` is the content of version - 1, needed on the first rank unless adapters are published alone. A normal return
+    means that the run goes on from the learner's state, or has a later state already. Raises AnotherWasFirstError on
+    every rank if another trainer's state is stored; weights and checkpoints are durable then, too.
     """
     # What is drawn after this belongs to the next step.
     state = TrainerState.capture(version, learner.optimizer)
@@ -64,10 +64,11 @@ def publish_and_save(
 
 
 def save(store: ObjectStore, version: int, learner: Learner, state: TrainerState, clock: Clock) -> str | None:
-    """Write the checkpoints of a version; returns on every rank in which tensor a stored one differs.
+    """Write the checkpoints of a version; return on every rank the difference to a stored checkpoint of the policy.
 
-    None: the policy's is the learner's. The critic's comes first, because with the policy's the version has a
-    checkpoint. It may be another trainer's although the policy's is ours, because both learned from the same records.
+    None means that the stored checkpoint of the policy is the learner's. The critic's checkpoint is written first,
+    because the version counts as saved with the policy's. The stored critic may be another trainer's although the
+    policy is this learner's, because both trainers learned from equal records.
     """
     began_s = clock.monotonic()
     if learner.critic is not None:
@@ -93,7 +94,7 @@ def _publish_together(
     full_interval: int,
     clock: Clock,
 ) -> str | None:
-    """Publish the weights of a version; returns on every rank in which tensor stored ones differ."""
+    """Publish the weights of a version; return on every rank the difference to stored weights, or None."""
     ranks, conflict = learner.ranks, None
     blocks = published_blocks(store, learner.policy, ranks)
     if ranks.is_first:
@@ -117,7 +118,7 @@ def _publish(
     full_interval: int,
     clock: Clock,
 ) -> Manifest:
-    """Publish what `published_blocks` returned, as an adapter or as differences to `base`."""
+    """Publish the result of `published_blocks`, as an adapter or as differences to `base`."""
 
     def published_at() -> Mapping[str, float]:
         return {PUBLISHED_AT_S: clock.wall()}
@@ -131,7 +132,7 @@ def _publish(
 
 
 def published_adapter(policy: Policy) -> AdapterRecord | None:
-    """What the policy's weight versions say of their adapter; None if they hold the model's tensors."""
+    """The adapter record of the policy's weight versions; None for versions with the model's tensors."""
     return policy.adapter if isinstance(policy, AdaptedPolicy) else None
 
 
@@ -140,9 +141,9 @@ def published_blocks(store: ObjectStore, policy: Policy, ranks: Ranks, *, lastin
 
     If adapters are published alone, their factors in float32.
 
-    Every rank must call it; only the first gets the tensors. `lasting`: they do not change with the next optimizer
-    step, which costs the host the bytes of one weight version: 2 per parameter in bfloat16, beside the 16 for
-    parameters, gradients and moments.
+    Every rank must call `published_blocks`; only the first rank gets the tensors. `lasting`: the next optimizer step
+    does not change the result. A lasting result costs the host the bytes of a weight version: 2 per parameter in
+    bfloat16, beside 16 for parameters, gradients and moments.
     """
     if isinstance(policy, AdaptedPolicy) and policy.adapter is not None:
         factors = policy.each_factor()

@@ -1,4 +1,4 @@
-"""Why ranks that were started together have ended, from what each of them said and how it ended: pure."""
+"""The reason for the end of ranks that started together, from each rank's report and exit code. Pure functions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +8,13 @@ from storage.errors import GleanerError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """Why a rank gave up, in one line. lasting: whether every attempt would end alike.
+    """The report of a rank that gives up.
 
-    kinds: the names of the error's class and of the classes above it. errno: that of an OSError.
+    Attributes:
+        message: The reason, in one line.
+        lasting: True if every attempt would fail alike.
+        kinds: The names of the error's class and its base classes.
+        errno: The number of an OSError; None for other errors.
     """
 
     message: str
@@ -21,10 +25,15 @@ class RankFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
-    """How a rank's process ended. code: its exit code, or minus the signal. killed: its launcher ended it.
+    """The end of a rank's process.
 
-    done: it said before that its work is done. failure: what it said before, at `told_at_s` of the machine's monotonic
-    clock; None: it did not say that it fails.
+    Attributes:
+        rank: The number of the rank.
+        code: The exit code, or minus the signal.
+        killed: True if the launcher killed the process.
+        done: True if the rank had reported that its work is done.
+        failure: The rank's report of a failure; None without a report.
+        reported_at_s: Time of the report, on the machine's monotonic clock.
     """
 
     rank: int
@@ -32,11 +41,11 @@ class RankEnd:
     killed: bool = False
     done: bool = False
     failure: RankFailure | None = None
-    told_at_s: float = 0.0
+    reported_at_s: float = 0.0
 
 
 class RanksFailed(GleanerError, RuntimeError):  # noqa: N818 - reads as what happened
-    """The ranks that this process has started could not train; the message is that of the one with which it began."""
+    """The ranks of this launcher could not train; the message is the report of the first cause."""
 
     def __init__(self, failure: RankFailure) -> None:
         super().__init__(failure.message)
@@ -44,12 +53,12 @@ class RanksFailed(GleanerError, RuntimeError):  # noqa: N818 - reads as what hap
 
 
 def failure_of(ends: Sequence[RankEnd]) -> RankFailure:
-    """Why ranks failed that have all ended."""
+    """The first cause among the ends of all ranks."""
     # A failure that lasts is the reason, whatever else ended: no rank says so of what it only suffers from another
     # (`misses_peer`), and hidden, it would be repeated for ever. NCCL's watchdog aborts a rank that waits for the one
     # that failed, without a word. Next comes a rank that ended so, as by SIGKILL: the others say then that they miss
     # it. Else the first that was said is the reason, because what is said later may be a consequence.
-    told = [(end.told_at_s, end.failure) for end in ends if end.failure is not None]
+    told = [(end.reported_at_s, end.failure) for end in ends if end.failure is not None]
     silent = [end for end in ends if end.failure is None and not end.killed and not end.done]
     reason = min(told, key=lambda each: (not each[1].lasting, each[0]))[1] if told else None
     if silent and (reason is None or not reason.lasting):

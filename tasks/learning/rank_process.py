@@ -1,7 +1,7 @@
-"""One rank on this machine: a process that its launcher starts, gives orders and hears.
+"""The launcher's side of a rank on this machine: a process with a connection for orders and reports.
 
-The rank connects to a socket in a folder of this user alone, and both write JSON lines there. The rank writes what it
-does (`state`), that its work is done, or why it fails (`tasks.learning.rank_report`).
+Both sides write JSON lines to a socket in a folder of this user alone. The rank reports its work (`state`), the end of
+its work, or the reason for a failure (`tasks.learning.rank_report`).
 """
 
 import json
@@ -25,11 +25,19 @@ END_TIME_LIMIT_S = 60.0
 
 
 class RankProcess(Generic[State]):
-    """A rank of `world_size` in `folder`. Threads keep its state up to date, and hand it orders once it has connected.
+    """A rank's process. Threads update its state, and send orders as soon as the process has connected.
 
-    program: is run with the address of the socket and `arguments`. imports: what the program imports. state: until it
-    says more. read: makes a state of what it says. changed: is called, in a thread of this rank's, when the process has
-    said that it fails, and when it has ended.
+    Args:
+        program: The program; gets the address of the socket and `arguments`.
+        arguments: Further arguments of the program.
+        imports: The modules that the program imports.
+        folder: The folder of the sockets.
+        rank: The number of the rank.
+        world_size: The number of ranks.
+        state: The state until the first report.
+        read: Makes a state from the JSON value of a report.
+        changed: Called, in a thread of this rank's, after each report of a state or a failure, and after the process's
+            end.
     """
 
     def __init__(
@@ -73,19 +81,19 @@ class RankProcess(Generic[State]):
 
     @property
     def state(self) -> State:
-        """What it said last, other than that it fails, or what it was told since."""
+        """The last state reported by the process, or the state implied by a newer order. Failures: see `has_failed`."""
         with self._lock:
             return self._state
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has said that it fails, or has ended before it said that its work is done."""
+        """Whether the rank has reported a failure, or its process has ended without reporting the end of the work."""
         with self._lock:
             return self._failure is not None or (self._end is not None and not self._end.done)
 
     @property
     def end(self) -> RankEnd | None:
-        """How it ended; None while it runs."""
+        """The end of the process; None while the process runs."""
         with self._lock:
             return self._end
 
@@ -95,29 +103,29 @@ class RankProcess(Generic[State]):
 
     @property
     def stopped(self) -> int | None:
-        """The number of its process, or of the starter's, while a signal has stopped that (SIGSTOP), else None."""
+        """The id of the rank's process, or its starter's, while a signal (SIGSTOP) has stopped the process, or None."""
         return None if self.end is not None else self._process.stopped
 
     def order(self, order: Mapping[str, Any], then: Callable[[State], State]) -> None:
-        """Give it an order; until it says more, its state is `then` of the present one."""
+        """Send an order; until the next report, the state is `then(state)`."""
         with self._lock:
             self._state = then(self._state)
             self._orders.append(json.dumps(order).encode() + b"\n")
             self._send()
 
     def kill(self) -> None:
-        """End it at once, if it has not ended; does not wait."""
+        """Kill the process without waiting for its end."""
         with self._lock:
             self._killed = self._end is None
         self._process.kill()
 
     def join(self) -> None:
-        """Wait until it has ended: its device and its memory are free then."""
+        """Wait for the end of the process, after which its device and its memory are free."""
         for thread in self._threads:
             thread.join(END_TIME_LIMIT_S)
 
     def _send(self) -> None:
-        """Hand over the orders, if the process has connected; called with the lock."""
+        """Send waiting orders if the process has connected; the caller holds the lock."""
         if self._connection is not None:
             # If it has ended, the thread that attends its end says so.
             with suppress(OSError):
@@ -164,6 +172,6 @@ class RankProcess(Generic[State]):
                 killed=self._killed and code == -signal.SIGKILL,
                 done=self._done and code == 0,
                 failure=failure,
-                told_at_s=at_s,
+                reported_at_s=at_s,
             )
         self._changed()

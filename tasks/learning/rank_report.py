@@ -1,4 +1,4 @@
-"""What a rank that a launcher of this machine has started says to it, and the orders that it gets."""
+"""A rank's side of the connection with its launcher on this machine: reports to it, orders from it."""
 
 import json
 import socket
@@ -21,15 +21,15 @@ class RankReport:
             yield json.loads(line)
 
     def tell(self, state: Any) -> None:
-        """Say what this rank does now; the state must fit JSON."""
+        """Report this rank's present work; the state must fit JSON."""
         self._write({"state": state})
 
     def done(self) -> None:
-        """Say that this rank's work is done: its end is no failure from now on."""
+        """Report the end of this rank's work; the end of the process counts as success from now on."""
         self._write({"done": True})
 
     def fail(self, error: Exception, message: str, *, lasting: bool) -> None:
-        """Say why this rank gives up. message: in one line. lasting: whether every attempt would end alike."""
+        """Report why this rank gives up. message: the reason, in one line. lasting: every attempt would fail alike."""
         failure = {
             "message": message,
             "lasting": lasting,

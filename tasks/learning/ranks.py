@@ -1,4 +1,4 @@
-"""Ranks: the processes that train one model together, and their communication besides gradients.
+"""Ranks: the processes that train one model together, and the ranks' communication besides gradients.
 
 One process alone is the usual case: its collectives return their arguments. Several ranks of one machine are started by
 `tasks.learning.started_ranks`, those of several machines by torchrun; both set environment variables. Values between
@@ -47,7 +47,7 @@ class RankUnavailableError(RankError, StoreUnavailable):
 
 
 def misses_peer(error: Exception) -> bool:
-    """Whether an error says only that another rank failed or is gone; why, that rank alone knows."""
+    """Whether an error says only that a peer failed or is gone; the cause is known to the peer alone."""
     # Gloo has no type of its own; its errors begin with the file and line of its source that raised them. Nor has the
     # store that is a file.
     text = str(error)
@@ -56,7 +56,15 @@ def misses_peer(error: Exception) -> bool:
 
 @dataclass(frozen=True)
 class _Gang:
-    """What only several ranks have: the device mesh, a store of small values, counters of its uses, and a position."""
+    """The means of communication among several ranks.
+
+    Attributes:
+        mesh: The one-dimensional device mesh of the ranks.
+        store: A store of small values.
+        broadcasts: The number of broadcasts so far, as a list of one item.
+        meetings: The number of meetings so far, as a list of one item.
+        position: This rank's position (`tasks.learning.missed_ranks`).
+    """
 
     mesh: DeviceMesh
     store: Store
@@ -67,7 +75,7 @@ class _Gang:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together. Not thread-safe; all ranks call its methods in the same order.
+    """This process among the ranks that train together. Not thread-safe; every rank calls methods in equal order.
 
     Attributes:
         rank: The number of this rank, from 0.
@@ -91,13 +99,14 @@ class Ranks:
         return self._gang().mesh
 
     def barrier(self) -> None:
-        """Return when every rank has called it."""
+        """Return when every rank has called `barrier`."""
         self.all_sum([0.0])
 
     def meet(self) -> None:
         """A barrier at which ranks may arrive hours apart (BROADCAST_TIMEOUT).
 
-        Waiting ranks do not occupy their device. If a rank fails before it arrives, the launcher ends the others.
+        Waiting ranks do not occupy their devices. If a rank fails before its arrival, the launcher ends the waiting
+        ranks.
         """
         if self.world_size == 1:
             return
@@ -119,8 +128,8 @@ class Ranks:
     def broadcast(self, document: Any = None) -> Any:
         """The first rank's `document`, on every rank; the arguments of other ranks are ignored.
 
-        The others wait for the first for up to BROADCAST_TIMEOUT without occupying their device. The document must be
-        small and fit JSON, because it goes through the ranks' store.
+        Ranks wait for the first rank for up to BROADCAST_TIMEOUT without occupying their devices. The document must be
+        small and fit JSON, because the ranks' store carries the document.
         """
         if self.world_size == 1:
             return document
@@ -145,7 +154,7 @@ class Ranks:
         return [json.loads(row[:length].numpy().tobytes()) for length, row in rows]
 
     def gather_rows(self, rows: Mapping[int, torch.Tensor], dtype: torch.dtype) -> dict[int, torch.Tensor]:
-        """All ranks' rows by name, each one-dimensional, of floating `dtype` and on the CPU; the same on every rank."""
+        """All ranks' rows by name, each one-dimensional, of floating `dtype`, on the CPU; equal on every rank."""
         if self.world_size == 1:
             return dict(rows)
         sizes = self.gather([[name, len(row)] for name, row in rows.items()])
@@ -162,7 +171,7 @@ class Ranks:
     def deal(self, parts: Sequence[torch.Tensor], target: torch.Tensor, owner: int) -> None:
         """Copy part i of rank `owner` over the contiguous `target` of rank i, both on the CPU and of equal size.
 
-        The `parts` of other ranks are ignored. They travel as bytes, because not every dtype can be sent.
+        `parts` matters only on the owner. Parts travel as bytes, because gloo cannot send every dtype.
         """
         with self.gang.position.uneven() if self.gang is not None else nullcontext():
             if self.rank == owner:
@@ -179,9 +188,9 @@ class Ranks:
     def failing_together(self) -> Iterator[None]:
         """Raise on all ranks at the end of the block if one rank raises in it.
 
-        The other ranks raise RankError, or RankUnavailableError if the cause is StoreUnavailable; without this they
-        would wait for the failed rank in their next collective. The block must not contain a collective: a rank that
-        fails in one leaves the others in it until the launcher ends them.
+        Ranks without an error raise RankError, or RankUnavailableError if the cause is StoreUnavailable, instead of
+        waiting for the failed rank in the next collective. The block must not contain a collective: a failure within a
+        collective leaves the remaining ranks waiting until the launcher ends the ranks.
         """
         failure: Exception | None = None
         try:
@@ -212,14 +221,15 @@ class Ranks:
 
 @contextmanager
 def joined(device: torch.device, folder: Path | None = None) -> Iterator[Ranks]:
-    """Join the ranks among which this process was started, until the end of the block; alone without WORLD_SIZE.
+    """Join the ranks of this process's launcher until the end of the block; without WORLD_SIZE the process is alone.
 
-    An error that ends the block is logged with its rank, because a launcher reports the failure that it saw first,
-    which is often another rank's complaint that this one is gone.
+    An error that ends the block is logged with its rank, because a launcher reports the first failure that the launcher
+    sees, often the complaint of a peer that misses this rank.
 
     Args:
         device: The kind of device; for "cuda", the GPU with the number LOCAL_RANK is taken.
-        folder: Where ranks of one machine find each other (`file_store`); None: as the environment of torchrun says.
+        folder: The meeting folder of ranks on one machine (`file_store`); None: the environment of torchrun names the
+            meeting point.
 
     Raises:
         RankError: On this machine, another process has connected in the place of a rank.
@@ -278,7 +288,7 @@ def _check_peers(rank: int, world_size: int, store: Store) -> None:
 
 
 def _leave(world_size: int, store: Store) -> None:
-    """Leave once all ranks are here: a rank that leaves early would close its connections with the others."""
+    """Leave when every rank has arrived, because an early leaver would close connections that peers still use."""
     if store.add("leaving", 1) == world_size:
         store.set("left", "")
     store.wait(["left"], COLLECTIVE_TIMEOUT)

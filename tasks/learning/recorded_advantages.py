@@ -1,4 +1,4 @@
-"""The advantages of responses that are recorded, computed again for people as the train step computed them."""
+"""The advantages of recorded responses, recomputed for display by the train step's own functions."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ from tasks.learning.estimates import counted, length_penalties, trained
 
 
 def recorded_advantages(plan: PlanRecord, responses: Sequence[GradedResponse]) -> dict[int, float] | None:
-    """The advantage of each of these responses by its number.
+    """The advantage of each response, by the response's number.
 
-    responses: all trained ones of the iteration. None if there are none, if the estimator gives a number for each
-    token, if it is the user's own, or if it needs what no record holds: the critic's values, or the KL to the
-    reference. Raises ValueError if the estimator raises it.
+    responses: the responses of all micro-batches of the iteration, filtered groups excepted. Returns None without
+    responses, and for an estimator that gives a number per token, is the user's own, or needs values outside the
+    records: the critic's values, or the KL to the reference. Raises ValueError if the estimator raises ValueError.
     """
     config = parse(plan.config, held=True)
     algorithm = config.algorithm

@@ -1,9 +1,9 @@
-"""Recorded batches: an iteration's finished groups, graded, in micro-batches that are recorded before they are used.
+"""Recorded batches: an iteration's finished groups, graded, in micro-batches that are recorded before use.
 
-The attempt that records a micro-batch first decides its content; every other attempt replays it. If the plan wants
-fewer groups than it has, groups are taken in its order, those whose rewards (or values of the deciding function) are
-all equal are recorded as filtered, and the iteration is closed when enough others are recorded: DAPO's dynamic sampling
-(arXiv 2503.14476, section 3.2).
+The first attempt to record a micro-batch decides its content; every later attempt replays the record. If the plan wants
+fewer groups than it has, groups are taken in plan order, and groups whose rewards (or values of the deciding function)
+are all equal are recorded as filtered. The iteration is closed as soon as enough unfiltered groups are recorded: DAPO's
+dynamic sampling (arXiv 2503.14476, section 3.2).
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -29,8 +29,13 @@ from tasks.turns.reading import ReadMessages
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What is said for people of the responses of a micro-batch: failed calls, and answers that were given up."""
+class _Notes:
+    """Notes for people about the responses of a micro-batch.
+
+    Attributes:
+        errors: Failed calls of reward functions.
+        given_up: Answers that a verifier gave up.
+    """
 
     errors: list[str] = field(default_factory=list)
     given_up: list[str] = field(default_factory=list)
@@ -59,7 +64,7 @@ class BatchReader:
 
 
 class Batches(BatchReader):
-    """An iteration's micro-batches in order. Each is recorded when it is yielded, by this process or by another."""
+    """An iteration's micro-batches in order. A micro-batch is recorded, by any process, before it is yielded."""
 
     def __init__(self, store: ObjectStore, plan: PlanRecord) -> None:
         super().__init__(store, plan)
@@ -73,12 +78,12 @@ class Batches(BatchReader):
 
     @property
     def share_recorded(self) -> float:
-        """The share of the groups that stand in the batches yielded so far; 1 if that is enough of them."""
+        """The share of groups in the batches yielded so far; 1 as soon as the batches have enough groups."""
         groups = self._plan.num_groups
         return 1.0 if self._is_complete else (groups - len(self._pending)) / groups
 
     def __iter__(self) -> Iterator[BatchRecord]:
-        """The micro-batches until the groups that stand in them are enough."""
+        """Yield micro-batches until the batches have enough groups."""
         number = 0
         while not self._is_complete:
             batch = self._batch(number)
@@ -100,7 +105,7 @@ class Batches(BatchReader):
         return {graded.response // self._plan.num_generations for graded in responses}
 
     def _batch(self, number: int) -> BatchRecord:
-        """The micro-batch of this number, once it is recorded."""
+        """Return micro-batch `number`; waits until the micro-batch is recorded."""
         raise NotImplementedError
 
     def _complete(self) -> None:
@@ -121,7 +126,15 @@ class FollowedBatches(Batches):
         poll_interval_s: float,
         waits: Callable[[bool], None],
     ) -> None:
-        """waits: called with True before each pause, and with False when a micro-batch was found; may raise."""
+        """Follow the records of a collector.
+
+        Args:
+            store: The run's store.
+            plan: The iteration's plan.
+            clock: The clock of all waits.
+            poll_interval_s: Seconds between two looks for the next micro-batch.
+            waits: Called with True before each pause, and with False when a micro-batch was found; may raise.
+        """
         super().__init__(store, plan)
         self._clock = clock
         self._poll_interval_s = poll_interval_s
@@ -146,7 +159,7 @@ class FollowedBatches(Batches):
 
 
 class RecordedBatches(Batches):
-    """Follows an iteration's journal and grades finished groups; `tokens_max` limits a micro-batch's padded tokens."""
+    """Follows an iteration's journal, and grades and records finished groups in micro-batches."""
 
     def __init__(
         self,
@@ -165,8 +178,18 @@ class RecordedBatches(Batches):
     ) -> None:
         """Follow an iteration.
 
-        read_messages: in a run with turns. watch: as in GroupFollower. before_closing: called when all is recorded,
-        before the iteration is closed.
+        Args:
+            store: The run's store.
+            plan: The iteration's plan.
+            prompts: The iteration's prompts, by group.
+            grader: The run's reward functions.
+            decode: Makes the text of a response from token ids.
+            read_messages: Reads the messages of a response in a run with turns; None without turns.
+            follow: How the journal is followed.
+            tokens_max: The most tokens of a micro-batch, padding included.
+            clock: The clock of all waits.
+            watch: As in `GroupFollower`.
+            before_closing: Called after the last record, before the iteration is closed.
         """
         super().__init__(store, plan)
         self._before_closing = before_closing
@@ -193,7 +216,7 @@ class RecordedBatches(Batches):
             self._follower.release(group)
 
     def _batch(self, number: int) -> BatchRecord:
-        """The recorded micro-batch, or else a new one, unless another attempt records its own first."""
+        """Return the recorded micro-batch, or record a new micro-batch; a record of another attempt wins."""
         key = layout.batch(self._plan.iteration, number)
         with suppress(ObjectMissing):
             return records.read(self._store, BatchRecord, key)
@@ -207,40 +230,40 @@ class RecordedBatches(Batches):
         return records.read(self._store, BatchRecord, key)
 
     def _new_batch(self, number: int, recorded: Callable[[], bool]) -> BatchRecord:
-        told = _Told()
+        notes = _Notes()
         filtered: list[GradedResponse] = []
         if self._plan.groups_wanted is None:
-            responses = self._grade(self._gather(recorded), told)
+            responses = self._grade(self._gather(recorded), notes)
         else:
             missing = self._plan.groups_wanted - self._groups_trained
-            responses, filtered = self._gather_graded(missing, recorded, told)
+            responses, filtered = self._gather_graded(missing, recorded, notes)
         return BatchRecord(
             iteration=self._plan.iteration,
             number=number,
             responses=tuple(responses),
             filtered=tuple(filtered),
-            reward_errors=tuple(told.errors),
-            given_up=tuple(told.given_up),
+            reward_errors=tuple(notes.errors),
+            given_up=tuple(notes.given_up),
         )
 
-    def _grade(self, groups: Sequence[int], told: _Told) -> list[GradedResponse]:
-        """Grade the responses of finished groups, in order; what reward functions could not do is added to `told`.
+    def _grade(self, groups: Sequence[int], notes: _Notes) -> list[GradedResponse]:
+        """Grade the responses of finished groups, in order; failed calls and answers given up are added to `notes`.
 
-        Those that failed are not graded.
+        Responses that failed are recorded without a grade.
         """
         responses = [response for group in groups for response in self._follower.responses_in(group)]
         finished = [self._follower.response(response) for response in responses]
         cases = [self._case(response) for response in finished if response.finish is not Finish.FAILED]
         graded = {outcome.response: outcome for outcome in self._grader.grade(cases)}
-        told.errors.extend(error for outcome in graded.values() for error in outcome.errors.values())
-        told.given_up.extend(why for outcome in graded.values() for why in outcome.given_up.values())
+        notes.errors.extend(error for outcome in graded.values() for error in outcome.errors.values())
+        notes.given_up.extend(why for outcome in graded.values() for why in outcome.given_up.values())
         return [_graded(response, graded.get(response.response)) for response in finished]
 
     def _gather(self, recorded: Callable[[], bool]) -> list[int]:
-        """Wait for whole finished groups that fit into one micro-batch.
+        """Wait for finished groups until the next group would exceed a micro-batch, and return the groups.
 
-        In plan order the division depends on lengths alone, so it is the same however the rollout went: even the group
-        that no longer fits is waited for. In order of arrival, only the first group is waited for.
+        In plan order, the division depends on lengths alone and not on the rollout's timing: the method waits even for
+        the group that no longer fits. In order of arrival, the method waits only for the first group.
         """
         groups: list[int] = []
         lengths: list[int] = []
@@ -258,12 +281,12 @@ class RecordedBatches(Batches):
         return groups
 
     def _gather_graded(
-        self, missing: int, recorded: Callable[[], bool], told: _Told
+        self, missing: int, recorded: Callable[[], bool], notes: _Notes
     ) -> tuple[list[GradedResponse], list[GradedResponse]]:
-        """Wait for groups in plan order and grade them; return those to train, at most `missing`, and those filtered.
+        """Wait for groups in plan order and grade them; return the trained and the filtered responses of a micro-batch.
 
-        The division depends on lengths and rewards alone. A group that does not fit is not graded yet, so every group
-        is graded once. Filtered groups take no room.
+        At most `missing` groups are trained. The division depends on lengths and rewards alone. A group that does not
+        fit is graded with the next micro-batch, so every group is graded once. Filtered groups take no room.
         """
         kept: list[GradedResponse] = []
         filtered: list[GradedResponse] = []
@@ -273,7 +296,7 @@ class RecordedBatches(Batches):
             extended = [*lengths, *self._lengths(group)]
             if kept and padded_tokens(extended) > self._tokens_max:
                 break
-            graded = self._grade([group], told)
+            graded = self._grade([group], notes)
             if is_filtered(self._plan, graded):
                 filtered += graded
                 continue
@@ -285,7 +308,7 @@ class RecordedBatches(Batches):
         return kept, filtered
 
     def _lengths(self, group: int) -> list[int]:
-        """The tokens of prompt and response, for each response of a finished group."""
+        """The number of tokens of prompt and response, for each response of a finished group."""
         prompt = len(self._prompts[group].token_ids)
         return [prompt + len(self._follower.response(r).token_ids) for r in self._follower.responses_in(group)]
 
@@ -295,7 +318,7 @@ class RecordedBatches(Batches):
 
 
 def _graded(response: Assembled, outcome: Graded | None) -> GradedResponse:
-    """A response as it is recorded; None stands for one that failed."""
+    """The record of a response; outcome None stands for a failed response."""
     ended: Literal["stop", "length"] = "stop" if response.finish == Finish.STOP else "length"
     return GradedResponse(
         response=response.response,

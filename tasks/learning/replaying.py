@@ -1,7 +1,7 @@
-"""Replaying: brings a learner from an older checkpoint to a later version, by training what was recorded since again.
+"""Replaying: brings a learner from an older checkpoint to a later version by training recorded batches again.
 
-A phase is a function of storage, so the replayed learner has the bits that the trainers of these iterations had. It
-reads their plans, settings, prompts and batches, and the tokens from the journal or from the parts that stand for it.
+A train phase is a function of storage, so the replayed learner has the bits of the earlier trainers' learners. A replay
+reads plans, settings, prompts and batches of the iterations, and tokens from the journal or from compacted parts.
 Nothing is graded, recorded or published.
 """
 
@@ -42,13 +42,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """What a replay took. iterations: how many were trained again, in `seconds`."""
+    """The cost of a replay.
+
+    Attributes:
+        iterations: The number of iterations trained again.
+        seconds: Seconds of the replay.
+    """
 
     iterations: int = 0
     seconds: float = 0.0
 
     def metrics(self) -> dict[str, float]:
-        """Of a trainer that has replayed; empty if it had not to."""
+        """The metrics of a replay; {} without a replay."""
         if not self.iterations:
             return {}
         return {"replay/iterations": float(self.iterations), "timing_s/replay": self.seconds}
@@ -57,7 +62,7 @@ class Replayed:
 class ReplayReader(BatchReader):
     """Reads recorded micro-batches with their tokens from the journal, or from the parts once it is compacted.
 
-    The parts that were read stay in memory, with 8 bytes per token, because batches need not be in their order.
+    Parts stay in memory after reading, with 8 bytes per token, because batches need not follow the order of parts.
     """
 
     def __init__(self, store: ObjectStore, plan: PlanRecord) -> None:
@@ -105,7 +110,7 @@ class ReplayReader(BatchReader):
 
 
 class ReplayedBatches(ReplayReader, Batches):
-    """The micro-batches of an iteration that is trained already: all of them are recorded, and none is waited for."""
+    """The micro-batches of an iteration that is trained already, so every micro-batch is recorded and nothing waits."""
 
     @property
     def waited_s(self) -> float:
@@ -118,7 +123,7 @@ class ReplayedBatches(ReplayReader, Batches):
 def learner_at(
     store: ObjectStore, version: int, config: RunConfig, model: Path, clock: Clock, ranks: Ranks | None = None
 ) -> tuple[Learner, Replayed]:
-    """The learner at `version`: restored from the newest checkpoint up to it, then replayed. All ranks must call it."""
+    """Restore the learner at `version`: from the newest checkpoint up to `version`, then by a replay. A collective."""
     ranks = ranks or Ranks(device=training_device(config.trainer.device))
     start = restorable(store, version, ranks)
     learner = restore_learner(store, start, config, model, clock, ranks)
@@ -126,7 +131,7 @@ def learner_at(
 
 
 def restorable(store: ObjectStore, version: int, ranks: Ranks) -> int:
-    """`restored_from`, the same on all ranks, which must all call it."""
+    """Collective version of `restored_from`: every rank calls it and gets rank 0's answer."""
     with ranks.failing_together():
         found = restored_from(store, version) if ranks.is_first else version
     return int(ranks.broadcast(found))
@@ -140,10 +145,19 @@ def replay(
     clock: Clock,
     on_begin: Callable[[int], None] = lambda _: None,
 ) -> Replayed:
-    """Train the iterations from `start` to `version` again; every rank must call it.
+    """Train the iterations from `start` to `version` again; every rank must call `replay`.
 
-    on_begin: called with the number of iterations, if there are any. Raises ObjectMissing and CorruptObject, which name
-    what a replay lacks.
+    Args:
+        store: The run's store.
+        learner: The learner at version `start`; at `version` afterwards.
+        start: The version of the learner.
+        version: The version to reach.
+        clock: Measures the replay.
+        on_begin: Called with the number of iterations, if above 0.
+
+    Raises:
+        ObjectMissing: An object of the iterations is missing; the error names the object.
+        CorruptObject: An object of the iterations is damaged; the error names the object.
     """
     if start == version:
         return Replayed()
@@ -173,7 +187,7 @@ def iteration_trainer(
     reader: BatchReader | None = None,
     started_at_s: float | None = None,
 ) -> IterationTrainer:
-    """The trainer of an iteration of a run, whether for the first time or again."""
+    """The trainer of a run's iteration, for the first training or a replay."""
     published = {entry.dtype for entry in read_manifest(store, layout.weights(0)).tensors.values()}
     return IterationTrainer(
         store,
@@ -193,10 +207,10 @@ def iteration_trainer(
 def base_of(
     store: ObjectStore, version: int, learner: Learner, replayed: Replayed, clock: Clock
 ) -> tuple[Blocks, dict[str, float]]:
-    """What `version` holds, to which the next version is published as differences, and metrics; for the first rank.
+    """Return the tensors of `version`, the base of the next version's differences, and metrics; for the first rank.
 
-    A replay on a GPU, or on another number of ranks, may end with other last bits than were published. Differences
-    refer to what was published. Adapters refer to version 0, so that for them nothing is kept.
+    A replay on a GPU, or with another number of ranks, may end with last bits that differ from the published tensors.
+    Differences must refer to published tensors. Adapters refer to version 0 and need no base.
     """
     is_adapter = published_adapter(learner.policy) is not None
     if is_adapter and not replayed.iterations:

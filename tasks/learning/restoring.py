@@ -1,7 +1,7 @@
 """Restoring: rebuilds the learner at a weight version from checkpoints and published weights.
 
 A checkpoint's tensors are read in parallel, beside the building of the model, and go straight into its memory: the host
-holds a window of them, never a copy of the whole, unless the state is read ahead.
+holds a window of tensors, never a copy of the whole, unless the state is read ahead.
 """
 
 from pathlib import Path
@@ -35,10 +35,10 @@ REFERENCE_VERSION = 0
 
 
 class StoredState:
-    """What is stored of a learner, as tensors in host memory: read when it is asked for, or ahead of that.
+    """The stored state of a learner, as tensors in host memory: read on request, or ahead of the request.
 
-    With several ranks each has one with its own rows, and all must call the same methods. version: 0, or one that has a
-    checkpoint.
+    With several ranks, each rank has a StoredState with its own rows, and every rank must call equal methods. version:
+    0, or a version that has a checkpoint.
     """
 
     def __init__(self, store: ObjectStore, version: int, clock: Clock, ranks: Ranks | None = None) -> None:
@@ -50,7 +50,7 @@ class StoredState:
         self._pretrained: dict[str, Stored] | None = None
 
     def read_ahead(self, config: RunConfig) -> None:
-        """Read all that a learner of this configuration needs; it takes as much memory as `num_bytes` says then."""
+        """Read every tensor needed by a learner of this configuration; afterwards `num_bytes` is the memory in use."""
         needs_critic = config.algorithm.estimator.needs_critic
         critic = [layout.critic_checkpoint(self.version)] if needs_critic else []
         for prefix in [layout.checkpoint(self.version), *critic] if self.version else []:
@@ -60,7 +60,7 @@ class StoredState:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of the tensors that were read ahead and not taken yet."""
+        """The bytes of tensors that were read ahead and are not taken yet."""
         kept = [(self._pretrained or {}).values()]
         for saved in self._checkpoints.values():
             kept += [saved.parameters.values(), *(tensors.values() for tensors in saved.moments.values())]
@@ -79,7 +79,7 @@ class StoredState:
         return self._pull_pretrained() if self._pretrained is None else self._pretrained
 
     def release(self) -> None:
-        """Drop what was read ahead: a learner has its own tensors."""
+        """Drop tensors that were read ahead, because a learner has its own tensors."""
         self._checkpoints.clear()
         self._pretrained = None
 
@@ -105,14 +105,14 @@ def restore_learner(
 ) -> Learner:
     """Restore policy and optimizer at `version`, and the reference and the critic if the algorithm needs them.
 
-    Every rank gets its part; all ranks must call it.
+    Every rank must call `restore_learner` and gets its part.
     """
     ranks = ranks or Ranks(device=training_device(config.trainer.device))
     return learner_of(StoredState(store, version, clock, ranks), config, model, ranks)
 
 
 def learner_of(state: StoredState, config: RunConfig, model: Path, ranks: Ranks | None = None) -> Learner:
-    """The learner of a stored state, on the device of `ranks`; all of them must call it."""
+    """The learner of a stored state, on the device of `ranks`; every rank must call `learner_of`."""
     ranks = ranks or Ranks(device=training_device(config.trainer.device))
     saved = state.policy()
     generator = None if saved is None else saved.state.rng_tensor()

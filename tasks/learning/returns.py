@@ -1,6 +1,6 @@
 """Returns and advantages per token, from rewards per token and a critic's values. Pure functions of [B, T] tensors.
 
-Tokens outside the response mask are skipped wherever they are, as if the tokens around them were adjacent.
+Tokens outside the response mask are skipped, as if the tokens around the gap were adjacent.
 """
 
 import torch
@@ -83,9 +83,9 @@ def _following(values: Tensor, response_mask: Tensor) -> Tensor:
 def _discounted_sums(terms: Tensor, response_mask: Tensor, factor: float) -> Tensor:
     """S(t) = term(t) + factor * S(t + 1) inside the mask, as if it had no holes; [B, T], 0 outside.
 
-    Time is divided into chunks of _CHUNK, which are summed side by side, and then from the last to the first each gets
-    the sum of what follows it. So within a chunk sums have the bits of the recursion, and with more chunks they differ
-    from it by rounding. Chunks begin at the first column, so how far a row is padded changes no bit.
+    Time is divided into chunks of _CHUNK columns. Chunks are summed side by side; then, from the last chunk to the
+    first, each chunk gets the sum that follows. A row of one chunk has the bits of the recursion; rows of more chunks
+    differ from the recursion by rounding. Chunks begin at the first column, so the padding of a row changes no bit.
     """
     size, width = terms.shape
     length = min(_CHUNK, width)

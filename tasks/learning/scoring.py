@@ -1,6 +1,6 @@
 """Scoring: a model's log-probs or values for the tokens of a batch, as modules that compute everything in `forward`.
 
-Only `forward` reads parameters, so that they may be sharded over ranks.
+Parameters are read in `forward` only, and so may be sharded over ranks.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Scorer(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Log-probs and entropies as in `tasks.learning.policy.Policy.logprobs`; the batch is on the model's device.
 
-        If `loss` is given, which takes tokens in the order of the response mask, its sum comes third, and
+        With `loss`, a function of tokens in the order of the response mask, the sum of losses comes third, and
         log-probs have no gradient. `tasks.learning.token_objective` then saves a product with the head.
         """
         picked = completion_hidden(self.model.base_model, batch)

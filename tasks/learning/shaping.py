@@ -35,10 +35,11 @@ def overlong_penalties(lengths: Tensor, max_completion_length: int, buffer_lengt
 
 
 def counted_responses(finish_reasons: Sequence[str], num_generations: int) -> list[int]:
-    """The indices of the responses that count in their group: those that did not fail, unless only one did not.
+    """The indices of responses whose environment survived; a group with fewer than two survivors is dropped.
 
-    A response that failed lost its environment, which says nothing about the policy. What is learned is as if its group
-    were smaller; a group of one has nothing to be compared with. The responses are those of whole groups, in order.
+    A response fails when its environment is lost, so the failure says nothing about the policy. A group with lost
+    environments is learned like a smaller group; a lone survivor has no response to be compared with. `finish_reasons`
+    are the reasons of whole groups, in order.
     """
     groups = range(0, len(finish_reasons), num_generations)
     ended = [[i for i in range(start, start + num_generations) if finish_reasons[i] != "failed"] for start in groups]
@@ -46,11 +47,11 @@ def counted_responses(finish_reasons: Sequence[str], num_generations: int) -> li
 
 
 def trained_responses(finish_reasons: Sequence[str], algorithm: AlgorithmConfig, num_generations: int) -> list[int]:
-    """The indices of the trained responses: all that count, or with mask_truncated those that the model itself ended.
+    """The indices of trained responses: counted responses, with mask_truncated only if the model ended the response.
 
-    This is DAPO's overlong filtering (arXiv 2503.14476, section 3.4). The rewards of the other responses still count in
-    the mean of their group. In the step's denominator they count as responses and not as tokens, as in verl and TRL, so
-    the seq-mean-* losses are smaller by their share.
+    This is DAPO's overlong filtering (arXiv 2503.14476, section 3.4). Rewards of masked responses still count in the
+    group's mean. In the step's denominator, masked responses count as responses and not as tokens, as in verl and TRL,
+    so the seq-mean-* losses are smaller by the share of masked responses.
 
     Args:
         finish_reasons: "length" if the length limit, not the model, ended the response; of whole groups.

@@ -21,10 +21,10 @@ from tasks.learning.ranks import Ranks
 
 @contextmanager
 def skeleton(ranks: Ranks, dtype: torch.dtype | None = None) -> Iterator[None]:
-    """Create modules within this block: their buffers, and with one rank their parameters, are on the rank's device.
+    """Create modules within the block: buffers, and with one rank parameters, are on the rank's device.
 
     With several ranks, parameters have no memory until `shard`, so that no rank ever holds the whole model. With one
-    and a `dtype`, parameters are in it as soon as they are made, and never all in another.
+    rank and a `dtype`, each parameter is converted to `dtype` on creation, so the model never exists in float32.
     """
     if ranks.world_size == 1 and dtype is None:
         with torch.device(ranks.device):
@@ -44,10 +44,10 @@ def shard(
 ) -> None:
     """Divide the parameters of a `skeleton` among ranks, in place; their values must be loaded afterwards.
 
-    Each element of the root's outermost lists (a decoder's layers) is gathered as one unit, and the rest with the root,
-    whose `forward` must be the only code that reads it. Gradients are summed over ranks in float32, never averaged,
-    because the denominator of a step is applied once. With `compute_dtype`, parameters are cast before they are
-    gathered, except those of the modules `uncopied`.
+    Each element of the root's outermost lists (a decoder's layers) is gathered as one unit, the remaining parameters
+    with the root; only the root's `forward` may read parameters. Gradients are summed over ranks in float32, never
+    averaged, because the denominator of a step is applied once. With `compute_dtype`, parameters are cast before
+    gathering, except in the modules `uncopied`.
     """
     trainable = any(parameter.requires_grad for parameter in root.parameters())
     uncast = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -70,7 +70,13 @@ def shard(
 
 @dataclass(frozen=True)
 class OwnRows:
-    """This rank's part of a stored tensor of `shape`: the rows that its shard of the parameter has."""
+    """This rank's rows of a stored tensor, matching the rank's shard of the parameter.
+
+    Attributes:
+        rows: The rows, on the CPU.
+        shape: The shape of the whole tensor.
+        ranks: The ranks that hold the rows together.
+    """
 
     rows: Tensor
     shape: tuple[int, ...]
@@ -92,9 +98,13 @@ class OwnRows:
 
 @dataclass(frozen=True)
 class Unread:
-    """A stored tensor that is read when it is needed, which is once, and what of it this rank gets then.
+    """A stored tensor that is read once, when needed.
 
-    read: on several ranks a collective, which every rank calls for the same tensors in the same order.
+    Attributes:
+        shape: The shape of the whole tensor.
+        dtype: The stored dtype.
+        read: Returns the tensor, or this rank's rows. With several ranks a collective: every rank reads equal tensors
+            in equal order.
     """
 
     shape: tuple[int, ...]
@@ -114,23 +124,23 @@ Relocate = Callable[[Tensor], Tensor]
 
 
 def own_rows(rows: int, world_size: int, rank: int) -> slice:
-    """The rows of a tensor that rank `rank` holds: equal numbers, of which the last ranks may get fewer or none."""
+    """The rows of a tensor that rank `rank` holds: equal shares, but the last ranks may have fewer rows or none."""
     each = -(-rows // world_size)
     return slice(min(each * rank, rows), min(each * (rank + 1), rows))
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor: its shard, or all of it if it is not sharded."""
+    """This rank's part of a tensor: the shard of a sharded tensor, or the tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole tensor on its device. For a sharded tensor this is a collective: every rank must call it."""
+    """The whole tensor on its device. For a sharded tensor, `whole` is a collective."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def as_sharded(part: Tensor, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """This rank's rows of a tensor of `shape` as a tensor that is divided as `like`; `part` itself if that is not.
+    """Make a sharded tensor of `shape` from this rank's rows `part`, divided as `like`; `part` if `like` is whole.
 
     Without communication; the memory is shared unless `part` is not on the device of `like`.
     """
@@ -143,7 +153,7 @@ def as_sharded(part: Tensor, like: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def part_of(values: Tensor, like: Tensor) -> Tensor:
-    """The rows of whole `values` that this rank holds if they are divided as `like`, which shares their memory."""
+    """This rank's rows of whole `values` under the division of `like`, as a view; `values` if `like` is whole."""
     if not isinstance(like, DTensor):
         return values
     if like.placements != (Shard(0),):
@@ -154,9 +164,9 @@ def part_of(values: Tensor, like: Tensor) -> Tensor:
 def copy_stored(target: Tensor, values: Stored, like: Tensor | None = None) -> None:
     """Copy `values` of the target's global shape into the target; into a sharded one, only this rank's part.
 
-    Only the part is moved to the target's device. There is no communication, except where every rank holds the whole
-    target and `values` are rows; then every rank must call it. `like`: a tensor that is divided as the values are, if
-    `target` is this rank's part of them.
+    Only the part moves to the target's device. Ranks communicate only if the target is whole on every rank and `values`
+    are rows; then every rank must call `copy_stored`. `like`: a tensor with the division of the values, if `target` is
+    this rank's part.
     """
     if isinstance(values, Unread):
         values = values.read()
@@ -168,7 +178,7 @@ def copy_stored(target: Tensor, values: Stored, like: Tensor | None = None) -> N
 
 
 def whole_stored(values: Stored) -> Tensor:
-    """The whole tensor; for rows this is a collective: every rank must call it."""
+    """The whole tensor; for rows, `whole_stored` is a collective."""
     if isinstance(values, Unread):
         values = values.read()
     return values.whole() if isinstance(values, OwnRows) else values
@@ -181,7 +191,7 @@ def header(values: Stored) -> Tensor:
 
 
 def break_off(root: nn.Module) -> None:
-    """Make a module ready for a pass after one that raised on every rank; what that one had of a gradient is lost."""
+    """Prepare a module for the next pass after a pass that raised on every rank; the failed pass's gradient is lost."""
     if not isinstance(root, FSDPModule):
         return
     root.reset_iter_state()
@@ -195,7 +205,7 @@ def break_off(root: nn.Module) -> None:
 
 
 def add_nothing(scores: Tensor) -> None:
-    """Take part in the ranks' backward pass with a gradient of zero; `scores` are those of an idle batch."""
+    """Take part in the ranks' backward pass with a gradient of zero; `scores` belong to an idle batch."""
     (scores.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
 
 

@@ -1,6 +1,6 @@
-"""Reading a set of tensors once for all ranks: each reads and verifies a share, and deals out its rows.
+"""Reading a set of tensors once for all ranks: each rank reads and verifies a share, and deals out the rows.
 
-So the ranks together read no byte twice, and together hold the set once, not once each.
+No byte is read twice, and the set is in memory once, divided among the ranks, not once per rank.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,16 +18,16 @@ Read = Callable[[list[str]], dict[str, TensorBlock]]
 
 
 def read_shared(ranks: Ranks, entries: Mapping[str, TensorEntry], read: Read) -> dict[str, Stored]:
-    """All tensors of a manifest; of several ranks each gets its own rows, and scalars whole.
+    """Read the tensors of a manifest; with several ranks, each rank gets its own rows, and scalars whole.
 
-    Every rank must call it with the same entries. A digest is that of a whole tensor, so a tensor is read whole by one
-    rank, which sends each other rank its rows. If one rank cannot read its share, all raise
+    Every rank must call `read_shared` with equal entries. A digest covers a whole tensor, so a single rank reads the
+    tensor whole and sends each rank its rows. If a rank cannot read its share, every rank raises
     (`Ranks.failing_together`).
 
     Args:
         ranks: The processes that need the tensors.
         entries: By name, in the order of the manifest.
-        read: Returns the tensors of these names, verified.
+        read: Returns verified tensors by name.
 
     Raises:
         ValueError: The dtype of a tensor is not one of DTYPES.
@@ -47,10 +47,10 @@ def read_shared(ranks: Ranks, entries: Mapping[str, TensorEntry], read: Read) ->
 
 
 def unread(store: ObjectStore, prefix: str, manifest: Manifest, ranks: Ranks) -> dict[str, Unread]:
-    """The tensors of a manifest, in its order; reading begins now, and goes on as they are taken, best in this order.
+    """Open the tensors of a manifest, in order; reading begins now and continues as tensors are taken, best in order.
 
-    So they go straight to where they are needed, and a window of them is in host memory at a time. Of several ranks
-    each reads every so many objects, and deals out their rows. What is taken out of order stays in memory meanwhile.
+    Tensors go straight to their destination, and host memory holds only a window of tensors. With several ranks, rank i
+    of n reads every n-th object from object i on, and deals out the rows. Tensors that are passed over wait in memory.
     """
     arrivals = _Arrivals(store, prefix, manifest, ranks)
     found = {}
@@ -62,7 +62,7 @@ def unread(store: ObjectStore, prefix: str, manifest: Manifest, ranks: Ranks) ->
 
 
 class _Arrivals:
-    """The objects of a set in their order: read by one rank each, and dealt out to all."""
+    """The objects of a set in order, each read by a single rank and dealt out to all ranks."""
 
     def __init__(self, store: ObjectStore, prefix: str, manifest: Manifest, ranks: Ranks) -> None:
         self._ranks, self._entries = ranks, manifest.tensors
@@ -77,7 +77,7 @@ class _Arrivals:
         return self._arrived.pop(name)
 
     def _next(self) -> None:
-        """Take the next object; every rank calls it. If its rank cannot read it, all raise."""
+        """Take the next object; a collective. If the object's rank cannot read the object, every rank raises."""
         ranks, names, owner = self._ranks, self._objects[self._number], self._number % self._ranks.world_size
         with ranks.failing_together():
             blocks = next(self._stream) if owner == ranks.rank else {}
@@ -91,7 +91,7 @@ class _Arrivals:
 
 
 def _dealt(ranks: Ranks, entry: TensorEntry, tensor: torch.Tensor | None, owner: int) -> torch.Tensor | OwnRows:
-    """This rank's rows of a tensor that rank `owner` has. tensor: on the owner, the whole one."""
+    """This rank's rows of a tensor read by rank `owner`. tensor: the whole tensor on the owner, None elsewhere."""
     if entry.dtype not in DTYPES:
         raise ValueError(f"dtype: value {entry.dtype!r}; allowed: {', '.join(DTYPES)}")
     dtype, world = DTYPES[entry.dtype], range(ranks.world_size)
@@ -107,7 +107,7 @@ def _dealt(ranks: Ranks, entry: TensorEntry, tensor: torch.Tensor | None, owner:
 
 
 def owners_of(sizes: Sequence[int], ranks: int) -> list[int]:
-    """The rank that reads each tensor: consecutive ones, which often lie in one object, about equal bytes for each."""
+    """The rank that reads each tensor: consecutive tensors, often of one object, with about equal bytes per rank."""
     total, before, owners = max(1, sum(sizes)), 0, []
     for size in sizes:
         owners.append(min(ranks - 1, (before + size // 2) * ranks // total))

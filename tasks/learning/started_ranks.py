@@ -1,8 +1,8 @@
 """The ranks that one process starts on this machine, for a train task or for a run's worker on a fleet's host.
 
-They are forked from one process that has imported torch. They find each other in a folder of this user alone
-(`tasks.learning.loopback`), and no other machine can reach them. They live and die together: if one fails, the others
-would wait for it, so they are killed. All end with the process that has started them.
+Ranks are forked from a process that has imported torch. Ranks meet in a folder of this user alone
+(`tasks.learning.loopback`), out of reach of other machines. After the failure of a rank, the remaining ranks would wait
+for ever, so the launcher kills every rank. Ranks end with the process of their launcher.
 """
 
 import threading
@@ -21,10 +21,16 @@ SILENT_END_S = 5.0
 
 
 class StartedRanks(Generic[State]):
-    """Ranks that run `program`, and a thread that ends all of them when one fails. As a context manager it ends them.
+    """A context manager of ranks that run `program`; a failure of any rank, and the end of the block, end every rank.
 
-    count: how many. stopped_limit_s: for how long they wait for one that a signal has stopped (SIGSTOP). The other
-    arguments are those of `RankProcess`.
+    Args:
+        program: As for `RankProcess`.
+        arguments: As for `RankProcess`.
+        imports: As for `RankProcess`.
+        count: The number of ranks.
+        state: As for `RankProcess`.
+        read: As for `RankProcess`.
+        stopped_limit_s: Seconds that ranks wait for a rank that a signal has stopped (SIGSTOP).
     """
 
     def __init__(
@@ -66,28 +72,28 @@ class StartedRanks(Generic[State]):
 
     @property
     def states(self) -> list[State]:
-        """What each rank does, in order."""
+        """The state of each rank, in order."""
         return [rank.state for rank in self._ranks]
 
     @property
     def failure(self) -> RankFailure | None:
-        """Why they have failed, when all have ended; None before, and if their work is done."""
+        """The reason for a failure, after the end of all ranks; None until then, and after a success."""
         with self._changed:
             return self._failure
 
     def order(self, order: Mapping[str, Any], then: Callable[[State], State]) -> None:
-        """Give all the same order, which must fit JSON; see `RankProcess.order`."""
+        """Give every rank an order, which must fit JSON; see `RankProcess.order`."""
         for rank in self._ranks:
             rank.order(order, then)
 
     def wait(self) -> RankFailure | None:
-        """Wait until all have ended; why they failed, or None if their work is done."""
+        """Wait for the end of all ranks, and return the reason for a failure, or None after a success."""
         with self._changed:
             self._changed.wait_for(lambda: self._are_done or self._failure is not None)
             return self._failure
 
     def end(self) -> None:
-        """Kill all processes and wait for their end: the devices and their memory are free then."""
+        """Kill the processes and wait for their end, after which devices and memory are free."""
         self._end_ranks()
         # It waits without end for a process that no signal ends, as in a driver that hangs.
         self._attendant.join(END_TIME_LIMIT_S)
@@ -120,7 +126,7 @@ class StartedRanks(Generic[State]):
             self._changed.notify_all()
 
     def _look_for_stopped(self) -> RankFailure | None:
-        """Tell of ranks that are stopped; the failure of all when one stays so for too long."""
+        """Log stopped ranks; return a failure if a rank stays stopped for longer than the limit."""
         stopped = {f"rank {rank.number}": process for rank in self._ranks if (process := rank.stopped) is not None}
         why = self._waiting.given_up(stopped)
         return None if why is None else RankFailure(message=why)
@@ -132,6 +138,6 @@ class StartedRanks(Generic[State]):
         return any(rank.has_failed for rank in self._ranks)
 
     def _is_clear(self) -> bool:
-        """Whether it is known why the ranks fail: one has ended without a word, or all have ended."""
+        """Whether the cause of the failure is known: a rank has ended without a report, or every rank has ended."""
         ends = [rank.end for rank in self._ranks]
         return all(ends) or any(end is not None and end.failure is None and not end.done for end in ends)

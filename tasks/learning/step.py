@@ -1,4 +1,4 @@
-"""One optimizer step: accumulate the gradient of micro-batches, then apply it once.
+"""An optimizer step: the gradient of micro-batches is accumulated, then applied once.
 
 The differentiated quantity is the sum of weighted token losses. The division by the step's denominator comes at the
 end, so neither the number nor the order of micro-batches biases the result.
@@ -37,23 +37,24 @@ def accumulate(
     """Add one micro-batch's gradient to the policy's.
 
     With old_logprobs "trainer" the ratio's denominator is the policy before the iteration's first optimizer step. In
-    that step it is this same forward pass, so the ratio is exactly 1, whatever the sampler's rounding. With importance
-    sampling, the policy loss of each token is weighted by the ratio of that policy to the sampler's; see
-    `tasks.learning.importance`.
+    the first step, the denominator comes from this very forward pass, so the ratio is exactly 1, whatever the sampler's
+    rounding. With importance sampling, the policy loss of each token is weighted by the ratio of the policy before the
+    first step to the sampler's; see `tasks.learning.importance`.
 
     Args:
         policy: The model that gets the gradient.
         batch: B responses.
         advantages: [B], or [B, T].
         algorithm: The loss.
-        temperature: The temperature with which the responses were sampled.
+        temperature: The temperature of the sampling.
         max_completion_length: The run's limit; used by "seq-mean-token-sum-norm".
         reference: The reference policy; needed when kl_coef > 0 and kl_in is "loss", otherwise its KL is only measured.
         first_logprobs: [B, T] float32, of the policy before the iteration's first optimizer step; None in that step.
-        same_engine: Whether the sampler is known to compute as the trainer does; used by importance_sampling "auto".
+        same_engine: True if the sampler's log-probs are known to equal the trainer's; used by importance_sampling
+            "auto".
 
     Raises:
-        NonFiniteGradient: The loss is not finite; names the responses that make it so. All gradients are dropped.
+        NonFiniteGradient: The loss is not finite; names the responses with such losses. The gradient is dropped.
         ValueError: Advantages have another shape, a KL in the loss has no reference, or a user's loss does not fit.
     """
     if advantages.shape not in (batch.response_mask.shape[:1], batch.response_mask.shape):
@@ -127,8 +128,8 @@ def reference_kl(
 ) -> Tensor:
     """The KL to the reference at each token, for the reward; [B, T] float64 on the CPU, without meaning off the mask.
 
-    The KL is estimated by kl_estimator for the policy in the ratio's denominator. With old_logprobs "sampler" its
-    log-probs are those that the engine recorded, which saves a forward pass.
+    The KL is estimated by kl_estimator for the policy in the ratio's denominator. With old_logprobs "sampler", the
+    engine's recorded log-probs are used, which saves a forward pass.
     """
     batch = batch.to(policy.device)
     trainers = algorithm.old_logprobs == "trainer"
@@ -143,7 +144,7 @@ def apply(optimizer: PolicyOptimizer, totals: StepTotals, algorithm: AlgorithmCo
 
     Args:
         optimizer: The optimizer of the policy whose gradient was accumulated.
-        totals: The sum of what `accumulate` returned since the last step.
+        totals: The sum of the results of `accumulate` since the last step.
         algorithm: The aggregation.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Log-probs of given tokens under a linear head, without ever storing the whole [tokens, vocabulary] matrix.
+"""Log-probs of given tokens under a linear head, without the whole [tokens, vocabulary] matrix in memory.
 
 Logits are computed chunk by chunk in the forward pass and again in the backward pass, where the gradient of a
-log-softmax is known in closed form. `tasks.learning.token_objective` computes them only once.
+log-softmax is known in closed form. `tasks.learning.token_objective` computes logits only once.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,9 @@
-"""A loss of token log-probs and its gradient in one pass over the head, which computes logits once, chunk by chunk.
+"""A loss of token log-probs and its gradient in one pass over the head, with logits computed once, chunk by chunk.
 
-This is possible if a chunk has every token on whose log-prob a loss in it depends. A chunk of logits then gives
-log-probs, the loss gives its derivatives with respect to them, and these turn the chunk into the gradient of the logits
-in place, as in Liger's fused linear losses (arXiv 2410.10989, section 3.2): three products with the head. Where a
-response whose tokens depend on each other is longer than a chunk, all its logits but the last chunk's are computed
-again: up to four products.
+A chunk must have every token on whose log-prob a loss in the chunk depends. The chunk's logits give log-probs, the loss
+gives derivatives with respect to log-probs, and the derivatives turn the logits into their gradient in place, as in
+Liger's fused linear losses (arXiv 2410.10989, section 3.2): three products with the head. If a response with dependent
+tokens is longer than a chunk, the logits of all its chunks but the last are computed again: up to four products.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,9 +40,9 @@ def token_objective(
         weight: [V, H]; cast to the dtype of `hidden`.
         bias: [V] or None.
         targets: [N] int64.
-        loss: Called for consecutive tokens, and once for each token.
-        together: How many consecutive tokens depend on each other's log-probs, for all N; `loss` then always gets whole
-            stretches. (): a token's loss depends on no other token's log-prob.
+        loss: Called for stretches of consecutive tokens; every token is in exactly one call.
+        together: The lengths of stretches of tokens whose losses depend on each other's log-probs, covering all N
+            tokens; `loss` then always gets whole stretches. (): a token's loss depends on no other token's log-prob.
         temperature: The divisor of the logits; above 0.
         logits_per_chunk: The most logits that exist at once, in elements; None chooses by device.
 
@@ -58,13 +57,13 @@ def token_objective(
 
 
 def _chunks(start: int, end: int, most: int) -> Iterator[slice]:
-    """Consecutive tokens, at most so many at a time."""
+    """Slices of consecutive tokens from `start` to `end`, with at most `most` tokens each."""
     for each in range(start, end, most):
         yield slice(each, min(each + most, end))
 
 
 def _parts(lengths: Sequence[int], most: int) -> Iterator[slice]:
-    """Consecutive whole stretches of these lengths: as many as have at most so many tokens, or a longer one alone."""
+    """Slices of whole stretches: stretches with together at most `most` tokens, or a longer stretch alone."""
     start = end = 0
     for length in lengths:
         if end > start and end + length - start > most:

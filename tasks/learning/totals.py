@@ -1,8 +1,8 @@
 """Sums over the micro-batches of one optimizer step, and the metrics computed from them.
 
-They are sums, not means, so adding the totals of micro-batches gives those of the step, however it was divided.
-Staleness is measured here, too: how many weight versions lie between the policy that is trained and the one that
-sampled a token. Importance weights correct for it; this module only measures and bounds it.
+Totals are sums, not means, so the totals of micro-batches add up to the step's totals under any division. Staleness is
+measured here, too: the number of weight versions between the trained policy and the policy that sampled a token.
+Importance weights correct for staleness; this module only measures and bounds staleness.
 """
 
 import functools
@@ -56,13 +56,14 @@ class StepTotals:
 
     Attributes:
         responses: The ids of the trained responses, in training order.
-        left_out: How many responses of the step are not trained although they count (mask_truncated).
-        uncounted: How many responses of the step do not count, because environments were lost.
+        left_out: The number of responses of the step that count but are not trained (mask_truncated).
+        uncounted: The number of responses of the step that do not count, because environments were lost.
         tokens: The number of trained tokens.
         read: The number of tokens of prompts and responses.
-        shared: How many of them are of prompts that a pass has for another response already.
-        computed: The number of tokens in forward passes, with their padding.
-        loss: The weighted token losses; divided by the step's denominator they are the loss.
+        shared: The number of tokens in `read` that a packed pass leaves out, because an earlier response shares the
+            prompt.
+        computed: The number of tokens in forward passes, padding included.
+        loss: The weighted token losses; the loss is this sum divided by the step's denominator.
         policy_loss: Likewise, without the KL term.
         kl: The KL to the reference policy.
         entropy: In nats.
@@ -78,9 +79,9 @@ class StepTotals:
         ratio_max: The largest probability ratio (a maximum, not a sum).
         log_ratio_counts: The number of ratios pi_trainer / pi_sampler in each bin (`importance.log_ratio_counts`); ()
             stands for none.
-        sampler_ratio_min: The smallest of these ratios (a minimum).
-        sampler_ratio_max: The largest of these ratios (a maximum).
-        staleness: The trainer's weight version less the one that sampled the token.
+        sampler_ratio_min: The smallest ratio pi_trainer / pi_sampler (a minimum).
+        sampler_ratio_max: The largest ratio pi_trainer / pi_sampler (a maximum).
+        staleness: The trainer's weight version less the weight version that sampled the token.
         staleness_max: The largest staleness (a maximum).
         of_loss: The metrics that a loss of the user's own returned, by name.
     """
@@ -125,8 +126,8 @@ class StepTotals:
     def denominator(self, mode: LossAggregation) -> float:
         """The divisor of the step's accumulated gradient; ValueError for an empty step.
 
-        Responses that are left out count as responses, as in verl and TRL, and have no tokens. It is 1 for a step that
-        trains none of its responses, which has no gradient.
+        Responses that are left out count as responses, as in verl and TRL, and have no tokens. The divisor is 1 for a
+        step without trained responses, which has no gradient.
         """
         if self.trains_nothing:
             return 1.0
@@ -199,7 +200,7 @@ def measure(
     entropy: Tensor,
     response_mask: Tensor,
 ) -> StepTotals:
-    """The totals of one micro-batch, by one transfer from the device. `weights` is [B, 1], other tensors are [B, T]."""
+    """The totals of a micro-batch, by one transfer from the device. `weights` is [B, 1]; other tensors are [B, T]."""
     mismatch = kl_penalty(sampler_logprobs, first_logprobs, "k3")
     sampler_ratios = log_ratios(first_logprobs, sampler_logprobs, response_mask)
     sums = {
@@ -231,7 +232,7 @@ def measure(
 
 @torch.no_grad()
 def measure_importance(weights: Tensor, over_cap: Tensor, response_mask: Tensor) -> StepTotals:
-    """The totals of a micro-batch's importance weights, to be added to its other totals; all tensors are [B, T]."""
+    """The totals of a micro-batch's importance weights, to add to the micro-batch's totals; tensors are [B, T]."""
     inside = weights.double().masked_fill(~response_mask, 0.0)
     clipped = over_cap & response_mask
     sums = torch.stack([value.sum(dtype=torch.float64) for value in (inside, inside.square(), clipped, response_mask)])
@@ -249,7 +250,7 @@ def check_staleness(plan: PlanRecord, max_staleness: int) -> None:
     """Check that an iteration may be trained on: iteration n trains weight version n.
 
     Raises:
-        TooStaleError: The plan's weight version is newer than that, or more than `max_staleness` older.
+        TooStaleError: The plan's weight version is newer than n, or more than `max_staleness` older.
     """
     staleness = plan.iteration - plan.weight_version
     if not 0 <= staleness <= max_staleness:

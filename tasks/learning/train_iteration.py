@@ -1,7 +1,8 @@
 """Advancing a run by one weight version: restore the learner, train one iteration, make the result durable.
 
-What an earlier attempt finished is not done again: published weights, a written checkpoint, recorded batches. The task
-ends when its checkpoint is durable, if one is due: its process, and with it the state, ends then.
+Work of earlier attempts is not repeated: published weights, a written checkpoint, recorded batches. The task ends only
+after writing a checkpoint that is due, because the process ends with the task, and the state in memory with the
+process.
 """
 
 import logging
@@ -10,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from resources.freed_memory import give_back
 from resources.granted import check_granted
+from resources.process import give_back_memory
 from resources.work_log import at_work
 from storage.clock import Clock
 from storage.records import layout, model_files, prompt_table, records
@@ -57,13 +58,23 @@ def train_iteration(
 ) -> TrainingRecord:
     """Train an iteration, publish the next weight version and return the training record.
 
-    If the version is published already, only the record is returned, after a checkpoint that is due and lacks was
-    written. With several ranks, every rank calls it. folder: where those of one machine find each other, as for
-    `joined`. An error that makes the step impossible is raised (TooStaleError, GroupTimeout, GradingError,
-    NonFiniteGradient, CorruptObject); nothing is published then, and the next attempt replays the recorded batches.
-    Raises EngineDied if the trainer's machine alone generates and its engine dies, and CrewLost if no process can
-    generate the missing responses, and ConcludedByAnother if the iteration is concluded meanwhile, as after a long
-    freeze. Raises WrongGpus if the machine's GPUs are not those of pools.train.
+    If the version is published already, the record is returned, after writing a checkpoint that is due and missing.
+    With several ranks, every rank calls `train_iteration`. After an error that makes the step impossible, nothing is
+    published, and the next attempt replays the recorded batches.
+
+    Args:
+        run_url: The run's store.
+        iteration: The number of the iteration.
+        execution: The execution that holds the run's lease.
+        clock: The clock of waits and records.
+        folder: The meeting folder of ranks on one machine, as for `joined`; None elsewhere.
+
+    Raises:
+        TooStaleError, GroupTimeout, GradingError, NonFiniteGradient, CorruptObject: The step is impossible.
+        EngineDied: The trainer's machine alone generates, and its engine has died.
+        CrewLost: No process can generate the missing responses.
+        ConcludedByAnother: The iteration was concluded meanwhile, as after a long freeze.
+        WrongGpus: The machine's GPUs are not as pools.train says.
     """
     started_at_s = clock.wall()
     store = MeteredStore(connect_to_run(run_url))
@@ -95,7 +106,7 @@ def train_iteration(
                     raise
                 raise ConcludedByAnother(iteration, "trained it") from error
     # On one machine the process goes on with the next iteration.
-    give_back()
+    give_back_memory()
     return records.read(store, TrainingRecord, layout.training(iteration))
 
 
@@ -146,16 +157,16 @@ def _train_and_publish(
 
 
 def _lacks_checkpoint(store: ObjectStore, plan: PlanRecord, config: RunConfig) -> bool:
-    """Whether the trainer of an iteration was lost between its weights and its checkpoint, which is due.
+    """Whether an iteration's checkpoint is due and missing, because the trainer was lost after publishing the weights.
 
-    A committed iteration lacks nothing: its checkpoint may have been deleted since.
+    False for a committed iteration, whose checkpoint may have been deleted.
     """
     stored = (layout.manifest(layout.checkpoint(plan.iteration + 1)), layout.report(plan.iteration))
     return not any(exists(store, key) for key in stored) and is_checkpoint_due(store, plan, config.trainer)
 
 
 def _save_again(store: ObjectStore, version: int, config: RunConfig, model: Path, clock: Clock, ranks: Ranks) -> None:
-    """Write the checkpoint of a version whose weights are published, by a replay: it ends with the same state."""
+    """Write the checkpoint of a published version by a replay, which ends with the state behind the weights."""
     at_work(f"writing the checkpoint of weight version {version}, which a lost trainer has not written")
     learner, _ = learner_at(store, version, config, model, clock, ranks)
     save(store, version, learner, TrainerState.capture(version, learner.optimizer), clock)
@@ -168,7 +179,7 @@ def _stored_bytes(store: ObjectStore, iteration: int) -> int:
 
 
 def request_metrics(requests: Requests, ranks: Ranks) -> dict[str, float]:
-    """The requests of all ranks to the store so far, as metrics; every rank must call it."""
+    """The requests of all ranks to the store so far, as metrics; every rank must call `request_metrics`."""
     asked = sum((Requests(**each) for each in ranks.gather(asdict(requests))), Requests())
     return {f"requests/train_{name}": float(count) for name, count in asdict(asked).items()}
 
@@ -216,10 +227,10 @@ def take_step(
 ) -> TrainingRecord:
     """Advance the learner by the iteration's optimizer steps, as `IterationTrainer.step`.
 
-    If the gradient is not finite, the reason is stored for people.
+    After a non-finite gradient, the reason is stored for people.
     """
     with ExitStack() as stack:
-        stack.enter_context(_told_before_it_ends(learner.ranks))
+        stack.enter_context(_recorded_before_the_end(learner.ranks))
         if learner.ranks.is_first:
             stack.enter_context(keep_nonfinite(store, plan))
         return iteration_trainer(
@@ -228,10 +239,10 @@ def take_step(
 
 
 @contextmanager
-def _told_before_it_ends(ranks: Ranks) -> Iterator[None]:
-    """On NonFiniteGradient, let the other ranks wait until the first has recorded it: their end would end it, too.
+def _recorded_before_the_end(ranks: Ranks) -> Iterator[None]:
+    """On NonFiniteGradient, keep every rank alive until the first rank has recorded the error.
 
-    All raise it with the first rank's message.
+    The launcher ends every rank when a rank ends. Every rank raises the error with the first rank's message.
     """
     try:
         yield

@@ -1,8 +1,8 @@
 """TrainedModel: a Hugging Face model with float32 parameters, whole or sharded, and its tensors by the module's names.
 
-With another compute dtype, the module has copies of its parameters in it (`tasks.learning.compute_copy`). A tied tensor
-has its first name. This module checks that loaded tensors are this model's. `tasks.models.stored_names` knows the names
-that a policy's tensors have in weight versions.
+With a compute dtype other than float32, the module has parameter copies in the compute dtype
+(`tasks.learning.compute_copy`). A tied tensor has its first name. Loading checks names and shapes of tensors against
+the model. `tasks.models.stored_names` knows the names of a policy's tensors in weight versions.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -55,15 +55,15 @@ class TrainedModel:
 
     Args:
         module: A float32 module on its device; for several ranks, one made in `tasks.learning.sharded.skeleton`.
-        tensors: Name -> values, the module's names; a tied tensor may be given under any of its names. Of several ranks
-            each gives its rows, or the whole tensor.
+        tensors: Name -> values, with the module's names; a tied tensor may have any of its names. With several ranks,
+            values are this rank's rows, or whole tensors.
         config: dtype and gradient_checkpointing are used.
-        trainable: Which parameters have gradients, by name; False for a model that is only evaluated. Others are in the
-            compute dtype alone where that is all that is asked of them: in a model that is only evaluated, and if they
-            are stored in it, so that the published bits are those that are stored.
+        trainable: Selects the parameters that have gradients, by name; False for a model that is only evaluated. A
+            parameter without gradient exists in the compute dtype only, without float32 master, if the model is only
+            evaluated, or if the stored dtype is the compute dtype, so that the stored bits are published.
         uncopied: Modules that compute in float32 whatever the compute dtype.
-        root: The module whose `forward` alone reads parameters: `module` (the default), or one that contains it.
-        ranks: The ranks that train it; each of several holds a part of every tensor.
+        root: The module whose `forward` alone reads parameters: `module` (the default), or a module around `module`.
+        ranks: The ranks that train the model; each of several ranks holds a part of every tensor.
 
     Raises:
         PolicyError: The tensors have other names or shapes.
@@ -115,12 +115,12 @@ class TrainedModel:
         return {name for name, parameter in module.named_parameters() if id(parameter) in ids}
 
     def state(self) -> dict[str, Tensor]:
-        """Name -> values of every parameter and buffer, which share its memory; a tied one occurs under all names."""
+        """Name -> values of every parameter and buffer, sharing memory; a tied tensor occurs under all its names."""
         state = self.module.state_dict(keep_vars=True)
         return {name: self._master(value).detach() for name, value in state.items()}
 
     def memory(self) -> Iterator[Tensor]:
-        """Every tensor that the model keeps in memory once, except gradients."""
+        """Every tensor in the model's memory, gradients excepted, each once."""
         kept = chain(self.module.parameters(), self._masters(), self.module.buffers())
         yield from {id(tensor): tensor for tensor in kept}.values()
 
@@ -130,12 +130,12 @@ class TrainedModel:
             parameter.grad = None
 
     def break_off(self) -> None:
-        """Get ready for a pass after one that raised; every rank must have been in it, and must call this."""
+        """Prepare for the next pass after a pass that raised on every rank; every rank must call `break_off`."""
         break_off(self._root)
         self.drop_gradient()
 
     def _stored_dtypes(self) -> Mapping[str, torch.dtype]:
-        """The dtypes in which parameters that are not trained are stored, by name, as far as they are known."""
+        """The stored dtypes of untrained parameters, by name, as far as known."""
         return {}
 
     def _masters(self) -> Iterator[nn.Parameter]:
@@ -147,18 +147,18 @@ class TrainedModel:
     def tensors(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         """Name -> values on the first rank's CPU, floating ones in `dtype`, tied tensors once.
 
-        They may share memory with the parameters. Every rank must call it and gets all tensors; a rank that does not
-        need them iterates over `each_tensor` instead.
+        Values may share memory with parameters. Every rank must call `tensors` and gets all tensors; a rank without
+        need for tensors iterates over `each_tensor` instead.
         """
         return dict(self.each_tensor(dtype))
 
     def each_tensor(
         self, dtype: torch.dtype = torch.float32, dtypes: Mapping[str, torch.dtype] | None = None
     ) -> Iterator[tuple[str, Tensor]]:
-        """`tensors()` one after the other, in the same order on every rank, each gathered when it is reached.
+        """Yield the items of `tensors()`, in equal order on every rank, each tensor gathered when reached.
 
-        Every rank must iterate over all of them at the same time. Only the first, which stores them, gets them on the
-        CPU; on the others they stay on the device. `dtypes`: exceptions from `dtype`, by name.
+        Every rank must iterate to the end at the same time. Only the first rank, which stores tensors, gets tensors on
+        the CPU; elsewhere tensors stay on the device. `dtypes`: exceptions from `dtype`, by name.
         """
         state = self.state()
         for name in dict.fromkeys(self._canonical.values()):
@@ -168,11 +168,11 @@ class TrainedModel:
             yield name, self.on_host(whole(value.to(dtype_here) if value.is_floating_point() else value))
 
     def on_host(self, tensor: Tensor) -> Tensor:
-        """A whole tensor on the CPU of the first rank; the other ranks leave it where it is and copy nothing."""
+        """Move a whole tensor to the CPU on the first rank; on other ranks, return the tensor without a copy."""
         return tensor.to("cpu") if self._is_first else tensor
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of `tensors()`, in their order, without gathering any."""
+        """The shapes of `tensors()`, in order, without gathering."""
         state = self.state()
         return {name: tuple(state[name].shape) for name in dict.fromkeys(self._canonical.values())}
 
@@ -185,7 +185,7 @@ class TrainedModel:
         return self.each_tensor()
 
     def relocate(self, to: Relocate) -> None:
-        """Replace the memory of all parameters and buffers by what `to` returns; parameters stay the same objects."""
+        """Replace the memory of all parameters and buffers by the result of `to`; parameter objects stay."""
         if self._copy is not None:
             self._copy.relocate(to)
         # What `Module.to` calls. A sharded module also learns of its new memory by it.
@@ -200,7 +200,7 @@ class TrainedModel:
         self.load_trained(tensors)
 
     def load_some(self, tensors: Mapping[str, Stored], names: Collection[str]) -> None:
-        """Replace the values of the tensors `names`, all of which must be given; raises as `load_tensors`."""
+        """Replace the values of the tensors `names`; PolicyError, with nothing changed, if names or shapes differ."""
         known = {name for name, canonical in self._canonical.items() if canonical in names}
         unknown = sorted(set(tensors) - known)
         # A tensor's first name goes last, so that it wins over its others.
@@ -228,7 +228,7 @@ class TrainedModel:
 def _compute_as_sampled(module: nn.Module) -> None:
     """Put modules into evaluation mode, in which no router and no dropout draws random numbers.
 
-    Models and their layers stay in training mode, because they recompute their activations only in that mode.
+    Models and layers stay in training mode, because activations are recomputed in training mode only.
     """
     from transformers import PreTrainedModel  # noqa: PLC0415 - costs seconds
     from transformers.modeling_layers import GradientCheckpointingLayer  # noqa: PLC0415

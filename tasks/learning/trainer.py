@@ -1,7 +1,7 @@
 """The train step of an iteration: accumulate micro-batches as they are recorded; take optimizer steps.
 
-A micro-batch is recorded before it is used and replayed from its record after a restart, so a killed trainer reaches
-the same result as an undisturbed one. The order of durable writes is: batches, training record, checkpoint, weights.
+A micro-batch is recorded before use and replayed from its record after a restart, so a killed trainer reaches the
+result of an undisturbed trainer. The order of durable writes is: batches, training record, checkpoint, weights.
 """
 
 import functools
@@ -57,9 +57,19 @@ class IterationTrainer:
     ) -> None:
         """Create the trainer of one rank.
 
-        batches: the iteration's micro-batches; None on all ranks but the first, which tells the others. reader: how
-        those ranks read them and their tokens; None: as the journal has them.
-        same_engine: the sampler is known to compute as the trainer does (`tasks.learning.importance`).
+        Args:
+            store: The run's store.
+            plan: The iteration's plan.
+            prompts: The iteration's prompts, by group.
+            learner: The models and optimizers that are trained.
+            batches: The iteration's micro-batches on rank 0; None on other ranks, to which rank 0 broadcasts the
+                numbers.
+            algorithm: The run's algorithm.
+            trainer: micro_batch_tokens_max is used.
+            clock: The clock of the record's times.
+            started_at_s: The start of the train phase, in seconds since 1970 UTC; None for now.
+            same_engine: True if the sampler's log-probs are known to equal the trainer's (`tasks.learning.importance`).
+            reader: Reads micro-batches and tokens on ranks without `batches`; None reads the journal.
         """
         self._plan = plan
         self._learner = learner
@@ -76,12 +86,12 @@ class IterationTrainer:
         )
 
     def step(self) -> TrainingRecord:
-        """Train on every recorded group that is not filtered, and return the metrics, which are not yet stored.
+        """Train on every recorded group that is not filtered, and return the training record, not yet stored.
 
         The reward and the penalty of long responses are averaged over all graded responses, filtered or not.
 
-        Raises NonFiniteGradient, CorruptObject, GradingError if every response failed, and what `batches` raises;
-        LeftAlone is raised on every rank, and the learner must not be used then.
+        Raises NonFiniteGradient, CorruptObject, GradingError if every response failed, and the errors of `batches`.
+        LeftAlone is raised on every rank; the learner must not be used afterwards.
         """
         recorded: list[BatchRecord] = []
         began_s = self._clock.monotonic()
@@ -105,7 +115,7 @@ class IterationTrainer:
         )
 
     def _in_turn(self) -> Iterator[BatchRecord]:
-        """The micro-batches as the first rank gets them; the same on every rank."""
+        """Yield the micro-batches of the first rank, on every rank."""
         if self._batches is None:
             while (number := self._ranks.broadcast()) is not None:
                 if number == LEFT_ALONE:
@@ -125,7 +135,7 @@ class IterationTrainer:
             yield batch
 
     def _streamed(self, recorded: list[BatchRecord]) -> dict[str, float]:
-        """Take one optimizer step, and train on its micro-batches as they are recorded."""
+        """Take an optimizer step whose gradient is accumulated while micro-batches are being recorded."""
         totals = []
         for batch in self._in_turn():
             log.info("micro-batch %d: %d responses", batch.number, len(batch.responses))
@@ -162,7 +172,7 @@ class IterationTrainer:
         return step_metrics(steps, self._algorithm.num_epochs)
 
     def _nothing_to_train(self, recorded: Sequence[BatchRecord]) -> dict[str, float]:
-        """The metrics of an iteration whose groups are all filtered: it takes no step."""
+        """The metrics of an iteration without a step, because every group is filtered."""
         totals = StepTotals(left_out=sum(len(batch.filtered) for batch in recorded))
         return apply(self._learner.optimizer, totals, self._algorithm)
 
@@ -172,7 +182,7 @@ class IterationTrainer:
         return critic is not None and self._plan.iteration < critic.warmup_iterations
 
     def _optimizer_step(self, responses: Sequence[GradedResponse], estimates: Estimates) -> dict[str, float]:
-        """Take a step of the policy, unless the critic still warms up, and of the critic, if there is one."""
+        """Take a step of the policy, unless the critic still warms up, and a step of the critic, if any."""
         critic, metrics = self._learner.critic, {}
         if not self._critic_warms_up:
             totals = self._accumulate(responses, estimates)
@@ -182,7 +192,7 @@ class IterationTrainer:
     def _critic_step(
         self, critic: CriticLearner, responses: Sequence[GradedResponse], estimates: Estimates
     ) -> dict[str, float]:
-        """Take a step of the critic; none if no response is trained, because then there are no returns."""
+        """Take a step of the critic; no step without trained responses, because returns are then missing."""
         if estimates.values is None or estimates.returns is None:
             name = self._algorithm.advantage_estimator
             raise ValueError(f"critic: one is given; allowed: none, with advantage_estimator {name!r}")
@@ -222,7 +232,7 @@ class IterationTrainer:
         return sum_over_ranks(combined(totals), self._ranks)
 
     def _pass(self, batch: TokenBatch, estimates: Estimates) -> StepTotals:
-        """Make one forward and backward pass of this rank."""
+        """Make a forward and a backward pass of this rank."""
         reference = self._learner.reference if self._algorithm.kl_in == "loss" else None
         temperature, first = self._plan.sampling.temperature, estimates.first_logprobs
         if is_idle(batch):
@@ -247,7 +257,7 @@ class IterationTrainer:
 
 
 def sum_over_ranks(totals: Totals, ranks: Ranks) -> Totals:
-    """The sum of all ranks' totals, on every rank; every rank must call it."""
+    """The sum of all ranks' totals, on every rank; every rank must call `sum_over_ranks`."""
     if ranks.world_size == 1:
         return totals
     found = [type(totals)(**_tuples(each)) for each in ranks.gather(asdict(totals))]
@@ -255,15 +265,15 @@ def sum_over_ranks(totals: Totals, ranks: Ranks) -> Totals:
 
 
 def _tuples(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A document that went through JSON, with tuples for lists."""
+    """A document from JSON, with lists turned into tuples."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
 
 
 def step_metrics(steps: Sequence[Mapping[str, float]], num_epochs: int) -> dict[str, float]:
-    """The metrics of an iteration from those of its optimizer steps.
+    """The metrics of an iteration from the metrics of its optimizer steps.
 
-    Most metrics are means over steps, weighted by their tokens; steps without tokens count only if there is no other.
-    num_tokens is that of one epoch, minima and maxima are over all steps, and learning rates are the last ones.
+    Most metrics are means over steps, weighted by tokens; steps without tokens count only if no step has tokens.
+    num_tokens is the number of one epoch, minima and maxima are over all steps, and learning rates are the last step's.
     """
     steps = [step for step in steps if step.get("num_tokens", 1.0)] or steps
     names = dict.fromkeys(name for step in steps for name in step)

@@ -1,6 +1,6 @@
 """One of several ranks of a train task: `python tasks/learning/training_rank.py SOCKET RUN_URL ITERATION EXECUTION`.
 
-`tasks.learning.launch` starts it on the machine of the task. It ends when the task ends.
+`tasks.learning.launch` starts the program on the machine of the task; the program ends with the task.
 """
 
 import logging

@@ -1,1 +1,1 @@
-"""What a model of transformers is to engines and trainer alike: its configuration, and the names of its tensors."""
+"""The model of transformers as engines and trainer share it: the configuration, and the names of tensors."""

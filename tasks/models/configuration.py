@@ -1,7 +1,7 @@
 """The configuration of a model directory as transformers reads it, and as engines and trainer alike compute with it.
 
-Whatever draws random numbers in training is switched off: it would make the ratio to the sampling policy random, and
-resumed training another one.
+Dropout and noise are switched off, because random numbers would make the ratio to the sampling policy random, and
+resumed training different from uninterrupted training.
 """
 
 from pathlib import Path
@@ -36,7 +36,7 @@ def read_model_config(model_dir: Path) -> Any:
 
 
 def _parts(config: Any) -> list[Any]:
-    """A configuration and those within it."""
+    """A configuration and the configurations within it, at any depth."""
     from transformers import PretrainedConfig  # noqa: PLC0415 - takes seconds
 
     inner = [value for value in vars(config).values() if isinstance(value, PretrainedConfig)]

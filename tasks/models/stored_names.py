@@ -1,7 +1,8 @@
-"""Stored names: how the tensors of a checkpoint become those of a module, and back, by transformers' own mapping.
+"""Stored names: the conversion between a checkpoint's tensors and a module's, by transformers' own mapping.
 
-Engines and the trainer load weight versions by it, and the trainer publishes by it, so that every version has the names
-of the pretrained model. It compares names, shapes and dtypes, and knows neither files nor where tensors lie.
+Engines and trainer load weight versions through StoredNames, and the trainer publishes through StoredNames, so every
+version has the names of the pretrained model. This module compares names, shapes and dtypes, without knowledge of files
+or devices.
 """
 
 import copy
@@ -26,7 +27,7 @@ class StoredNamesError(WrongInputError):
 
 
 def own_names(module: nn.Module) -> dict[str, str]:
-    """Each name in a module's state -> the name of its tensor: the first of the names of a tied parameter."""
+    """Each name in a module's state -> the tensor's canonical name: the first name of a tied parameter."""
     first: dict[int, str] = {}
     names = {name: first.setdefault(id(p), name) for name, p in module.named_parameters(remove_duplicate=False)}
     return {name: names.get(name, name) for name in module.state_dict()}
@@ -34,11 +35,14 @@ def own_names(module: nn.Module) -> dict[str, str]:
 
 @dataclass
 class _Group:
-    """Stored tensors that make one tensor of the module together, or several tensors by a conversion.
+    """Stored tensors that together make one tensor of the module, or several tensors by a conversion.
 
-    target: the module's name that transformers derives from each of the stored names. patterns: what each stored name
-    matches in the conversion. before: each stored name as the conversion sees it -> the stored name. made: the module's
-    tensors on meta, as the stored ones give them.
+    Attributes:
+        target: The module's name that transformers derives from each stored name.
+        conversion: transformers' conversion; None for a stored tensor that needs no conversion.
+        patterns: Stored name -> the conversion's source pattern that the name matches, or "".
+        before: Stored name as the conversion sees it -> stored name.
+        made: The module's tensors by name, on the device meta, as the conversion makes them.
     """
 
     target: str
@@ -53,14 +57,14 @@ class _Group:
 
 
 class StoredNames:
-    """The names of stored tensors in a module, and the module's in what is stored.
+    """The correspondence between the names of stored tensors and a module's names, in both directions.
 
     Args:
         module: A model of transformers; its tensors may be on the device meta.
         stored: Name -> tensor, which may be on meta, too: only shapes and dtypes are read.
 
     Raises:
-        StoredNamesError: A tensor is missing, is not of this module, or has another shape or no plain float dtype; or
+        StoredNamesError: A tensor is missing, is unknown, or has a wrong shape or no plain float dtype; or
             transformers' conversion cannot be undone.
     """
 
@@ -90,20 +94,20 @@ class StoredNames:
         return {name: value.dtype for group in self._groups for name, value in group.made.items()}
 
     def stored_name(self, own: str) -> str | None:
-        """The stored name of a tensor of the module; None if it is not stored as one tensor of its own."""
+        """The stored name of a module's tensor; None for a tensor that a conversion makes, or that is not stored."""
         group = self._of_target.get(self._own[own])
         return None if group is None or group.conversion else group.sources[0]
 
     @property
     def other_names(self) -> dict[str, str]:
-        """The module's further names of tied tensors, under which nothing is stored -> the tensors' stored names."""
+        """Each name of a tied tensor in the module without a stored tensor -> the stored name of the tied tensor."""
         found = {name: self.stored_name(name) for name in self._own if name not in self._given}
         return {name: stored for name, stored in found.items() if stored is not None}
 
     def check_ties(self, stored: Mapping[str, Any], whole: Callable[[Any], Tensor] = lambda tensor: tensor) -> None:
-        """Raise StoredNamesError if two stored tensors that are one tensor of the module have other values.
+        """Raise StoredNamesError if two stored tensors of one tied tensor differ in values.
 
-        transformers would not tie them then, against the configuration. whole: as in `to_module`.
+        transformers would then leave the tensors untied, against the configuration. whole: as in `to_module`.
         """
         for alias, name in self.ties:
             if not torch.equal(whole(stored[alias]), whole(stored[name])):
@@ -112,10 +116,10 @@ class StoredNames:
     def to_module(
         self, stored: Mapping[str, Any], whole: Callable[[Any], Tensor] = lambda tensor: tensor
     ) -> Iterator[tuple[str, Any]]:
-        """The module's tensors by name, one conversion after the other: a tied one once, under its first name.
+        """Yield the module's tensors by name, conversion by conversion: a tied tensor once, under its first name.
 
-        A tensor without conversion is the stored one itself. `whole` gets each stored tensor that is converted. A
-        buffer that need not be stored and is not, is left out.
+        A tensor without conversion is the stored object itself. `whole` turns a stored tensor into a torch tensor
+        before its conversion. A buffer that is dispensable and not stored is left out.
         """
         for group in self._groups:
             if group.conversion is None:
@@ -124,9 +128,10 @@ class StoredNames:
                 yield from self._convert(group, [whole(stored[name]) for name in group.sources]).items()
 
     def to_stored(self, own: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """What is stored of the module's tensors, as soon as all that a conversion needs were given; else in order.
+        """Yield stored tensors, with stored names, shapes and dtypes, from the module's tensors: inverts `to_module`.
 
-        The inverse of `to_module`: stored names, shapes and dtypes. Of stored tensors that are tied, one is returned.
+        A conversion yields its results as soon as `own` has given all inputs. Tied stored tensors are yielded once,
+        under a single name.
         """
         waiting: dict[str, Tensor] = {}
         for name, tensor in own:
@@ -142,7 +147,7 @@ class StoredNames:
                 yield source, value.to(self._headers[source].dtype)
 
     def _grouped(self) -> tuple[list[_Group], list[str]]:
-        """The stored names by the tensor that they are for, and those for which the module has none."""
+        """The groups of stored names by the module's tensor, and the stored names without a tensor in the module."""
         from transformers.conversion_mapping import get_model_conversion_mapping  # noqa: PLC0415 - takes seconds
         from transformers.core_model_loading import (  # noqa: PLC0415
             WeightConverter,
@@ -175,7 +180,7 @@ class StoredNames:
         return list(groups.values()), unexpected
 
     def _without_ties(self, groups: list[_Group]) -> list[_Group]:
-        """The groups, each with its targets, one for each tensor: of several, that of its first name."""
+        """Fill in `made` of each group, note ties, and return a group for each tensor: the group of the first name."""
         chosen: dict[str, _Group] = {}
         for group in sorted(groups, key=lambda group: self._own[group.target] != group.target):
             headers = [self._headers[name] for name in group.sources]
@@ -186,7 +191,7 @@ class StoredNames:
         return [group for group in groups if chosen[next(iter(group.made))] is group]
 
     def _claim(self, group: _Group) -> None:
-        """Note what a group makes; StoredNamesError if the module lacks that, or another group makes it."""
+        """Note the group's targets; StoredNamesError if the module lacks a target, or two groups make the target."""
         for target in group.made:
             if target not in self._state:
                 raise StoredNamesError(f"{group.sources[0]!r} is converted to {target!r}, which the model lacks")
@@ -206,7 +211,7 @@ class StoredNames:
                     )
 
     def _check_names(self, unknown: list[str]) -> None:
-        """Raise StoredNamesError for names that the module lacks, and for tensors that nothing gives."""
+        """Raise StoredNamesError for stored names that the module lacks, and for module tensors without a group."""
         buffers = dict(self._module.named_buffers())
         patterns = getattr(self._module, "_keys_to_ignore_on_load_missing", None) or ()
         dispensable = {name for name in buffers if any(re.search(pattern, name) for pattern in patterns)}
@@ -222,7 +227,7 @@ class StoredNames:
         )
 
     def _check(self, group: _Group) -> None:
-        """Raise StoredNamesError if a group gives another shape, or cannot be converted back into what is stored."""
+        """Raise StoredNamesError if a group's shape is wrong, or its conversion cannot be undone."""
         for target, value in group.made.items():
             shape = tuple(self._state[target].shape)
             if tuple(value.shape) != shape:
@@ -264,7 +269,7 @@ def has_experts(module: nn.Module) -> bool:
 
 
 def different_ties(alias: str, name: str) -> StoredNamesError:
-    """The refusal of two stored tensors that are one in the module, and whose values differ."""
+    """The error for two stored tensors whose values differ although the module ties them."""
     return StoredNamesError(
         f"{alias!r} differs from {name!r}, to which the model ties it; allowed: equal values, or config.json with "
         "tie_word_embeddings: false"
@@ -272,9 +277,10 @@ def different_ties(alias: str, name: str) -> StoredNamesError:
 
 
 def _passed_over(module: Any) -> list[str]:
-    """Patterns of stored names for which the module needs no tensor, because it computes that itself or lacks the part.
+    """Patterns of stored names that the module ignores, because the module computes the tensor or lacks the part.
 
-    They are transformers' own, those of its buffers that are not stored any more, and those of its old releases.
+    The patterns are transformers' own, the names of buffers that are not in the module's state, and names from old
+    releases of transformers.
     """
     stored = module.state_dict()
     computed = [rf"^{re.escape(name)}$" for name, _ in module.named_buffers() if name not in stored]

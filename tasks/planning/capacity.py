@@ -1,4 +1,4 @@
-"""What the planner may use, and what it knows: pools of machines, lengths, and how the last iteration went."""
+"""Inputs of the planner: the capacity of each pool, expected lengths, and the waits of the last iteration."""
 
 import math
 from dataclasses import dataclass
@@ -13,17 +13,26 @@ from tasks.crew_model.step_time import NOMINAL, StepTime
 class PoolCapacity:
     """A pool from which members of the crew may be taken.
 
-    count_min, count_max: the least and the most members. usd_per_h: price of one member. responses_max: the most
-    responses it decodes together. step_time: NOMINAL until one is measured. start_s: from the start of a process to the
-    weights in place, in every iteration. cold_start_s: the same of one that has neither engine nor weights; 0: unknown.
-    machine_start_s: until a process can start on a new machine. kept: whether its machines stay, and are paid for, from
-    one iteration to the next; else each iteration starts new ones. there: the pool's machines that the last iteration
-    leaves behind; None: unknown, so that none has to be started.
-    losses_per_h: of one machine. available: machines at the end of the last iteration, if they were fewer than asked
-    for, although more may come; None: as many as are asked for.
+    Attributes:
+        name: name of the pool in the configuration.
+        count_min: fewest members.
+        count_max: most members.
+        usd_per_h: price of one member.
+        responses_max: most responses that a member decodes together.
+        step_time: measured step time; NOMINAL before the first measurement.
+        start_s: seconds from the start of a process until the weights are loaded, in every iteration.
+        cold_start_s: like start_s, for a process without engine and weights; 0 if never measured.
+        machine_start_s: seconds until a process can start on a new machine.
+        kept: True if machines stay, and are paid for, from one iteration to the next; False if each iteration starts
+            new machines.
+        machines_present: machines that the last iteration leaves running; None (unknown) counts as enough, so no
+            machine start is expected.
+        losses_per_h: losses of one machine per hour.
+        available: machines at the end of the last iteration if fewer came than the plan wanted; more may still come.
+            None: as many as a plan wants.
     """
 
-    pool: str
+    name: str
     count_min: int
     count_max: int
     usd_per_h: float
@@ -33,7 +42,7 @@ class PoolCapacity:
     cold_start_s: float = 0.0
     machine_start_s: float = 0.0
     kept: bool = True
-    there: int | None = None
+    machines_present: int | None = None
     losses_per_h: float = 0.0
     available: int | None = None
 
@@ -42,15 +51,20 @@ class PoolCapacity:
         return self.step_time is not NOMINAL
 
     def expected(self, count: int) -> int:
-        """How many of the members asked for are expected to come."""
+        """The number of members expected to come if a plan wants `count`."""
         return count if self.available is None else min(count, self.available)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerCapacity:
-    """The trainer's machines as members: `engines` engines, which generate until training begins.
+    """The trainer's machines as members, whose engines generate until training begins.
 
-    usd_per_h: of all of them together, paid whether they generate or wait. start_s: until the engines are ready.
+    Attributes:
+        engines: number of rollout engines on the trainer's machines.
+        usd_per_h: price of all the trainer's machines together, paid while generating and while waiting.
+        responses_max: most responses that an engine decodes together.
+        step_time: measured step time of an engine; NOMINAL before the first measurement.
+        start_s: seconds until the engines are ready.
     """
 
     engines: int
@@ -62,10 +76,12 @@ class TrainerCapacity:
 
 @dataclass(frozen=True)
 class GroupLengths:
-    """The expected lengths of each group's responses: float64 arrays with one entry per group.
+    """The expected lengths of each group's responses.
 
-    expected: their mean; high: the length that one in ten exceeds, at least `expected`. predictor: its name; "none" if
-    all groups are expected alike.
+    Attributes:
+        predictor: name of the predictor; "none" if every group has equal expectations.
+        expected: mean length in tokens, float64 [groups].
+        high: 0.9 quantile of the length in tokens, at least `expected`, float64 [groups].
     """
 
     predictor: str
@@ -78,14 +94,20 @@ class GroupLengths:
 
 @dataclass(frozen=True, kw_only=True)
 class StepWaits:
-    """How the last concluded iteration went, in seconds.
+    """Seconds and members of the last concluded iteration.
 
-    wait_train_s: the trainer's wait for responses, after its seeding; wait_remote_s: the crew's wait for the iteration
-    to end, after its last response; train_s: the trainer's computing; rollout_s: the crew's decoding from its first
-    token to its last (without a crew, that of the trainer's engines). members, members_at_end: of the crew, on average
-    and when the last response had ended. generated_s: decoding of each of the trainer's engines, also beyond the
-    planned window; None: not reported, so as planned. publish_s: of train_s, from the step to the published weights.
-    behind_s: from the last response to the end of training.
+    Attributes:
+        wait_train_s: the trainer's wait for responses, after seeding.
+        wait_remote_s: the crew's wait for the end of the iteration, after the last response.
+        train_s: the trainer's computing time.
+        rollout_s: the crew's decoding from the first token to the last; without a crew, the decoding of the trainer's
+            engines.
+        members: mean number of crew members.
+        members_at_end: crew members at the end of the last response.
+        generated_s: decoding time of each engine of the trainer, also beyond the planned window; None (not reported):
+            as planned.
+        publish_s: part of train_s from the optimizer step to the published weights.
+        behind_s: from the last response to the end of training.
     """
 
     wait_train_s: float

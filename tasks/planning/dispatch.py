@@ -1,10 +1,11 @@
-"""Dispatch: decides which member decodes which groups, from expected lengths, as one pure function.
+"""Dispatch: assigns groups to members by expected lengths, as one pure function.
 
-For the makespan, groups are dealt in turn, longest first, or in ranges of similar lengths, whichever is expected to end
-first. So the longest groups go to members that decode few responses together, and hence each of them faster (StreamRL,
-arXiv 2504.15930, Algorithm 2). For machine time, similar lengths go together, so that a member with short ones leaves
-early (RLHFless, arXiv 2602.22718, section 4.3). Every dealing is timed exactly (tasks/planning/makespan.py). A member
-of the trainer's that will stop early is dealt groups like the others: what it leaves is free for them.
+For the makespan, groups are assigned in turn, longest first, or in ranges of similar lengths, whichever is expected to
+end first. The longest groups then go to members that decode few responses together, and hence each response faster
+(StreamRL, arXiv 2504.15930, Algorithm 2). For machine time, similar lengths go together, so that a member with short
+groups leaves early (RLHFless, arXiv 2602.22718, section 4.3). Every candidate is timed exactly
+(tasks/planning/makespan.py). The trainer's engines stop early, but are assigned groups like members of the crew: their
+unfinished responses are free for the crew.
 """
 
 import heapq
@@ -52,9 +53,12 @@ ISOLATED_RATIO = 1.25
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """One member's groups, in the order in which it begins them, and how many responses it decodes together.
+    """The groups of one member.
 
-    batch_max: None: as many as it can. ends_s: expected end, its start included; 0 without groups.
+    Attributes:
+        groups: group numbers in the order of beginning.
+        batch_max: most responses that the member decodes together; None: the engine's limit.
+        ends_s: expected seconds until the end of the last response, with the start; 0 without groups.
     """
 
     groups: tuple[int, ...]
@@ -64,7 +68,14 @@ class Assignment:
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatch:
-    """One assignment per member, in their order; machine_s and usd: of the members with work, until each has ended."""
+    """The groups of all members.
+
+    Attributes:
+        assignments: assignment of each member, in the order of members.
+        makespan_s: seconds until the last member has ended.
+        machine_s: sum of the seconds until each member with groups has ended.
+        usd: dollars of machine_s.
+    """
 
     assignments: tuple[Assignment, ...]
     makespan_s: float
@@ -73,8 +84,13 @@ class Dispatch:
 
 
 @dataclass(frozen=True)
-class Dealing:
-    """Each member's groups, in the order in which it begins them, and when it has decoded them."""
+class TimedAssignment:
+    """A candidate of dispatch with its time.
+
+    Attributes:
+        groups: groups of each member in the order of beginning.
+        ends_s: seconds until each member has decoded its groups.
+    """
 
     groups: list[list[int]]
     ends_s: list[float]
@@ -88,8 +104,10 @@ class Dealing:
 class GroupWork:
     """The groups of an iteration.
 
-    lengths: expected lengths, [groups, num_generations] tokens. order: the groups' numbers, longest first. keep_order:
-    a member begins its groups in the order of their numbers, not in `order`.
+    Attributes:
+        lengths: expected response lengths, [groups, num_generations] tokens.
+        order: group numbers, longest first.
+        keep_order: True if a member begins groups in the order of group numbers; False: in `order`.
     """
 
     lengths: Lengths
@@ -110,16 +128,16 @@ class GroupWork:
         return {group: place for place, group in enumerate(self.order)}
 
     def begun(self, groups: Sequence[int]) -> list[int]:
-        """A member's groups in the order in which it begins them."""
+        """A member's groups in the order of beginning."""
         return sorted(groups) if self.keep_order else sorted(groups, key=self._place.__getitem__)
 
     def end_s(self, member: DispatchMember, groups: Sequence[int]) -> float:
-        """When the member has decoded these groups."""
+        """Seconds until the member has decoded the given groups."""
         return ends_s(self.lengths, [self.begun(groups)], [member])[0]
 
-    def timed(self, dealt: Sequence[Sequence[int]], members: Sequence[DispatchMember]) -> Dealing:
-        groups = [self.begun(part) for part in dealt]
-        return Dealing(groups, ends_s(self.lengths, groups, members))
+    def timed(self, assigned: Sequence[Sequence[int]], members: Sequence[DispatchMember]) -> TimedAssignment:
+        groups = [self.begun(part) for part in assigned]
+        return TimedAssignment(groups, ends_s(self.lengths, groups, members))
 
     def seconds_per_token(self, member: DispatchMember, members: int) -> float:
         """Seconds for one token of the member's groups if each member decodes an even share at once."""
@@ -136,14 +154,19 @@ def dispatch(
     keep_order: bool = False,
     length_max: float = math.inf,
 ) -> Dispatch:
-    """Deal whole groups to members.
+    """Assign whole groups to members. Raises ValueError without members, and for impossible lengths.
 
-    "makespan" ends the last response as early as possible. "gpu_seconds" takes the least machine time (dollars, if
-    every member has a price) of the dealings that end no later than even ranges of sorted groups. Groups that are all
-    expected alike are dealt evenly, by speed.
-    keep_order: a member begins its groups in the order of their numbers, else the longest first. length_max: the limit
-    of a response's length; without it the longest groups seem longer than they can be. Raises ValueError without
-    members, and for impossible lengths.
+    Groups with equal expected lengths are assigned evenly, by speed.
+
+    Args:
+        lengths: expected lengths of the groups' responses.
+        num_generations: responses of each group.
+        members: the machines.
+        objective: "makespan" ends the last response as early as possible. "gpu_seconds" takes the least machine time
+            (dollars, if every member has a price) among the candidates that end no later than even ranges of sorted
+            groups.
+        keep_order: True if a member begins groups in the order of group numbers; False: the longest first.
+        length_max: limit of a response's length in tokens; without a limit the longest groups seem too long.
     """
     if not members:
         raise ValueError("members: none given; allowed: at least one")
@@ -151,10 +174,10 @@ def dispatch(
     work = GroupWork(responses, tuple(np.lexsort((-responses[:, 0], -lengths.expected)).tolist()), keep_order)
     draws = min(DRAWS_MAX, max(DRAWS_MIN, DRAWN_RESPONSES // responses.size))
     drawn = drawn_lengths(lengths, num_generations, length_max, draws)
-    dealing = _dealt(work, members, objective, drawn)
+    candidate = _assigned(work, members, objective, drawn)
     assignments = tuple(
         _assignment(work, groups, end_s, member, len(members), drawn)
-        for groups, end_s, member in zip(dealing.groups, dealing.ends_s, members, strict=True)
+        for groups, end_s, member in zip(candidate.groups, candidate.ends_s, members, strict=True)
     )
     ends = [assignment.ends_s for assignment in assignments]
     return Dispatch(
@@ -165,45 +188,47 @@ def dispatch(
     )
 
 
-def _dealt(work: GroupWork, members: Sequence[DispatchMember], objective: Objective, drawn: Lengths) -> Dealing:
-    """The best of the ways to deal."""
+def _assigned(
+    work: GroupWork, members: Sequence[DispatchMember], objective: Objective, drawn: Lengths
+) -> TimedAssignment:
+    """The best candidate."""
     evenly = in_turn(work, members)
     alike = not np.ptp(work.lengths, axis=0).any()
     if len(members) == 1 or (alike and all(member == members[0] for member in members)):
         return evenly
     if objective == "gpu_seconds" and not alike:
         return _cheapest(work, members)
-    dealings = [evenly, longest_first(work, members)]
+    candidates = [evenly, longest_first(work, members)]
     if len(work.order) * len(members) <= EXACT_PAIRS_MAX:
-        dealings.append(exactly_longest_first(work, members))
+        candidates.append(exactly_longest_first(work, members))
     if alike or work.lengths.size > MANY_RESPONSES:
-        return min(dealings, key=lambda dealing: dealing.makespan_s)
-    dealings.append(balanced_ranges(work, members))
-    # The best dealing for exactly the expected lengths often suffers most from other lengths.
-    return min(dealings, key=lambda dealing: mean_makespan_s(drawn, dealing.groups, members))
+        return min(candidates, key=lambda candidate: candidate.makespan_s)
+    candidates.append(balanced_ranges(work, members))
+    # The best candidate for exactly the expected lengths often suffers most from other lengths.
+    return min(candidates, key=lambda candidate: mean_makespan_s(drawn, candidate.groups, members))
 
 
-def in_turn(work: GroupWork, members: Sequence[DispatchMember]) -> Dealing:
-    """Groups dealt by number, as plan.py deals them when nothing is known about them."""
+def in_turn(work: GroupWork, members: Sequence[DispatchMember]) -> TimedAssignment:
+    """Groups assigned in turn by group number, as in a plan without known lengths."""
     return work.timed(assign_groups(len(work.order), len(members)), members)
 
 
-def longest_first(work: GroupWork, members: Sequence[DispatchMember]) -> Dealing:
+def longest_first(work: GroupWork, members: Sequence[DispatchMember]) -> TimedAssignment:
     """Each next group goes to the member that would be free first if each decoded an even share at once (LPT)."""
     seconds = [work.seconds_per_token(member, len(members)) for member in members]
     heap = [(member.start_s, place) for place, member in enumerate(members)]
     heapq.heapify(heap)
-    dealt: list[list[int]] = [[] for _ in members]
+    assigned: list[list[int]] = [[] for _ in members]
     for group in work.order:
         free_s, place = heap[0]
-        dealt[place].append(group)
+        assigned[place].append(group)
         heapq.heapreplace(heap, (free_s + work.tokens[group] * seconds[place], place))
-    return work.timed(dealt, members)
+    return work.timed(assigned, members)
 
 
-def exactly_longest_first(work: GroupWork, members: Sequence[DispatchMember]) -> Dealing:
-    """Each next group goes to the member that would have decoded it and what it has first, by exact times (LPT)."""
-    dealt: list[list[int]] = [[] for _ in members]
+def exactly_longest_first(work: GroupWork, members: Sequence[DispatchMember]) -> TimedAssignment:
+    """Each next group goes to the member that would end first with the group, by exact times (LPT)."""
+    assigned: list[list[int]] = [[] for _ in members]
     ends = [0.0] * len(members)
     for group in work.order:
         soonest_s, chosen = math.inf, 0
@@ -211,26 +236,26 @@ def exactly_longest_first(work: GroupWork, members: Sequence[DispatchMember]) ->
         for place in sorted(range(len(members)), key=ends.__getitem__):
             if ends[place] >= soonest_s:
                 break
-            with_it_s = work.end_s(members[place], [*dealt[place], group])
+            with_it_s = work.end_s(members[place], [*assigned[place], group])
             if with_it_s < soonest_s:
                 soonest_s, chosen = with_it_s, place
-        dealt[chosen].append(group)
+        assigned[chosen].append(group)
         ends[chosen] = soonest_s
-    return work.timed(dealt, members)
+    return work.timed(assigned, members)
 
 
-def _cheapest(work: GroupWork, members: Sequence[DispatchMember]) -> Dealing:
-    """The least machine time, or dollars, of the dealings in ranges that end no later than even ranges."""
+def _cheapest(work: GroupWork, members: Sequence[DispatchMember]) -> TimedAssignment:
+    """The candidate of the least machine time, or dollars, among ranges that end no later than even ranges."""
     places, even = _by_speed(members), even_ranges(work, members)
     by_price = sorted(places, key=lambda k: members[k].usd_per_h * members[k].step_time.step_s(1))
     full = [full_ranges(work, members, order, even.makespan_s) for order in (places, by_price)]
     prices = [member.usd_per_h for member in members]
     weights = prices if all(prices) else [1.0] * len(members)
-    return min((even, *filter(None, full)), key=lambda dealing: float(np.dot(dealing.ends_s, weights)))
+    return min((even, *filter(None, full)), key=lambda candidate: float(np.dot(candidate.ends_s, weights)))
 
 
-def balanced_ranges(work: GroupWork, members: Sequence[DispatchMember]) -> Dealing:
-    """Contiguous ranges whose last one ends as early as possible: few of the longest groups for the first member."""
+def balanced_ranges(work: GroupWork, members: Sequence[DispatchMember]) -> TimedAssignment:
+    """Contiguous ranges with the earliest last end: few of the longest groups for the quickest member."""
     places, best = _by_speed(members), even_ranges(work, members)
     least_s = lower_bound_s(work.lengths, members)
     for _ in range(BISECTIONS):
@@ -240,30 +265,30 @@ def balanced_ranges(work: GroupWork, members: Sequence[DispatchMember]) -> Deali
     return best
 
 
-def even_ranges(work: GroupWork, members: Sequence[DispatchMember]) -> Dealing:
+def even_ranges(work: GroupWork, members: Sequence[DispatchMember]) -> TimedAssignment:
     """Contiguous ranges of groups, sized by each member's speed, the longest for the quickest."""
     places = _by_speed(members)
     speeds = [1 / work.seconds_per_token(members[place], len(members)) for place in places]
     cuts = [0, *(round(share * len(work.order)) for share in accumulate(speed / sum(speeds) for speed in speeds))]
-    dealt: list[Sequence[int]] = [()] * len(members)
+    assigned: list[Sequence[int]] = [()] * len(members)
     for place, (first, end) in zip(places, pairwise(cuts), strict=True):
-        dealt[place] = work.order[first:end]
-    return work.timed(dealt, members)
+        assigned[place] = work.order[first:end]
+    return work.timed(assigned, members)
 
 
 def full_ranges(
     work: GroupWork, members: Sequence[DispatchMember], places: Sequence[int], cap_s: float
-) -> Dealing | None:
-    """Contiguous ranges of as much as each member ends in `cap_s`, in the order `places`; None if groups are left.
+) -> TimedAssignment | None:
+    """Contiguous ranges with as many groups as each member decodes in `cap_s`, in the order `places`.
 
-    The last members may get none.
+    The last members may get no group. None if groups are left.
     """
-    dealt: list[Sequence[int]] = [()] * len(members)
+    assigned: list[Sequence[int]] = [()] * len(members)
     left = work.order
     for place in places:
         count = _count_within(work, members[place], left, cap_s)
-        dealt[place], left = left[:count], left[count:]
-    return None if left else work.timed(dealt, members)
+        assigned[place], left = left[:count], left[count:]
+    return None if left else work.timed(assigned, members)
 
 
 def _by_speed(members: Sequence[DispatchMember]) -> list[int]:
@@ -272,7 +297,7 @@ def _by_speed(members: Sequence[DispatchMember]) -> list[int]:
 
 
 def _count_within(work: GroupWork, member: DispatchMember, groups: Sequence[int], cap_s: float) -> int:
-    """How many of the first of these groups the member ends in `cap_s`."""
+    """The number of groups from the start of `groups` that the member decodes in `cap_s`."""
     low, high = 0, 1
     while high <= len(groups) and work.end_s(member, groups[:high]) <= cap_s:
         low, high = high, 2 * high
@@ -286,7 +311,7 @@ def _count_within(work: GroupWork, member: DispatchMember, groups: Sequence[int]
 def _assignment(
     work: GroupWork, groups: list[int], end_s: float, member: DispatchMember, members: int, drawn: Lengths
 ) -> Assignment:
-    """Bound a member's batch if that decodes its groups sooner, or keeps the longest groups apart."""
+    """The assignment with a bound on the batch if a smaller batch ends sooner, or keeps the longest groups apart."""
     if not groups:
         return Assignment(groups=(), batch_max=None, ends_s=0.0)
     tokens = work.lengths[groups]
@@ -306,7 +331,7 @@ def _assignment(
 
 
 def _smaller_batches(member: DispatchMember, batch: int, num_generations: int) -> list[int]:
-    """Batches of whole groups worth trying: half, a quarter, and the one at which the decode rate stops rising."""
+    """Batches of whole groups worth trying: half, a quarter, and the batch at which the decode rate stops rising."""
     tried = {batch // 2, batch // 4, member.step_time.plateau(batch) + num_generations - 1}
     sizes = {size - size % num_generations for size in tried}
     return sorted((size for size in sizes if 0 < size < batch), reverse=True)

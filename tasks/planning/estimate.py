@@ -1,7 +1,8 @@
-"""Estimates what an iteration with a given crew takes and costs, before a group is dealt.
+"""Estimates the seconds and dollars of an iteration with a given crew, before groups are assigned.
 
-The event model of the crew (tasks/crew_model) plays the rollout with responses as long as those of the last iterations.
-The members that are there begin at once and new machines later; the trainer's engines stop when training begins.
+The event model of the crew (tasks/crew_model) plays the rollout with the response lengths of the last iterations.
+Members on present machines begin at once, members on new machines later, and the trainer's engines stop when training
+begins.
 """
 
 import heapq
@@ -34,7 +35,7 @@ PLAYED_MAX, ITERATIONS_MAX = 400, 8
 MEMBERS_MAX = 24
 # Where more rollouts than this are played for a plan, each has fewer responses, and at most so many members.
 ROLLOUTS_MAX, MEMBERS_OF_MANY = 24, 12
-# How often groups are dealt: each time by the speeds with which the members decode what they got before.
+# How often groups are assigned: each time by the speeds with which the members decode what they got before.
 DEALT_TIMES = 3
 _SECONDS_PER_HOUR = 3600.0
 
@@ -68,7 +69,13 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class _Times:
-    """Seconds: until the last response has ended, of the mean member's work, and until the next plan."""
+    """Seconds of a played iteration.
+
+    Attributes:
+        rollout_s: until the last response has ended.
+        work_s: work of the mean crew member.
+        iteration_s: until the next plan.
+    """
 
     rollout_s: float
     work_s: float
@@ -77,23 +84,32 @@ class _Times:
 
 @dataclass(frozen=True)
 class _Alike:
-    """Members of one offer that begin and stop together."""
+    """Members of one pool with equal start and stop.
 
-    offer: PoolCapacity | TrainerCapacity
+    Attributes:
+        capacity: the pool, or the trainer's machines.
+        count: number of members.
+        start_s: seconds until the members begin.
+        stop_s: seconds until the members stop; None: the members stay.
+    """
+
+    capacity: PoolCapacity | TrainerCapacity
     count: int
     start_s: float
     stop_s: float | None = None
 
 
 class Estimator:
-    """Estimates crews for one request; what does not depend on the crew is computed once.
+    """Estimates crews for one request; values that do not depend on the crew are computed once.
 
-    estimates: about how many are asked for.
+    Args:
+        request: the planner's inputs.
+        estimates: approximate number of estimates; many estimates play fewer responses and members each.
     """
 
     def __init__(self, request: PlanningRequest, estimates: int = 1) -> None:
         self._request = request
-        starts = any(offer.kept and offer.there is not None and offer.machine_start_s for offer in request.offers)
+        starts = any(pool.kept and pool.machines_present is not None and pool.machine_start_s for pool in request.pools)
         # Where new machines start, a crew is played with them and without.
         rollouts = estimates * (1 + starts)
         self._played_max = min(PLAYED_MAX, PLAYED_MAX * ROLLOUTS_MAX // rollouts)
@@ -101,21 +117,20 @@ class Estimator:
         self._engines: dict[tuple[str | None, float], EngineModel] = {}
 
     def estimate(self, counts: Counts, seeding: SeedingRecord | None) -> Estimate:
-        """The estimate of a crew. A machine that was asked for before is on its way, so its start is not new."""
-        offers, before = self._request.offers, dict(self._request.asked or ())
-        there = tuple(ready(offer, count) for offer, count in zip(offers, counts, strict=True))
-        first = self._times(counts, seeding, there)
+        """The estimate of a crew. Starts of machines that the newest plan asked for are not charged again."""
+        pools, before = self._request.pools, dict(self._request.planned_width or ())
+        present = tuple(ready(pool, count) for pool, count in zip(pools, counts, strict=True))
+        first = self._times(counts, seeding, present)
         starts_s = [
-            offer.machine_start_s
-            for offer, count, now in zip(offers, counts, there, strict=True)
-            if offer.kept and offer.expected(count) > max(now, before.get(offer.pool, 0))
+            pool.machine_start_s
+            for pool, count, now in zip(pools, counts, present, strict=True)
+            if pool.kept and pool.expected(count) > max(now, before.get(pool.name, 0))
         ]
         settled = tuple(
-            offer.expected(count) if offer.kept else now
-            for offer, count, now in zip(offers, counts, there, strict=True)
+            pool.expected(count) if pool.kept else now for pool, count, now in zip(pools, counts, present, strict=True)
         )
         lasting_s = first.iteration_s
-        if there != settled:
+        if present != settled:
             lasting_s = self._times(counts, seeding, settled).iteration_s
             if starts_s:
                 share = min(1.0, max(1.0, max(starts_s) / first.iteration_s) / HORIZON)
@@ -141,21 +156,21 @@ class Estimator:
         return self._request.usd_no_machine + trainer
 
     def _paid(self, counts: Counts, work_s: float, lasting_s: float) -> tuple[float, float]:
-        """Machine seconds of the crew, and their dollars: of a kept machine from plan to plan, else while it works."""
+        """(machine seconds, dollars) of the crew: kept machines count from plan to plan, others from start to end."""
         machines_s = usd = 0.0
-        for offer, count in zip(self._request.offers, counts, strict=True):
-            each_s = lasting_s if offer.kept else offer.machine_start_s + offer.start_s + work_s
-            machines_s += offer.expected(count) * each_s
-            usd += dollars(offer.expected(count) * each_s, offer.usd_per_h)
+        for pool, count in zip(self._request.pools, counts, strict=True):
+            each_s = lasting_s if pool.kept else pool.machine_start_s + pool.start_s + work_s
+            machines_s += pool.expected(count) * each_s
+            usd += dollars(pool.expected(count) * each_s, pool.usd_per_h)
         return machines_s, usd
 
-    def _times(self, counts: Counts, seeding: SeedingRecord | None, there: Counts) -> _Times:
-        """Means over the played iterations; there: how many members of each offer need no new machine."""
-        members, stop_s = self._members(counts, seeding, there)
+    def _times(self, counts: Counts, seeding: SeedingRecord | None, present: Counts) -> _Times:
+        """Means over the played iterations; present: members of each pool that need no new machine."""
+        members, stop_s = self._members(counts, seeding, present)
         found = []
         for lengths in self._lengths:
-            dealt = _dealt(lengths, members, by_length=self._by_length)
-            rollout = modelled_rollout(lengths, dealt, self._request.rules)
+            assigned = _assigned(lengths, members, by_length=self._by_length)
+            rollout = modelled_rollout(lengths, assigned, self._request.rules)
             crew_s = [each_s for member, each_s in zip(members, rollout.member_s, strict=True) if member.in_crew]
             work_s = sum(crew_s) / len(crew_s) if crew_s else 0.0
             found.append((rollout.ended_s, work_s, self._iteration_s(lengths, rollout, stop_s)))
@@ -163,7 +178,7 @@ class Estimator:
         return _Times(rollout_s=rollout_s, work_s=work_s, iteration_s=iteration_s)
 
     def _iteration_s(self, lengths: Ints, rollout: Rollout, stop_s: float) -> float:
-        """When the next plan is made; stop_s: when the trainer's engines stop, 0 if they do not generate."""
+        """Seconds until the next plan; stop_s: seconds until the trainer's engines stop, 0 if no engine generates."""
         request, train_s = self._request, self._request.training_s or 0.0
         # Training begins when the trainer's engines have stopped.
         seeded_s = min(rollout.ended_s, stop_s)
@@ -174,7 +189,7 @@ class Estimator:
         return max(self._trained_s(lengths, rollout, train_s), seeded_s + train_s) + request.control_s
 
     def _trained_s(self, lengths: Ints, rollout: Rollout, train_s: float) -> float:
-        """When training has ended."""
+        """Seconds until the end of training."""
         if self._request.training == "at_end" or not train_s:
             return rollout.ended_s + train_s
         publish_s = self._request.publish_s
@@ -183,20 +198,20 @@ class Estimator:
         return streamed_s(rollout.ends_s, tokens, train_s - publish_s, order) + publish_s
 
     def _members(
-        self, counts: Counts, seeding: SeedingRecord | None, there: Counts
+        self, counts: Counts, seeding: SeedingRecord | None, present: Counts
     ) -> tuple[list[PlannedMember], float]:
-        """(the members that are expected, without groups; when the trainer's engines stop, 0 if they do not run)."""
+        """(expected members without groups, seconds until the trainer's engines stop: 0 if no engine runs)."""
         request, reserved = self._request, self._request.reserved
-        asked = zip(request.offers, counts, there, strict=True)
-        coming = [(offer, now, offer.expected(count) - now) for offer, count, now in asked]
+        asked = zip(request.pools, counts, present, strict=True)
+        coming = [(pool, now, pool.expected(count) - now) for pool, count, now in asked]
         seeds = reserved is not None and seeding is not None and seeding.seeding_s != 0
         if not any(now or later for _, now, later in coming) and not seeds:
             # No member is expected to come, although some are asked for: as if they came.
-            coming = [(offer, 0, count) for offer, count in zip(request.offers, counts, strict=True)]
+            coming = [(pool, 0, count) for pool, count in zip(request.pools, counts, strict=True)]
         alike: list[_Alike] = []
-        for offer, now, later in coming:
-            alike.append(_Alike(offer, now, offer.start_s))
-            alike.append(_Alike(offer, later, offer.start_s + offer.machine_start_s))
+        for pool, now, later in coming:
+            alike.append(_Alike(pool, now, pool.start_s))
+            alike.append(_Alike(pool, later, pool.start_s + pool.machine_start_s))
         stop_s: float | None = 0.0
         if reserved is not None and seeding is not None and seeds:
             busy_s = request.trainer_busy_s
@@ -208,54 +223,56 @@ class Estimator:
         return members, math.inf if stop_s is None else stop_s
 
     def _played(self, alike: _Alike, played: int) -> list[PlannedMember]:
-        """So many members that stand for these; each response that is played stands for `self._each`.
+        """`played` members in place of `alike.count` members; each played response represents `self._each` responses.
 
-        A lost machine is replaced by one that starts anew; meanwhile the others do its work.
+        While a lost machine's replacement starts, the remaining members do its work, so every engine is slower by the
+        share of lost time.
         """
-        offer, absent = alike.offer, 0.0
-        if isinstance(offer, PoolCapacity):
-            absent = offer.losses_per_h * (offer.start_s + offer.machine_start_s) / _SECONDS_PER_HOUR
-        engine = self._engine(offer, self._each * played * (1 + absent) / alike.count)
-        in_crew = isinstance(offer, PoolCapacity)
+        capacity, absent = alike.capacity, 0.0
+        if isinstance(capacity, PoolCapacity):
+            absent = capacity.losses_per_h * (capacity.start_s + capacity.machine_start_s) / _SECONDS_PER_HOUR
+        engine = self._engine(capacity, self._each * played * (1 + absent) / alike.count)
+        in_crew = isinstance(capacity, PoolCapacity)
         member = PlannedMember(engine=engine, start_s=alike.start_s, stop_s=alike.stop_s, in_crew=in_crew)
         return [member] * played
 
-    def _engine(self, offer: PoolCapacity | TrainerCapacity, each: float) -> EngineModel:
-        """The engine of a member that decodes `each` responses for each one that is played."""
-        key = offer.pool if isinstance(offer, PoolCapacity) else None, each
+    def _engine(self, capacity: PoolCapacity | TrainerCapacity, each: float) -> EngineModel:
+        """The engine of a member that decodes `each` responses for each played response."""
+        key = capacity.name if isinstance(capacity, PoolCapacity) else None, each
         if key not in self._engines:
-            curve, most = holding(self._request, offer)
-            prefill = step_time(self._request, offer).prefill_tokens_per_s(offer.responses_max)
+            curve, most = holding(self._request, capacity)
+            prefill = step_time(self._request, capacity).prefill_tokens_per_s(capacity.responses_max)
             self._engines[key] = EngineModel.standing_for(each, curve, most, prefill)
         return self._engines[key]
 
     @property
     def _by_length(self) -> bool:
-        """Whether the longest groups are dealt first."""
+        """True if the longest groups are assigned first."""
         return self._request.knows_lengths and self._request.settings.dispatch == "auto"
 
     @cached_property
     def _each(self) -> float:
-        """How many responses each one stands for that is played."""
+        """The number of responses that a played response represents."""
         return len(self._request.lengths) / len(self._lengths[0])
 
     @cached_property
     def _lengths(self) -> list[Ints]:
-        """[groups, num_generations] tokens of each iteration that is played.
+        """Response lengths of each played iteration, [groups, num_generations] tokens.
 
-        They are the last iterations', whatever is expected of the next one, because a crew stays for many iterations;
-        before there are any, they are drawn from what is expected. Of many groups, every k-th by tokens is played.
+        A crew stays for many iterations, so the lengths are past lengths, not expectations of the next iteration. The
+        first iteration has no past and draws lengths from the expectations. Of many groups, every k-th by tokens is
+        played.
         """
         request = self._request
         groups, size = len(request.lengths), request.num_generations
         draws = min(ITERATIONS_MAX, max(1, self._played_max // (groups * size)))
-        known = request.past[:draws] or tuple(drawn_lengths(request.lengths, size, request.length_max, draws))
+        known = request.past_lengths[:draws] or tuple(drawn_lengths(request.lengths, size, request.length_max, draws))
         every = min(-(-groups * size // self._played_max), groups)
         return [_every(np.maximum(1.0, np.rint(lengths)), every).astype(np.int64) for lengths in known]
 
 
 def _every(lengths: Floats, every: int) -> Floats:
-    """One of each `every` groups that follow each other by tokens, in their own order, with the same mean length."""
+    """Every `every`-th group in the order of tokens, in the order of group numbers, scaled to the mean of `lengths`."""
     if every == 1:
         return lengths
     by_tokens = np.argsort(-lengths.sum(axis=1), kind="stable")
@@ -263,11 +280,11 @@ def _every(lengths: Floats, every: int) -> Floats:
     return np.asarray(np.maximum(1.0, np.rint(kept * (lengths.mean() / kept.mean()))))
 
 
-def _dealt(lengths: Ints, members: Sequence[PlannedMember], *, by_length: bool) -> list[PlannedMember]:
+def _assigned(lengths: Ints, members: Sequence[PlannedMember], *, by_length: bool) -> list[PlannedMember]:
     """The members with groups: each next group goes to the member that would be free first.
 
-    by_length: the longest groups first, as if their lengths were known; else all count alike, in the order of their
-    numbers.
+    by_length: True takes the longest groups first, as with known lengths. False takes groups in the order of group
+    numbers and counts the mean length for every group.
     """
     tokens = lengths.sum(axis=1).astype(np.float64)
     order = range(len(lengths))
@@ -276,20 +293,20 @@ def _dealt(lengths: Ints, members: Sequence[PlannedMember], *, by_length: bool) 
     else:
         tokens[:] = tokens.mean()
     groups_of = [len(lengths) / len(members)] * len(members)
-    dealt: list[list[int]] = []
+    assigned: list[list[int]] = []
     for _ in range(DEALT_TIMES):
         heap = [(member.start_s, place) for place, member in enumerate(members)]
         heapq.heapify(heap)
         token_s = [
             _token_s(member, groups * lengths.shape[1]) for member, groups in zip(members, groups_of, strict=True)
         ]
-        dealt = [[] for _ in members]
+        assigned = [[] for _ in members]
         for group in order:
             free_s, place = heap[0]
-            dealt[place].append(group)
+            assigned[place].append(group)
             heapq.heapreplace(heap, (free_s + float(tokens[group]) * token_s[place], place))
-        groups_of = [float(len(groups)) for groups in dealt]
-    return [replace(member, groups=tuple(groups)) for member, groups in zip(members, dealt, strict=True)]
+        groups_of = [float(len(groups)) for groups in assigned]
+    return [replace(member, groups=tuple(groups)) for member, groups in zip(members, assigned, strict=True)]
 
 
 def _token_s(member: PlannedMember, responses: float) -> float:

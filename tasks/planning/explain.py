@@ -1,7 +1,7 @@
-"""A plan's decisions as records: what was known, the alternatives, and the reason in one plain sentence each.
+"""A plan's decisions as records: the inputs, the alternatives, and a plain sentence with the reason of each.
 
-Predictions have the names of the report's metrics (docs/guide/metrics.md), so that both can be compared. Nothing is
-predicted until a step time was measured.
+Predictions have the names of the report's metrics (docs/guide/metrics.md) for comparison. A plan predicts nothing
+without a measured step time.
 """
 
 from resources.prices import dollars
@@ -18,10 +18,13 @@ ALTERNATIVES_MAX = 16
 # Names in decisions: of two metrics of the report, and of the decision about the kind of crew.
 ROLLOUT, ITERATION, CREW = "timing_s/rollout", "timing_s/iteration", "crew"
 Figures = dict[str, float]
+# A standing trainer holds its machine between phases, unlike a train task. Below this share of an iteration for reading
+# and writing the state, the held machine may cost as much as the state's time.
+STANDING_SHARE_MIN = 0.03
 
 
 def explain(request: PlanningRequest, choice: WidthChoice) -> tuple[DecisionRecord, ...]:
-    """One record per decision that was taken."""
+    """One record for each decision of the plan."""
     found = (
         _lengths(request),
         _width(request, choice),
@@ -53,9 +56,9 @@ def _width(request: PlanningRequest, choice: WidthChoice) -> DecisionRecord:
     settings, crew = request.settings, choice.crew
     inputs = {"usd_allowed": allowed_usd(request)[1], "cost_weight": settings.cost_weight}
     inputs |= {"train_s": request.training_s or 0.0, "tool_s_per_token": request.tool_s_per_token}
-    inputs |= {f"{offer.pool}/usd_per_h": offer.usd_per_h for offer in request.offers}
-    inputs |= {f"{offer.pool}/losses_per_h": offer.losses_per_h for offer in request.offers}
-    inputs |= {f"{offer.pool}/start_s": offer.start_s for offer in request.offers}
+    inputs |= {f"{pool.name}/usd_per_h": pool.usd_per_h for pool in request.pools}
+    inputs |= {f"{pool.name}/losses_per_h": pool.losses_per_h for pool in request.pools}
+    inputs |= {f"{pool.name}/start_s": pool.start_s for pool in request.pools}
     unknown = {"usd_allowed": float("inf"), "train_s": 0.0, "tool_s_per_token": 0.0}
     if settings.width != "cost":
         inputs.pop("cost_weight")
@@ -175,7 +178,7 @@ def _dispatch(request: PlanningRequest, choice: WidthChoice) -> DecisionRecord:
     alternatives = {}
     if request.measured:
         bound_s = lower_bound_s(request.responses, crew.members)
-        alternatives = {"chosen": {ROLLOUT: crew.dealt_s}, "no dealing is faster than": {ROLLOUT: bound_s}}
+        alternatives = {"chosen": {ROLLOUT: crew.makespan_s}, "no dealing is faster than": {ROLLOUT: bound_s}}
     return DecisionRecord(
         name="dispatch",
         chosen="in turn" if in_turn else f"by {by}; {isolated} members with a smaller batch",
@@ -191,17 +194,17 @@ def _dispatch(request: PlanningRequest, choice: WidthChoice) -> DecisionRecord:
 
 
 def _crew(request: PlanningRequest, estimate: Estimate) -> DecisionRecord | None:
-    """The dollars of members that wait for the next plan, beside those of their starts: which kind of crew is cheaper.
+    """The kind of crew with its costs: dollars of waiting for the next plan, and dollars of starting members anew.
 
-    None until starts and step times are measured, or without a crew. A start is that of a process without engine and
-    weights, on a machine that is there.
+    None without a crew, and without measured starts and step times. A start is the start of a process without engine
+    and weights, on a running machine.
     """
-    crew = [(offer, count) for offer, count in zip(request.offers, estimate.counts, strict=True) if count]
-    if not request.measured or not any(offer.cold_start_s for offer, _ in crew):
+    crew = [(pool, count) for pool, count in zip(request.pools, estimate.counts, strict=True) if count]
+    if not request.measured or not any(pool.cold_start_s for pool, _ in crew):
         return None
     wait_s = max(0.0, estimate.iteration_s - estimate.rollout_s)
-    usd_wait = sum(count * dollars(wait_s, offer.usd_per_h) for offer, count in crew)
-    usd_start = sum(count * dollars(offer.cold_start_s, offer.usd_per_h) for offer, count in crew)
+    usd_wait = sum(count * dollars(wait_s, pool.usd_per_h) for pool, count in crew)
+    usd_start = sum(count * dollars(pool.cold_start_s, pool.usd_per_h) for pool, count in crew)
     cheaper = "standing" if usd_wait <= usd_start else "iteration"
     too = ", too" if request.crew == cheaper else ""
     return DecisionRecord(
@@ -212,6 +215,22 @@ def _crew(request: PlanningRequest, estimate: Estimate) -> DecisionRecord | None
             "wait_s": wait_s,
             "usd_wait": usd_wait,
             "usd_start": usd_start,
-            **{f"{offer.pool}/start_s": offer.cold_start_s for offer, _ in crew},
+            **{f"{pool.name}/start_s": pool.cold_start_s for pool, _ in crew},
         },
+    )
+
+
+def advice_to_stand(placement: str, state_s: float, iteration_s: float) -> str:
+    """One line that recommends trainer.placement "standing"; empty for a small state, and for a trainer that keeps it.
+
+    Args:
+        placement: trainer.placement.
+        state_s: seconds of an iteration in which the trainer restores and writes its state.
+        iteration_s: seconds of the whole iteration; 0: unknown, so the line is empty.
+    """
+    if placement not in ("own", "pod") or not iteration_s or state_s / iteration_s <= STANDING_SHARE_MIN:
+        return ""
+    return (
+        f"restoring and writing the trainer's state takes {state_s:.0f} s of an iteration of {iteration_s:.0f} s "
+        f"({state_s / iteration_s:.0%}); trainer.placement 'standing' keeps it in memory (with planning.seeding 'off')"
     )

@@ -1,4 +1,4 @@
-"""Joins all decisions of an iteration into one pure function: width, seeding and dispatch, with their reasons.
+"""Joins the decisions of an iteration into one pure function: width, seeding and dispatch, with the reason of each.
 
 The plan task calls it in every iteration, and the forecast's simulator calls the same function. No IO, no clock.
 """
@@ -16,10 +16,13 @@ __all__ = ["BudgetExceeded", "IterationPlan", "PlanningRequest", "plan_iteration
 
 @dataclass(frozen=True, kw_only=True)
 class IterationPlan:
-    """The slots with their groups; the reasons are in `decisions`.
+    """The slots of an iteration with their groups.
 
-    slots: the crew's, pool by pool in the order of the offers, then those on the trainer's machines. If there are fewer
-    groups than members, some slots have no groups.
+    Attributes:
+        slots: slots of the crew, pool by pool in the request's order, then slots on the trainer's machines. With fewer
+            groups than members, some slots have no groups.
+        seeding: how long the trainer's machines generate; None if the trainer's machines never generate.
+        decisions: the plan's decisions, each with inputs, alternatives and a reason.
     """
 
     slots: tuple[SlotPlan, ...]
@@ -28,7 +31,7 @@ class IterationPlan:
 
 
 def plan_iteration(request: PlanningRequest) -> IterationPlan:
-    """Choose the crew and deal the groups to it.
+    """Choose the crew and assign the groups to members.
 
     Raises BudgetExceeded if no allowed plan is affordable, and ValueError if there is no member to generate.
     """
@@ -47,8 +50,8 @@ def _check(request: PlanningRequest) -> None:
         raise ValueError(f"{len(request.lengths)} groups of {request.num_generations}; allowed: at least one of each")
     if request.reserved is not None and request.reserved.engines < 1:
         raise ValueError(f"reserved: {request.reserved.engines} engines; allowed: at least one, or None")
-    for offer in request.offers:
-        if min(offer.count_min, offer.count_max) < 0:
-            raise ValueError(f"{offer.pool}: {offer.count_min} to {offer.count_max} members; allowed: from 0 on")
-    if request.reserved is None and not any(offer.count_max for offer in request.offers):
-        raise ValueError(f"offers: no member in {len(request.offers)} pools; allowed: one, or engines of the trainer")
+    for pool in request.pools:
+        if min(pool.count_min, pool.count_max) < 0:
+            raise ValueError(f"{pool.name}: {pool.count_min} to {pool.count_max} members; allowed: from 0 on")
+    if request.reserved is None and not any(pool.count_max for pool in request.pools):
+        raise ValueError(f"pools: no member in {len(request.pools)} pools; allowed: one, or engines of the trainer")

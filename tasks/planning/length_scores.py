@@ -1,4 +1,4 @@
-"""Scores of a length prediction: how many of the longest groups it found, and how well it had the order."""
+"""Scores of a length prediction: the share of the longest groups found, and the correlation of the order."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +10,15 @@ LONGEST_SHARE = 0.2
 def recall_of_longest(expected: npt.ArrayLike, actual: npt.ArrayLike, share: float = LONGEST_SHARE) -> float:
     """Of the k groups expected to be the longest, the share that is at least as long as the k-th longest.
 
-    expected, actual: one figure per group; k is `share` of the groups, rounded, at least one. Groups that tie with the
-    k-th longest all count as right. If expectations tie, this is the mean over all orders of the ties: a predictor that
-    expects all alike scores what chance scores, k of n if no lengths tie. StreamRL scores its ranker so (arXiv
-    2504.15930, section 4.2). Raises ValueError if there are no groups, or a different number of each.
+    The score of StreamRL's ranker (arXiv 2504.15930, section 4.2). Groups that tie with the k-th longest count as
+    right. If expectations tie, the score is the mean over all orders of the ties, so a predictor with equal
+    expectations scores like chance: k of n if no lengths tie. Raises ValueError without groups, and for arrays of
+    different lengths.
+
+    Args:
+        expected: expected length of each group, [groups].
+        actual: actual length of each group, [groups].
+        share: k as a share of the groups, rounded, at least one group.
     """
     wanted, found = _pair(expected, actual)
     k = max(1, round(share * wanted.size))

@@ -1,8 +1,8 @@
-"""Length prediction: all predictors of each group's response lengths, and the choice among them.
+"""Length prediction: the predictors of each group's response lengths, and the choice of a predictor.
 
 "history" knows each prompt's lengths from earlier epochs (RLHFless, arXiv 2602.22718, section 4.3), "ranker" learns the
-order of prompts (StreamRL; tasks/planning/ranker.py), "none" expects all alike. All are measured in every iteration,
-used or not. Pure: the state is a LengthTable.
+order of prompts (StreamRL; tasks/planning/ranker.py), "none" expects equal lengths. Every iteration scores every
+predictor, in use or not. Pure: the state is a LengthTable.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,18 +30,28 @@ _POINTS = (np.arange(QUANTILES) + 0.5) / QUANTILES
 
 @dataclass(frozen=True, kw_only=True)
 class LengthScore:
-    """How good one predictor was in one iteration (tasks/planning/length_scores.py)."""
+    """The scores of one predictor in one iteration.
+
+    Attributes:
+        recall: share of the longest groups found (length_scores.recall_of_longest).
+        rank_correlation: Spearman's correlation of expected and actual order (length_scores.rank_correlation).
+    """
 
     recall: float
     rank_correlation: float
 
 
 def choose_predictor(recalls: Mapping[str, Sequence[float]], settings: PlanningConfig) -> str:
-    """The predictor to use; `recalls`: by predictor, from the last iterations in which it was measured.
+    """The predictor to use for the next iteration.
 
-    "auto" takes the one with the best mean recall. A named one is taken as it is if it was never measured. In all other
-    cases the mean must reach RECALL_MIN; if it does not, the next of PREDICTORS that reaches it is taken, or else
-    "none". All are always measured, so a predictor returns once it has recovered.
+    "auto" takes the predictor with the best mean recall, if the mean reaches RECALL_MIN, and else "none". A
+    named predictor is taken without a measurement. With measurements, its mean must reach RECALL_MIN; otherwise the
+    next of PREDICTORS from RECALL_MIN on is taken, or "none". Predictors out of use are scored too, so a predictor
+    returns when its recall has recovered.
+
+    Args:
+        recalls: by predictor, the recalls of the last iterations with a measurement.
+        settings: section `planning` of the configuration.
     """
     means = {name: float(np.mean(recalls[name])) for name in PREDICTORS if len(recalls.get(name, ()))}
     named = settings.length_predictor
@@ -67,8 +77,8 @@ def recent_recalls(table: LengthTable) -> dict[str, list[float]]:
 def predict(predictor: str, table: LengthTable, prompts: PromptFeatures, length_max: int) -> GroupLengths:
     """The lengths that `predictor` expects of these prompts' groups, in tokens from 1 to length_max.
 
-    Before anything is learned, all act as "none", which then expects half of length_max. Raises ValueError for an
-    unknown predictor.
+    With an empty table every predictor acts as "none" and expects half of length_max. Raises ValueError for an unknown
+    predictor.
     """
     if predictor not in PREDICTORS:
         raise ValueError(f"predictor: value {predictor!r}; allowed: {', '.join(PREDICTORS)}")
@@ -91,11 +101,17 @@ def predict(predictor: str, table: LengthTable, prompts: PromptFeatures, length_
 def learn(
     table: LengthTable, prompts: PromptFeatures, lengths: Floats, *, iteration: int, length_max: int
 ) -> tuple[LengthTable, dict[str, LengthScore]]:
-    """The table after an iteration, and the scores of every predictor with the table before it.
+    """The table after an iteration, and the scores of each predictor's expectations from the given table.
 
-    prompts: those of the n groups whose responses have all ended; lengths: [n, samples] in tokens. Fewer than two
-    groups are not scored, and neither is a predictor that could only expect all alike, except "none". Raises ValueError
-    if the lengths do not belong to these groups.
+    Fewer than two groups are not scored. A predictor with nothing learned acts as "none" and is not scored under its
+    own name. Raises ValueError if `lengths` and `prompts` differ in the number of groups.
+
+    Args:
+        table: the table at the start of the iteration.
+        prompts: features of the prompts of the n groups whose responses have all ended.
+        lengths: response lengths, [n, samples] tokens.
+        iteration: number of the iteration.
+        length_max: limit of a response's length in tokens.
     """
     if lengths.ndim != 2 or len(lengths) != len(prompts):
         raise ValueError(f"lengths: shape {lengths.shape}; allowed: ({len(prompts)}, samples)")
@@ -135,14 +151,14 @@ def score(expected: npt.ArrayLike, means: npt.ArrayLike) -> LengthScore:
 
 
 def _ranked(table: LengthTable, prompts: PromptFeatures) -> Floats:
-    """The lengths of earlier groups, given to the prompts in the ranker's order."""
+    """Expected length of each prompt: the quantile of earlier groups' lengths at the prompt's place in the ranking."""
     order = (ranks(scores(table.weights, prompts)) - 0.5) / len(prompts)
     expected: Floats = np.interp(order, _POINTS, table.quantiles)
     return expected
 
 
 def _remembered(table: LengthTable, prompts: PromptFeatures) -> tuple[Floats, Floats]:
-    """Expected and high of prompts seen before; for other prompts those of "ranker", and NaN."""
+    """(expected, high) of each prompt from its history; a prompt without history gets the ranker's length, and NaN."""
     places, known = _places(table.prompts, prompts.digests)
     expected = _ranked(table, prompts)
     high = np.full(len(prompts), np.nan)
@@ -152,7 +168,7 @@ def _remembered(table: LengthTable, prompts: PromptFeatures) -> tuple[Floats, Fl
 
 
 def _with_history(table: LengthTable, prompts: PromptFeatures, lengths: Floats, iteration: int) -> LengthTable:
-    """The prompts' averages after this epoch's groups; of a prompt that occurs twice, its last group counts."""
+    """The table with each prompt's averages after the iteration; of several groups of a prompt, the last counts."""
     digests, places = np.unique(prompts.digests[::-1], return_index=True)
     groups = lengths[::-1][places]
     places, known = _places(table.prompts, digests)
@@ -197,13 +213,13 @@ def _with_history(table: LengthTable, prompts: PromptFeatures, lengths: Floats, 
 def _places(
     known: npt.NDArray[np.uint64], wanted: npt.NDArray[np.uint64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """The place of each wanted digest among the known ones, which ascend, and whether it is one of them."""
+    """(the index of each wanted digest in `known`, True where `known` holds the digest); `known` is ascending."""
     places = np.searchsorted(known, wanted)
     places = np.minimum(places, max(0, known.size - 1))
     return places, (known[places] == wanted) if known.size else np.zeros(wanted.size, dtype=bool)
 
 
 def _shifted(recent: Floats, newest: Mapping[str, float]) -> Floats:
-    """The columns shifted by one, with the newest at the end; unchanged if nothing was measured."""
+    """The columns shifted by one with `newest` as the last column; unchanged without new scores."""
     column = [newest.get(name, np.nan) for name in PREDICTORS]
     return np.column_stack([recent[:, 1:], column]) if newest else recent

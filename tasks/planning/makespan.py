@@ -1,10 +1,10 @@
-"""The exact time that members take to decode their groups, and the time that no dealing can beat. No IO, no clock.
+"""The exact time of members for decoding their groups, and a lower bound of every assignment. No IO, no clock.
 
-All responses of a member advance one token per step, so its time is the sum of its steps: tau(j) for every token that j
-responses decode together, T = sum_j tau(j) (L_j - L_(j+1)) with lengths descending (TailSieve, section 2.1). If more
-responses wait than it decodes together, a free slot takes the next one, and the same formula holds for the tokens of
-each slot. If the trainer takes groups as they end, an iteration ends at `streamed_s`: members that all end together may
-have no whole group for the trainer until then.
+All responses of a member advance one token per step, so the member's time is the sum of its steps: tau(j) for every
+token that j responses decode together, T = sum_j tau(j) (L_j - L_(j+1)) with lengths descending (TailSieve, section
+2.1). If more responses wait than a member decodes together, a free slot takes the next response, and the formula holds
+for the tokens of each slot. If the trainer takes groups as groups end, an iteration ends at `streamed_s`: members with
+equal ends may have no whole group for the trainer until the end.
 """
 
 import heapq
@@ -25,10 +25,14 @@ Lengths = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class DispatchMember:
-    """A machine to which groups are dealt.
+    """A machine that decodes assigned groups. Raises ValueError for impossible values.
 
-    responses_max: the most responses it decodes together. start_s: seconds until it begins to decode. Raises ValueError
-    for impossible values.
+    Attributes:
+        pool: name of the machine's pool.
+        step_time: seconds of a decoding step by the responses decoded together.
+        responses_max: most responses that the machine decodes together.
+        start_s: seconds until the machine begins to decode.
+        usd_per_h: price of the machine; 0: paid in any case.
     """
 
     pool: str
@@ -47,11 +51,11 @@ class DispatchMember:
 
 
 def response_lengths(lengths: GroupLengths, num_generations: int, length_max: float = math.inf) -> Lengths:
-    """Lengths that stand for a group's responses: [groups, num_generations], descending, with the expected mean.
+    """Representative response lengths of each group: [groups, num_generations] tokens, descending.
 
-    They are the midpoints of equal parts of the log-normal with the expected mean and the 90 % quantile `high` (or the
-    widest one, if none has a quantile so far from the mean), cut off at length_max, as responses are. Raises ValueError
-    for lengths not above 0, or above `high`.
+    The lengths are the midpoints of equal parts of the log-normal with the mean `expected` and the 0.9 quantile `high`,
+    scaled to that mean and cut off at length_max. If no log-normal has a quantile so far from the mean, the widest
+    log-normal is taken. Raises ValueError for expected lengths not above 0, or above `high`.
     """
     if num_generations < 1:
         raise ValueError(f"num_generations: value {num_generations}; allowed: at least 1")
@@ -64,9 +68,9 @@ def response_lengths(lengths: GroupLengths, num_generations: int, length_max: fl
 
 
 def drawn_lengths(lengths: GroupLengths, num_generations: int, length_max: float, draws: int) -> Lengths:
-    """Random lengths as they may turn out: [draws, groups, num_generations], from these log-normals, always the same.
+    """Random response lengths from the log-normals of `lengths`: [draws, groups, num_generations] tokens, a fixed seed.
 
-    A whole group may be misjudged: half of the variance (of the logarithm) is common to its responses.
+    A prediction may misjudge a whole group, so the responses of a group share half of the variance of the logarithm.
     """
     generator = np.random.default_rng(0)
     groups = generator.standard_normal((draws, len(lengths), 1))
@@ -90,9 +94,10 @@ def _spread(lengths: GroupLengths) -> Lengths:
 
 
 def member_time_s(lengths: Sequence[float] | Lengths, step_time: StepTime, responses_max: int) -> float:
-    """Seconds in which one member decodes responses of these lengths (tokens), given in the order of their start.
+    """Seconds of one member for decoding responses of the given lengths in tokens, in the order of starting.
 
-    At most responses_max run at once; the next one starts when one has ended. Exact for whole numbers of tokens.
+    At most responses_max responses run at once, and the next starts in the slot of an ended response. Exact for whole
+    numbers of tokens.
     """
     if responses_max < 1:
         raise ValueError(f"responses_max: value {responses_max}; allowed: at least 1")
@@ -108,7 +113,7 @@ def _times_s(tokens: Lengths, step_time: StepTime, responses_max: int) -> Length
 
 
 def slot_totals(tokens: list[float], slots_max: int) -> list[float]:
-    """The tokens that each slot decodes, if a free slot takes the next response."""
+    """The tokens of each slot if a free slot always takes the next response."""
     slots = tokens[:slots_max]
     heapq.heapify(slots)
     for length in tokens[slots_max:]:
@@ -116,24 +121,27 @@ def slot_totals(tokens: list[float], slots_max: int) -> list[float]:
     return slots
 
 
-def ends_s(lengths: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[DispatchMember]) -> list[float]:
-    """When each member has decoded its groups, its start included; 0 for a member without groups.
+def ends_s(lengths: Lengths, assigned: Sequence[Sequence[int]], members: Sequence[DispatchMember]) -> list[float]:
+    """Seconds until each member has decoded its groups, with the start; 0 for a member without groups.
 
-    lengths: [groups, num_generations]; dealt: each member's groups in the order in which it begins them.
+    Args:
+        lengths: response lengths, [groups, num_generations] tokens.
+        assigned: each member's groups in the order of beginning.
+        members: the members, in the order of `assigned`.
     """
-    ends: list[float] = _ends_s(lengths[None], dealt, members)[:, 0].tolist()
+    ends: list[float] = _ends_s(lengths[None], assigned, members)[:, 0].tolist()
     return ends
 
 
-def mean_makespan_s(drawn: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[DispatchMember]) -> float:
-    """When the last member has decoded its groups: the mean over `drawn`, [draws, groups, num_generations]."""
-    return float(_ends_s(drawn, dealt, members).max(axis=0).mean())
+def mean_makespan_s(drawn: Lengths, assigned: Sequence[Sequence[int]], members: Sequence[DispatchMember]) -> float:
+    """Mean seconds until the last member has decoded its groups, over the draws [draws, groups, num_generations]."""
+    return float(_ends_s(drawn, assigned, members).max(axis=0).mean())
 
 
-def _ends_s(drawn: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[DispatchMember]) -> Lengths:
+def _ends_s(drawn: Lengths, assigned: Sequence[Sequence[int]], members: Sequence[DispatchMember]) -> Lengths:
     """The ends of all members in all draws: [members, draws]."""
     ends = np.zeros((len(members), len(drawn)))
-    for place, (groups, member) in enumerate(zip(dealt, members, strict=True)):
+    for place, (groups, member) in enumerate(zip(assigned, members, strict=True)):
         if groups:
             tokens = drawn[:, list(groups)].reshape(len(drawn), -1)
             ends[place] = member.start_s + _times_s(tokens, member.step_time, member.responses_max)
@@ -141,10 +149,10 @@ def _ends_s(drawn: Lengths, dealt: Sequence[Sequence[int]], members: Sequence[Di
 
 
 def lower_bound_s(lengths: Lengths, members: Sequence[DispatchMember]) -> float:
-    """Seconds before which no assignment of responses of these lengths to these members can end.
+    """Seconds before which no assignment of responses with the given lengths to the given members can end.
 
-    It is the larger of two: the time of all tokens, if every member decodes at its best rate from its start on, and the
-    time of the longest response alone on the member that ends it first.
+    The bound is the larger of two times: the time of all tokens with every member decoding at its best rate from its
+    start on, and the time of the longest response alone on the quickest member.
     """
     rates = [_best_tokens_per_s(member) for member in members]
     longest = float(lengths.max())
@@ -169,9 +177,13 @@ Seconds = npt.NDArray[np.float64]
 def group_ends_s(
     lengths: Lengths, groups: Sequence[int], member: DispatchMember, batch_max: int | None = None
 ) -> Seconds:
-    """When each of a member's groups has ended with all its responses: [len(groups)], in their order.
+    """Seconds until all responses of each group of a member have ended: [len(groups)], in the order of `groups`.
 
-    lengths: of all groups, [groups, num_generations] tokens. groups: in the order in which they begin.
+    Args:
+        lengths: response lengths of all groups, [groups, num_generations] tokens.
+        groups: the member's groups in the order of beginning.
+        member: the member.
+        batch_max: a bound below member.responses_max on the responses decoded together; None: no such bound.
     """
     tokens = lengths[list(groups)].ravel()
     slots = min(member.responses_max, batch_max or member.responses_max)
@@ -186,9 +198,13 @@ def group_ends_s(
 
 
 def streamed_s(ends_s: Seconds, tokens: Seconds, train_s: float, order: npt.NDArray[np.intp] | None = None) -> float:
-    """When everything is trained on, if training takes `train_s` in total.
+    """Seconds until the end of training, if training takes `train_s` in total.
 
-    ends_s, tokens: by group. order: the order in which training takes groups; None: as they end.
+    Args:
+        ends_s: seconds until the last response of each group has ended, [groups].
+        tokens: tokens of each group, [groups].
+        train_s: seconds of training without waiting.
+        order: group numbers in the order of training; None: in the order of `ends_s`.
     """
     order = np.argsort(ends_s, kind="stable") if order is None else order
     left_s = train_s * np.cumsum(tokens[order][::-1])[::-1] / tokens.sum()
@@ -196,7 +212,7 @@ def streamed_s(ends_s: Seconds, tokens: Seconds, train_s: float, order: npt.NDAr
 
 
 def _inslot_totals(tokens: Seconds, slots: int) -> tuple[Seconds, Seconds]:
-    """Where each response ends in its slot, and all slots' totals, ascending; a free slot takes the next response."""
+    """(tokens of the slot at the end of each response, totals of all slots, ascending); free slots take the next."""
     heap = [0.0] * slots
     ends = np.empty_like(tokens)
     for index, length in enumerate(tokens.tolist()):

@@ -1,4 +1,4 @@
-"""The crew of a plan: its members, and the groups that each begins with. tasks/planning/estimate.py times it."""
+"""The crew of a plan: the members and the first groups of each. tasks/planning/estimate.py estimates its time."""
 
 import heapq
 from collections.abc import Sequence
@@ -22,16 +22,21 @@ from tasks.planning.seeding import next_seeding, work_engine_s
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedCrew:
-    """counts: members of each offer, in order. members: these, then the trainer's engines if they generate.
+    """The members of a plan with their groups.
 
-    assignments: one per member. dealt_s: until the last response has ended if no member took work from another.
+    Attributes:
+        counts: members of each pool, in the request's order.
+        members: members of the crew, pool by pool, then the trainer's engines if the trainer generates.
+        assignments: groups of each member, in the order of `members`.
+        seeding: how long the trainer's machines generate; None if the trainer's machines never generate.
+        makespan_s: seconds until the last response has ended if no member takes work from another member.
     """
 
     counts: tuple[int, ...]
     members: tuple[DispatchMember, ...]
     assignments: tuple[Assignment, ...]
     seeding: SeedingRecord | None
-    dealt_s: float
+    makespan_s: float
 
     @property
     def size(self) -> int:
@@ -39,37 +44,37 @@ class PlannedCrew:
 
 
 def planned_crew(request: PlanningRequest, counts: tuple[int, ...], seeding: SeedingRecord | None) -> PlannedCrew:
-    """The crew with these members of each offer and this seeding, and the groups dealt to it.
+    """The crew with `counts` members of each pool and the given seeding, with groups assigned to the members.
 
-    Its seconds are meaningful if `request.measured`.
+    Seconds of the crew are meaningful if `request.measured`.
     """
     size = sum(counts)
-    offers = [offer for offer, count in zip(request.offers, counts, strict=True) for _ in range(count)]
-    crew = [_members(request, offer, count) for offer, count in zip(request.offers, counts, strict=True)]
+    capacities = [pool for pool, count in zip(request.pools, counts, strict=True) for _ in range(count)]
+    crew = [_members(request, pool, count) for pool, count in zip(request.pools, counts, strict=True)]
     members = tuple(chain.from_iterable(crew))
     if seeding is not None and seeding.seeding_s != 0 and request.reserved is not None:
         members += (_engine(request, request.reserved),) * request.reserved.engines
-    assignments = _dealt(request, members)
-    dealt_s = max(assignment.ends_s for assignment in assignments)
+    assignments = _assigned(request, members)
+    makespan_s = max(assignment.ends_s for assignment in assignments)
     assignments = _all_begin(assignments, size)
     if request.tool_s_per_token:
-        offers_of = [*offers, *[request.reserved] * (len(members) - size)]
-        assignments = tuple(_in_places(request, *each) for each in zip(offers_of, assignments, strict=True))
-    return PlannedCrew(counts=counts, members=members, assignments=assignments, seeding=seeding, dealt_s=dealt_s)
+        capacities_of = [*capacities, *[request.reserved] * (len(members) - size)]
+        assignments = tuple(_in_places(request, *each) for each in zip(capacities_of, assignments, strict=True))
+    return PlannedCrew(counts=counts, members=members, assignments=assignments, seeding=seeding, makespan_s=makespan_s)
 
 
 def measured_work_s(request: PlanningRequest) -> float | None:
-    """Member-seconds of the last iteration's rollout, as seeding counts them."""
+    """Member-seconds of the last iteration's rollout, by the count of seeding.work_engine_s; None if unknown."""
     start_s = 0.0 if request.reserved is None else request.reserved.start_s
-    reach = [offer.start_s for offer in request.offers]
+    reach = [pool.start_s for pool in request.pools]
     engines = engines_in_members(request)
     return work_engine_s(request.waits, request.seeding, engines, sum(reach) / max(1, len(reach)), start_s)
 
 
 def engines_in_members(request: PlanningRequest) -> float:
-    """The trainer's engines as a number of members that decode as much.
+    """The number of members that decode as many tokens per second as the trainer's engines.
 
-    In RLBoost both are alike: a remote instance has the accelerators of one engine.
+    In RLBoost the number is the number of engines: a remote instance has the accelerators of one engine.
     """
     if request.reserved is None:
         return 0.0
@@ -78,35 +83,35 @@ def engines_in_members(request: PlanningRequest) -> float:
 
 
 def members_rate(request: PlanningRequest) -> float:
-    """Mean tokens per second of the last iteration's members; 0 if there is no pool."""
+    """Mean tokens per second of the last iteration's members; 0 if present is no pool."""
     width = dict(request.width)
-    rates = [(_rate(request, offer), width.get(offer.pool, 0)) for offer in request.offers]
+    rates = [(_rate(request, pool), width.get(pool.name, 0)) for pool in request.pools]
     if not any(count for _, count in rates):
         rates = [(rate, 1) for rate, _ in rates]
     return sum(rate * count for rate, count in rates) / max(1, sum(count for _, count in rates))
 
 
-def _rate(request: PlanningRequest, offer: PoolCapacity | TrainerCapacity) -> float:
-    """Tokens per second at the batch that each member gets if all members are asked for."""
-    everybody = sum(other.count_max for other in request.offers)
+def _rate(request: PlanningRequest, capacity: PoolCapacity | TrainerCapacity) -> float:
+    """Tokens per second of a member that decodes an even share of the responses with all pools at count_max."""
+    everybody = sum(other.count_max for other in request.pools)
     everybody += 0 if request.reserved is None else request.reserved.engines
     responses = len(request.lengths) * request.num_generations
-    curve, most = holding(request, offer)
+    curve, most = holding(request, capacity)
     return curve.tokens_per_s(min(most, -(-responses // max(1, everybody))))
 
 
 def seedings(request: PlanningRequest, counts: tuple[int, ...]) -> tuple[SeedingRecord | None, ...]:
-    """What the trainer's machines may do beside these members, as far as they are expected to come.
+    """The seedings to compare beside `counts` members of each pool.
 
-    They may generate as long as the controller says, or until nothing is left, or not at all; if no member is expected,
-    they must. (None,) if they never generate.
+    The trainer's machines may generate for the controller's time, or until nothing is left, or not at all. Without an
+    expected member the trainer's machines must generate all. (None,) if the trainer's machines never generate.
     """
     if request.reserved is None or (request.settings.seeding == "off" and any(counts)):
         return (None,)
-    offers = request.offers
-    there = [offer.expected(count) for offer, count in zip(offers, counts, strict=True)]
-    size = sum(there)
-    reach = sum(offer.start_s * count for offer, count in zip(offers, there, strict=True))
+    pools = request.pools
+    present = [pool.expected(count) for pool, count in zip(pools, counts, strict=True)]
+    size = sum(present)
+    reach = sum(pool.start_s * count for pool, count in zip(pools, present, strict=True))
     controlled = next_seeding(
         request.seeding,
         request.waits,
@@ -123,29 +128,29 @@ def seedings(request: PlanningRequest, counts: tuple[int, ...]) -> tuple[Seeding
     return tuple({s: replace(controlled, seeding_s=s) for s in (controlled.seeding_s, 0.0, None)}.values())
 
 
-def ready(offer: PoolCapacity, count: int) -> int:
-    """How many of the members asked for are expected to need no new machine."""
-    if not offer.kept:
-        return 0 if offer.machine_start_s else offer.expected(count)
-    return offer.expected(count) if offer.there is None else min(offer.expected(count), offer.there)
+def ready(pool: PoolCapacity, count: int) -> int:
+    """The number of members expected to need no new machine if a plan wants `count` members of the pool."""
+    if not pool.kept:
+        return 0 if pool.machine_start_s else pool.expected(count)
+    return pool.expected(count) if pool.machines_present is None else min(pool.expected(count), pool.machines_present)
 
 
-def _members(request: PlanningRequest, offer: PoolCapacity, count: int) -> tuple[DispatchMember, ...]:
-    curve, most = holding(request, offer)
+def _members(request: PlanningRequest, pool: PoolCapacity, count: int) -> tuple[DispatchMember, ...]:
+    curve, most = holding(request, pool)
     at_once = DispatchMember(
-        pool=offer.pool,
+        pool=pool.name,
         step_time=curve,
         responses_max=most,
-        start_s=offer.start_s,
-        usd_per_h=offer.usd_per_h,
+        start_s=pool.start_s,
+        usd_per_h=pool.usd_per_h,
     )
-    later = replace(at_once, start_s=offer.start_s + offer.machine_start_s)
-    there = ready(offer, count)
-    return (at_once,) * there + (later,) * (count - there)
+    later = replace(at_once, start_s=pool.start_s + pool.machine_start_s)
+    present = ready(pool, count)
+    return (at_once,) * present + (later,) * (count - present)
 
 
 def _all_begin(assignments: tuple[Assignment, ...], size: int) -> tuple[Assignment, ...]:
-    """Give each of the first `size` members at least one group, so that its machine is started for this iteration."""
+    """Give each of the first `size` members at least one group, so that every member's machine starts."""
     found = list(assignments)
     idle = [place for place in range(size) if not found[place].groups]
     richest_first = [(-len(assignment.groups), place) for place, assignment in enumerate(found)]
@@ -161,10 +166,13 @@ def _all_begin(assignments: tuple[Assignment, ...], size: int) -> tuple[Assignme
 
 
 def engines_stop_s(seeding: SeedingRecord, starts_s: Sequence[float], busy_s: float) -> float | None:
-    """When the trainer's engines stop generating; None if nothing is left then.
+    """Seconds until the trainer's engines stop generating; None: the engines generate until nothing is left.
 
-    starts_s: of the crew's members. While none of them lives, the engines cannot hand over (tasks/learning). busy_s:
-    when the trainer's machines may begin.
+    Args:
+        seeding: the seeding of the plan.
+        starts_s: seconds until each member of the crew begins. Before the first begins, no member can take over the
+            engines' responses (tasks/learning), so the engines go on.
+        busy_s: seconds until the trainer's machines may begin to generate.
     """
     if seeding.seeding_s is None or not starts_s:
         return None
@@ -172,7 +180,7 @@ def engines_stop_s(seeding: SeedingRecord, starts_s: Sequence[float], busy_s: fl
 
 
 def _engine(request: PlanningRequest, reserved: TrainerCapacity) -> DispatchMember:
-    """One of the trainer's engines; it adds no price, because its machine is paid for in any case."""
+    """One of the trainer's engines, without a price, because the trainer's machine is paid for in any case."""
     curve, most = holding(request, reserved)
     return DispatchMember(
         pool=TRAIN_POOL,
@@ -182,56 +190,56 @@ def _engine(request: PlanningRequest, reserved: TrainerCapacity) -> DispatchMemb
     )
 
 
-def step_time(request: PlanningRequest, offer: PoolCapacity | TrainerCapacity) -> StepTime:
-    """The measured step time; for an unmeasured pool, that of the first measured one, members and engines alike."""
-    curves = [offer.step_time, *(other.step_time for other in request.offers)]
+def step_time(request: PlanningRequest, capacity: PoolCapacity | TrainerCapacity) -> StepTime:
+    """The measured step time; for an unmeasured pool, the step time of the first measured pool or of the trainer."""
+    curves = [capacity.step_time, *(other.step_time for other in request.pools)]
     if request.reserved is not None:
         curves.append(request.reserved.step_time)
     return next((curve for curve in curves if curve is not NOMINAL), NOMINAL)
 
 
-def holding(request: PlanningRequest, offer: PoolCapacity | TrainerCapacity) -> tuple[StepTime, int]:
-    """(seconds of a token by the responses that a member holds, the most it holds), with their waiting for tools."""
+def holding(request: PlanningRequest, capacity: PoolCapacity | TrainerCapacity) -> tuple[StepTime, int]:
+    """(step time by the responses that a member holds, the most responses held), with the waiting for tools."""
     responses = len(request.lengths) * request.num_generations
-    return while_held(step_time(request, offer), offer.responses_max, request.tool_s_per_token, responses)
+    return while_held(step_time(request, capacity), capacity.responses_max, request.tool_s_per_token, responses)
 
 
 def _in_places(
-    request: PlanningRequest, offer: PoolCapacity | TrainerCapacity | None, assignment: Assignment
+    request: PlanningRequest, capacity: PoolCapacity | TrainerCapacity | None, assignment: Assignment
 ) -> Assignment:
-    """The assignment with its bound as a number of responses that are decoded, not held."""
-    if assignment.batch_max is None or offer is None:
+    """The assignment with batch_max as a number of decoded responses instead of held responses."""
+    if assignment.batch_max is None or capacity is None:
         return assignment
-    curve, most, wait_s = step_time(request, offer), offer.responses_max, request.tool_s_per_token
+    curve, most, wait_s = step_time(request, capacity), capacity.responses_max, request.tool_s_per_token
     return replace(assignment, batch_max=decoded_together(curve, most, wait_s, assignment.batch_max))
 
 
-def _dealt(request: PlanningRequest, members: tuple[DispatchMember, ...]) -> tuple[Assignment, ...]:
-    """Groups dealt by length and speed, or as if all were alike if that is asked for or lets training end sooner."""
+def _assigned(request: PlanningRequest, members: tuple[DispatchMember, ...]) -> tuple[Assignment, ...]:
+    """Groups assigned by length and speed, or without lengths if the settings say so or training ends sooner."""
     if request.settings.dispatch == "in_turn" or not request.knows_lengths:
-        return _dealt_alike(request, members)
+        return _assigned_alike(request, members)
     by_length = _dispatched(request, members, request.lengths)
     if request.settings.objective == "gpu_seconds" or not request.training_s:
         return by_length
-    dealings = [by_length]
+    candidates = [by_length]
     # Among unlike members that is a dispatch of its own, which takes long for many responses.
     if len(set(members)) == 1 or request.responses.size <= MANY_RESPONSES:
-        dealings.append(_dealt_alike(request, members))
-    return min(dealings, key=lambda dealt: trained_s(request, members, dealt))
+        candidates.append(_assigned_alike(request, members))
+    return min(candidates, key=lambda assigned: trained_s(request, members, assigned))
 
 
-def _dealt_alike(request: PlanningRequest, members: tuple[DispatchMember, ...]) -> tuple[Assignment, ...]:
-    """Groups dealt in turn if all members are alike, or if that is asked for; else by speed."""
+def _assigned_alike(request: PlanningRequest, members: tuple[DispatchMember, ...]) -> tuple[Assignment, ...]:
+    """Groups assigned in turn if all members are equal or settings.dispatch is "in_turn", and else by speed."""
     kinds = {(member.step_time, member.responses_max, member.start_s) for member in members}
     if len(kinds) == 1 or request.settings.dispatch == "in_turn":
-        dealt = assign_groups(len(request.lengths), len(members))
-        ends = ends_s(request.responses, dealt, members)
-        return tuple(Assignment(groups=g, batch_max=None, ends_s=end) for g, end in zip(dealt, ends, strict=True))
+        assigned = assign_groups(len(request.lengths), len(members))
+        ends = ends_s(request.responses, assigned, members)
+        return tuple(Assignment(groups=g, batch_max=None, ends_s=end) for g, end in zip(assigned, ends, strict=True))
     lengths = request.lengths
     mean, high = (np.full(len(lengths), float(values.mean())) for values in (lengths.expected, lengths.high))
-    dealt_alike = _dispatched(request, members, GroupLengths("none", mean, high))
-    ends = ends_s(request.responses, [assignment.groups for assignment in dealt_alike], members)
-    return tuple(replace(a, ends_s=end if a.groups else 0.0) for a, end in zip(dealt_alike, ends, strict=True))
+    assigned_alike = _dispatched(request, members, GroupLengths("none", mean, high))
+    ends = ends_s(request.responses, [assignment.groups for assignment in assigned_alike], members)
+    return tuple(replace(a, ends_s=end if a.groups else 0.0) for a, end in zip(assigned_alike, ends, strict=True))
 
 
 def _dispatched(
@@ -248,7 +256,7 @@ def _dispatched(
 
 
 def trained_s(request: PlanningRequest, members: Sequence[DispatchMember], assignments: Sequence[Assignment]) -> float:
-    """When training ends, while members generate what they were dealt."""
+    """Seconds until the end of training if every member decodes its assigned groups and no other work."""
     lengths = request.responses
     ends: list[npt.NDArray[np.float64]] = []
     groups: list[int] = []

@@ -1,4 +1,4 @@
-"""Features of a prompt that tell something about its responses' lengths, without a model."""
+"""Features of a prompt that correlate with the lengths of responses, computed without a model."""
 
 import hashlib
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _MULTIPLIERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 
 
 class Prompt(Protocol):
-    """The parts of a prompt that are used; storage.records.prompt_table.PromptRow has them."""
+    """The attributes of a prompt that features need; storage.records.prompt_table.PromptRow has all three."""
 
     @property
     def prompt_id(self) -> str: ...
@@ -30,10 +30,14 @@ class Prompt(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFeatures:
-    """Features of n prompts: their digests [n], dense features [n, FEATURES], and hashed n-grams as a sparse matrix.
+    """Features of n prompts, with hashed n-grams as a sparse matrix [n, HASHED] whose rows have norm 1.
 
-    dense: 1, ln(1 + prompt tokens), whether an answer is known, ln(1 + its characters). The matrix is [n, HASHED]:
-    `values` stand at (`rows`, `buckets`); each is ln(1 + count), and every row has norm 1.
+    Attributes:
+        digests: digest of each prompt's id, uint64 [n].
+        dense: 1, ln(1 + prompt tokens), 1 if an answer is known, ln(1 + characters of the answer), [n, FEATURES].
+        rows: row of each entry of the matrix, [entries].
+        buckets: column of each entry, [entries].
+        values: ln(1 + count of the n-gram), divided by the norm of the row, [entries].
     """
 
     digests: npt.NDArray[np.uint64]
@@ -46,7 +50,7 @@ class PromptFeatures:
         return len(self.digests)
 
     def take(self, groups: npt.NDArray[np.bool_]) -> "PromptFeatures":
-        """The features of the prompts at which `groups` is true, in their order."""
+        """The features of the prompts at which `groups` [n] is true, in the present order."""
         kept = groups[self.rows]
         numbers = np.cumsum(groups) - 1
         return PromptFeatures(
@@ -78,7 +82,7 @@ def prompt_features(prompts: Sequence[Prompt]) -> PromptFeatures:
 
 
 def answer_characters(columns: dict[str, Any]) -> int:
-    """Characters of the longest text under one of ANSWERS, in the row or one level below; 0 if there is none."""
+    """Characters of the longest text in a column of ANSWERS, in the row or one level below; 0 without such a text."""
     nested = [inner for inner in columns.values() if isinstance(inner, dict)]
     found = (value for held in (columns, *nested) for name, value in held.items() if name.lower() in ANSWERS)
     return max((len(value) for value in found if isinstance(value, str)), default=0)

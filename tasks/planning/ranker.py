@@ -24,7 +24,7 @@ PARTNERS_MAX = 64
 
 
 def scores(weights: Floats, prompts: PromptFeatures) -> Floats:
-    """The score of each prompt [n], from weights [HASHED + FEATURES]; the higher, the longer its responses."""
+    """The score of each prompt [n], from weights [HASHED + FEATURES]; a higher score means longer responses."""
     hashed = np.bincount(prompts.rows, prompts.values * weights[prompts.buckets], minlength=len(prompts))
     total: Floats = hashed + (prompts.dense * weights[HASHED:]).sum(axis=1)
     return total
@@ -52,9 +52,10 @@ def trained(weights: Floats, squares: Floats, prompts: PromptFeatures, means: Fl
 
 
 def _pairs(means: Floats) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(longer, shorter) of pairs of groups that differ: each with its next PARTNERS_MAX / 2 in the plan's order.
+    """(longer, shorter) of pairs of groups with different lengths, [pairs] each.
 
-    That order is the shuffled order of the prompts, and so as good as random.
+    Each group is paired with the next PARTNERS_MAX / 2 groups of the plan. Prompts of a plan are shuffled, so the pairs
+    are as good as random.
     """
     size = len(means)
     offsets = np.arange(1, min(PARTNERS_MAX, size) // 2 + 1)

@@ -19,25 +19,37 @@ from tasks.planning.makespan import response_lengths
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningRequest:
-    """All that a plan is made from.
+    """All inputs of one plan.
 
-    keep_order: a member must begin its groups in the order of their numbers, as dynamic sampling takes them. reserved:
-    the trainer's machines, which generate if settings.seeding says so; None: nothing is known of them. waits, seeding,
-    width: of the last concluded iteration; width is the number of members by pool. asked: the same number in the newest
-    plan, whose iteration may still be under way; None: there is no plan yet. train_s: seconds of a training step
-    without waiting; None: unknown. training: whether it takes groups as they end, in the order of their numbers, or all
-    at the end. past: the lengths of the last iterations' responses, the newest first, in the shape
-    [groups, num_generations] of the next one. rules: those of the run's members. control_s: seconds between published
-    weights and the next plan. overlaps: whether the next iteration is generated while this one is trained.
-    spent_usd: the run's cost so far. usd_no_machine: an iteration's costs beside its machines (requests, egress, the
-    control plane), as in the last one. length_max: the limit of a response's length in tokens.
-    tool_s_per_token: seconds for which responses wait for tools, per token that they decode. crew: the kind of crew
-    that is configured (rollout.crew).
+    Attributes:
+        num_generations: responses of each group.
+        lengths: expected lengths of the groups' responses.
+        pools: capacity of each pool of the crew, in the configuration's order.
+        settings: section `planning` of the configuration.
+        rules: settings by which the members divide the groups.
+        keep_order: True if a member must begin groups in the order of their numbers, as dynamic sampling takes groups.
+        reserved: the trainer's machines, which generate if settings.seeding allows; None: unknown.
+        waits: waits of the last concluded iteration; None before the first.
+        seeding: seeding of the last concluded iteration; None without seeding.
+        width: (pool, members) of the last concluded iteration.
+        planned_width: (pool, members) of the newest plan, whose iteration may still be running; None before the first
+            plan.
+        train_s: seconds of a training step without waiting; None: unknown.
+        training: when training takes groups: as each group ends, in the order of group numbers, or after the last.
+        past_lengths: response lengths of the last iterations, the newest first, each [groups, num_generations] tokens
+            like the next iteration.
+        control_s: seconds between published weights and the next plan.
+        overlaps: True if the next iteration is generated while the current one is trained.
+        spent_usd: cost of the run so far.
+        usd_no_machine: dollars of the last iteration for requests, egress and the control plane.
+        length_max: limit of a response's length in tokens.
+        tool_s_per_token: seconds of waiting for tools per decoded token.
+        crew: kind of crew in the configuration (rollout.crew).
     """
 
     num_generations: int
     lengths: GroupLengths
-    offers: tuple[PoolCapacity, ...]
+    pools: tuple[PoolCapacity, ...]
     settings: PlanningConfig
     rules: CrewRules
     keep_order: bool = False
@@ -45,10 +57,10 @@ class PlanningRequest:
     waits: StepWaits | None = None
     seeding: SeedingRecord | None = None
     width: tuple[tuple[str, int], ...] = ()
-    asked: tuple[tuple[str, int], ...] | None = None
+    planned_width: tuple[tuple[str, int], ...] | None = None
     train_s: float | None = None
     training: Literal["as_ended", "in_order", "at_end"] = "as_ended"
-    past: tuple[npt.NDArray[np.float64], ...] = ()
+    past_lengths: tuple[npt.NDArray[np.float64], ...] = ()
     control_s: float = 0.0
     overlaps: bool = False
     spent_usd: float = 0.0
@@ -60,33 +72,33 @@ class PlanningRequest:
     @property
     def measured(self) -> bool:
         """Whether seconds and dollars can be predicted: every usable pool has a measured step time."""
-        offered = [offer for offer in self.offers if offer.count_max]
+        offered = [pool for pool in self.pools if pool.count_max]
         if not offered and self.reserved is not None:
             return self.reserved.step_time is not NOMINAL
-        return all(offer.measured for offer in offered)
+        return all(pool.measured for pool in offered)
 
     @property
     def knows_lengths(self) -> bool:
-        """Whether anything tells the groups apart."""
+        """True if the predictor expects different lengths of different groups."""
         return self.lengths.predictor != "none"
 
     @cached_property
     def responses(self) -> npt.NDArray[np.float64]:
-        """Lengths that stand for the groups' responses: [groups, num_generations]."""
+        """Representative response lengths of each group, [groups, num_generations] tokens."""
         return response_lengths(self.lengths, self.num_generations, self.length_max)
 
     @property
     def publish_s(self) -> float:
-        """The end of training, which waits for every group."""
+        """Seconds of training from the optimizer step, after every group, to the published weights; 0: unknown."""
         return 0.0 if self.waits is None else min(self.waits.publish_s, self.training_s or 0.0)
 
     @property
     def trainer_busy_s(self) -> float:
         """Seconds after the plan until the trainer's machines may generate.
 
-        If iterations overlap, the one before is trained to its end and concluded first; the crew generates meanwhile.
-        What is left of its training is what was left in the last iteration. Not so if the crew stands: then it comes as
-        late to this iteration as the trainer.
+        If iterations overlap, the trainer first ends and concludes the previous iteration while the crew generates. The
+        remaining training time is taken from the last iteration (StepWaits.behind_s). A standing crew begins the
+        iteration as late as the trainer, so the result is 0.
         """
         if not self.overlaps or self.crew == "standing":
             return 0.0
@@ -95,7 +107,7 @@ class PlanningRequest:
 
     @property
     def training_s(self) -> float | None:
-        """How long training takes: as given, or else as measured."""
+        """Seconds of training: the given train_s, or else the measured time of the last iteration; None: unknown."""
         return self.train_s if self.train_s is not None or self.waits is None else self.waits.train_s
 
 

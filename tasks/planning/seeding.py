@@ -1,8 +1,9 @@
 """Seeding: decides how long the trainer's machines generate before they train.
 
-After RLBoost's Algorithm 1 (arXiv 2510.19225, section 4.1). In its step model, R member-seconds of work are done by N
-engines of the trainer for T_seed and by n members from x on, while training takes T after T_seed. Both end together if
-x + (R - N T_seed) / n = T_seed + T, which gives `closed_form_s`. The controller finds it from the two waits.
+After RLBoost's Algorithm 1 (arXiv 2510.19225, section 4.1). In the step model, N engines of the trainer work for T_seed
+and n members from x on, together R member-seconds, while training takes T after T_seed. Generation and training end
+together if x + (R - N T_seed) / n = T_seed + T, solved by `closed_form_s`. The controller reaches the solution from the
+two waits.
 """
 
 from dataclasses import replace
@@ -24,8 +25,14 @@ def work_engine_s(
 ) -> float | None:
     """R: the member-seconds of the last iteration's rollout; None if unknown.
 
-    This is t_remote * n_prem + T_seed * N_resv of Algorithm 1, line 10. engines: the trainer's, as a number of members
-    that decode as much. transfer_s, engine_start_s: until a member began, and until an engine did.
+    R = t_remote * n_prem + T_seed * N_resv (Algorithm 1, line 10).
+
+    Args:
+        waits: waits of the last concluded iteration; None before the first.
+        before: seeding of the last concluded iteration; None without seeding.
+        engines: the trainer's engines as a number of members with equal speed.
+        transfer_s: seconds until a member began.
+        engine_start_s: seconds until an engine of the trainer began.
     """
     if waits is None:
         return None
@@ -39,12 +46,12 @@ def work_engine_s(
 
 
 def _seeded_s(before: SeedingRecord, waits: StepWaits, transfer_s: float) -> float:
-    """How long the trainer's machines generated: at most as long as there was work."""
+    """Seconds for which the trainer's machines generated: at most until no work was left."""
     return min(before.seeding_s or 0.0, transfer_s + waits.rollout_s)
 
 
 def members_needed(work_s: float, train_s: float) -> float:
-    """N_prem: with this many members generation takes no longer than training; more would only wait (line 10)."""
+    """N_prem: the members with which generation takes no longer than training; more members would wait (line 10)."""
     return work_s / train_s if train_s > 0 else float("inf")
 
 
@@ -53,7 +60,7 @@ def closed_form_s(
 ) -> float:
     """The controller's fixed point, (R - n (T - x)) / (N + n), but at least `floor_s`.
 
-    transfer_s: x, until a member begins. This is the module's balance of both sides, solved for T_seed.
+    The module's balance of both sides, solved for T_seed. transfer_s: x, the seconds until a member begins.
     """
     return max(floor_s, (work_s - members * (train_s - transfer_s)) / (engines + members))
 
@@ -69,48 +76,45 @@ def next_seeding(
     settings: PlanningConfig,
     engine_start_s: float = 0.0,
 ) -> SeedingRecord:
-    """The seeding time of the next iteration, and what is remembered from now on.
+    """The seeding of the next iteration: the time, and the memory of times by number of members.
 
-    before, waits: of the last concluded iteration; train_s: seconds of training, None: unknown. members: of the crew,
-    as planned now. engines: as in `work_engine_s`. transfer_s, engine_start_s: until a member begins, and until an
-    engine of the trainer does; both may be long.
-
-    The time is the first of these that applies: None (until nothing is left) without members; 0 if there are as many as
-    `members_needed`; the time remembered for this number of members; the closed form of the last iteration's work, if
-    the number of members has changed or the last time was the configured first one; and else what the controller says.
+    The first rule that applies decides the time:
+    - no members: None, until nothing is left;
+    - at least `members_needed` members: 0;
+    - a remembered time for the number of members: the remembered time;
+    - a new number of members, or a last time equal to the configured first time: the closed form of the last
+      iteration's work;
+    - else: the controller's time.
     A time in which an engine would hardly begin becomes 0.
+
+    Args:
+        before: seeding of the last concluded iteration; None without seeding.
+        waits: waits of the last concluded iteration; None before the first.
+        members: planned members of the crew.
+        engines: as in `work_engine_s`.
+        transfer_s: seconds until a member begins.
+        train_s: seconds of training; None: unknown.
+        settings: section `planning` of the configuration.
+        engine_start_s: seconds until an engine of the trainer begins.
     """
-    chosen = _chosen(before, waits, members, engines, transfer_s, train_s, settings, engine_start_s)
-    if chosen.seeding_s is not None and chosen.seeding_s <= engine_start_s:
-        return replace(chosen, seeding_s=0.0)
-    return chosen
-
-
-def _chosen(
-    before: SeedingRecord | None,
-    waits: StepWaits | None,
-    members: int,
-    engines: float,
-    transfer_s: float,
-    train_s: float | None,
-    settings: PlanningConfig,
-    engine_start_s: float,
-) -> SeedingRecord:
     work_s = work_engine_s(waits, before, engines, transfer_s, engine_start_s)
     known = _adapted(before, waits, work_s, engines, transfer_s, settings)
     if members == 0:
         return replace(known, seeding_s=None, members=0)
-    if work_s is not None and train_s is not None and members >= members_needed(work_s, train_s):
-        return replace(known, seeding_s=0.0, members=members)
+    seeding_s = known.seeding_s
     was_first = is_initial(before, settings)
     remembered = None if was_first else known.memory.get(str(members))
-    if remembered is not None:
-        return replace(known, seeding_s=remembered, members=members)
-    if (was_first or known.members != members) and work_s is not None and train_s is not None:
+    if work_s is not None and train_s is not None and members >= members_needed(work_s, train_s):
+        seeding_s = 0.0
+    elif remembered is not None:
+        seeding_s = remembered
+    elif (was_first or known.members != members) and work_s is not None and train_s is not None:
         to_do_s = work_s + engines * engine_start_s
         fixed_s = closed_form_s(to_do_s, train_s, transfer_s, engines, members, settings.seeding_s_min)
-        return replace(known, seeding_s=min(fixed_s, to_do_s / engines), members=members)
-    return replace(known, members=members)
+        seeding_s = min(fixed_s, to_do_s / engines)
+    if seeding_s is not None and seeding_s <= engine_start_s:
+        seeding_s = 0.0
+    return replace(known, seeding_s=seeding_s, members=members)
 
 
 def _adapted(
@@ -123,9 +127,9 @@ def _adapted(
 ) -> SeedingRecord:
     """Lines 9 to 14: the time changed by the difference of the waits, and remembered if membership was constant.
 
-    Line 9 divides by eta. One more second of seeding changes that difference by 1 + N / n, so the rule would diverge if
-    this exceeded 2 eta. The divisor is therefore at least 1 + N / n, with which it never overshoots the fixed point.
-    The time does not exceed R / N either, in which the trainer's engines do all the work.
+    Line 9 divides by eta. One more second of seeding changes the difference by 1 + N / n, so the rule would diverge for
+    1 + N / n above 2 eta. A divisor of at least 1 + N / n never overshoots the fixed point. The time stays at most
+    R / N, in which the trainer's engines would do all the work.
     """
     if before is None:
         return SeedingRecord(seeding_s=_initial_s(settings), members=0)
@@ -144,16 +148,18 @@ def _adapted(
 
 
 def generates_again(alone_s: float, settings: PlanningConfig, *, crew_ended: bool = False) -> bool:
-    """Whether the trainer's machines begin to generate again in the middle of an iteration.
+    """True if the trainer's machines begin to generate again in the middle of an iteration.
 
-    alone_s: how long no other member has lived. crew_ended: no member of the crew will come any more, so waiting is in
-    vain.
+    Args:
+        alone_s: seconds since the last live member of the crew.
+        settings: section `planning` of the configuration.
+        crew_ended: True if no member of the crew will come, so waiting is in vain.
     """
     return settings.seeding == "auto" and (crew_ended or alone_s >= settings.seeding_after_s)
 
 
 def is_initial(before: SeedingRecord | None, settings: PlanningConfig) -> bool:
-    """Whether the last iteration's seeding time was the configured first one, chosen without any knowledge."""
+    """True if the last iteration's seeding time was the configured first time, chosen without measurements."""
     return before is not None and not before.memory and before.seeding_s == _initial_s(settings)
 
 

@@ -1,4 +1,4 @@
-"""The balance of generation and training: one member more, or one fewer, keeps both about equally long.
+"""The balance of generation and training: a member more, or a member fewer, keeps both about equally long.
 
 After StreamRL's rule of run-time elasticity (arXiv 2504.15930, Algorithm 1). With delta = T_gen - T_train, and delta'
 the generation time that one more member saves, a member is added if delta >= delta'. Generation is then still not
@@ -14,9 +14,12 @@ SLACK = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class BalanceStep:
-    """change: members to add. delta_s: how much longer generation takes than training.
+    """The decision of one balance step.
 
-    saved_s: generation time that one more member saves; None if there is none to add.
+    Attributes:
+        change: members to add; -1 removes a member.
+        delta_s: seconds by which generation is longer than training.
+        saved_s: seconds of generation that one more member saves; None if no member can be added.
     """
 
     change: Literal[-1, 0, 1]
@@ -29,9 +32,15 @@ def balance_step(
 ) -> BalanceStep:
     """Add a member if delta >= delta' > 0; remove one if generation would stay shorter than training without it.
 
-    generation_s: the present time; one_more_s, one_less_s: the time with one member more or fewer; None: the bounds
-    forbid it. If these are right, a change is never reversed: without an added member generation would be longer than
-    training, and after a removal generation is still shorter than training.
+    If the given times are right, no later step reverses a change: without an added member generation would be longer
+    than training, and after a removal generation is still shorter than training. Raises ValueError for negative or
+    infinite times, and for training of 0 seconds.
+
+    Args:
+        generation_s: seconds of generation with the present members.
+        train_s: seconds of training.
+        one_more_s: seconds of generation with one member more; None if the bounds forbid the member.
+        one_less_s: seconds of generation with one member fewer; None if the bounds forbid the removal.
     """
     if not 0 <= generation_s < float("inf") or not 0 < train_s < float("inf"):
         raise ValueError(f"generation_s, train_s: {generation_s}, {train_s}; allowed: finite, training above 0")

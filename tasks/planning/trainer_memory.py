@@ -1,7 +1,7 @@
 """The memory that training takes: bytes per parameter of the state, and the activations of a pass. Pure.
 
-The one place that knows them. `check`, the forecast and fleets ask here. Both are estimates of a dense decoder with a
-gated feed-forward block; activations are those of attention that stores no scores.
+`check`, the forecast and fleets ask this module alone. State and activations are estimates for a dense decoder with a
+gated feed-forward block and an attention that stores no scores.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,9 +43,13 @@ def kept_bytes(optimizer: OptimizerConfig) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerMemory:
-    """Bytes. state: on the devices of all processes together. activations: of a process in its largest pass.
+    """The memory of a trainer.
 
-    offloaded: on the hosts of all processes. pass_tokens: the tokens of that pass.
+    Attributes:
+        state: bytes of the state on the devices of all processes together.
+        activations: bytes of one process in its largest pass.
+        offloaded: bytes on the hosts of all processes together.
+        pass_tokens: tokens of the largest pass.
     """
 
     state: float
@@ -54,15 +58,19 @@ class TrainerMemory:
     pass_tokens: int
 
     def of_each(self, processes: int) -> float:
-        """On the device of each process."""
+        """Bytes on the device of each process."""
         return self.state / processes + self.activations
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """device_bytes: the memory of a device, of which the head takes a share. processes: they have a device each.
+    """The devices of a trainer.
 
-    stored_bytes: per parameter of the model's files, in which frozen weights stay if passes are in the same dtype.
+    Attributes:
+        device_bytes: memory of a device; the head's chunks take a share.
+        processes: number of processes, each with a device of its own.
+        stored_bytes: bytes per parameter in the model's files; frozen weights under adapters keep a dtype of the files
+            that is larger than the compute dtype.
     """
 
     device_bytes: float
@@ -71,7 +79,7 @@ class Machine:
 
 
 def trainer_memory(config: RunConfig, size: ModelSize, machine: Machine) -> TrainerMemory:
-    """What the trainer of a configuration holds on these machines."""
+    """The memory of a configuration's trainer on the given machine."""
     optimizers = [config.optimizer] + [config.critic.optimizer] * config.algorithm.estimator.needs_critic
     trained = [size.parameters] * len(optimizers)
     if config.lora is not None:
@@ -93,7 +101,7 @@ def trainer_memory(config: RunConfig, size: ModelSize, machine: Machine) -> Trai
 
 
 def pass_tokens(config: RunConfig) -> int:
-    """The most tokens of a pass: as many as a micro-batch may have, or one response if that is longer."""
+    """The most tokens of a pass: the limit of a micro-batch, or one response if longer."""
     longest = longest_response(config)
     group = longest * config.run.num_generations
     return max(longest, min(config.trainer.micro_batch_tokens_max, group * config.run.num_prompts_per_step))
@@ -108,12 +116,17 @@ def longest_response(config: RunConfig) -> int:
 
 
 def activation_bytes(config: RunConfig, size: ModelSize, tokens: int, chunk_bytes: float) -> float:
-    """The most that a process holds beside its state, in a pass of so many tokens with its backward pass.
+    """Bytes of a process beside its state in a forward and backward pass of `tokens` tokens, at the peak.
 
-    Without checkpointing the layers keep what their backward passes read: of each norm its input in float32, and its
-    output before and after the scale; queries, keys, values and the output of attention; four tensors of the
-    feed-forward block. With it they keep their inputs, and one layer at a time the rest. chunk_bytes: of the head, as
-    the size of its chunks is chosen.
+    Without checkpointing the layers keep the inputs of their backward passes: of each norm the input in float32, and
+    the output before and after the scale; queries, keys, values and the output of attention; four tensors of the
+    feed-forward block. With checkpointing every layer keeps its input, and one layer at a time keeps the rest.
+
+    Args:
+        config: configuration of the run.
+        size: the model's sizes.
+        tokens: tokens of the pass.
+        chunk_bytes: bytes by which the head chooses the size of its chunks.
     """
     value = _HALF if config.trainer.dtype == "bfloat16" else _FLOAT32
     hidden, queries, keys, inner = size.widths
@@ -133,12 +146,12 @@ def activation_bytes(config: RunConfig, size: ModelSize, tokens: int, chunk_byte
 
 
 def head_chunk_bytes(device_bytes: float) -> float:
-    """The most that the head's logits take at a time on a GPU with this memory."""
+    """The most bytes of the head's logits at a time on a GPU with `device_bytes` of memory."""
     return min(_CHUNK_BYTES_MAX, max(_CHUNK_BYTES_MIN, device_bytes * _CHUNK_SHARE))
 
 
 def fits(config: RunConfig, size: ModelSize, machine: Machine) -> bool:
-    """Whether state and activations fit the device of each process."""
+    """True if state and activations fit the device of each process."""
     return trainer_memory(config, size, machine).of_each(machine.processes) <= machine.device_bytes * USABLE_SHARE
 
 
@@ -147,7 +160,7 @@ Suits = Callable[[RunConfig, ModelSize, Machine], bool]
 
 
 def state_fits(config: RunConfig, size: ModelSize, machine: Machine) -> bool:
-    """Whether the state leaves room for anything beside it on the device of each process."""
+    """True if the state leaves room for activations on the device of each process."""
     state = trainer_memory(config, size, machine).state
     return state <= machine.processes * machine.device_bytes * STATE_SHARE_MAX
 
@@ -155,7 +168,7 @@ def state_fits(config: RunConfig, size: ModelSize, machine: Machine) -> bool:
 def misfit(
     config: RunConfig, size: ModelSize, sheet: Accelerator, processes: int, stored_bytes: int = _HALF
 ) -> str | None:
-    """Why the state alone fits no GPU of the trainer, and what would fit; None if it does."""
+    """A sentence if the state alone does not fit the trainer's GPUs, with settings that would fit; else None."""
     machine = Machine(device_bytes=sheet.memory_bytes, processes=processes, stored_bytes=stored_bytes)
     state = trainer_memory(config, size, machine).state
     if state_fits(config, size, machine):
@@ -170,7 +183,7 @@ def misfit(
 def doubted(
     config: RunConfig, size: ModelSize, sheet: Accelerator, processes: int, stored_bytes: int = _HALF
 ) -> str | None:
-    """A doubt where the state fits, and hardly the largest pass beside it, with what would; None if all fits."""
+    """A sentence if the largest pass hardly fits beside the state, with settings that would fit; else None."""
     machine = Machine(device_bytes=sheet.memory_bytes, processes=processes, stored_bytes=stored_bytes)
     if fits(config, size, machine):
         return None
@@ -187,7 +200,7 @@ def _ways(config: RunConfig, size: ModelSize, machine: Machine, suits: Suits) ->
 
 
 def ways_to_fit(config: RunConfig, size: ModelSize, machine: Machine, suits: Suits) -> list[str]:
-    """The changes of a configuration with which it `suits`: single ones, else several together; and more GPUs."""
+    """Changes that make the configuration suit: single changes, else several together; and more GPUs."""
     steps = list(_savings(config))
     found = [words for words, change in steps if suits(change(config), size, machine)]
     together, changed = list[str](), config
@@ -215,7 +228,7 @@ def _fewest(config: RunConfig, size: ModelSize, machine: Machine, suits: Suits) 
 
 
 def _savings(config: RunConfig) -> Iterator[tuple[str, Callable[[RunConfig], RunConfig]]]:
-    """Settings that save memory and are not set, the cheapest first, with what sets each."""
+    """Pairs (setting in words, change of a configuration) that save memory and are not in use, the cheapest first."""
 
     def trainer(**changes: Any) -> Callable[[RunConfig], RunConfig]:
         return lambda given: replace(given, trainer=replace(given.trainer, **changes))
@@ -236,12 +249,12 @@ def _with_8bit(config: RunConfig) -> RunConfig:
 
 
 def _copy_bytes(config: RunConfig, machine: Machine) -> int:
-    """Of a trained parameter in the compute dtype; of several processes each gathers layers only for a while."""
+    """Bytes per trained parameter of a copy in the compute dtype; several processes gather single layers instead."""
     return _HALF if config.trainer.dtype == "bfloat16" and machine.processes == 1 else 0
 
 
 def _frozen_bytes(config: RunConfig, machine: Machine) -> int:
-    """Per parameter of the model, of weights that are not trained: under adapters, or as a reference."""
+    """Bytes per parameter of the model for weights without training: under adapters, or as a reference."""
     frozen = _HALF if config.trainer.dtype == "bfloat16" else _FLOAT32
     if config.lora is not None:
         is_stored_so = machine.stored_bytes <= frozen

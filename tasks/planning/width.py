@@ -1,10 +1,11 @@
 """Width: chooses how many members of each pool generate an iteration.
 
 RLHFless (arXiv 2602.22718, section 4.4) takes the argmin over N of lambda T~(N) + (1 - lambda) C~(N), both normalised;
-cost_weight is 1 - lambda. Here N is a number for every pool, C is in dollars, T lasts until the next plan, and both are
-estimated (tasks/planning/estimate.py). The paper normalises by the least and the greatest value. If all candidates
-differ by only 1 % in time, that 1 % then weighs as much as a difference of 100 % in dollars. Here both are logarithms,
-so that T^(1 - cost_weight) C^cost_weight is minimised, and a cost_weight of 0.5 pays 1 % more for 1 % less time.
+cost_weight is 1 - lambda. Here N is a number for every pool, C is in dollars and T lasts until the next plan
+(tasks/planning/estimate.py estimates C and T). The paper normalises by the least and the greatest value. If all
+candidates differ by only 1 % in time, 1 % of time then weighs as much as a difference of 100 % in dollars. Here C and T
+are logarithms: T^(1 - cost_weight) C^cost_weight is minimised, and a cost_weight of 0.5 pays 1 % more for 1 % less
+time.
 """
 
 import math
@@ -33,9 +34,13 @@ Counts = tuple[int, ...]
 class WidthChoice:
     """The chosen width.
 
-    crew: the chosen crew; estimate: what it is expected to take and cost. reason: in a plain sentence. considered:
-    estimates with their scores; 1 is the best score, and more is worse. ways: the estimates of this crew, one for each
-    seeding that was considered. step: the decision of width "balance", if it was taken.
+    Attributes:
+        crew: the chosen crew, with groups assigned.
+        estimate: expected seconds and dollars of the crew.
+        reason: the reason in a plain sentence.
+        considered: estimates of the considered widths with scores; 1 is the best score, and a higher score is worse.
+        ways: estimates of the chosen width, one for each considered seeding.
+        step: the decision of width "balance"; None with the two other kinds of width.
     """
 
     crew: PlannedCrew
@@ -47,13 +52,13 @@ class WidthChoice:
 
 
 def choose_width(request: PlanningRequest) -> WidthChoice:
-    """The crew of the next iteration, its groups dealt.
+    """The crew of the next iteration, with groups assigned to the members.
 
-    Without measured step times neither seconds nor dollars can be predicted: each pool then gives `count_max`, and no
-    budget is checked. Raises BudgetExceeded if every allowed width is expected to cost too much.
+    Without measured step times neither seconds nor dollars can be predicted, so each pool gives `count_max` members and
+    no budget is checked. Raises BudgetExceeded if every allowed width is expected to cost too much.
     """
     settings, search = request.settings, _Search(request)
-    widest = tuple(offer.count_max for offer in request.offers)
+    widest = tuple(pool.count_max for pool in request.pools)
     if not sum(widest):
         choice = search.choice(search.best(widest), "no pool has a machine")
     elif not request.measured:
@@ -73,7 +78,7 @@ def choose_width(request: PlanningRequest) -> WidthChoice:
 
 
 def allowed_usd(request: PlanningRequest) -> tuple[str, float]:
-    """The binding budget setting, and what it allows the iteration to cost; infinite without a budget."""
+    """(name of the binding budget setting, dollars that the budget allows for the iteration: infinite without one)."""
     settings = request.settings
     limits = [("usd_per_iteration_max", math.inf)]
     if settings.usd_per_iteration_max is not None:
@@ -85,24 +90,24 @@ def allowed_usd(request: PlanningRequest) -> tuple[str, float]:
 
 def describe(request: PlanningRequest, counts: Counts) -> str:
     """A width in words: "rollout 4, spot 2"."""
-    named = [f"{offer.pool} {count}" for offer, count in zip(request.offers, counts, strict=True)]
+    named = [f"{pool.name} {count}" for pool, count in zip(request.pools, counts, strict=True)]
     return ", ".join(named) or "none"
 
 
 def _bounds(request: PlanningRequest) -> tuple[Counts, Counts]:
     """The fewest and the most members of each pool."""
-    low = tuple(min(offer.count_min, offer.count_max) for offer in request.offers)
-    return low, tuple(offer.count_max for offer in request.offers)
+    low = tuple(min(pool.count_min, pool.count_max) for pool in request.pools)
+    return low, tuple(pool.count_max for pool in request.pools)
 
 
 def _fewest(request: PlanningRequest) -> int:
     """The fewest members allowed: 0 if the trainer's machines may generate all or no pool has a machine, else 1."""
     alone = request.reserved is not None and request.settings.seeding == "auto"
-    return 0 if alone or not sum(offer.count_max for offer in request.offers) else 1
+    return 0 if alone or not sum(pool.count_max for pool in request.pools) else 1
 
 
 def _estimates(request: PlanningRequest) -> int:
-    """The most estimates that a choice asks for: of each width, with each way of seeding."""
+    """The most estimates that a choice can need: each width with each way of seeding."""
     low, high = _bounds(request)
     widths = math.prod(h - least + 1 for least, h in zip(low, high, strict=True))
     if request.settings.width != "cost" and math.isinf(allowed_usd(request)[1]):
@@ -111,7 +116,7 @@ def _estimates(request: PlanningRequest) -> int:
 
 
 class _Search:
-    """Estimates crews as they are asked for, each once, with the seeding that suits it best."""
+    """Estimates of crews with the best seeding of each, computed once for each width."""
 
     def __init__(self, request: PlanningRequest) -> None:
         self._request = request
@@ -119,28 +124,28 @@ class _Search:
         self._found: dict[Counts, tuple[Estimate, ...]] = {}
 
     def best(self, counts: Counts, cost_weight: float = 0.0) -> Estimate:
-        """The estimate of these members with the seeding that suits them best."""
+        """The estimate of `counts` members with the seeding of the best score."""
         if counts not in self._found:
             ways = (self._estimator.estimate(counts, seeding) for seeding in seedings(self._request, counts))
             self._found[counts] = tuple(ways)
         return min(self._found[counts], key=partial(_rank, cost_weight))
 
     def choice(self, estimate: Estimate, reason: str) -> WidthChoice:
-        """The choice of these members, with the seeding that suits this iteration best."""
+        """The choice of the estimate's members, with the seeding of the shortest next iteration."""
         ways = self._found[estimate.counts]
         now = min(ways, key=lambda one: (one.iteration_s, one.usd_iteration))
         crew = planned_crew(self._request, now.counts, now.seeding)
         return WidthChoice(crew=crew, estimate=now, reason=reason, ways=ways)
 
     def weighed(self, cost_weight: float) -> WidthChoice:
-        """Estimate several widths, and take the best affordable one, or the newest plan's if it is about as good."""
+        """Estimate several widths and take the best affordable width, or the newest plan's width if about as good."""
         request, allowed = self._request, allowed_usd(self._request)[1]
         low, high = _bounds(request)
         looked_at = [counts for counts in _ladder(low, high) if _fewest(request) <= sum(counts)]
-        before = tuple(dict(request.asked or ()).get(offer.pool, 0) for offer in request.offers)
+        before = tuple(dict(request.planned_width or ()).get(pool.name, 0) for pool in request.pools)
         within = all(least <= b <= h for least, b, h in zip(low, before, high, strict=True))
         # The crews of the first plans were chosen before anything was known.
-        informed = request.asked is not None and len(request.past) > 1
+        informed = request.planned_width is not None and len(request.past_lengths) > 1
         is_kept = informed and within and _fewest(request) <= sum(before)
         if is_kept and before not in looked_at:
             looked_at.append(before)
@@ -162,7 +167,7 @@ class _Search:
         return replace(choice, considered=shown)
 
     def _estimated(self, looked_at: Iterable[Counts], cost_weight: float) -> list[Estimate]:
-        """Estimates of these widths, and of others met in a search for a better one that begins at the best of them."""
+        """Estimates of the given widths and of the neighbours met in a search from the best given width."""
         request = self._request
         low, high = _bounds(request)
         found = {counts: self.best(counts, cost_weight) for counts in looked_at}
@@ -194,9 +199,10 @@ def _neighbours(counts: Counts, step: int, low: Counts, high: Counts) -> Iterabl
 
 
 def _ladder(low: Counts, high: Counts) -> list[Counts]:
-    """All widths between the bounds if they are few, else about LADDER of them in roughly equal ratios, both included.
+    """Widths between the bounds: all if at most WIDTHS_MAX, else about LADDER widths in roughly equal ratios.
 
-    If there are too many pools for that, these are the bounds, and for each pool its maximum with the others' minimum.
+    Both bounds are included. With too many pools for a ladder, the widths are the bounds, and for each pool its maximum
+    with the minimum of every further pool.
     """
     pools = range(len(low))
     if math.prod(h - least + 1 for least, h in zip(low, high, strict=True)) <= WIDTHS_MAX:
@@ -227,17 +233,17 @@ def _rank(cost_weight: float, one: Estimate) -> tuple[float, float, int, Counts]
 def _balanced(request: PlanningRequest, search: _Search, widest: Counts) -> WidthChoice:
     """The width of the last iteration, or one member more or fewer (tasks/planning/stage_balance.py).
 
-    Generation and training times are measured; the ratio of two estimates gives what a member saves. An added member
-    comes from the pool that decodes the most tokens per dollar, and a removed one leaves the pool that decodes the
-    fewest.
+    Generation and training times are measured, and the ratio of two estimates gives the time that a member saves. An
+    added member comes from the pool with the most tokens per dollar, and a removed member leaves the pool with the
+    fewest tokens per dollar.
     """
     low, high = _bounds(request)
     before = dict(request.width)
-    if not any(offer.pool in before for offer in request.offers):
+    if not any(pool.name in before for pool in request.pools):
         return search.choice(search.best(widest), "every member on offer, to begin with")
     counts = tuple(
-        max(least, min(most, before.get(offer.pool, least)))
-        for offer, least, most in zip(request.offers, low, high, strict=True)
+        max(least, min(most, before.get(pool.name, least)))
+        for pool, least, most in zip(request.pools, low, high, strict=True)
     )
     if sum(counts) < _fewest(request):
         counts = _changed(request, counts, 1, high) or counts
@@ -263,12 +269,12 @@ def _balanced(request: PlanningRequest, search: _Search, widest: Counts) -> Widt
 
 
 def _changed(request: PlanningRequest, counts: Counts, change: int, bounds: Counts) -> Counts | None:
-    """The counts with one member more or fewer, if the bounds allow it."""
-    offers = request.offers
+    """The counts with one member more or fewer; None if the bounds forbid a change."""
+    pools = request.pools
     free = [pool for pool in range(len(counts)) if counts[pool] != bounds[pool]]
     if not free:
         return None
-    usd_per_token = [offer.usd_per_h / step_time(request, offer).tokens_per_s(offer.responses_max) for offer in offers]
+    usd_per_token = [pool.usd_per_h / step_time(request, pool).tokens_per_s(pool.responses_max) for pool in pools]
     chosen = min(free, key=lambda pool: (change * usd_per_token[pool], change * pool))
     return tuple(count + change * (pool == chosen) for pool, count in enumerate(counts))
 

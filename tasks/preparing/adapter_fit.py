@@ -1,4 +1,4 @@
-"""What of the section `lora` is refused by names alone: layers that do not exist, and models that vLLM cannot adapt."""
+"""Refusals of the section `lora` by names alone: layers that do not exist, and models that vLLM cannot adapt."""
 
 from pathlib import Path
 from typing import Any
@@ -7,8 +7,8 @@ from storage.errors import WrongInputError
 from tasks.configuration.run_config import RunConfig
 from tasks.learning.pretrained import tensor_shapes
 
-# Classes of models that vLLM 0.32 runs, and to which it adds no adapter ("does not support LoRA yet"). Families that
-# vLLM does not know run by transformers' code, to which it adds them.
+# Classes of models that vLLM 0.32 runs without adapters ("does not support LoRA yet"). Families that vLLM does not know
+# run by transformers' code, to which vLLM adds adapters.
 WITHOUT_ADAPTERS = frozenset(
     {
         "BailingMoeV2_5ForCausalLM",
@@ -35,7 +35,7 @@ WITHOUT_ADAPTERS = frozenset(
         "Zamba2ForCausalLM",
     }
 )
-# These layers are stored as matrices, too, and are no linear layers before the head.
+# Layers stored as matrices that are no linear layers before the head.
 _NOT_ADAPTED = frozenset({"lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "wpe", "word_embeddings"})
 _WEIGHT = ".weight"
 _SHOWN_MAX = 12
@@ -46,7 +46,7 @@ class AdapterMisfit(WrongInputError):  # noqa: N818 - reads as what is wrong
 
 
 def check_vllm_adapts(config: RunConfig, fields: dict[str, Any]) -> None:
-    """Raise AdapterMisfit if vLLM should load adapters and does not for the class that config.json names."""
+    """Raise AdapterMisfit if vLLM should load adapters, but cannot for the class named in config.json."""
     rank = config.rollout.vllm.max_lora_rank
     named = fields.get("architectures")
     unable = [name for name in named if name in WITHOUT_ADAPTERS] if isinstance(named, list) else []
@@ -60,8 +60,8 @@ def check_vllm_adapts(config: RunConfig, fields: dict[str, Any]) -> None:
 def check_targets(config: RunConfig, model_dir: Path, fields: dict[str, Any]) -> None:
     """Raise AdapterMisfit for a name in lora.target_modules that is no linear layer before the head.
 
-    Names are those in the files' headers. Of mixtures of experts nothing is refused, because transformers stores their
-    layers under other names than it gives them. Raises ModelError for files that cannot be read.
+    Names are read from the headers of the files. Mixtures of experts are not checked, because transformers stores their
+    layers under names unlike the module names. Raises ModelError for files that cannot be read.
     """
     if config.lora is None or not config.lora.target_modules:
         return

@@ -1,4 +1,4 @@
-"""What `plan` refuses before it creates anything; `gleaner check` calls the same functions, and lists all they find."""
+"""The checks of `plan` before any object is created; `gleaner check` makes the checks too, and lists all findings."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -38,7 +38,7 @@ from tasks.sampling.engines.choose import context_length
 
 
 def check_settings(config: RunConfig) -> None:
-    """The checks that open no file of the user's but the price table; raises LookupError, ValueError and Refusals."""
+    """The checks that open no user file but the price table; raises LookupError, ValueError and Refusals."""
     findings = Findings()
     findings.look(config.pools.check_prices)
     findings.refuse(*map(ValueError, sizes_not_meant(config.pools)))
@@ -53,8 +53,8 @@ def check_settings(config: RunConfig) -> None:
 def check_files(config: RunConfig, progress: Progress = no_progress) -> list[str]:
     """`check_settings`, and open everything that the configuration names, as the first plan of a run does.
 
-    Writes nothing. Returns a line about each thing that was looked at, and then the doubts. What is refused ends
-    nothing but what needs it. Raises ModelError, EngineMisfit, TrainerMisfit, AdapterMisfit, PromptError, GradingError,
+    Writes nothing. Returns a line about each input looked at, and then the doubts. A refusal ends only the checks that
+    need the refused input. Raises ModelError, EngineMisfit, TrainerMisfit, AdapterMisfit, PromptError, GradingError,
     EngineError, ToolsUnusable, HubError, ConflictingRecord, LookupError and ValueError, or Refusals for several.
     """
     findings = Findings()
@@ -69,7 +69,7 @@ def check_files(config: RunConfig, progress: Progress = no_progress) -> list[str
 
 
 def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, findings: Findings) -> None:
-    """Look at each thing once. The configuration is as it was written: what is at hand replaces ids of the hub here."""
+    """Look at each input once. `config` is the written configuration; `inputs` gives local paths for ids of the hub."""
     progress("looking at the model", 0, 0)
     directory = _look_at_model(config, inputs, findings)
     findings.look(config.algorithm.estimator.check, with_turns=config.turns is not None)
@@ -94,7 +94,7 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
 
 
 def _look_at_model(config: RunConfig, inputs: LocalInputs, findings: Findings) -> Path | None:
-    """The model's directory; None if nothing in it can be relied on."""
+    """The model's directory; None if the model's directory or config.json was refused."""
     policy = findings.look(inputs.policy, config.policy)
     directory = None if policy is None else findings.look(model_directory, replace(config, policy=policy))
     fields = None if directory is None else findings.look(model_fields, directory)
@@ -112,7 +112,7 @@ def _look_at_model(config: RunConfig, inputs: LocalInputs, findings: Findings) -
 
 
 def _look_at_rewards(config: RunConfig, inputs: LocalInputs, prompts: PromptSet | None, findings: Findings) -> None:
-    """Load each reward function, and try it on the prompts if these can be read."""
+    """Load each reward function, and try the function on the prompts if the prompts can be read."""
     rewards = findings.look(inputs.rewards, config.rewards)
     if rewards is None:
         return
@@ -125,7 +125,7 @@ def _look_at_rewards(config: RunConfig, inputs: LocalInputs, prompts: PromptSet 
     refused = len(findings.refusals)
     look(())
     if len(findings.refusals) > refused:
-        # The others may be refused, too.
+        # Further rewards may be refused, too: each is tried alone.
         names = set(reward_names(rewards))
         for name in reward_names(rewards):
             look(names - {name})
@@ -150,7 +150,7 @@ def _look_at_prompts(
 def _look_at_turns(
     config: RunConfig, turns: TurnsConfig, prompts: PromptSet, tokenizer: Tokenizer, directory: Path
 ) -> str:
-    """Open the environment, or the agent, of the first prompt; returns what was looked at."""
+    """Open the environment, or the agent, of the first prompt; returns a line about the look."""
     first = openings(config, prompts_at(prompts, config.data, 0, 1), config.run.seed, 0)
     draw(config, prompts, tokenizer, directory, first=0, count=1, openings=first)
     if turns.agent is not None:
@@ -189,7 +189,7 @@ def _check_turns(config: RunConfig) -> None:
 
 
 def _check_places(config: RunConfig) -> None:
-    """Raise ValueError if the run would be written over its model or its prompts."""
+    """Raise ValueError if run.url is the place of the model or of the prompts."""
     for field, path in (("policy.path", config.policy.path), ("data.source", config.data.source)):
         try:
             is_same = place(config.run.url) == (LOCAL, *expanded(path).resolve().parts)
@@ -206,7 +206,7 @@ def _check_generated(evaluation: EvaluationConfig) -> None:
 
 
 def model_directory(config: RunConfig) -> Path:
-    """policy.path, which holds a model that a run can begin with; raises ModelError."""
+    """The directory policy.path, checked to hold a model to begin with; raises ModelError."""
     try:
         directory = expanded(config.policy.path)
     except ValueError as error:
@@ -226,7 +226,7 @@ def draw(
     count: int,
     openings: Sequence[str | None] = (),
 ) -> list[PromptRow]:
-    """Prompts at running positions, tokenised; raises PromptError for one that does not fit."""
+    """The `count` prompts from running position `first` on, tokenised; raises PromptError for a misfit."""
     context = context_length(config.rollout, model_dir)
     rows = draw_prompts(
         prompts,
@@ -245,10 +245,10 @@ def draw(
 def check_held_out(
     config: RunConfig, model_dir: Path, tokenizer: Tokenizer, held: Collection[str] = frozenset()
 ) -> tuple[list[PromptRow], list[str]]:
-    """The prompts of `evaluation`, opened, checked against its rewards, and tokenised, and what may be wrong with them.
+    """The prompts of `evaluation` (opened, checked against the rewards, and tokenised), and doubts about the prompts.
 
-    Both are [] without that section. held: the reward models that are not opened again. Raises PromptError and
-    GradingError.
+    Both are [] without the section. held: the reward models that the run holds and need not be opened again. Raises
+    PromptError and GradingError.
     """
     if config.evaluation is None:
         return [], []

@@ -1,7 +1,7 @@
-"""What `plan` refuses because no GPU of a pool can hold it, or because vLLM has no kernel for it.
+"""The refusals of `plan` for engines too large for the GPUs of a pool, or without a kernel in vLLM.
 
-A GPU's memory is that of its data sheet, so what passes may still be too large by what a process and its activations
-take; what is refused cannot fit.
+A GPU counts with the memory of its data sheet: a refused engine cannot fit, and an accepted engine may still be too
+large by the memory of process and activations.
 """
 
 from contextlib import suppress
@@ -30,14 +30,14 @@ _GB = 1e9
 
 
 class EngineMisfit(WrongInputError):  # noqa: N818 - reads as what is wrong
-    """The engine's weights and cache do not fit a pool's GPUs, or it has no kernel that the configuration asks for."""
+    """The engine's weights and cache do not fit a pool's GPUs, or the engine lacks a configured kernel."""
 
 
 def check_engine_fits(config: RunConfig, model_dir: Path) -> list[str]:
     """Raise EngineMisfit for the first pool of the crew whose GPUs cannot hold the engine, or lack a kernel.
 
-    With `engine: auto` the image decides between two engines, and which it has is not known here: a pool is refused if
-    neither fits. Returns a line for each pool on which only one of them does.
+    With `engine: auto` the image decides between two engines, and the image is not known here: a pool is refused if
+    neither engine fits. Returns a line for each pool on which a single engine fits.
 
     Pools without GPUs, models whose size config.json does not tell, quantised engines and accelerators without a data
     sheet are passed over. Raises AdapterMisfit for a model that vLLM does not adapt, ModelConfigError and EngineError
@@ -60,7 +60,7 @@ def check_engine_fits(config: RunConfig, model_dir: Path) -> list[str]:
 
 
 def _check_pool(config: RunConfig, path: str, model: ModelSize, sheet: Accelerator, context: int) -> list[str]:
-    """Raise EngineMisfit if no engine that may run fits; returns why one of two does not."""
+    """Raise EngineMisfit if no possible engine fits; returns the reasons of engines that do not fit."""
     misfits: list[EngineMisfit] = []
     engines = [name for name in ("vllm", "torch") if config.rollout.engine in (name, "auto")]
     for engine in engines:
@@ -77,7 +77,7 @@ def _check_pool(config: RunConfig, path: str, model: ModelSize, sheet: Accelerat
 
 
 def _check_vllm(rollout: RolloutConfig, path: str, model: ModelSize, sheet: Accelerator, context: int) -> None:
-    """VLLM does not start unless its cache holds one response of the whole context beside the weights."""
+    """VLLM does not start unless the cache holds one response of the whole context beside the weights."""
     vllm = rollout.vllm
     memory = vllm.tensor_parallel_size * sheet.memory_bytes
     one = model.cache_bytes(context)
@@ -95,7 +95,7 @@ def _check_vllm(rollout: RolloutConfig, path: str, model: ModelSize, sheet: Acce
 
 
 def _check_torch(config: RunConfig, path: str, model: ModelSize, sheet: Accelerator, context: int) -> None:
-    """The torch engine's cache has a row for every response in flight, as long as the longest one, in all layers."""
+    """The torch engine's cache has a row per response in flight, each of the longest length, in every layer."""
     rollout = config.rollout
     reach = context
     if config.data.max_prompt_length is not None:
@@ -116,9 +116,9 @@ def _check_torch(config: RunConfig, path: str, model: ModelSize, sheet: Accelera
 
 
 def _check_kernels(config: RunConfig, rollout: RolloutConfig, fields: dict[str, Any]) -> None:
-    """VLLM has batch-invariant kernels for attention over all or a window of positions, and for no other layer.
+    """VLLM has batch-invariant kernels only for attention over all positions, or over a window of positions.
 
-    It adapts no Conv1D, and not every family of models.
+    VLLM adapts no Conv1D, and not every family of models.
     """
     if rollout.vllm.max_lora_rank is not None and (kind := fields.get("model_type")) in _CONV1D:
         raise EngineMisfit(
@@ -139,7 +139,7 @@ def _check_kernels(config: RunConfig, rollout: RolloutConfig, fields: dict[str, 
 
 
 def _size(fields: dict[str, Any], rollout: RolloutConfig) -> ModelSize | None:
-    """The model's size with the engine's dtype, also in the cache; None if config.json does not tell it."""
+    """The model's size with the engine's dtype in weights and cache; None if config.json does not tell the size."""
     if rollout.vllm.quantization is not None and rollout.engine != "torch":
         return None
     width = VALUE_BYTES[rollout.dtype]
@@ -151,9 +151,10 @@ def _size(fields: dict[str, Any], rollout: RolloutConfig) -> ModelSize | None:
 
 
 def data_sheet(pool: PoolConfig) -> Accelerator | None:
-    """The data sheet of a pool's GPUs; None without one, or if the pool has a price of its own and names no GPU.
+    """The data sheet of a pool's GPUs, or None.
 
-    The default machine then says nothing about the pool's GPUs.
+    None without a data sheet, or if the pool has its own price and names no GPU: the default machine then says nothing
+    about the pool's GPUs.
     """
     if pool.usd_per_hour is not None and pool.accelerator is None:
         return None

@@ -33,7 +33,7 @@ from tasks.preparing.held_run import check_same_run
 from tasks.preparing.local_inputs import LocalInputs, open_local_inputs
 from tasks.preparing.started_slots import started_slots
 from tasks.preparing.stop_tokens import stop_ids_of_run
-from tasks.preparing.tools import model_tokenizer, openings, prompt_tokenizer, tools_told
+from tasks.preparing.tools import model_tokenizer, openings, prompt_tokenizer, shown_tools
 from tasks.prompts.draw import prompts_at
 from tasks.reporting.last_failures import TaskSubject, keep
 
@@ -43,15 +43,15 @@ NEWEST = -1
 
 
 class VersionGone(GleanerError, LookupError):  # noqa: N818 - reads as what happened
-    """The run does not hold the weight version to evaluate, or no longer."""
+    """The run does not hold the weight version to evaluate, or has deleted the version."""
 
 
 def prepare(config: RunConfig, version: int, execution: str, clock: Clock) -> tuple[PlanReference, list[int]]:
     """Plan an evaluation, for the task plan_evaluation; version -1 is the newest.
 
-    Everything that can be wrong with the input is found here, before anything is created. Raises ValueError and the
-    errors of opening prompts and rewards, ConflictingRecord for another run's configuration, VersionGone, and
-    StoreDenied if the evaluation's directory is a link.
+    All checks of the input come before the first write. Raises ValueError and the errors of opening prompts and
+    rewards, ConflictingRecord for the configuration of a different run, VersionGone, and StoreDenied if the
+    evaluation's directory is a link.
     """
     config.pools.check_prices()
     run = connect(config.run.url)
@@ -90,7 +90,7 @@ def _prepare(
     if exists(run, layout.evaluation(name)):
         log.info("evaluation %s has ended already", name)
         return reference, []
-    # The root of a store may be a link, but this one lies in the run, below which none is followed.
+    # The root of a store may be a link, but no link inside a run is followed, and the evaluation lies in the run.
     any(run.list(layout.evaluation_directory(name)))
     store = connect(url)
     if not exists(store, layout.plan(ITERATION)):
@@ -98,7 +98,7 @@ def _prepare(
         section = "data" if config.evaluation is None else "evaluation.data"
         local = replace(local, evaluation=replace(evaluation, data=inputs.data(evaluation.data, section)))
         _write_plan(run, store, stored, config, local, version, decided_by, held, clock)
-        # From now on retention keeps the version; it may have deleted it before.
+        # With the plan, retention keeps the version; an earlier deletion is noticed here.
         published(run, version)
     settings = SettingsRecord(config=settings_of(config, of_evaluation=True), execution=execution)
     records.put(store, layout.settings(ITERATION), settings)
@@ -109,14 +109,13 @@ def _prepare(
 def prepare_beside(
     config: RunConfig, version: int, execution: str, clock: Clock, *, resume: bool
 ) -> tuple[PlanReference, list[int], list[PlanReference]]:
-    """Plan the evaluation of what training has published, if it is due, for the tasks `plan` and `conclude`.
+    """Plan the evaluation of a published version, if due, for the tasks `plan` and `conclude`.
 
-    Returns its reference, its slots, and the references to measure when the crew has ended: one, or none. An evaluation
-    is due if evaluation.interval divides `version` and the run still holds that version: training that was faster does
-    not wait for it. Whatever else is wrong is kept in the run as the evaluation's failure, training goes on, and the
-    reference to measure names the run alone, so that the end of the execution counts the failure; only StoreUnavailable
-    is raised. resume: if there is nothing left to begin for `version`, take an evaluation that was
-    interrupted.
+    Returns the evaluation's reference, its slots, and the references to measure after the crew's end: one, or none. An
+    evaluation is due if evaluation.interval divides `version` and the run still holds `version`: training does not
+    wait for evaluations. Of all errors only StoreUnavailable is raised. Any further error is kept in the run as the
+    evaluation's failure, and training goes on; the reference to measure then names the run alone, so the end of the
+    execution counts the failure. resume: if no evaluation can begin for `version`, take an interrupted evaluation.
     """
     run_url = config.run.url
     none = PlanReference(run_url=run_url, iteration=ITERATION, weight_version=version, execution=execution)
@@ -139,9 +138,9 @@ def prepare_beside(
 
 
 def interrupted_version(config: RunConfig, version: int) -> int:
-    """The oldest weight version that is due and whose evaluation has begun but not ended; else `version`.
+    """The oldest due weight version with an evaluation that has begun but not ended; else `version`.
 
-    It is also `version` if that evaluation can begin and has not begun: an interrupted one is still there next time.
+    `version` comes first if its evaluation can begin and has not begun: an interrupted evaluation can wait.
     """
     evaluation, run = evaluation_of(config), connect(config.run.url)
     decided_by = settings_digest(deciding_settings(run, config))
@@ -154,7 +153,7 @@ def interrupted_version(config: RunConfig, version: int) -> int:
 
 
 def published(run: ObjectStore, version: int) -> int:
-    """The version, or for NEWEST the newest one, if the run holds it; else raises VersionGone with those it holds."""
+    """The version (for NEWEST the newest) if held by the run; else raises VersionGone with the held versions."""
     if version != NEWEST and version >= 0 and exists(run, layout.manifest(layout.weights(version))):
         return version
     held = sorted(list_versions(run, layout.WEIGHTS).complete)
@@ -174,10 +173,10 @@ def _write_plan(
     held: Collection[str],
     clock: Clock,
 ) -> None:
-    """Write prompts, identity and plan; losing the race to another planner is no error, because it planned the same.
+    """Write prompts, identity and plan; losing the race to a second planner is no error, because both plans are equal.
 
     decided_by: the digest of the settings that decide the outcome. held: the reward models that the run holds.
-    local: the configuration with paths at hand.
+    local: the configuration with local paths.
     """
     evaluation = evaluation_of(local)
     prompts = load_held_out(evaluation, config.rewards, held, turns=config.turns)
@@ -214,7 +213,7 @@ def _write_plan(
         sampling=evaluation.sampling.params(stop_ids),
         config=dump(config),
         created_at_s=clock.wall(),
-        tools=tools_told(tokenizer),
+        tools=shown_tools(tokenizer),
         weights_url="../..",
     )
     records.commit(store, layout.plan(ITERATION), plan)

@@ -1,4 +1,4 @@
-"""Findings: what the looks at a configuration found. A look that is refused ends nothing but itself."""
+"""Findings: the results of the checks of a configuration. A refused check does not end the remaining checks."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 class Refusals(WrongInputError):  # noqa: N818 - reads as what was found
-    """Several looks were refused; the text has a line for each."""
+    """Several checks were refused; the text has a line for each. errors: the refusals, in order."""
 
     def __init__(self, errors: Iterable[Exception]) -> None:
         self.errors = tuple(errors)
@@ -23,11 +23,16 @@ class Refusals(WrongInputError):  # noqa: N818 - reads as what was found
 
 @dataclass
 class Findings:
-    """What was looked at, in lines, what is doubtful, and what is refused; in the order of the looks.
+    """The results of checks, in the order of the checks.
 
-    A function that looks raises one of EXPECTED to refuse. One that returns doubts is called by `doubt`, one that
-    returns a line about what it saw by `saw`, and others by `look`. What needs the result of a look that was refused is
-    left out: its own refusal would say nothing new.
+    A check raises an error of EXPECTED to refuse. Call a check that returns doubts by `doubt`, a check that returns a
+    line about its input by `saw`, and any further check by `look`. Leave out a check that needs the result of a refused
+    check: a second refusal would say nothing new.
+
+    Attributes:
+        seen: A line for each input looked at.
+        doubts: A line for each doubt.
+        refusals: The error of each refused check.
     """
 
     seen: list[str] = field(default_factory=list)
@@ -35,7 +40,7 @@ class Findings:
     refusals: list[Exception] = field(default_factory=list)
 
     def look(self, check: Callable[_P, _T], *arguments: _P.args, **named: _P.kwargs) -> _T | None:
-        """The result of `check`; None if it was refused."""
+        """The result of `check`; None if `check` refuses."""
         try:
             return check(*arguments, **named)
         except Refusals as error:
@@ -49,14 +54,14 @@ class Findings:
         self.doubts += self.look(check, *arguments, **named) or ()
 
     def saw(self, check: Callable[_P, str], *arguments: _P.args, **named: _P.kwargs) -> None:
-        """Call `check`, which returns a line about what it looked at."""
+        """Call `check`, which returns a line about the input looked at."""
         if (line := self.look(check, *arguments, **named)) is not None:
             self.seen.append(line)
 
     def settled(self) -> list[str]:
-        """The lines about what was looked at, with `not sure: ` before each doubt.
+        """The lines of `seen`, then the doubts, each after `not sure: `.
 
-        If something was refused, raises that error, or Refusals for several; the doubts are its notes.
+        After a refusal raises the refusal, or Refusals for several; the doubts are notes of the error.
         """
         doubts = [f"{UNSURE}{doubt}" for doubt in self.doubts]
         if not self.refusals:
@@ -67,7 +72,7 @@ class Findings:
         raise error
 
     def refuse(self, *errors: Exception) -> None:
-        """Keep what was refused, once: looks that need the same file may say the same of it."""
+        """Keep each refusal once: several checks of a file may refuse in equal words."""
         for error in errors:
             if str(error) not in map(str, self.refusals):
                 self.refusals.append(error)

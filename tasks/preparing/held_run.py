@@ -1,4 +1,4 @@
-"""What stores already hold against a configuration: a run with other learned settings, a fleet without the run."""
+"""What stores hold against a configuration: a run with different learned settings, a fleet without the run."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from storage.records.run import AnotherRun, next_iteration, read_report, read_ru
 from storage.stores.connect import LOCAL, connect, place
 from storage.stores.store import ObjectMissing, ObjectStore, StoreDenied, StoreUnavailable, StoreUnfit
 from tasks.configuration.run_config import RunConfig, changes, parse
-from tasks.planning.standing_advice import advice_to_stand
+from tasks.planning.explain import advice_to_stand
 from tasks.sharing.membership import check_admitted
 
 
@@ -19,7 +19,7 @@ def check_same_run(config: RunConfig, stored: Mapping[str, Any], url: str) -> No
 
 
 def check_held_run(config: RunConfig) -> list[str]:
-    """Compare with the run at run.url, if it holds one, as a plan does; returns doubts, also of what was measured.
+    """Compare the configuration with the run at run.url, if any, as a plan does; returns doubts and advice.
 
     Raises AnotherRun, CorruptObject, and StoreDenied for a path that cannot be read.
     """
@@ -38,7 +38,7 @@ def check_held_run(config: RunConfig) -> list[str]:
 
 
 def _slow_states(config: RunConfig, store: ObjectStore) -> Iterator[str]:
-    """Whether the last iteration's trainer has spent so long on its state that one which stands would pay."""
+    """Advice to choose a standing trainer, if restoring and storing the state took long in the last iteration."""
     last = next_iteration(store) - 1
     if last < 0 or config.trainer.nnodes > 1 or any(reward.model is not None for reward in config.rewards):
         return
@@ -50,7 +50,7 @@ def _slow_states(config: RunConfig, store: ObjectStore) -> Iterator[str]:
 
 
 def check_fleet(config: RunConfig) -> list[str]:
-    """Look whether a fleet that trains the run has admitted it; returns doubts, raises as `check_admitted`."""
+    """Look whether the fleet of the configuration has admitted the run; returns doubts, raises as `check_admitted`."""
     fleet = config.trainer.fleet_of(config.run.url)
     return [] if fleet is None else _if_in_reach("trainer.fleet", fleet, lambda: check_admitted(config))
 

@@ -56,7 +56,7 @@ from tasks.preparing.model_check import check_model_use
 from tasks.preparing.needed_state import check_needed_state
 from tasks.preparing.started_slots import started_slots
 from tasks.preparing.stop_tokens import look_at_responses, stop_ids_of_run
-from tasks.preparing.tools import compared, model_tokenizer, openings, prompt_tokenizer, tools_told
+from tasks.preparing.tools import compared, model_tokenizer, openings, prompt_tokenizer, shown_tools
 from tasks.preparing.trainer_fit import TrainerMisfit, check_trainer_fits
 from tasks.preparing.vain_settings import settings_in_vain
 from tasks.prompts.draw import prompts_at
@@ -70,7 +70,7 @@ log = logging.getLogger(__name__)
 
 
 class WeightsTooOld(GleanerError, LookupError):  # noqa: N818 - reads as what happened
-    """No allowed weight version is published yet; another attempt may find one."""
+    """No allowed weight version is published yet; a later attempt may find a version."""
 
 
 def _check_before_anything(config: RunConfig) -> None:
@@ -81,7 +81,7 @@ def _check_before_anything(config: RunConfig) -> None:
 
 
 def _place_of(url: str) -> tuple[ObjectStore, bool]:
-    """The store of a run, and whether the run is new; then it may not lie in a fleet, or have one below it."""
+    """The store of a run, and whether the run is new. A new run may neither lie in a fleet nor contain a fleet."""
     store = connect(url)
     is_new = not holds_run(store)
     if is_new:
@@ -90,14 +90,14 @@ def _place_of(url: str) -> tuple[ObjectStore, bool]:
 
 
 def _check_model(config: RunConfig, model_dir: Path, *, is_new: bool) -> None:
-    """Refuse a model that its engine or trainer cannot hold; and one of a new run that trainer or engine cannot use."""
+    """Refuse a model that engine or trainer cannot hold; for a new run also a model that neither can use."""
     doubts = check_engine_fits(config, model_dir)
     try:
         doubts += check_trainer_fits(config, model_dir)
     except TrainerMisfit as error:
         if is_new:
             raise
-        # It is estimated, and the run may have trained so already.
+        # The size is an estimate, and the run may have trained with the settings already.
         doubts.append(str(error))
     if is_new:
         check_targets(config, model_dir, model_fields(model_dir))
@@ -106,7 +106,7 @@ def _check_model(config: RunConfig, model_dir: Path, *, is_new: bool) -> None:
 
 
 def _check_prompts(config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, model_dir: Path) -> None:
-    """Tokenise all prompts, so that no later iteration meets one that does not fit, and the first as it is opened."""
+    """Tokenise every prompt once, so a misfit fails before the run exists; open the first environment likewise."""
     rows = draw(config, prompts, tokenizer, model_dir, first=0, count=len(prompts))
     _warn(compared(rows, prompts, tokenizer, model_dir, config.data))
     first = openings(config, prompts_at(prompts, config.data, 0, 1), config.run.seed, 0)
@@ -138,12 +138,12 @@ def prepare(
 ) -> tuple[PlanReference, list[list[int]]]:
     """Plan the next iteration; returns the plan's reference and its `started_slots`.
 
-    pools: () means the configured ones. ends_execution: this execution plans none after it.
+    pools: () means the configured pools. ends_execution: the iteration is the last of the execution.
 
     Raises WeightsTooOld if the iteration may not begin yet, CorruptObject or ObjectMissing if training could not
-    restore its state, and ConcludedByAnother, after which another attempt goes on with the run. Raises BudgetExceeded,
-    with the lease released. But while an earlier iteration is under way, that
-    error would abort it although most of it is paid for: that one is returned again, without slots.
+    restore its state, and ConcludedByAnother, after which a later attempt goes on with the run. Raises BudgetExceeded,
+    with the lease released, unless an earlier iteration is under way: the earlier iteration is then returned again,
+    without slots, to finish.
     """
     pools = pools or tuple(config.pools.rollout_pools)
     at_work("checking the configuration, the model and the prompts")
@@ -151,7 +151,7 @@ def prepare(
     store, is_new = _place_of(config.run.url)
     held = held_models(store, config.rewards)
     with open_local_inputs(None if is_new else store) as inputs:
-        local = _at_hand(store, config, inputs, held)
+        local = _with_local_inputs(store, config, inputs, held)
         _check_machine(local, is_new)
         prompts = load_prompts(local.data, check_rows=is_new)
         doubts = check_rewards(local.rewards, prompts.columns, held, prompts, is_new=is_new, turns=config.turns)
@@ -175,14 +175,14 @@ def prepare(
         is_ahead = iteration > first_open
         check_needed_state(store, config, first_open, execution)
         if not exists(store, layout.plan(iteration)):
-            # A committed iteration has published the version that it ends with.
+            # A committed iteration has published the version at its end.
             version = sampled_version(store, iteration, config.algorithm.max_staleness) if is_ahead else iteration
             first = next_prompt(store, iteration)
-            rows = _drawn(config, prompts, tokenizer(), model_dir, first, iteration)
+            rows = _draw_rows(config, prompts, tokenizer(), model_dir, first, iteration)
             if iteration == 0:
                 publish_initial(store, model_dir)
                 publish_models(store, local.rewards)
-            tools, stops = tools_told(tokenizer()), _stop_ids(store, config, prompts, tokenizer(), model_dir)
+            tools, stops = shown_tools(tokenizer()), _stop_ids(store, config, prompts, tokenizer(), model_dir)
             try:
                 write_plan(store, config, rows, iteration, version, first, stops, clock, tools)
             except BudgetExceeded as error:
@@ -199,8 +199,8 @@ def prepare(
     return _reference(config, written, execution), slots
 
 
-def _at_hand(store: ObjectStore, config: RunConfig, inputs: LocalInputs, held: set[str]) -> RunConfig:
-    """The configuration with local paths for what the run does not hold yet; held: its reward models."""
+def _with_local_inputs(store: ObjectStore, config: RunConfig, inputs: LocalInputs, held: set[str]) -> RunConfig:
+    """The configuration with local paths for inputs that the run does not hold; held: reward models of the run."""
     local = replace(config, data=inputs.data(config.data))
     if not exists(store, layout.manifest(layout.weights(0))):
         local = replace(local, policy=inputs.policy(config.policy))
@@ -212,12 +212,13 @@ def _at_hand(store: ObjectStore, config: RunConfig, inputs: LocalInputs, held: s
 def _open(
     store: ObjectStore, config: RunConfig, model_dir: Path, execution: str, clock: Clock, inputs: LocalInputs | None
 ) -> None:
-    """Create the run, or compare it with the configuration, and take its lease; inputs: of a run that is new.
+    """Create the run, or compare the stored run with the configuration; then take the lease.
 
-    A trainer that stands for the run then finds it.
+    A run with a standing trainer is also admitted to a fleet of its own, where the trainer finds the run. inputs: the
+    local inputs of a new run; None for an existing run.
     """
     at_work("opening the run, and taking its lease")
-    # Before run.json, which names them: a run that exists has its model files.
+    # The files come before run.json, which names the files: an existing run has its model files.
     files = model_files.upload(store, model_dir) if inputs else model_files.describe(model_dir)
     open_run(
         store,
@@ -234,7 +235,7 @@ def _open(
 
 
 def _is_dead_holder(url: str, holder: str) -> bool:
-    """Whether the lease's holder has ended; raises RunBusy if it lives on this machine, so nothing is waited for."""
+    """Whether the lease's holder has ended; raises RunBusy, instead of a wait, for a living holder on this machine."""
     number = number_here(holder)
     if number is not None:
         raise RunBusy(
@@ -245,10 +246,10 @@ def _is_dead_holder(url: str, holder: str) -> bool:
 
 
 def _check_machine(config: RunConfig, is_new: bool) -> None:
-    """In a pod, log what it was granted; raises MachineTooSmall if it cannot hold the model of a new run."""
+    """In a pod, log the granted resources; raises MachineTooSmall if the model of a new run does not fit."""
 
     def model_bytes() -> int:
-        # If the model is not there, that is found out later.
+        # A missing model is found out later.
         files = Path(config.policy.path).expanduser().glob("*.safetensors") if is_new else ()
         return sum(file.stat().st_size for file in files)
 
@@ -263,7 +264,7 @@ def to_train(config: RunConfig, planned: PlanReference) -> PlanReference:
 
 
 def passing_over(store: ObjectStore, iteration: int, ahead: int) -> int:
-    """The iteration `ahead` after this one, or an earlier one that has no plan yet."""
+    """The first iteration from `iteration` on without a plan, but at most `iteration` + `ahead`."""
     passed = 0
     while passed < ahead and exists(store, layout.plan(iteration)):
         iteration, passed = iteration + 1, passed + 1
@@ -280,7 +281,7 @@ def _reference(config: RunConfig, written: PlanRecord, execution: str) -> PlanRe
 
 
 def _is_evaluation_known(store: ObjectStore, config: RunConfig) -> bool:
-    """Whether the section `evaluation` equals that of the last planned iteration, or else of the run."""
+    """Whether the section `evaluation` equals the section in the last plan, or without plans in run.json."""
     current = next_iteration(store)
     plans = plans_in_flight(store) or [read_plan(store, iteration) for iteration in (current - 1,) if iteration >= 0]
     known = plans[-1].config if plans else read_run(store).config
@@ -288,9 +289,9 @@ def _is_evaluation_known(store: ObjectStore, config: RunConfig) -> bool:
 
 
 def sampled_version(store: ObjectStore, iteration: int, max_staleness: int) -> int:
-    """The weight version from which an iteration samples: the newest published one, up to its own.
+    """The weight version from which an iteration samples: the newest published version up to the iteration's own.
 
-    Raises WeightsTooOld if none is published that is at most `max_staleness` older than the iteration's own.
+    Raises WeightsTooOld without a published version of at most `max_staleness` below the iteration's own.
     """
     version = published_version(store, iteration, iteration - max_staleness)
     if version is None:
@@ -302,7 +303,7 @@ def sampled_version(store: ObjectStore, iteration: int, max_staleness: int) -> i
 
 
 def _model_directory(store: ObjectStore, config: RunConfig, folder: Path) -> Path:
-    """The directory of configuration and tokenizer: from the run if it holds them, else policy.path."""
+    """The directory of config.json and tokenizer: copied from the run if version 0 is published, else policy.path."""
     if exists(store, layout.manifest(layout.weights(0))):
         model_files.download(store, folder)
         return folder
@@ -310,7 +311,7 @@ def _model_directory(store: ObjectStore, config: RunConfig, folder: Path) -> Pat
 
 
 def publish_initial(store: ObjectStore, model_dir: Path) -> None:
-    """Publish weight version 0, the pretrained model as it is stored; once in a run."""
+    """Publish weight version 0, the pretrained model as stored; once in a run."""
     if exists(store, layout.manifest(layout.weights(0))):
         return
     publish(store, layout.weights(0), read_tensors(model_dir), {"source": model_dir.name})
@@ -327,11 +328,10 @@ def write_plan(
     clock: Clock,
     tools: tuple[Schema, ...] = (),
 ) -> None:
-    """Write the prompts, then the plan that names them; losing the race to another planner is no error.
+    """Write the prompts, then the plan that names the prompts; losing the race to a second planner is no error.
 
-    rows: one per group. With filter_groups only num_prompts_per_step of them are wanted. tools: of which they tell the
-    policy. Raises BudgetExceeded, and ValueError if there is no member to generate, before anything of the iteration
-    is written.
+    rows: one per group; with filter_groups only num_prompts_per_step groups are wanted. tools: tools shown in the
+    prompts. Raises BudgetExceeded, and ValueError without a member to generate, before the iteration's first write.
     """
     length_max = config.sampling.max_completion_length
     lengths = expected_lengths(store, iteration, rows, config.planning, length_max=length_max)
@@ -368,10 +368,10 @@ def _lengths_record(lengths: GroupLengths) -> LengthsRecord | None:
     return LengthsRecord(predictor=lengths.predictor, expected=expected, high=high)
 
 
-def _drawn(
+def _draw_rows(
     config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, model_dir: Path, first: int, iteration: int
 ) -> list[PromptRow]:
-    """The prompts of an iteration, with what environments add to them; one per group."""
+    """The prompts of an iteration, one per group, with the additions of environments."""
     count = _groups_planned(config)
     added = openings(config, prompts_at(prompts, config.data, first, count), config.run.seed, iteration)
     return draw(config, prompts, tokenizer, model_dir, first=first, count=count, openings=added)

@@ -1,6 +1,6 @@
-"""A configuration with every input at hand: ids of the hub replaced by local paths, at the commits that a run keeps.
+"""A configuration with every input local: ids of the hub replaced by paths, at the commits that a run keeps.
 
-The configuration itself is stored as it was written; only readers of files get the one with paths.
+The run stores the configuration as written; only readers of files get the configuration with paths.
 """
 
 from collections.abc import Iterator
@@ -24,10 +24,14 @@ from tasks.prompts.prompt import PromptError
 
 @dataclass
 class LocalInputs:
-    """Where inputs lie on this machine, below `folder`.
+    """The inputs of a configuration as local files.
 
-    held: what run.json says came from the hub; None: there is no run yet, and the hub is asked. store: of that run.
-    found: what the hub was asked for, by field, with the rows of data sets in `pieces`.
+    Attributes:
+        folder: The folder of the local files.
+        store: The store of the run; None without a run.
+        held: The sources from the hub in run.json, by field; None without a run: the hub is asked.
+        found: The sources that the hub was asked for, by field.
+        pieces: The rows of data sets in `found`, by field.
     """
 
     folder: Path
@@ -87,7 +91,7 @@ class LocalInputs:
         )
 
     def store_found(self, store: ObjectStore) -> dict[str, HubSource]:
-        """Store the rows of what was found; returns what came from the hub, for run.json."""
+        """Store the rows of the found data sets; returns the sources from the hub, for run.json."""
         return {
             name: replace(source, rows=store_rows(store, self.pieces.get(name, [])))
             for name, source in self.found.items()
@@ -105,7 +109,7 @@ class LocalInputs:
         return str(model_folder(path, commit, name))
 
     def _commit(self, kind: Kind, name: str, asked: HubSource) -> str | None:
-        """The commit to read; None for a local path. A run goes on with what it began with."""
+        """The commit to read; None for a local path. A run goes on with the commits of its beginning."""
         held = (self.held or {}).get(name)
         if held is not None and held.asked == asked.asked:
             return held.commit
@@ -123,7 +127,7 @@ class LocalInputs:
 
 @contextmanager
 def open_local_inputs(store: ObjectStore | None = None) -> Iterator[LocalInputs]:
-    """The inputs of a run, or with None of a configuration that has no run, until the end of the block."""
+    """The inputs of a run, or with None of a configuration without a run, until the end of the block."""
     held = None
     if store is not None:
         try:

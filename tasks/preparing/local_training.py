@@ -1,6 +1,6 @@
-"""Training on this machine from Python: the same command as in a shell, as a process that is followed to its end.
+"""Training on this machine from Python: the command as in a shell, in a process that is followed to its end.
 
-It is a process of its own, so that a notebook holds neither the model nor Flyte's state, and survives a crash.
+In a separate process, so a notebook holds neither the model nor Flyte's state, and survives a crash.
 """
 
 import json
@@ -21,14 +21,14 @@ END_TIME_LIMIT_S = 60.0
 
 
 class TrainingFailed(GleanerError, RuntimeError):  # noqa: N818 - reads as what happened
-    """The workflow's process ended with an error, which its output tells."""
+    """The workflow's process ended with an error; the output tells the reason."""
 
 
 def train(config: Path | str | Mapping[str, Any], count: int = 1) -> None:
-    """Train `count` more iterations of a run on this machine, and print what the workflow prints.
+    """Train `count` more iterations of a run on this machine, and print the output of the workflow.
 
-    config: a YAML or JSON file, or the same as a mapping; paths in it are relative to the working directory. Raises
-    ValueError (ConfigError) and LookupError for what is refused before anything starts, TrainingFailed.
+    config: a YAML or JSON file, or an equivalent mapping, with paths relative to the working directory. Raises
+    ValueError (ConfigError) and LookupError for a configuration refused at the start, and TrainingFailed.
     """
     if count < 1:
         raise ValueError(f"count: value {count}; allowed: 1 or more")
@@ -61,7 +61,7 @@ def _as_file(config: Path | str | Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _follow(command: list[str]) -> int:
-    """Run it, and write its lines to our standard output, which a notebook shows; the exit status."""
+    """Run the command, copy its lines to our standard output (shown by a notebook), and return the exit status."""
     with subprocess.Popen(  # noqa: S603 - our own command
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as child:
@@ -71,7 +71,7 @@ def _follow(command: list[str]) -> int:
             return child.wait()
         finally:
             if child.poll() is None:
-                # Else the run would go on behind the notebook's back, and hold the lease.
+                # Otherwise the run would go on behind the notebook's back, and hold the lease.
                 child.terminate()
                 try:
                     child.wait(END_TIME_LIMIT_S)

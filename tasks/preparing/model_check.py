@@ -1,7 +1,7 @@
-"""Whether engine and trainer can use the model of a run, asked before it begins and without torch in this process.
+"""Whether engine and trainer can use the model of a run, asked at the start and without importing torch here.
 
-`model_trial` answers, and needs torch: here if this process has imported it already, else in a process of its own,
-which ends with its answer. Where torch is not installed, config.json and headers alone are looked at.
+`model_trial` answers with torch: in this process if torch is imported already, else in a process that ends with the
+answer. Where torch is not installed, config.json and headers alone are looked at.
 """
 
 import functools
@@ -25,7 +25,7 @@ from tasks.preparing.model_use import ModelUse, use_of
 TIME_LIMIT_S = 600.0
 _PROJECT_ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = "tasks.preparing.model_trial"
-# The GPUs of this machine, if any, are not for this; and nothing is downloaded.
+# The trial uses no GPU of this machine, and downloads nothing.
 _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 _WITHOUT_TORCH = (
     "whether engine and trainer can use the model, because torch is not installed here: only its config.json and the "
@@ -35,14 +35,19 @@ _WITHOUT_TORCH = (
 
 @dataclass(frozen=True)
 class ModelFindings:
-    """What the check looked at, in words, and what it doubts."""
+    """The findings of the model check.
+
+    Attributes:
+        looked_at: A line about the look: directory, trainer and engine, seconds.
+        doubts: A line for each doubt.
+    """
 
     looked_at: str
     doubts: tuple[str, ...]
 
 
 def check_model_use(config: RunConfig, model_dir: Path) -> ModelFindings:
-    """Raise ModelError for a model that trainer or engine would refuse; EngineError as `use_of`."""
+    """Try the model; raises ModelError for a model that trainer or engine would refuse, EngineError as `use_of`."""
     began_s = time.monotonic()
     check_kind(model_dir)
     use = use_of(config, model_dir)
@@ -59,20 +64,20 @@ def check_model_use(config: RunConfig, model_dir: Path) -> ModelFindings:
 
 @functools.lru_cache(maxsize=64)
 def _tried_here(use: ModelUse, model_dir: Path, _files: tuple[tuple[str, int, int], ...]) -> tuple[str, ...]:
-    """The doubts, in this process, once for each use of the same files; raises ModelError."""
+    """The doubts, in this process, once for each use of unchanged files; raises ModelError."""
     from tasks.preparing.model_trial import try_model  # noqa: PLC0415 - it imports torch
 
     return tuple(try_model(use, model_dir))
 
 
 def _state(model_dir: Path) -> tuple[tuple[str, int, int], ...]:
-    """What tells the files of a directory from others: names, sizes, and when they were written."""
+    """The identity of a directory's files: names, sizes, and modification times."""
     files = [(file.name, file.stat()) for file in sorted(model_dir.iterdir())]
     return tuple((name, found.st_size, found.st_mtime_ns) for name, found in files)
 
 
 def _tried_apart(use: ModelUse, model_dir: Path) -> tuple[str, ...]:
-    """The doubts, by a process of its own; raises ModelError, also if it dies of the model or takes too long."""
+    """The doubts, by a separate process; raises ModelError, also if the process dies of the model or runs too long."""
     paths = dict.fromkeys([*(path or str(Path.cwd()) for path in sys.path), str(_PROJECT_ROOT)])
     with subprocess.Popen(  # noqa: S603 - this interpreter and a module of ours
         [sys.executable, "-P", "-m", _PROGRAM, str(model_dir)],
@@ -92,7 +97,7 @@ def _tried_apart(use: ModelUse, model_dir: Path) -> tuple[str, ...]:
     lines = told.decode(errors="replace").splitlines()
     how = f"ended with {_ending(program.returncode)}{_last_line(errors)}"
     if not lines:
-        # It ended while it imported torch, which says nothing about the model.
+        # The process ended while importing torch, which says nothing about the model.
         return (f"whether trainer and engine can use the model: the process that tries it {how}",)
     if program.returncode or len(lines) < 2:  # not ready, or no reply
         raise ModelError(f"policy.path: the process that tries the model of {model_dir} without its weights {how}")

@@ -1,4 +1,4 @@
-"""What config.json and the headers of the weights alone say against a model, without torch."""
+"""The refusals of a model by config.json and the headers of the weights alone, without torch."""
 
 import json
 import re
@@ -22,7 +22,7 @@ _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
 def check_kind(model_dir: Path) -> None:
-    """Raise ModelError for a model that neither engine nor trainer can use, as far as its headers tell."""
+    """Raise ModelError for a model that neither engine nor trainer can use, by config.json and headers."""
     fields, place = model_fields(model_dir), f"policy.path: {model_dir / CONFIG}"
     for name in _QUANTISED:
         if fields.get(name):
@@ -46,7 +46,7 @@ def check_kind(model_dir: Path) -> None:
 
 
 def beyond_embeddings(model_dir: Path) -> str | None:
-    """What is wrong with tokens that the tokenizer has and the model has not, if there are any."""
+    """A doubt about tokens of the tokenizer without an embedding in the model; None without such tokens."""
     vocab_size = vocabulary_size(model_dir)
     try:
         added = json.loads((model_dir / "tokenizer.json").read_bytes())["added_tokens"]

@@ -1,8 +1,8 @@
 """Whether trainer and engine can use a model: both are built without weights, and a small copy of the model is run.
 
-What they would refuse when machines are paid for is found here: names, shapes and ties of the stored tensors, the head,
-layers and positions that the engine's cache does not serve. This module imports torch and transformers; `model_check`
-runs it, in another process where this one has neither.
+The trial finds refusals ahead of paid machines: names, shapes and ties of the stored tensors, the head, layers and
+positions that the engine's cache does not serve. The module imports torch and transformers; `model_check` runs the
+trial in a separate process unless torch is imported already.
 """
 
 import json
@@ -42,7 +42,7 @@ from tasks.sampling.engines.torch_engine import TorchEngine
 from tasks.sampling.engines.vllm_names import EXPERTS_ON_CPU
 from tasks.sampling.engines.weight_tensors import as_torch, on_meta
 
-# What the program prints when it has imported what it needs.
+# Printed by the program after the imports.
 READY = "ready"
 _META = torch.device("meta")
 # The tables of positions of the fused decoder take memory, and do not depend on the context otherwise.
@@ -54,9 +54,9 @@ _SETTINGS = TrainerConfig(device="cpu")
 
 
 def try_model(use: ModelUse, model_dir: Path) -> list[str]:
-    """Raise ModelError for a model that a run cannot use as it says; returns what is doubted.
+    """Raise ModelError for a model that a run cannot use as configured; returns the doubts.
 
-    Where either engine may generate, a model that the torch engine refuses is doubted.
+    Where either engine may generate, a refusal by the torch engine is a doubt.
     """
     _check_known(model_dir)
     headers = on_meta(tensor_headers(model_dir))
@@ -67,7 +67,7 @@ def try_model(use: ModelUse, model_dir: Path) -> list[str]:
     except EngineError as error:
         refusal = f"policy.path: the torch engine does not serve this model: {error}"
     except (RuntimeError, TypeError, AttributeError, IndexError, KeyError) as error:
-        # The copy has other sizes than the model, and its code may allow for the model's alone.
+        # The sizes of the copy differ from the model's, and the model's code may allow the model's sizes alone.
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         doubts.append(
             f"policy.path: whether trainer and engine agree about this model; a small copy of it fails: {reason}"
@@ -82,7 +82,7 @@ def try_model(use: ModelUse, model_dir: Path) -> list[str]:
 
 
 def _check_known(model_dir: Path) -> None:
-    """Raise ModelError for a kind of which transformers has no language model: code in the directory is never run."""
+    """Raise ModelError for a kind without a language model in transformers: code in the directory is never run."""
     import transformers  # noqa: PLC0415 - seconds
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # noqa: PLC0415
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: PLC0415
@@ -128,7 +128,7 @@ def _check_ties(names: StoredNames, model_dir: Path) -> None:
 
 
 def _torch_refusal(use: ModelUse, model_dir: Path, headers: Mapping[str, Tensor]) -> str | None:
-    """Why the torch engine does not serve the model; None if it does."""
+    """Why the torch engine does not serve the model; None if the engine does."""
     try:
         architecture = read_config(model_dir, use.context_length)
         context = _reach(use, architecture)
@@ -142,9 +142,9 @@ def _torch_refusal(use: ModelUse, model_dir: Path, headers: Mapping[str, Tensor]
 
 
 def _check_vllm(use: ModelUse, model_dir: Path, *, is_needed: bool) -> list[str]:
-    """What is doubted of vLLM; raises ModelError if no other engine may generate and vLLM computes another model.
+    """The doubts about vLLM; raises ModelError if only vLLM may generate, and vLLM computes a different model.
 
-    Whether this release of vLLM knows the class of the model, only vLLM can tell.
+    Whether the release of vLLM knows the class of the model, only vLLM can tell.
     """
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - seconds
 
@@ -171,9 +171,10 @@ def _check_vllm(use: ModelUse, model_dir: Path, *, is_needed: bool) -> list[str]
 
 
 def _run_small_copy(use: ModelUse, model_dir: Path, *, with_engine: bool) -> list[str]:
-    """Let trainer and engine run a small copy, if one can be made; returns what is doubted.
+    """Let trainer and engine run a small copy, if a copy can be made; returns the doubts.
 
-    Raises EngineError if the engine does not serve it, ModelError if the trainer refuses it or computes something else.
+    Raises EngineError if the engine does not serve the copy, and ModelError if the trainer refuses the copy or computes
+    different log-probs.
     """
     with TemporaryDirectory(prefix="gleaner-model-") as folder:
         small = Path(folder)
@@ -207,7 +208,7 @@ def _run_small_copy(use: ModelUse, model_dir: Path, *, with_engine: bool) -> lis
 def _generated(
     use: ModelUse, small: Path, tensors: Mapping[str, TensorBlock]
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Tokens and log-probs that the torch engine gives for the prompts of the trial."""
+    """Tokens and log-probs by the torch engine for the prompts of the trial."""
     context = _reach(use, read_model_config(small))
     engine = TorchEngine(small, device="cpu", max_responses_in_flight=len(_PROMPTS), context_length=context)
     engine.load_weights(0, tensors)
@@ -225,9 +226,9 @@ def _generated(
 def _trained(
     use: ModelUse, small: Path, tensors: Mapping[str, TensorBlock], completions: list[list[int]]
 ) -> tuple[list[list[float]], list[str]]:
-    """Log-probs of the trainer's policy in float32 for the completions of the prompts, and what is doubted.
+    """Log-probs of the trainer's policy in float32 for the completions of the prompts, and the doubts.
 
-    Also goes back through the policy, in the run's dtype too, and asks the critic, if there is one.
+    Also runs the backward pass, in the run's dtype too, and the critic, if the run has a critic.
     """
     given = {name: as_torch(block) for name, block in tensors.items()}
     prompts = [list(prompt[: use.context_length - 1]) for prompt in _PROMPTS]
@@ -244,7 +245,7 @@ def _trained(
         reason = " ".join(str(error).split())[:300]
         if use.trainer_on_cpu:
             raise PolicyError(reason) from None
-        # A GPU may have what a CPU has not.
+        # A GPU may have kernels that a CPU lacks.
         return rows, [f"trainer.dtype: whether the model trains in {use.trainer_dtype}, which fails on a CPU: {reason}"]
     return rows, []
 
@@ -269,8 +270,8 @@ def _reach(use: ModelUse, architecture: Any) -> int:
 
 
 def main() -> None:
-    """Read a use from standard input, try the model in the directory of the argument, and write what is found."""
-    # Where memory runs out, this process ends, and not its parent, which says so.
+    """Read a use from standard input, try the model in the directory of the argument, and write the findings."""
+    # Where memory runs out, this process ends instead of its parent, and the parent reports the end.
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     _tell(READY)

@@ -1,4 +1,4 @@
-"""What a run makes of its model: which engine computes it, how long sequences get, and what is trained beside it."""
+"""The use of a run's model: the possible engines, the length of sequences, and the training of adapters or a critic."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +12,18 @@ from tasks.sampling.engines.vllm_names import installed_version
 
 @dataclass(frozen=True, kw_only=True)
 class ModelUse:
-    """The settings on which it depends whether a model is usable.
+    """The settings that decide whether a model is usable.
 
-    torch, vllm: whether that engine may generate; both where the machines of an `auto` crew decide. on_cpu: whether the
-    engine has no GPU for certain; trainer_on_cpu: the same of the trainer. dtype: of the engine; trainer_dtype: of the
-    trainer's passes. context_length: the most tokens of prompt + response. critic: whether one is trained.
+    Attributes:
+        torch: The torch engine may generate; with `vllm` both, where the machines of an `auto` crew decide.
+        vllm: vLLM may generate.
+        on_cpu: The engine certainly has no GPU.
+        dtype: The dtype of the engine.
+        context_length: The most tokens of prompt and response together.
+        trainer_dtype: The dtype of the trainer's passes.
+        trainer_on_cpu: The trainer certainly has no GPU.
+        lora: The section `lora`; None without adapters.
+        critic: The run trains a critic.
     """
 
     torch: bool

@@ -1,4 +1,4 @@
-"""What training an iteration will read: it is looked at before the iteration's rollout is paid for."""
+"""The stored state that training an iteration will read, checked ahead of paying for the iteration's rollout."""
 
 from storage.records import layout
 from storage.records.run import ConcludedByAnother, is_trained, next_iteration, read_plan, release_lease
@@ -12,8 +12,8 @@ def check_needed_state(store: ObjectStore, config: RunConfig, iteration: int, ex
     """Look at the checkpoints, the pretrained weights and the recorded batches that training `iteration` restores from.
 
     Does nothing for the first iteration, whose weights each member verifies, or if the iteration is trained already.
-    Raises ObjectMissing or CorruptObject, which names what is damaged, with the lease of `execution` released; or
-    ConcludedByAnother, if they are gone because the iteration was concluded meanwhile.
+    Raises ObjectMissing or CorruptObject, which names the damaged object, with the lease of `execution` released; or
+    ConcludedByAnother, if the objects are gone because the iteration was concluded meanwhile.
     """
     if iteration == 0 or is_trained(store, iteration):
         return

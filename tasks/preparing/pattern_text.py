@@ -1,4 +1,4 @@
-"""Which texts a regular expression spells: with escapes, alternatives, optional letters and sets of letters."""
+"""The texts that a regular expression spells: with escapes, alternatives, optional letters and sets of letters."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -14,10 +14,10 @@ _LOOKS = (_constants.ASSERT, _constants.ASSERT_NOT)
 
 
 def spelt(pattern: str, texts: Collection[str]) -> list[str]:
-    """The texts of which some way through the expression has each character, one after the other.
+    """The texts whose characters stand in order along some way through the expression.
 
-    What matches almost any character, such as "." or [^<], spells none. A text that stands in the pattern as it is
-    counts, too, even if "|" means something else there. Raises re.error.
+    An item that matches almost any character, such as "." or [^<], spells no text. A literal occurrence of a text in
+    the pattern counts, too, even with a "|" of a different meaning. Raises re.error.
     """
     parsed = _parser.parse(pattern, re.DOTALL)
     ignores_case = bool(parsed.state.flags & re.IGNORECASE)
@@ -25,7 +25,7 @@ def spelt(pattern: str, texts: Collection[str]) -> list[str]:
 
 
 class _Speller:
-    """Follows the expression with the numbers of characters of the text that are spelt so far."""
+    """Follows the expression with the set of possible numbers of characters spelt so far."""
 
     def __init__(self, text: str, *, ignores_case: bool) -> None:
         self._text = text
@@ -47,7 +47,7 @@ class _Speller:
         if kind is _constants.AT:
             return spelt
         if kind in _LOOKS:
-            # It takes no character, and spells what it looks for.
+            # A look-around takes no character, and spells its inner expression.
             self._after(argument[1], spelt)
             return spelt
         if kind in _REPEATS:
@@ -78,7 +78,7 @@ class _Speller:
 
 
 def _branches(kind: Any, argument: Any) -> Iterator[Iterable[Any]]:
-    """The expressions of which one stands at a place; none if it is a character."""
+    """The alternative inner expressions of an item; none for a character."""
     if kind is _constants.BRANCH:
         yield from argument[1]
     elif kind is _constants.SUBPATTERN:
@@ -91,7 +91,7 @@ def _branches(kind: Any, argument: Any) -> Iterator[Iterable[Any]]:
 
 
 def _letters(kind: Any, argument: Any) -> list[int]:
-    """The characters that an item spells; [] if it matches many, or another text."""
+    """The characters that an item spells; [] for an item that matches many characters."""
     if kind is _constants.LITERAL:
         return [argument]
     if kind is not _constants.IN:

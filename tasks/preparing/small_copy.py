@@ -1,7 +1,7 @@
 """A small copy of a model: its configuration with fewer and narrower layers, and random weights.
 
-Everything that says how the model computes stays as it is (the kinds of layers, the size of a head, positions, scales,
-experts), so the copy shows in a second whether engine and trainer agree about such a model.
+Every field on how the model computes stays (the kinds of layers, the size of a head, positions, scales, experts), so
+the copy shows in a second whether engine and trainer agree about models of the kind.
 """
 
 import copy
@@ -18,9 +18,9 @@ _PARAMETERS_MAX = 50_000_000
 
 
 def save_small_copy(config: Any, directory: Path) -> bool:
-    """Save a small copy of a model of this transformers configuration; False if none can be made of its fields.
+    """Save a small copy of a model of a transformers configuration; False if the fields allow no copy.
 
-    The directory gets config.json and safetensors, as transformers stores them.
+    The directory gets config.json and safetensors, as transformers stores both.
     """
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - takes seconds
 
@@ -44,7 +44,7 @@ def save_small_copy(config: Any, directory: Path) -> bool:
 
 
 def small_config(config: Any) -> Any | None:
-    """The configuration with few narrow layers; None if it has not the fields that say how wide and deep it is."""
+    """The configuration with few narrow layers; None without the usual fields of width and depth."""
     small = copy.deepcopy(config)
     try:
         heads, hidden, layers = small.num_attention_heads, small.hidden_size, small.num_hidden_layers
@@ -71,7 +71,7 @@ def _kv_heads(config: Any) -> Any:
 
 
 def _set(config: Any, **values: Any) -> None:
-    """Set the fields that a configuration has, also by their other names in its family."""
+    """Set the given fields as far as a configuration has them, also by the names of the configuration's family."""
     known = {*config.to_dict(), *config.attribute_map}
     for name, value in values.items():
         if name in known:
@@ -79,7 +79,7 @@ def _set(config: Any, **values: Any) -> None:
 
 
 def _keep_layers(config: Any, layers: int) -> None:
-    """Keep the first layers: all kinds that its lists name, and one more than those that are dense in a mixture."""
+    """Keep the first layers: enough for every listed kind of layer, and one more than a mixture's dense layers."""
     fields = config.to_dict()
     by_layer = {name: value for name, value in fields.items() if isinstance(value, list) and len(value) == layers}
     kept = 2
@@ -95,7 +95,7 @@ def _keep_layers(config: Any, layers: int) -> None:
 
 
 def _draw(model: Any) -> None:
-    """Weights with which distributions are neither flat nor certain, so that a difference shows."""
+    """Draw weights whose distributions are neither flat nor certain, so a difference shows."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:

@@ -1,6 +1,6 @@
-"""The special tokens of a tokenizer, and rewards that look for them in a text from which decoding has dropped them.
+"""The special tokens of a tokenizer, and rewards that look for special tokens in a text decoded without them.
 
-Whether markup such as <think> is special is decided by the model's author.
+The author of a model decides whether markup such as <think> is special.
 """
 
 import re
@@ -12,12 +12,12 @@ from tasks.configuration.rewards import RewardConfig
 from tasks.configuration.run_config import RunConfig
 from tasks.preparing.pattern_text import spelt
 
-# What the reward "math" looks for in a text, beside mathematics.
+# The tags that the reward "math" looks for in a text.
 MATH_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 def special_ids(tokenizer: Any) -> frozenset[int]:
-    """All tokens that were added to the vocabulary that the tokenizer was trained with, and those with a role."""
+    """The tokens added to the vocabulary after the tokenizer's training, and the tokens with a role."""
     return frozenset(map(int, (*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids)))
 
 
@@ -28,9 +28,9 @@ def is_dropped(tokenizer: Any, token_id: int) -> bool:
 
 
 def unseen_by_rewards(config: RunConfig, tokenizer: Any) -> list[str]:
-    """A doubt for each setting of a reward that names a token which its texts do not have.
+    """A doubt for each setting of a reward that names a token missing in the texts of the reward.
 
-    tokenizer: one of transformers.
+    tokenizer: a tokenizer of transformers.
     """
     sections = [("rewards", config.rewards, config.sampling)]
     evaluation: EvaluationConfig | None = config.evaluation
@@ -52,7 +52,7 @@ def unseen_by_rewards(config: RunConfig, tokenizer: Any) -> list[str]:
 
 
 def _unseen(reward: RewardConfig, tokenizer: Any) -> Iterator[tuple[str, str]]:
-    """Each setting with its value, and the special tokens that it names."""
+    """Each setting of a reward with its value, and the dropped special tokens named in the value."""
     ids = {str(tokenizer.convert_ids_to_tokens(each)): each for each in special_ids(tokenizer)}
 
     def told(found: Sequence[str]) -> str:
@@ -69,7 +69,7 @@ def _unseen(reward: RewardConfig, tokenizer: Any) -> Iterator[tuple[str, str]]:
 
 
 def _texts(name: str, value: object) -> Iterator[tuple[str, str]]:
-    """The texts in the arguments of a function of the user's own, with their places."""
+    """The texts in the arguments of a user's function, each with its place."""
     if isinstance(value, str):
         yield name, value
     elif isinstance(value, dict):
@@ -81,7 +81,7 @@ def _texts(name: str, value: object) -> Iterator[tuple[str, str]]:
 
 
 def _named(text: str, tokens: list[str]) -> list[str]:
-    """The tokens that a pattern names; an argument may be one."""
+    """The tokens that a pattern spells, or that occur in a text which is no pattern."""
     try:
         return spelt(text, tokens)
     except (re.error, OverflowError, RecursionError):

@@ -1,8 +1,8 @@
 """Where a response ends: the stop tokens of a run, from the files of its model.
 
-Text ends at the tokens that config.json and generation_config.json name. In a chat the tokenizer's eos_token ends a
-turn, too, and so does the token with which the chat template ends a turn of the assistant. A run keeps the stop tokens
-of its first plan.
+Text ends at the tokens named in config.json and generation_config.json. In a chat, a turn also ends at the tokenizer's
+eos_token, and at the token with which the chat template ends a turn of the assistant. A run keeps the stop tokens of
+its first plan.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,13 @@ _FILES = "eos_token_id in config.json and generation_config.json"
 
 @dataclass(frozen=True)
 class StopTokens:
-    """The ids in ascending order, their texts, and what in the model's files disagrees."""
+    """The stop tokens of a model.
+
+    Attributes:
+        ids: Token ids, ascending.
+        texts: The text of each id.
+        doubts: Disagreements of the model's files.
+    """
 
     ids: tuple[int, ...]
     texts: tuple[str, ...]
@@ -34,7 +40,7 @@ class StopTokens:
 
 @dataclass(frozen=True)
 class _TurnEnd:
-    """The special tokens after the text of an assistant's message; is_one_token: they can be nothing but its end."""
+    """The special tokens after an assistant's message. is_one_token: a single token, certainly the end of the turn."""
 
     ids: tuple[int, ...] = ()
     is_one_token: bool = False
@@ -43,14 +49,14 @@ class _TurnEnd:
 def find_stop_tokens(model_dir: Path, tokenizer: Any, *, in_chat: bool) -> StopTokens:
     """The stop tokens of a model, for prompts of messages or of text.
 
-    tokenizer: one of transformers. Raises ModelError if the files name none, or none that is right.
+    tokenizer: a tokenizer of transformers. Raises ModelError if the files name no valid stop token.
     """
     named = stop_token_ids(model_dir)
     found, doubts = set(named), []
-    own, known = tokenizer.eos_token_id, f"{_FILES}: {_told(tokenizer, named)}"
+    own, known = tokenizer.eos_token_id, f"{_FILES}: {_as_text(tokenizer, named)}"
     if own is not None and own not in found:
         ends = "responses end at each of them" if in_chat else "prompts are text, so responses end at the latter alone"
-        doubts.append(f"the tokenizer's eos_token is {_told(tokenizer, [own])}, which is not among {known}; {ends}")
+        doubts.append(f"the tokenizer's eos_token is {_as_text(tokenizer, [own])}, which is not among {known}; {ends}")
         if in_chat:
             found.add(int(own))
     turn = _end_of_turn(tokenizer) if in_chat else _TurnEnd()
@@ -59,21 +65,23 @@ def find_stop_tokens(model_dir: Path, tokenizer: Any, *, in_chat: bool) -> StopT
         if turn.is_one_token and is_dropped(tokenizer, turn.ids[0]):
             found.update(turn.ids)
         else:
-            ends = f"responses end at {_told(tokenizer, sorted(found))} alone; allowed: eos_token_id of the turn's end"
+            ends = (
+                f"responses end at {_as_text(tokenizer, sorted(found))} alone; allowed: eos_token_id of the turn's end"
+            )
         doubts.append(
-            f"the chat template ends a turn of the assistant with {_told(tokenizer, turn.ids)}, which is neither the "
-            f"tokenizer's eos_token nor among {known}; {ends}"
+            f"the chat template ends a turn of the assistant with {_as_text(tokenizer, turn.ids)}, which is neither "
+            f"the tokenizer's eos_token nor among {known}; {ends}"
         )
     ids = tuple(sorted(found))
-    doubts += _that_are_text(tokenizer, ids)
-    texts = tuple(_told(tokenizer, [each]) for each in ids)
+    doubts += _doubt_text_tokens(tokenizer, ids)
+    texts = tuple(_as_text(tokenizer, [each]) for each in ids)
     return StopTokens(ids, texts, tuple(f"policy.path: {doubt}" for doubt in doubts))
 
 
 def checked_stop_tokens(
     model_dir: Path, tokenizer: Any, prompts: Iterable[Prompt | PromptRow], *, with_turns: bool
 ) -> StopTokens:
-    """The stop tokens with which a run of these prompts begins; raises ModelError."""
+    """The stop tokens with which a new run of `prompts` begins; raises ModelError."""
     stops = find_stop_tokens(model_dir, tokenizer, in_chat=with_turns or any(map(_is_chat, prompts)))
     vocab_size = vocabulary_size(model_dir)
     for each, text in zip(stops.ids, stops.texts, strict=True):
@@ -88,7 +96,7 @@ def checked_stop_tokens(
 def look_at_responses(
     config: RunConfig, model_dir: Path, tokenizer: Any, prompts: Iterable[Prompt | PromptRow]
 ) -> tuple[str, list[str]]:
-    """A line about where the responses of a new run end, and doubts about that and about what rewards see of them.
+    """A line about the stop tokens of a new run, and doubts about the stop tokens and the texts that rewards see.
 
     Raises ModelError.
     """
@@ -99,7 +107,7 @@ def look_at_responses(
 def stop_ids_of_run(
     run: ObjectStore, model_dir: Path, tokenizer: Any, prompts: Iterable[Prompt | PromptRow], *, with_turns: bool
 ) -> tuple[int, ...]:
-    """The stop tokens that a run has begun with, whichever version planned it; before, those of these prompts."""
+    """The stop tokens in the run's first plan; without a plan, the stop tokens for `prompts`."""
     try:
         return read_plan(run, 0).sampling.stop_token_ids
     except ObjectMissing:
@@ -107,10 +115,10 @@ def stop_ids_of_run(
 
 
 def _end_of_turn(tokenizer: Any) -> _TurnEnd:
-    """With which special tokens the chat template ends a turn; none if that is not known."""
+    """The special tokens with which the chat template ends a turn; none if unknown."""
     spoken: list[Message] = [{"role": "user", "content": "dummy"}, {"role": "assistant", "content": _SAID}]
     last = _specials_after(tokenizer, spoken)
-    # Some end a turn only if a message follows, whose own beginning then cannot be told from it.
+    # Some templates end a turn only before a further message: the end then cannot be told from the next beginning.
     ids = last or _specials_after(tokenizer, [*spoken, {"role": "user", "content": _NEXT}])
     return _TurnEnd(ids, is_one_token=len(last) == 1)
 
@@ -127,12 +135,12 @@ def _specials_after(tokenizer: Any, messages: Sequence[Message]) -> tuple[int, .
     return tuple(dict.fromkeys(int(each) for each in ids if int(each) in special))
 
 
-def _that_are_text(tokenizer: Any, ids: Sequence[int]) -> Iterator[str]:
+def _doubt_text_tokens(tokenizer: Any, ids: Sequence[int]) -> Iterator[str]:
     for each in ids:
         text = str(tokenizer.decode([each], skip_special_tokens=False))
         if text.strip() and each != tokenizer.eos_token_id and not is_dropped(tokenizer, each):
             yield (
-                f"{_FILES} name {_told(tokenizer, [each])}, which is text to the tokenizer; responses end "
+                f"{_FILES} name {_as_text(tokenizer, [each])}, which is text to the tokenizer; responses end "
                 "wherever the policy writes it"
             )
 
@@ -142,6 +150,6 @@ def _is_chat(prompt: Prompt | PromptRow) -> bool:
     return not isinstance(content, str)
 
 
-def _told(tokenizer: Any, ids: Iterable[int]) -> str:
+def _as_text(tokenizer: Any, ids: Iterable[int]) -> str:
     """Tokens as people read them."""
     return ", ".join(f"{str(tokenizer.decode([each], skip_special_tokens=False))!r} ({each})" for each in ids)

@@ -1,4 +1,4 @@
-"""Tools in prompts: the tokenizer that renders them, and what environments and agents make of their groups' prompts."""
+"""The tokenizer of prompts, with tools or without, and the additions of environments and agents to prompts."""
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,8 +10,9 @@ from storage.records.prompt_table import PromptRow
 from tasks.configuration.data import DataConfig
 from tasks.configuration.run_config import RunConfig
 from tasks.configuration.turns import TurnsConfig
+from tasks.learning.pretrained import ModelError
 from tasks.preparing.stop_tokens import find_stop_tokens
-from tasks.preparing.tokenizer import open_tokenizer
+from tasks.prompts.auto_tokenizer import read_tokenizer
 from tasks.prompts.openings import reset_columns
 from tasks.prompts.prompt import Message, Prompt, PromptError, PromptSet
 from tasks.prompts.row_comparison import compare
@@ -24,12 +25,15 @@ from tasks.turns.first_request import read_opening
 from tasks.turns.process_environments import load_schemas, reset_texts
 from tasks.turns.tool_schemas import Schema, check_names
 
-# What `reset` returns, or an agent asks first, for each of the columns and seeds.
+# The result of `reset`, or the first request of an agent, for each of the columns and seeds.
 Resets = Callable[[TurnsConfig, Sequence[Mapping[str, Any]], Sequence[int]], Sequence[str | None]]
+
+# Without any of these files transformers makes a tokenizer that knows no word.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 class ToolTokenizer:
-    """A Tokenizer of prompts that tell the policy of its tools; of_model: the tokenizer of transformers below it."""
+    """A Tokenizer of prompts that tell the policy of its tools. of_model: the underlying tokenizer of transformers."""
 
     def __init__(self, conversation: Conversation, of_model: Any) -> None:
         self._conversation = conversation
@@ -47,14 +51,14 @@ class ToolTokenizer:
     def apply_chat_template(
         self, conversation: list[Message], *, add_generation_prompt: bool = True, tokenize: bool = True, **_row: Any
     ) -> Any:
-        """The prompt as token ids, or as text, with the tools of the run; those of a row are not shown."""
+        """The prompt as token ids, or as text, with the tools of the run; tools of a row are not shown."""
         if tokenize:
             return self._conversation.prompt_ids(conversation)
         return self._conversation.prompt_text(conversation, asks=add_generation_prompt)
 
 
 class FirstRequestTokenizer(ToolTokenizer):
-    """A Tokenizer of prompts of which an agent's first request tells the policy; others are shown without tools."""
+    """A Tokenizer of prompts that an agent's first request determines; prompts without a request have no tools."""
 
     def __init__(self, tokenizer: Any, stops: Collection[int]) -> None:
         """Raises TemplateError."""
@@ -74,14 +78,26 @@ class FirstRequestTokenizer(ToolTokenizer):
         return list(first.messages), self._of_tools[name]
 
 
+def open_tokenizer(model_dir: Path) -> Tokenizer:
+    """The tokenizer of a model directory; raises ModelError without a usable tokenizer."""
+    if not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(f"policy.path: no tokenizer in {str(model_dir)!r}; looked for {', '.join(TOKENIZER_FILES)}")
+    try:
+        tokenizer: Tokenizer = read_tokenizer(model_dir)
+    except Exception as error:  # a damaged file can raise anything in the library that reads it
+        reason = " ".join(str(error).split())[:300]
+        raise ModelError(f"policy.path: no usable tokenizer in {str(model_dir)!r}: {reason}") from error
+    return tokenizer
+
+
 def prompt_tokenizer(config: RunConfig, model_dir: Path, *, is_new: bool = True) -> Tokenizer:
     """The tokenizer of prompts; with `turns` it loads the tools in a child process, and checks the chat template.
 
-    is_new: no run has used it yet, so its chat template is tried in a child process first. Raises ModelError,
-    PromptError, ToolsUnusable and TemplateError.
+    is_new: no run has used the tokenizer yet, so the chat template is tried in a child process first. Raises
+    ModelError, PromptError, ToolsUnusable and TemplateError.
     """
     _check_turns(config)
-    # First: a tokenizer that reads a wrong configuration of the model complains of itself.
+    # First, because a tokenizer with a wrong configuration of the model would complain about the tokenizer instead.
     context_length(config.rollout, model_dir)
     tokenizer = open_tokenizer(model_dir)
     if is_new:
@@ -99,7 +115,7 @@ def prompt_tokenizer(config: RunConfig, model_dir: Path, *, is_new: bool = True)
 
 
 def model_tokenizer(tokenizer: Tokenizer) -> Any:
-    """The tokenizer of transformers in one of `prompt_tokenizer`."""
+    """The tokenizer of transformers in a tokenizer of `prompt_tokenizer`."""
     return tokenizer.of_model if isinstance(tokenizer, ToolTokenizer) else tokenizer
 
 
@@ -123,24 +139,25 @@ def compared(
     data: DataConfig,
     section: str = "data",
 ) -> list[str]:
-    """What may be wrong with prompts of `prompt_tokenizer`: see `compare`."""
+    """Doubts about prompts of `prompt_tokenizer`: see `compare`."""
     of_model = model_tokenizer(tokenizer)
     in_chat = any(not isinstance(row.prompt, str) for row in rows)
     stops = find_stop_tokens(model_dir, of_model, in_chat=in_chat).ids
     return compare(rows, prompts, tokenizer, of_model, data, stops, section)
 
 
-def tools_told(tokenizer: Tokenizer) -> tuple[Schema, ...]:
-    """The tools of which this tokenizer of `prompt_tokenizer` tells the policy in every prompt."""
+def shown_tools(tokenizer: Tokenizer) -> tuple[Schema, ...]:
+    """The tools that a tokenizer of `prompt_tokenizer` shows the policy in every prompt."""
     return tokenizer.tools if isinstance(tokenizer, ToolTokenizer) else ()
 
 
 def openings(
     config: RunConfig, prompts: Sequence[Prompt], run_seed: int, iteration: int, resets: Resets | None = None
 ) -> Sequence[str | None]:
-    """What the environment adds to each group's prompt, or the agent asks first: one reset or start per group.
+    """The addition of the environment to each group's prompt, or the agent's first request: a reset or start per group.
 
-    [] without an environment or an agent. Raises ToolsUnusable if one cannot be reset, or asks nothing.
+    [] without an environment or an agent. Raises ToolsUnusable if an environment cannot be reset, or an agent makes no
+    request.
     """
     if config.turns is None or (config.turns.environment is None and config.turns.agent is None):
         return []

@@ -1,4 +1,4 @@
-"""What `plan` refuses because no GPU of the trainer can hold its state, or doubts because of the longest pass."""
+"""The refusals of `plan` for a trainer's state too large for the GPUs, and doubts about the longest pass."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ class TrainerMisfit(WrongInputError):  # noqa: N818 - reads as what is wrong
 def check_trainer_fits(config: RunConfig, model_dir: Path) -> list[str]:
     """Raise TrainerMisfit if the state alone cannot fit; returns a doubt if the activations of a pass hardly do.
 
-    A trainer without GPUs, models whose size config.json does not tell and GPUs without a data sheet are passed over.
+    Trainers without GPUs, models whose size config.json does not tell, and GPUs without a data sheet are passed over.
     Raises ModelConfigError for a config.json that cannot be read.
     """
     pool, sheet = config.pools.train, data_sheet(config.pools.train)
@@ -39,9 +39,9 @@ def check_trainer_fits(config: RunConfig, model_dir: Path) -> list[str]:
 
 
 def _stored_bytes(fields: dict[str, Any]) -> int:
-    """Per parameter of the model's files, as config.json says; bfloat16 if it does not.
+    """Bytes per parameter of the model's files, by config.json; as bfloat16 without a dtype in config.json.
 
-    float16 counts as float32: it is not the dtype of passes, so frozen weights have float32 masters.
+    float16 counts as float32: passes never run in float16, so frozen weights have float32 masters.
     """
     told = fields.get("dtype") or fields.get("torch_dtype")
     return {"float16": 4, "float32": 4}.get(told, 2) if isinstance(told, str) else 2

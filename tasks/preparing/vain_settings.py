@@ -9,7 +9,7 @@ from tasks.configuration.run_config import RunConfig
 
 
 def settings_in_vain(config: RunConfig) -> list[str]:
-    """A doubt about each of them, with its field."""
+    """A doubt about each vain setting, with the name of the field."""
     return [*_teaching_nothing(config), *_not_held_out(config), *_idle_gpus(config), *_saving_nothing(config)]
 
 
@@ -33,12 +33,12 @@ def _not_held_out(config: RunConfig) -> Iterator[str]:
 
 
 def _same_prompts(data: DataConfig) -> DataConfig:
-    """The settings that say which prompts there are, not in which order."""
+    """The settings that decide the set of prompts, with the settings of order and use made equal."""
     return replace(data, shuffle=True, max_prompt_length=None, allow=())
 
 
 def _idle_gpus(config: RunConfig) -> Iterator[str]:
-    """A member has one engine, so GPUs of a slot beyond tensor_parallel_size are paid for and stand idle."""
+    """A member has a single engine, so GPUs of a slot beyond tensor_parallel_size are paid for and stand idle."""
     used = config.rollout.vllm.tensor_parallel_size
     for name, pool in config.pools.rollout_pools.items():
         if pool.gpus > used and config.rollout.engine in ("vllm", "auto"):

@@ -18,7 +18,12 @@ ALPHABET = ascii_lowercase + digits + "=;#"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The digits to be summed (keys a, b, c, ... in order) and the modulus."""
+    """A problem: the sum of digits, modulo a base.
+
+    Attributes:
+        digits: The digits to sum; their keys are a, b, c, ... in order.
+        base: The modulus.
+    """
 
     digits: tuple[int, ...]
     base: int

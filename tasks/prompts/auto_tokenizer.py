@@ -1,8 +1,8 @@
-"""What needs no model in transformers, imported without torch in a process that has declared that it needs none.
+"""Parts of transformers that need no model, imported without torch in a process that has called `forgo_models`.
 
 If torch is installed, transformers imports it with the first tokenizer, which takes seconds and hundreds of MB that a
-tokenizer does not use. Release 5 has no setting against that, but it works without torch, and takes torch for absent if
-Python's module table says so.
+tokenizer does not use. Release 5 has no setting against the import, but works without torch, and takes torch for absent
+if Python's module table says so.
 """
 
 import os
@@ -15,7 +15,7 @@ _forgone = False
 
 
 def forgo_models() -> None:
-    """Declare that this process never needs a model of transformers, so that it need not import torch."""
+    """Declare that this process needs no model of transformers; later imports leave out torch."""
     global _forgone  # noqa: PLW0603 - which modules a process has is a fact of the process
     _forgone = True
     # Otherwise transformers advises to install PyTorch, which a user may take for the cause of a failure.
@@ -35,7 +35,7 @@ def schema_maker() -> Callable[[Callable[..., Any]], dict[str, Any]]:
 def read_tokenizer(model_dir: Path) -> Any:
     """The tokenizer in a model directory, without the network and without running the directory's code.
 
-    Raises whatever transformers raises for files that it does not understand.
+    Raises the errors of transformers for files that transformers does not understand.
     """
     return auto_tokenizer().from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
 

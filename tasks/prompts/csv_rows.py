@@ -1,7 +1,7 @@
-"""Rows of a CSV file, with the values that `datasets` gives them, as for a data set of the hub.
+"""Rows of a CSV file, with the values that `datasets` would read, as for a data set of the hub.
 
 `datasets` guesses the types of columns, fills up short rows with null, and takes the first column of long rows for an
-index. Only the first is what a file can mean, so the fields are counted here before, with Python's own reader.
+index. Short and long rows are mistakes of a file, so Python's own reader counts the fields here first.
 """
 
 import csv
@@ -52,7 +52,7 @@ class CsvRows:
         return f"{self._path}: line {self._lines[index]}"
 
     def _changed(self, name: str, written: Sequence[str]) -> str | None:
-        """What `datasets` makes of a column's fields that says something else than they do; None if nothing is."""
+        """A doubt about a column with fields that `datasets` changes, such as 007 to 7; None without such a field."""
         values = self._columns[name]
         changed = [index for index, text in enumerate(written) if not _says(values[index], text)]
         if not changed:
@@ -120,7 +120,7 @@ def _checked_header(names: list[str], path: Path) -> list[str]:
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Let Python's reader take long fields; how long they may be is a setting of the process."""
+    """Let Python's reader take long fields within the block; the limit is a setting of the process."""
     before = csv.field_size_limit(_FIELD_CHARACTERS_MAX)
     try:
         yield
@@ -129,7 +129,7 @@ def _long_fields() -> Iterator[None]:
 
 
 def _typed(path: Path) -> dict[str, list[Any]]:
-    """The columns in their order, with the values that `datasets` gives them; raises PromptError."""
+    """The columns in the order of the file, with the values of `datasets`; raises PromptError."""
     # Imported here, because it takes seconds and only this source needs it.
     import pandas as pd  # noqa: PLC0415
     from datasets.packaged_modules.csv.csv import CsvConfig  # noqa: PLC0415

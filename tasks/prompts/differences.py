@@ -1,6 +1,6 @@
 """The differences between rows and their prompts: collected by kind, then refused, doubted, or allowed by the user.
 
-It does not know how a difference is found.
+The search for differences is in `row_comparison`.
 """
 
 from collections.abc import Callable, Collection
@@ -24,7 +24,13 @@ _ADVICE: dict[Kind, str] = {
 
 @dataclass
 class _Difference:
-    """One kind: in how many rows, and the first of them."""
+    """A kind of difference in a data set.
+
+    Attributes:
+        rows: The number of rows with the difference.
+        place: The first such row, by file and line.
+        detail: The end of a sentence about the first such row.
+    """
 
     rows: int
     place: str
@@ -32,10 +38,16 @@ class _Difference:
 
 
 class Differences:
-    """Differences of the rows of one data set. `look` says which row is looked at."""
+    """The differences of the rows of a data set; `look` names the row of later calls of `add`."""
 
     def __init__(self, section: str, allowed: Collection[Kind], rows: int) -> None:
-        """section: of the configuration, such as evaluation.data. rows: how many there are."""
+        """Begin without differences.
+
+        Args:
+            section: The section of the configuration, such as evaluation.data.
+            allowed: The kinds that the configuration allows.
+            rows: The number of rows in the data set.
+        """
         self._section = section
         self._allowed = allowed
         self._rows = rows
@@ -45,20 +57,20 @@ class Differences:
         self._of_row: set[tuple[Kind, bool]] = set()
 
     def look(self, place: Callable[[], str]) -> None:
-        """What is added from now on is about the row at this place."""
+        """Begin with the row at this place; later calls of `add` are about the row."""
         self._place = place
         self._of_row.clear()
 
     def add(self, kind: Kind, detail: str, *, certain: bool) -> None:
-        """A difference of this row; certain: no user means it. detail: the end of a sentence about the row."""
+        """Add a difference of the row. certain: no user can mean it. detail: the end of a sentence about the row."""
         if kind in self._allowed or (kind, certain) in self._of_row:
             return
         self._of_row.add((kind, certain))
-        there = self._certain if certain else self._unsure
-        if kind in there:
-            there[kind].rows += 1
+        by_kind = self._certain if certain else self._unsure
+        if kind in by_kind:
+            by_kind[kind].rows += 1
         else:
-            there[kind] = _Difference(1, self._place(), detail)
+            by_kind[kind] = _Difference(1, self._place(), detail)
 
     def doubts(self) -> list[str]:
         """A line for each kind that is not certain; raises PromptError, in one line, if any is certain."""

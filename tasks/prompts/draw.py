@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from storage.records.prompt_table import PromptRow
 from tasks.configuration.data import DataConfig
-from tasks.prompts.openings import opened
+from tasks.prompts.openings import with_opening
 from tasks.prompts.order import prompt_index
 from tasks.prompts.prompt import Prompt, PromptError, PromptSet
 from tasks.prompts.tokenise import AgentTokenizer, Tokenizer, tokenise
@@ -29,10 +29,21 @@ def draw_prompts(
     openings: Sequence[str | None] = (),
     section: str = "",
 ) -> list[PromptRow]:
-    """The prompts at running positions first .. first + count - 1; raises PromptError naming one that does not fit.
+    """The rows at running positions first .. first + count - 1 of the prompt table.
 
-    openings: what environments add to each of them, or what agents ask first; () if nothing. section: what stands
-    before `sampling` in the configuration.
+    Args:
+        prompts: The data set.
+        tokenizer: The model's tokenizer, or an agent's.
+        data: Order, and the limit of a prompt's length.
+        first: The running position of the first row.
+        count: The number of rows.
+        context_length: The most tokens of prompt and completion.
+        max_completion_length: The tokens of `context_length` that the completion needs.
+        openings: For each prompt, the text that an environment adds, or an agent's first request; () without openings.
+        section: The prefix of `sampling` in the configuration's paths, for messages.
+
+    Raises:
+        PromptError: A prompt does not fit; names the prompt.
     """
     if max_completion_length >= context_length:
         raise PromptError(
@@ -47,7 +58,7 @@ def draw_prompts(
             messages, shown = tokenizer.of_opening(opening)
             asked, kept = replace(prompt, text_or_messages=messages), prompt.text_or_messages
         else:
-            asked, shown = replace(prompt, text_or_messages=opened(prompt, opening)), tokenizer
+            asked, shown = replace(prompt, text_or_messages=with_opening(prompt, opening)), tokenizer
             kept = asked.text_or_messages
         ids = tokenise(asked, shown, data, context_length, max_completion_length)
         rows.append(PromptRow(prompt.id, ids, kept, prompt.columns, opening))

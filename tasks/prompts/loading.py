@@ -68,8 +68,8 @@ class RowPrompts:
 def load_prompts(config: DataConfig, *, check_rows: bool = True, section: str = "data") -> PromptSet:
     """Open the prompts of `config`. PromptError says what is wrong and where.
 
-    `check_rows` converts every row once, so that a wrong row is found before the run begins; a process may skip this if
-    an earlier one has done it. section: of the run's configuration, to name a field by.
+    `check_rows` converts every row once, so that a wrong row is found before the run begins; a process may skip the
+    check if an earlier process has made the check. section: the section of the configuration, for messages.
     """
     try:
         return _loaded(config, check_rows=check_rows)
@@ -96,7 +96,7 @@ def _loaded(config: DataConfig, *, check_rows: bool) -> PromptSet:
 
 
 def doubts_of(prompts: PromptSet, section: str = "data") -> list[str]:
-    """What of a file of prompts may not be read as it was meant; each line begins with the field of the section."""
+    """Doubts about the reading of a file of prompts; each line begins with a field of the section."""
     return [f"{section}.{doubt}" for doubt in prompts.doubts] if isinstance(prompts, RowPrompts) else []
 
 
@@ -166,7 +166,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _check_nested_truth(prompt: Prompt, where: str) -> None:
-    """Raise PromptError for a structure with the ground truth that is text, so that rewards would not be given it."""
+    """Raise PromptError if the object with the ground truth is text, because rewards would miss the ground truth."""
     for name in TRUTH_COLUMNS:
         value = prompt.columns.get(name)
         if isinstance(value, str) and isinstance(read_value(value), Mapping):
@@ -177,7 +177,7 @@ def _check_nested_truth(prompt: Prompt, where: str) -> None:
 
 
 def _with_ground_truth(columns: dict[str, Any]) -> dict[str, Any]:
-    """Add verl's nested ground truth under the name that its reward functions use."""
+    """Add verl's nested ground truth as the column ground_truth, which verl's reward functions read."""
     if "ground_truth" not in columns:
         for name in TRUTH_COLUMNS:
             nested = columns.get(name)

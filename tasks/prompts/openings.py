@@ -6,8 +6,8 @@ from typing import Any
 from tasks.prompts.prompt import Message, Prompt, PromptError
 
 
-def opened(prompt: Prompt, opening: str | None) -> str | list[Message]:
-    """The prompt's messages with the opening at the end of the user's last one; raises PromptError without one."""
+def with_opening(prompt: Prompt, opening: str | None) -> str | list[Message]:
+    """The prompt's messages with the opening at the end of the user's last message; PromptError without one."""
     messages = prompt.text_or_messages
     if opening is None or isinstance(messages, str):
         return messages
@@ -24,7 +24,7 @@ def opened(prompt: Prompt, opening: str | None) -> str | list[Message]:
 def reset_columns(
     prompt: str | list[Message], columns: Mapping[str, Any], opening: str | None = None
 ) -> dict[str, Any]:
-    """What `reset` is given of a prompt: the row of its data set, with the messages as they are without the opening."""
+    """The arguments of `reset`: the prompt's row of the data set, with the messages before the opening was added."""
     asked = None if not opening or isinstance(prompt, str) else _last_of_user(prompt)
     if asked is None or isinstance(prompt, str):
         return {"prompt": prompt, **columns}

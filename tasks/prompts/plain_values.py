@@ -17,7 +17,7 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
 
     Dates and times become ISO 8601 text, durations become seconds, and decimals become ints or floats if that is exact,
     else text. Raises TypeError, whose message begins with `where`, for anything else (bytes, images, ...), and
-    ValueError for text that is no Unicode and for what is nested more than DEPTH_MAX levels deep.
+    ValueError for text that is no Unicode and for values nested more than DEPTH_MAX levels deep.
     """
     if value is None or isinstance(value, bool | int | float):
         # Subclasses (numpy's float64 and str_ among them) are converted to JSON's own types.
@@ -42,8 +42,8 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
 def without_nulls(value: Any) -> Any:
     """The value without the names, at every depth, whose value is null.
 
-    Arrow gives all mappings of a column the same names, so a null cannot be told from a name that is absent. Nulls in
-    lists are kept: Arrow adds none.
+    Arrow gives all mappings of a column the same names, so a null may stand for an absent name. Nulls in lists are
+    kept: Arrow adds none.
     """
     if isinstance(value, Mapping):
         return {name: without_nulls(item) for name, item in value.items() if item is not None}
@@ -53,7 +53,7 @@ def without_nulls(value: Any) -> Any:
 def check_text(text: str, where: str) -> str:
     """Return `text`; raises ValueError, whose message begins with `where`, for a half of a surrogate pair.
 
-    JSON and Arrow files can hold one, and no store, tokenizer or terminal takes it.
+    JSON and Arrow files can hold half of a pair, but no store, tokenizer or terminal takes the half.
     """
     try:
         text.encode()

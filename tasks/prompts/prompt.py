@@ -1,6 +1,6 @@
 """Prompt, PromptSet and PromptError: the common interface of all sources of prompts.
 
-A prompt is text or chat messages. The rest of its row are columns, kept as plain JSON values for the rewards.
+A prompt is text or chat messages. The rest of the prompt's row are columns, kept as plain JSON values for rewards.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,9 +20,13 @@ class PromptError(WrongInputError):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt: plain text or a list of {"role", "content"} messages, and the other columns of its row.
+    """A prompt with the columns of its row.
 
-    place: the file and line or row of it, for messages; empty where it has none.
+    Attributes:
+        id: The prompt's id, unique in its set.
+        text_or_messages: Plain text, or a list of {"role", "content"} messages.
+        columns: The other columns, as plain JSON values.
+        place: The file and line or row, for messages; empty for generated prompts.
     """
 
     id: str
@@ -84,7 +88,7 @@ def _check_message(message: Any, where: str) -> Message:
 
 
 def _text_of_part(part: Any, where: str) -> str:
-    """The text of a part of a message's content; chat templates that know parts put their texts one after another."""
+    """The text of a part of a message's content; the caller joins the parts, as chat templates with parts do."""
     text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
     if not isinstance(text, str):
         kind = repr(part.get("type")) if isinstance(part, Mapping) else _describe(part)

@@ -1,6 +1,6 @@
-"""With what a prompt's messages go through the chat template: tools, arguments, and how the policy goes on.
+"""The arguments of the chat template for a prompt's messages: tools, keyword arguments, and the generation prompt.
 
-As in TRL, the columns `tools` and `chat_template_kwargs` of a row are the template's, too.
+As in TRL, the columns `tools` and `chat_template_kwargs` of a row are arguments of the template, too.
 """
 
 import json
@@ -15,7 +15,7 @@ TOOLS, ARGUMENTS = "tools", "chat_template_kwargs"
 
 
 def rendering(messages: list[Message], columns: Mapping[str, Any], data: DataConfig) -> dict[str, Any]:
-    """The arguments of apply_chat_template that decide what is rendered. Raises PromptError."""
+    """The arguments of apply_chat_template for a prompt's messages; raises PromptError."""
     continues = data.continue_final_message and messages[-1]["role"] == "assistant"
     how: dict[str, Any] = {"add_generation_prompt": not continues}
     if continues:
@@ -25,7 +25,7 @@ def rendering(messages: list[Message], columns: Mapping[str, Any], data: DataCon
 
 
 def names_tools(columns: Mapping[str, Any]) -> bool:
-    """Whether the column `tools` holds something, which need not be tools."""
+    """Whether the column `tools` holds anything, tools or not."""
     return bool(_parsed(columns.get(TOOLS)))
 
 
@@ -37,7 +37,7 @@ def tools_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def arguments_of(columns: Mapping[str, Any], data: DataConfig) -> dict[str, Any]:
-    """The template's arguments: the run's, and over them the row's. Raises PromptError for what cannot be some."""
+    """The template's keyword arguments: the run's, overridden by the row's; PromptError for unusable arguments."""
     given = columns.get(ARGUMENTS)
     own = _parsed(given)
     if own is None:
@@ -51,7 +51,7 @@ def arguments_of(columns: Mapping[str, Any], data: DataConfig) -> dict[str, Any]
 
 
 def _parsed(value: Any) -> Any:
-    """A column's value without the nulls that may be Arrow's; JSON text is as it was written."""
+    """A column's value without nulls, which Arrow may have added; JSON text is parsed and keeps its nulls."""
     if not isinstance(value, str):
         return without_nulls(value)
     try:

@@ -1,7 +1,7 @@
-"""Comparison of prompts with the rows that they were made of: is what the policy reads what the row says?
+"""Comparison of prompts with their rows: does the policy read the text of the row?
 
-Tokens are decoded again, so one look finds what a chat template drops and what a tokenizer drops. Only where the texts
-differ is a row rendered once more, to tell which of the two it was.
+Prompts are decoded from tokens, so a comparison finds losses by the chat template and by the tokenizer alike. Only if
+texts differ is a row rendered once more, to tell whether template or tokenizer lost the text.
 """
 
 import json
@@ -33,10 +33,19 @@ def compare(
     stops: Collection[int],
     section: str = "data",
 ) -> list[str]:
-    """What may be wrong with the prompts at running positions 0, 1, ...: a line for each kind that is not allowed.
+    """Return doubts about the prompts at running positions 0, 1, ...: a line for each kind that is not allowed.
 
-    tokenizer: which made the rows. decoder: the tokenizer of transformers behind it. stops: the ids that end a
-    response. section: of the configuration. Raises PromptError for what is certainly wrong.
+    Args:
+        rows: The tokenised prompts.
+        prompts: The prompts of the rows.
+        tokenizer: The tokenizer that made the rows.
+        decoder: The tokenizer of transformers behind `tokenizer`.
+        data: The section of the configuration.
+        stops: The ids that end a response.
+        section: The name of the section, for messages.
+
+    Raises:
+        PromptError: A prompt is certainly wrong.
     """
     if isinstance(tokenizer, AgentTokenizer):  # the policy reads an agent's request instead
         return []
@@ -65,7 +74,7 @@ def _decoded(rows: Sequence[PromptRow], decoder: Any) -> Iterator[tuple[PromptRo
 
 
 class _Comparison:
-    """The look at one row after the other; what depends on the chat template alone is tried once."""
+    """Compares row by row; trials that depend on the chat template alone are made once."""
 
     def __init__(
         self, found: Differences, tokenizer: Tokenizer, decoder: Any, data: DataConfig, stops: Collection[int]
@@ -110,7 +119,7 @@ class _Comparison:
             self._found.add("unread_arguments", f"the prompt is text, so {ARGUMENTS} are not read", certain=False)
 
     def _look_at_end(self, row: PromptRow, text: str | None) -> None:
-        """text: of a prompt that is text, whose blanks at the end do not count."""
+        """Add a difference if the prompt ends with a stop token. text: the prompt's text; final blanks do not count."""
         ends = len(row.token_ids) > 1 and row.token_ids[-1] in self._stops
         if ends or (text is not None and text.rstrip().endswith(self._stop_texts)):
             self._found.add("stop_token_at_end", "the prompt ends with a token that ends a response", certain=True)
@@ -136,7 +145,7 @@ class _Comparison:
             self._try_template(row, messages, decoded)
 
     def _explain(self, row: PromptRow, messages: list[Message], decoded: str) -> None:
-        """Add whether the template or the tokenizer drops what the tokens do not show."""
+        """Add the text that the tokens do not show, as dropped by the template or by the tokenizer."""
         text = self._text(row, messages)
         contents = [spoken(message["role"], message["content"]) for message in messages]
         absent, rest = missing(contents, text)
@@ -183,7 +192,7 @@ class _Comparison:
                 self._found.add("unread_arguments", detail, certain=False)
 
     def _try_template(self, row: PromptRow, messages: list[Message], decoded: str) -> None:
-        """Try, once for rows of one kind, whether the template asks for an answer, and which of its tokens are lost."""
+        """Try, once for rows of a kind, whether the template adds a generation prompt and the tokenizer keeps it."""
         arguments = arguments_of(row.columns, self._data)
         kind = json.dumps([messages[-1]["role"], bool(tools_of(row.columns)), arguments])
         if kind not in self._tried:
@@ -196,10 +205,10 @@ class _Comparison:
             self._found.add("no_generation_prompt", detail, certain=certain)
 
     def _without_question(self, row: PromptRow, messages: list[Message], asking: str) -> tuple[str, bool] | None:
-        """What is wrong with the end of `asking`, a prompt's text, and whether that is certain; None if nothing is.
+        """The problem with the end of `asking`, a prompt's text, and whether it is certain; None without a problem.
 
-        Templates whose questions end where answers begin need no generation prompt. After results of tools some add
-        none, because the assistant's turn goes on.
+        A template whose questions end where answers begin needs no generation prompt. After results of tools, some
+        templates add no generation prompt, because the assistant's turn goes on.
         """
         answer: Message = {"role": "assistant", "content": _MARK}
         try:
@@ -218,13 +227,13 @@ class _Comparison:
         return detail, is_header
 
     def _text(self, row: PromptRow, messages: list[Message], **how: Any) -> str:
-        """What the chat template makes of messages with a row's tools and arguments; raises what it raises."""
+        """The chat template's text of messages with a row's tools and arguments; raises the template's errors."""
         asked = rendering(messages, row.columns, self._data) | how
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, return_dict=False, **asked))
 
 
 def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What is called, in OpenAI's form and in the short one."""
+    """The function of a call or tool, in OpenAI's nested form or the flat form."""
     function = call.get("function", call)
     return function if isinstance(function, Mapping) else {}
 

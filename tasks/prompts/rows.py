@@ -1,6 +1,6 @@
 """Readers of files of rows: JSON lines, Parquet, and datasets written by datasets.save_to_disk; `csv_rows` has CSV.
 
-A row is a mapping from columns to values of the format's types. These readers do not know which column is the prompt.
+A row is a mapping from columns to values of the format's types. The readers do not know the prompt's column.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""How much of a text is shown in another one, through what chat templates and tokenizers harmlessly do to it.
+"""The share of a text that a rendered text shows, apart from harmless changes by chat templates and tokenizers.
 
-Templates trim, escape and indent contents, and drop earlier reasoning and switches of it. Tokenizers compose accents,
-and remove blanks beside special tokens.
+Templates trim, escape and indent contents, and drop earlier reasoning and its switches (/think). Tokenizers compose
+accents, and remove blanks beside special tokens.
 """
 
 import html
@@ -17,16 +17,16 @@ _CHARACTERS_NAMED_MAX = 5
 
 
 def spoken(role: str, content: str) -> str:
-    """What a chat template is expected to show of a message's content."""
+    """The part of a message's content that a chat template is expected to show."""
     if role == "assistant":
         content = content.rpartition(_END_OF_THOUGHT)[2]
     return content.strip()
 
 
 def missing(contents: Sequence[str], text: str) -> tuple[list[int], str]:
-    """The contents that are not in `text`, each in a place of its own, and the text without those that are.
+    """The numbers of contents without a place of their own in `text`, and the text without the found contents.
 
-    The longest are looked for first, lest a short one is found in a longer one.
+    Long contents are searched first, so that a short content is not found within a longer content.
     """
     absent = []
     for number in sorted(range(len(contents)), key=lambda number: -len(contents[number])):
@@ -40,7 +40,7 @@ def missing(contents: Sequence[str], text: str) -> tuple[list[int], str]:
 
 
 def shown_share(content: str, text: str) -> float:
-    """The share of the content's characters, in whole words, that `text` shows; 1.0 if it shows all but trifles."""
+    """The share of the content's characters, in whole words, that `text` shows; 1.0 from a share of 0.9 on."""
     content = _SWITCHES.sub("", content)
     blanks = " ".join(html.unescape(text).split())
     for form in (content, *(json.dumps(content, ensure_ascii=how)[1:-1] for how in (False, True))):

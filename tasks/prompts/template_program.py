@@ -1,6 +1,6 @@
 """The child process of template_trial.py: renders short conversations with little memory.
 
-It does not import transformers, which takes seconds, but gives a template the same functions, filters and tags.
+The program saves seconds by not importing transformers; templates get equal functions, filters and tags.
 """
 
 import json
@@ -36,7 +36,7 @@ _CONVERSATIONS: tuple[Conversation, ...] = (
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """The block `generation`, which marks the assistant's text for training and shows what stands in it."""
+    """The block `generation`, which marks the assistant's text for training and renders its content."""
 
     tags = {"generation"}  # noqa: RUF012 - as in its base class
 
@@ -46,7 +46,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 def main() -> None:
-    """Answer one message twice: when the trial begins, and with what it found."""
+    """Answer a message twice: at the beginning of the trial, and with the result."""
     inbox, replies = serve_parent()
     message = inbox.get()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def problem(templates: list[str], tokens: dict[str, str]) -> str | None:
-    """What is wrong with the size of what any of these templates renders, as the end of a sentence."""
+    """The problem with the size of the templates' results, as the end of a sentence; None without a problem."""
     found = (_problem_of(template, tokens, each) for template in templates for each in _CONVERSATIONS)
     return next((each for each in found if each is not None), None)
 

@@ -1,7 +1,7 @@
 """The trial of a chat template in a child process, before this process renders anything with it.
 
-A template is a program. One that never ends, or that fills the memory, would take this process with it. What a template
-says of the small conversations is not judged: many refuse some of them.
+A template is a program: an endless template, or a template that fills the memory, would take this process down. The
+trial does not judge the rendered text: many templates refuse some of the short conversations.
 """
 
 import time
@@ -19,7 +19,7 @@ _START_LIMIT_S = 120.0
 def try_templates(tokenizer: Any, time_limit_s: float = TIME_LIMIT_S) -> int:
     """Try the chat templates of a tokenizer of transformers, and return their number.
 
-    Raises PromptError for one that is not bounded.
+    Raises PromptError for a template without bounds on time, memory or text.
     """
     found = getattr(tokenizer, "chat_template", None)
     templates = [str(each) for each in found.values()] if isinstance(found, Mapping) else [str(found)] if found else []
@@ -35,7 +35,7 @@ def try_templates(tokenizer: Any, time_limit_s: float = TIME_LIMIT_S) -> int:
 
 
 def _tried(message: dict[str, Any], time_limit_s: float) -> str | None:
-    """What is wrong with the templates, as the end of a sentence."""
+    """The problem with the templates, as the end of a sentence; None without a problem."""
     process = user_process.start("tasks.prompts.template_program")
     if process.stdin is None or process.stdout is None:
         raise RuntimeError("a child process without pipes")

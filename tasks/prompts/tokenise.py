@@ -12,7 +12,7 @@ from tasks.prompts.rendering import rendering
 
 
 class Tokenizer(Protocol):
-    """The two calls of transformers' tokenizers that prompts need. A text that is not allowed raises PromptError."""
+    """The two calls of transformers' tokenizers that prompts need. A forbidden text raises PromptError."""
 
     def __call__(self, text: str) -> Mapping[str, Any]: ...
 
@@ -32,7 +32,7 @@ class AgentTokenizer(Tokenizer, Protocol):
     """A Tokenizer of runs whose agents begin the conversations: an opening is then an agent's first request."""
 
     def of_opening(self, opening: str) -> tuple[list[Message], Tokenizer]:
-        """The messages of a first request, and the tokenizer that shows its tools. Raises PromptError."""
+        """The messages of a first request, and a tokenizer that shows the request's tools; raises PromptError."""
         ...
 
 
@@ -45,8 +45,8 @@ def tokenise(
 ) -> tuple[int, ...]:
     """The token ids of `prompt`: messages by the chat template (see `rendering`), text as it is.
 
-    Raises PromptError, naming the prompt, if there are no tokens, or more than `data.max_prompt_length`, or if they
-    leave fewer than `max_completion_length` of the `context_length`.
+    Raises PromptError, naming the prompt, for a prompt without tokens, with more tokens than `data.max_prompt_length`,
+    or that leaves less than `max_completion_length` of the `context_length`.
     """
     ids = _encode(prompt, tokenizer, data)
     length, max_prompt_length = len(ids), data.max_prompt_length

@@ -1,6 +1,6 @@
-"""Text in which a value of another type is written: JSON, or what Python and NumPy print of lists and mappings.
+"""Lists and mappings written as text: in JSON, or as Python and NumPy print them.
 
-It is found so that a column that was converted to text by accident is not taken for text that is meant.
+Such text points to a column that was converted to text by accident.
 """
 
 import ast
@@ -17,7 +17,7 @@ _ITEMS = (("role", "content"), ("from", "value"), ("type", "text"))
 
 
 def read_value(text: str) -> Any:
-    """The list or mapping that is written in `text`, from its first character to its last; None if there is none."""
+    """The list or mapping that the whole of `text` spells; None for any other text."""
     written = text.strip() if text[:1].isspace() or text[-1:].isspace() else text
     if not written or _BRACKETS.get(written[0]) != written[-1] or len(written) > CHARACTERS_MAX:
         return None

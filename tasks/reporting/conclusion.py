@@ -24,7 +24,7 @@ from storage.records.run import exists, read_plan
 from storage.stores.store import ObjectMissing, ObjectStore, StorageError
 from storage.weights.tensor_sets import PUBLISHED_AT_S, WRITE_S, read_manifest
 from tasks.history.known_lengths import learn_lengths
-from tasks.history.spent import USD_RUN, spent_usd
+from tasks.history.run_cost import USD_RUN, spent_usd
 from tasks.reporting.costs import Rates, cost_metrics
 from tasks.reporting.one_clock import CLOCKS_AGREE_S, concluded_at, on_one_clock
 from tasks.reporting.pool_observations import pool_observations

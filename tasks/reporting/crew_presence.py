@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from storage.clock import Clock
 from storage.journal.liveness import read_heartbeat
 from storage.records import layout
-from storage.records.crew_records import ended_slots
-from storage.records.records import TRAIN_POOL, HeartbeatRecord, PlanRecord
+from storage.records.crew_records import HeartbeatRecord, ended_slots
+from storage.records.records import TRAIN_POOL, PlanRecord
 from storage.records.run import read_plan, read_report, read_settings
 from storage.stores.store import ObjectStore
 

@@ -9,8 +9,9 @@ from types import MappingProxyType
 from typing import Literal
 
 from storage.journal.claims import ClaimBook
+from storage.records.crew_records import HeartbeatRecord
 from storage.records.failures import FailureRecord
-from storage.records.records import JOINED_POOL, TRAIN_POOL, HeartbeatRecord, PlanRecord
+from storage.records.records import JOINED_POOL, TRAIN_POOL, PlanRecord
 
 Phase = Literal["no run", "planning", "rollout", "training", "publishing", "committed", "ended"]
 MemberState = Literal["not come", "unknown", "loading", "working", "gone", "silent"]

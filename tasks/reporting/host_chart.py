@@ -6,7 +6,7 @@ A pure function of the host's entries; it knows nothing of where they are stored
 from collections.abc import Mapping, Sequence
 
 from resources.visible_text import markup
-from storage.fleet.fleet_records import SpentEntry, SpentKind
+from storage.fleet.spent_records import SpentEntry, SpentKind
 from tasks.reporting import svg
 from tasks.reporting.svg import PALETTE, Frame
 

@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from storage.records.records import TRAIN_POOL, HeartbeatRecord, TrainingRecord
+from storage.records.crew_records import HeartbeatRecord
+from storage.records.records import TRAIN_POOL, TrainingRecord
 
 log = logging.getLogger(__name__)
 # Clocks of machines that ask a time server differ by less.

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from storage.records.crew_records import HeartbeatRecord
 from storage.records.planning_records import PoolObservation
-from storage.records.records import TRAIN_POOL, HeartbeatRecord, SlotLife
+from storage.records.records import TRAIN_POOL, SlotLife
 from tasks.crew_model.decode_rate import POINTS_MAX
 
 Points = tuple[tuple[int, float], ...]

@@ -11,7 +11,8 @@ from storage.journal.assembly import JournalReader
 from storage.journal.liveness import read_heartbeat
 from storage.journal.shard import Finish
 from storage.records import layout
-from storage.records.records import JOINED_POOL, TRAIN_POOL, GradedResponse, HeartbeatRecord, PlanRecord, SlotLife, Span
+from storage.records.crew_records import HeartbeatRecord
+from storage.records.records import JOINED_POOL, TRAIN_POOL, GradedResponse, PlanRecord, SlotLife, Span
 from storage.stores.store import ObjectStore
 
 log = logging.getLogger(__name__)

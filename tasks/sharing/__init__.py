@@ -1,5 +1,5 @@
-"""Several runs on one trainer: which host trains which run, in which order, and who pays for a host's seconds.
+"""Several runs on one trainer: the host of each run, the order of the phases, and the bill for a host's seconds.
 
-Placement, order, residents and billing are pure; host.py acts. Nothing here knows torch or Flyte: what really trains is
-behind the interface of workers.py.
+Placement, order, residents and billing are pure; host.py acts. Hosts know neither torch nor Flyte: training is behind
+the interface of workers.py.
 """

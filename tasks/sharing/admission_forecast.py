@@ -1,6 +1,6 @@
-"""What admitting a run would do to the cycles of the runs on each host: pure, by a closed form or by simulation.
+"""How much the cycles of the runs on each host would grow with a newcomer: pure, by a closed form or by simulation.
 
-The closed form answers where it leaves no doubt that a host keeps up, or that it does not; else a simulation answers.
+The closed form answers where a host clearly keeps up, or clearly does not; a simulation answers near the limit.
 """
 
 import math
@@ -12,30 +12,34 @@ from storage.fleet.fleet_records import AdmittedRun
 from tasks.sharing.seat_placement import HostRoom
 from tasks.sharing.shared_cycles import Conditions, share_trainer
 
-# The closed form answers on a host that is busy for at most this part of the time, if its slowdown is at most this part
-# of what the fleet allows; and on any host, if it is so many times as much. No answer for 250 drawn hosts at six bounds
-# is then another than that of simulations (python -m benchmarks.sharing_admission has such hosts).
+# The closed form answers on a host that is busy for at most BUSY_SURE of the time, if the slowdown beyond 1 is at most
+# WITHIN_SURE of the slowdown that the fleet allows; and on any host with at least BEYOND_SURE times the allowed
+# slowdown. For 250 drawn hosts at six bounds every such answer agrees with simulations
+# (python -m benchmarks.sharing_admission has such hosts).
 BUSY_SURE, WITHIN_SURE, BEYOND_SURE = 0.8, 0.6, 2.0
-# Of a wait at a random moment, by the median of these hosts: phases come in turns, and short ones pass long ones.
+# Share of a wait at a random moment, by the median of the drawn hosts: phases come in turns, and short phases pass
+# long phases.
 WAIT_IN_TURNS = 0.78
 ROUNDS = 100
-# A few simulations are sure enough where the trainer keeps up. On an overloaded host with unlike runs, the order of
-# phases falls into patterns that last, so that simulations differ by up to 0.1, and many are needed.
+# A few simulations are enough where the trainer keeps up. On an overloaded host with unlike runs, the order of phases
+# falls into lasting patterns: simulations differ by up to 0.1, and many are needed.
 SIMULATIONS, SIMULATIONS_MAX = 6, 240
 UNSURE_MAX = 0.006
 ITERATIONS = 500
-# The first iterations on an idle trainer wait less: those of overloaded hosts did until about the twentieth.
+# The first iterations on an idle trainer wait less: on overloaded hosts until about the twentieth.
 SETTLED = 80
-# How fast a state leaves the device or comes back, where no host has measured it. A processor under load copied 2.5 GB
-# in a second; the bus of a GPU is faster, so that this errs towards refusing.
+# How fast a state leaves the device or comes back, where no host has measured a switch. A processor under load copied
+# 2.5 GB in a second; the bus of a GPU is faster, so the constant errs towards refusing.
 COPIED_BYTES_PER_S = 2.5e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One host for the newcomer, and how many times as long each run's cycle would then take, by run id.
+    """One host for the newcomer, with the predicted slowdowns.
 
-    host: the incarnation; empty: a host that could come.
+    Attributes:
+        host: The incarnation; empty for a host that could come.
+        slowdowns: Cycle time on the host over cycle time alone, by run id.
     """
 
     host: str
@@ -46,15 +50,15 @@ class Choice:
         return max(self.slowdowns.values())
 
     def beyond(self, slowdown_max: float) -> list[str]:
-        """The ids of the runs that would be slowed down by more, the slowest first."""
+        """The ids of the runs with a slowdown above `slowdown_max`, the slowest first."""
         slow = [run for run, slowdown in self.slowdowns.items() if slowdown > slowdown_max]
         return sorted(slow, key=lambda run: (-self.slowdowns[run], run))
 
 
 def predict_slowdowns(runs: Sequence[AdmittedRun], given: Conditions) -> dict[str, float]:
-    """The slowdown of each run, by id, if these runs share one host: `sure_slowdowns`, or else the mean of simulations.
+    """The slowdown of each run, by id, if the runs share one host: `sure_slowdowns`, or else the mean of simulations.
 
-    There are so many simulations that the standard error of the greatest mean is 0.006, and at most 240.
+    Simulations go on until the standard error of the greatest mean is at most 0.006, up to 240 simulations.
     """
     sure = sure_slowdowns(runs, given)
     if sure is not None:
@@ -66,7 +70,7 @@ def predict_slowdowns(runs: Sequence[AdmittedRun], given: Conditions) -> dict[st
 
 
 def sure_slowdowns(runs: Sequence[AdmittedRun], given: Conditions) -> dict[str, float] | None:
-    """The slowdowns by the closed form, if no doubt is left whether all are within `given.slowdown_max`; else None."""
+    """The slowdowns by the closed form if clearly all are within `given.slowdown_max` or clearly not; else None."""
     switch_s = _switch_s(runs, given)
     found = estimated_slowdowns(runs, given)
     over, allowed = max(found.values()) - 1.0, given.slowdown_max - 1.0
@@ -76,10 +80,10 @@ def sure_slowdowns(runs: Sequence[AdmittedRun], given: Conditions) -> dict[str, 
 
 
 def estimated_slowdowns(runs: Sequence[AdmittedRun], given: Conditions) -> dict[str, float]:
-    """The slowdown of each run, by id, if these runs share one host, by a closed form.
+    """The slowdown of each run, by id, if the runs share one host, by a closed form.
 
-    A phase that is due finds each other run on the trainer, or waiting for it, as often as that run is there: the mean
-    value analysis of a closed network of queues (Schweitzer, Int. Conf. Stochastic Control and Optimization 1979).
+    A due phase finds every competing run at the trainer (training or waiting) with the run's mean share of time there:
+    mean value analysis of a closed network of queues (Schweitzer, Int. Conf. Stochastic Control and Optimization 1979).
     """
     switch_s = _switch_s(runs, given)
     taken = [run.phase_s + switch_s for run in runs]
@@ -104,16 +108,16 @@ def _switch_s(runs: Sequence[AdmittedRun], given: Conditions) -> float:
 
 
 def _cycle_s(run: AdmittedRun, waited_s: float) -> float:
-    """The cycle of a run whose phase waits for so long; one that runs ahead generates meanwhile."""
+    """The cycle of a run whose phase waits for `waited_s`; a run with rollouts ahead generates meanwhile."""
     if run.rollouts_ahead:
         return max(run.cycle_s, waited_s + run.phase_s)
     return run.cycle_s + waited_s
 
 
 def _hides_waits(runs: Sequence[AdmittedRun], given: Conditions) -> bool:
-    """Whether each run ahead has time for a whole phase of any other; a mean wait says nothing of a rare long one.
+    """Whether the cycle of each run ahead has room for a whole phase of any competing run; a mean hides rare waits.
 
-    Phases count as two standard deviations longer, and the cycle as one of a rollout shorter.
+    Phases count as two standard deviations longer, and the cycle as one standard deviation of a rollout shorter.
     """
     switch_s = _switch_s(runs, given)
     long_s = [run.phase_s * (1 + 2 * cv) for run, cv in zip(runs, _phase_cvs(runs, given), strict=True)]
@@ -140,7 +144,7 @@ def simulate_until_sure(
     unsure_max: float,
     settled: int = SETTLED,
 ) -> list[list[float]]:
-    """The slowdowns of each run, in the order of the runs, in one simulation for each seed, once the host has settled.
+    """The slowdowns of each run, in the order of the runs: one simulation per seed, each counted from `settled` on.
 
     The seeds are used `step` at a time, until the standard error of the slowest run's mean is at most `unsure_max`, or
     no seed is left.
@@ -160,11 +164,12 @@ def simulate_until_sure(
 def choices(
     newcomer: AdmittedRun, rooms: Sequence[HostRoom], slowdown_max: float, switch_s: float | None
 ) -> list[Choice]:
-    """Predict what the newcomer does on each host; the choice with the least worst slowdown is first, ties by name.
+    """Predict the slowdowns with the newcomer on each host; the choice with the least worst slowdown is first.
 
-    switch_s: as measured; None: as long as the largest state takes to leave and to come back. A host that cannot train
-    the newcomer is no choice. One that does not hold all states (`HostRoom.holds`) is none either, because a state
-    that is read from its checkpoint in every phase makes each switch longer than that.
+    Ties are decided by host name. switch_s: measured seconds of a switch; None: the time that the largest state takes
+    to leave the device and to come back. A host is no choice if the host cannot train the newcomer, or does not hold
+    the states of all runs (`HostRoom.holds`): reading a checkpoint in every phase would make switches longer than
+    `switch_s`.
     """
     found = []
     for room in rooms:
@@ -177,5 +182,5 @@ def choices(
 
 
 def expected_switch_s(state_bytes: float) -> float:
-    """How long a state of this size takes to leave the device and to come back, where no host has measured it."""
+    """Seconds that a state takes to leave the device and to come back, where no host has measured a switch."""
     return 2 * state_bytes / COPIED_BYTES_PER_S

@@ -1,4 +1,4 @@
-"""Waiting until a fleet admits a run: which others it may pass, and the heartbeat by which others see that it waits."""
+"""The queue before admission to a fleet: which waiting runs a run may pass, and the heartbeat of a waiting run."""
 
 import logging
 import math
@@ -17,18 +17,22 @@ BEATS_PER_TTL = 6
 
 
 def may_not_pass(waited_s: float, others_s: Mapping[str, float], patience_s: float) -> str | None:
-    """The name of the run that one that has waited for `waited_s` may not pass; None if it may pass all. Pure.
+    """The name of the run that must be admitted first; None if no run is in the way. Pure.
 
-    others_s: how long the others have waited, by name. A run that can be admitted passes those that wait for more room,
-    until one of them has waited for longer than `patience_s`; of several such runs the one that has waited longest is
-    next. Runs that came later than this one are never in its way.
+    A run that can be admitted passes runs that wait for more room, until a run has waited longer than `patience_s`; of
+    several impatient runs the longest waiting is next. A run that came later is never in the way.
+
+    Args:
+        waited_s: Seconds that the run has waited.
+        others_s: Seconds that the competing runs have waited, by name.
+        patience_s: The fleet's patience.
     """
     in_the_way = {name: other_s for name, other_s in others_s.items() if other_s > max(waited_s, patience_s)}
     return min(in_the_way, key=lambda name: (-in_the_way[name], name), default=None)
 
 
 class Waiting:
-    """One process that waits until its run is admitted: its time, and its heartbeat in the fleet."""
+    """The wait of one process for admission: the waiting time, and the heartbeat in the fleet."""
 
     def __init__(self, store: ObjectStore, fleet: FleetRecord, run_url: str, clock: Clock) -> None:
         self.incarnation = nonce()
@@ -42,7 +46,7 @@ class Waiting:
 
     @property
     def waited_s(self) -> float:
-        """Seconds since it began to wait, on the clock of this process."""
+        """Seconds since the wait began, on the clock of this process."""
         return self._clock.monotonic() - self._began_s
 
     def beat_if_due(self) -> None:
@@ -52,12 +56,12 @@ class Waiting:
             self._beat(is_gone=False)
 
     def rest(self) -> None:
-        """Sleep until the next heartbeat, and write it; why there is no room, the caller says."""
+        """Sleep until the next heartbeat, and write the heartbeat; the caller prints the reason of the wait."""
         self._wait.pause(max(0.0, self._next_beat_s - self._clock.monotonic()))
         self.beat_if_due()
 
     def end(self) -> None:
-        """Say that it waits no longer, so that it is in no run's way."""
+        """Withdraw from the queue, by a last heartbeat "gone"."""
         self._beat(is_gone=True)
 
     def _beat(self, *, is_gone: bool) -> None:

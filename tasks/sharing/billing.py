@@ -1,8 +1,7 @@
 """Who pays for a host's seconds: pure. Every second of a host is billed once.
 
-The time of a phase, with the switch to it and the parking after it, is its run's, and so is that of a member that
-generates for a run. Idle time is divided by share among the runs that were seated on the host then; if none was, it
-stays with the fleet.
+A run pays for its phases, each with the switch before and the parking after, and for a member that generates for the
+run. Idle time is divided by share among the runs that were seated on the host; without a seated run the fleet pays.
 """
 
 import math
@@ -10,18 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from storage.fleet.fleet_records import SpentEntry, SpentKind, SpentRecord
+from storage.fleet.spent_records import SpentEntry, SpentKind, SpentRecord
 
 # Seconds by kind, of each run by id; None: of the fleet.
 Bill = dict[str | None, dict[SpentKind, float]]
 
 
 def bill(spent: Sequence[SpentRecord], lived_s: float, shares: Mapping[str, float]) -> Bill:
-    """Returns the seconds of a host that each run has to pay for; they add up to the host's lifetime.
+    """Returns the seconds of a host that each run has to pay for; the sum is the host's lifetime.
 
-    spent: all records of the host, in order. lived_s: how long it lived, by its last heartbeat; what a host that was
-    lost had not recorded counts as idle. shares: of every run that was ever seated, by id; 1 for one that
-    is missing. Raises ValueError if the records leave out a second or have one twice.
+    Args:
+        spent: All records of the host, in order.
+        lived_s: The host's lifetime by the last heartbeat, seconds; time after the last record counts as idle.
+        shares: The share of every run that was ever seated, by id; 1 for a missing run.
+
+    Raises ValueError if the records leave out a second or count a second twice.
     """
     parts: dict[str | None, dict[SpentKind, list[float]]] = {}
     ended_s, seated = 0.0, tuple[str, ...]()
@@ -42,10 +44,10 @@ def bill(spent: Sequence[SpentRecord], lived_s: float, shares: Mapping[str, floa
 
 
 def without_gaps(spent: Sequence[SpentRecord]) -> tuple[list[SpentRecord], list[SpentRecord]]:
-    """The records that can be billed, of those of a host that can be read, and those that cannot.
+    """Divide a host's readable records into records that can be billed, and unfit records.
 
-    In the first, what records that cannot be read have left out is idle time of no run. The others are those whose
-    times do not follow on each other, or begin before those of the records before have ended.
+    Among the billable records, a gap left by an unreadable record becomes idle time of no run. A record is unfit if
+    its entries do not follow on each other, or begin before the end of the preceding records.
     """
     whole, unfit = list[SpentRecord](), list[SpentRecord]()
     ended_s = 0.0
@@ -69,7 +71,7 @@ def total_s(billed: Bill) -> float:
 
 
 def payers(run: str | None, seated: Sequence[str], shares: Mapping[str, float]) -> list[tuple[str | None, float]]:
-    """Who pays for time of this run, or for idle time, and which part each."""
+    """The payers of a run's time, or (run None) of idle time, each with a part between 0 and 1."""
     if run is not None:
         return [(run, 1.0)]
     weights = {each: shares.get(each, 1.0) for each in seated}

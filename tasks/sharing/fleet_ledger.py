@@ -1,7 +1,7 @@
-"""What a fleet's runs used of its hosts, beside what each would have used with a trainer of its own.
+"""The use of a fleet's hosts by each run, beside the use that each run would have with a trainer of its own.
 
-The hours and dollars are of hosts alone; what runs use for their rollouts is in their own reports. `billing` divides a
-host's seconds; here they become hours and dollars.
+Hours and dollars count hosts alone; rollouts are in the reports of the runs. `billing` divides a host's seconds; the
+ledger turns seconds into hours and dollars.
 """
 
 import logging
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import get_args
 
-from storage.fleet.fleet_records import AdmittedRun, HostBeat, HostRecord, RestoredState, SpentRecord, Tier
+from storage.fleet.fleet_records import AdmittedRun, HostBeat, HostRecord
+from storage.fleet.spent_records import RestoredState, SpentRecord, Tier
 from storage.records.records import ReportRecord
 from storage.records.run import holds_run, reports
 from storage.stores.connect import connect
@@ -22,15 +23,21 @@ from tasks.sharing.shared_cycles import saving_bound
 
 log = logging.getLogger(__name__)
 SECONDS_PER_HOUR = 3600.0
-# Below this part of all GPU-hours, waiting for each other costs as much as sharing can save.
+# Below this part of all GPU-hours, the waits between runs cost as much as sharing can save.
 BOUND_SMALL = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAccount:
-    """A host's bill. hours, usd: of its life; usd None: its price is unknown. run_hours: by run id; None: no run's.
+    """A host's bill. `hours` and `usd` cover the host's whole life; `usd` is None if the price is unknown.
 
-    restored: how it got the states of runs, in order.
+    Attributes:
+        incarnation: The host's incarnation.
+        machine: The name of the machine.
+        is_gone: The last heartbeat is "gone".
+        usd_per_hour: The price of the machine; None: unknown.
+        run_hours: Hours by paying run id; None: hours that the fleet pays.
+        restored: The states that the host restored, in order.
     """
 
     incarnation: str
@@ -49,15 +56,20 @@ class HostAccount:
         return None if self.usd_per_hour is None else self.hours * self.usd_per_hour
 
     def usd_of(self, run: str | None) -> float | None:
-        """What the run has to pay for this host."""
+        """Dollars that the run has to pay for the host; None if the price is unknown."""
         return None if self.usd_per_hour is None else self.run_hours.get(run, 0.0) * self.usd_per_hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierAccount:
-    """The states that a host has read from a tier. seconds, num_bytes: of all together.
+    """The states that a host has read from a tier.
 
-    phases: for how many the state came from there onto the device. ahead: how many were read into host memory before.
+    Attributes:
+        tier: The source of the states.
+        phases: States read onto the device at the beginning of a phase.
+        ahead: States read into host memory ahead of a phase.
+        seconds: Seconds of all reads together.
+        num_bytes: Bytes of all reads together.
     """
 
     tier: Tier
@@ -69,12 +81,20 @@ class TierAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAccount:
-    """What a run used. None: it is unknown, as far as the run's reports are needed for it.
+    """The use of a fleet by one run. None: unknown, because the reports of the run cannot be read or do not suffice.
 
-    hours, usd: of hosts. isolated_hours: of a trainer of its own, held for all cycles of the published iterations.
-    ranks: the devices that it has in each of these hours.
-    slowdown: the median cycle over the profile's. predicted: what admission expected it to be. warm: in how many of
-    `phases` the state was in host memory.
+    Attributes:
+        id: The run's id in the fleet.
+        name: The run's url, or the id for a run of a different team.
+        hours: Hours of hosts.
+        usd: Dollars for hosts; None if a host has no price.
+        iterations: Iterations with a report.
+        isolated_hours: Hours of a trainer of its own, held for all cycles of the reported iterations.
+        slowdown: The median cycle over the admitted cycle.
+        predicted: The slowdown that admission predicted.
+        warm: Phases (of `phases`) whose state was in host memory.
+        phases: Phases whose state was restored.
+        ranks: Devices that the run has in each hour.
     """
 
     id: str
@@ -91,12 +111,12 @@ class RunAccount:
 
     @property
     def device_hours_per_step(self) -> float | None:
-        """What an iteration took of hosts: hours times devices, as GPU-hours are counted."""
+        """Device hours of an iteration: hours times devices, as GPU-hours are counted."""
         return self.ranks * self.hours / self.iterations if self.iterations else None
 
     @property
     def isolated_device_hours_per_step(self) -> float | None:
-        """The same of a trainer of its own."""
+        """Device hours of an iteration with a trainer of its own."""
         if not self.iterations or self.isolated_hours is None:
             return None
         return self.ranks * self.isolated_hours / self.iterations
@@ -104,9 +124,14 @@ class RunAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetReport:
-    """bound: the most of all GPU-hours that sharing can save; None: no run has told its GPUs.
+    """The account of a fleet.
 
-    damaged: a line for each record of the fleet that cannot be read.
+    Attributes:
+        url: The fleet's url.
+        bound: The greatest share of all GPU-hours that sharing can save; None if no run has GPUs.
+        hosts: The bill of each host.
+        runs: The use by each run.
+        damaged: A line for each record of the fleet that cannot be read.
     """
 
     url: str
@@ -116,29 +141,29 @@ class FleetReport:
     damaged: Sequence[str] = ()
 
     def name_of(self, run: str | None) -> str:
-        """How a payer is called: a run by its id, or the fleet, which pays while no run is seated."""
+        """The displayed name of a payer: the run's name, or for None the fleet, which pays while no run is seated."""
         if run is None:
             return "the fleet"
         return next((each.name for each in self.runs if each.id == run), run)
 
     @property
     def verdict(self) -> str:
-        """What the bound means, in words."""
+        """The bound in words."""
         if self.bound is None:
             return "The bound on what sharing saves is unknown, because no run has GPUs in its configuration."
         return f"{bound_in_words(self.bound)}."
 
 
 def bound_in_words(bound: float) -> str:
-    """What the most that sharing can save means."""
+    """A bound as advice to share or not."""
     most = f"at most {100 * bound:.1f} % of all GPU-hours"
     return f"Do not share: it saves {most}" if bound < BOUND_SMALL else f"Sharing saves {most}"
 
 
 def measured_cycle_s(found: Sequence[ReportRecord]) -> float | None:
-    """The median seconds from one report to the next, or how long the only iteration took; None without any.
+    """The median seconds between consecutive reports, or the duration of a single iteration; None without reports.
 
-    For a run one step off an iteration takes longer than a cycle, because two overlap.
+    In a run with rollouts ahead an iteration takes longer than a cycle, because two iterations overlap.
     """
     moments = [report.created_at_s for report in found if math.isfinite(report.created_at_s)]
     between_s = [later - sooner for sooner, later in pairwise(moments) if later > sooner]
@@ -150,7 +175,7 @@ def measured_cycle_s(found: Sequence[ReportRecord]) -> float | None:
 def host_account(
     host: HostRecord, beat: HostBeat | None, spent: Sequence[SpentRecord], shares: Mapping[str, float]
 ) -> HostAccount:
-    """Turn a host's records into its account; raises ValueError if they leave out a second or have one twice."""
+    """Turn a host's records into an account; raises ValueError if the records miss a second or count a second twice."""
     billed: Bill = bill(spent, 0.0 if beat is None else beat.lived_s, shares)
     return HostAccount(
         incarnation=host.incarnation,
@@ -163,7 +188,7 @@ def host_account(
 
 
 def tier_accounts(restored: Sequence[RestoredState]) -> list[TierAccount]:
-    """What was read from each tier, the nearest first; a tier from which nothing was read is left out."""
+    """The account of each tier with reads, the nearest tier first."""
     found = []
     for tier in get_args(Tier):
         here = [each for each in restored if each.tier == tier]
@@ -182,7 +207,7 @@ def tier_accounts(restored: Sequence[RestoredState]) -> list[TierAccount]:
 
 
 def predicted_slowdowns(runs: Iterable[AdmittedRun]) -> dict[str, float]:
-    """What the last admission that concerned each run predicted for it, by run id."""
+    """The slowdown of each run by the latest admission with a prediction for the run, by run id."""
     admissions = sorted(runs, key=lambda run: run.admitted_at_s)
     return {
         run: slowdown for each in admissions if each.predicted for run, slowdown in each.predicted.slowdowns.items()
@@ -196,7 +221,7 @@ def run_account(
     found: Sequence[ReportRecord] | None,
     predicted: float | None = None,
 ) -> RunAccount:
-    """What one run used of these hosts. found: the reports of the run; None: they cannot be read."""
+    """The use of the hosts by one run. found: the reports of the run; None if unreadable."""
     using = [host for host in hosts if run.id in host.run_hours]
     usd = [part for host in using if (part := host.usd_of(run.id)) is not None]
     cycle_s = None if not found or len(found) < 2 else measured_cycle_s(found)
@@ -217,7 +242,7 @@ def run_account(
 
 
 def bound_of(runs: Sequence[AdmittedRun], hosts: int) -> float | None:
-    """The bound for these runs as if they were alike, divided evenly among the hosts; None if no run has GPUs."""
+    """The bound for alike runs of mean size, divided evenly among the hosts; None if no run has GPUs."""
     if not any(run.trainer_gpus for run in runs):
         return None
     per_host = max(1.0, len(runs) / max(1, hosts))
@@ -226,7 +251,7 @@ def bound_of(runs: Sequence[AdmittedRun], hosts: int) -> float | None:
 
 
 def readable_reports(run: AdmittedRun) -> list[ReportRecord] | None:
-    """The reports of a run; None if its directory cannot be read, such as another team's."""
+    """The reports of a run; None if the directory cannot be read, such as a directory of a different team."""
     try:
         store = connect(run.run_url)
         return reports(store) if holds_run(store) else []

@@ -1,4 +1,4 @@
-"""Reads a fleet and its runs' reports into one account."""
+"""Reads a fleet, and the reports of its runs, into one account."""
 
 from dataclasses import asdict
 from typing import Any
@@ -18,12 +18,15 @@ from tasks.sharing.membership import open_fleet
 
 
 def account_for(url: str, reader_url: str | None = None) -> FleetReport:
-    """Account for a fleet. Runs below the same prefix of the fleet as `reader_url` are called by their urls.
+    """Account for a fleet.
 
-    All others are called by their ids. Without `reader_url` all runs have their urls if the fleet has one prefix only,
-    and ids otherwise. Raises LookupError if there is no fleet, CorruptObject for its rules, and what the store raises.
-    What a record that cannot be read says is missing: such a run has no line and a share of 1, and such time of a host
-    is paid by no run. A run whose directory cannot be read has unknown figures.
+    Runs below a prefix of `reader_url` are named by url, and the remaining runs by id. Without `reader_url` a fleet
+    with a single prefix names all runs by url, a fleet with more prefixes all by id.
+
+    An unreadable record is left out: a run without a readable admission has no line and a share of 1, and unrecorded
+    time of a host is paid by no run. A run with an unreadable directory has unknown figures.
+
+    Raises LookupError if there is no fleet, CorruptObject for unreadable rules of the fleet, and the store's errors.
     """
     store, fleet = open_fleet(url)
     reader = FleetReader(store, fleet)
@@ -51,7 +54,7 @@ def account_for(url: str, reader_url: str | None = None) -> FleetReport:
 
 
 def as_document(found: FleetReport) -> dict[str, Any]:
-    """The same as JSON has it; what no run pays is under "the fleet", and each run under its name."""
+    """The account as a JSON document: each run under its name, and hours that no run pays under "the fleet"."""
     hosts = [
         {
             "incarnation": host.incarnation,

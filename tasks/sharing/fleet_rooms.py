@@ -1,4 +1,4 @@
-"""Which runs are seated on the living hosts of a fleet, and how long these switch: read once, without taking part."""
+"""The runs seated on the living hosts of a fleet, and the seconds of a switch: read once, without taking part."""
 
 import statistics
 from collections.abc import Callable, Iterable
@@ -10,16 +10,20 @@ from storage.fleet.fleet_records import AdmittedRun, FleetRecord
 from storage.stores.store import ObjectStore
 from tasks.sharing.seat_placement import HostRoom, place
 
-# How many of a host's last records tell how long it switches.
+# The number of a host's last records from which the seconds of a switch are measured.
 RECORDS_READ = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetRooms:
-    """rooms: the living hosts that take seats, with the runs that are seated there or that placement gives them.
+    """The living hosts of a fleet with the runs of each.
 
-    runs: all runs that have not left, by id. machines: names of the living hosts, by incarnation. switch_s: the median
-    seconds of a phase until it trains and while its state is parked, on the living hosts; None: none has trained yet.
+    Attributes:
+        rooms: The living hosts that take seats, each with its seated runs and the runs that placement would add.
+        runs: All runs that have not left, by id.
+        machines: The machine names of the living hosts, by incarnation.
+        switch_s: The median seconds per phase of restoring and parking a state, on the living hosts; None without any
+            recorded phase.
     """
 
     rooms: tuple[HostRoom, ...]
@@ -28,7 +32,7 @@ class FleetRooms:
     switch_s: float | None
 
     def rooms_for(self, newcomer: AdmittedRun) -> tuple[HostRoom, ...]:
-        """The rooms; if no host lives, one that could come, with memory for all runs of as many ranks."""
+        """The rooms; if no host lives, a single possible host with memory for all runs of the newcomer's ranks."""
         if self.rooms:
             return self.rooms
         runs = tuple(run for run in self.runs.values() if run.ranks == newcomer.ranks)
@@ -44,9 +48,9 @@ def look_at_rooms(
     without: str,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> FleetRooms:
-    """Look at a fleet as if the run with the id `without` were not in it.
+    """Look at a fleet as if the run with the id `without` were absent.
 
-    It takes as long as `living_hosts`. Records that cannot be read are logged and left out. Raises the store's errors.
+    Takes as long as `living_hosts`. Records that cannot be read are logged and left out. Raises the store's errors.
     """
     reader = FleetReader(store, fleet)
     runs = {run.id: run for run in reader.runs() if run.id != without and not has_left(store, run.id)}

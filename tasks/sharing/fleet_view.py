@@ -1,18 +1,29 @@
-"""A fleet as people see it: its runs with their hosts, and its hosts with what they spent their time on."""
+"""A fleet as people see it: each run with its host, and each host with its seconds by kind."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
 from storage.fleet.fleet_reading import FleetReader, has_left
-from storage.fleet.fleet_records import AdmittedRun, HostRecord, SpentKind, WaitingRun
+from storage.fleet.fleet_records import AdmittedRun, HostRecord, WaitingRun
+from storage.fleet.spent_records import SpentKind
 from storage.stores.store import ObjectStore
 from tasks.sharing.membership import open_fleet
 
 
 @dataclass(frozen=True)
 class RunInFleet:
-    """host: the incarnation that has its seat; None: no host has taken it. left: it has left for good."""
+    """A run of a fleet.
+
+    Attributes:
+        id: The run's id in the fleet.
+        run_url: The run's url.
+        host: The incarnation with the run's seat; None if no host has taken the seat.
+        left: The run has left the fleet for good.
+        load: The part of a trainer's time that the run needs.
+        state_bytes: The size of the resident state in host memory.
+        ranks: Processes that train the run together.
+    """
 
     id: str
     run_url: str
@@ -25,7 +36,15 @@ class RunInFleet:
 
 @dataclass(frozen=True)
 class HostInFleet:
-    """state: as in its last heartbeat, which may be old. spent_s: seconds by kind, as far as they are recorded."""
+    """A host of a fleet.
+
+    Attributes:
+        incarnation: The host's incarnation.
+        machine: The name of the machine.
+        devices: The number of devices.
+        state: The state in the last heartbeat, however old; "unknown" without a readable heartbeat.
+        spent_s: Recorded seconds by kind.
+    """
 
     incarnation: str
     machine: str
@@ -36,9 +55,15 @@ class HostInFleet:
 
 @dataclass(frozen=True)
 class FleetView:
-    """kinds: what a host's time is spent on, in order. waiting: runs that wait to be admitted, by last heartbeats.
+    """The runs and hosts of a fleet.
 
-    damaged: a line for each record that cannot be read; what it says is missing above.
+    Attributes:
+        url: The fleet's url.
+        runs: The admitted runs.
+        hosts: The hosts, living or not.
+        waiting: Runs that wait to be admitted, by their last heartbeats.
+        damaged: A line for each unreadable record, which is left out of the lists.
+        kinds: The kinds of spent time, in order.
     """
 
     url: str
@@ -50,7 +75,7 @@ class FleetView:
 
 
 def look_at_fleet(url: str) -> FleetView:
-    """Read a whole fleet; raises LookupError if there is none, and CorruptObject for its rules."""
+    """Read a whole fleet; raises LookupError if there is no fleet, and CorruptObject for unreadable rules."""
     store, fleet = open_fleet(url)
     reader = FleetReader(store, fleet)
     runs = [_run(store, reader, each) for each in reader.runs()]

@@ -1,13 +1,12 @@
-"""A host: one process on a reserved machine that lets the phases of all seated runs train, one at a time.
+"""A host: a process on a reserved machine that lets the phases of all seated runs train in turns.
 
-It beats, looks at the fleet, takes seats, looks which phases are due, and drives the workers. It never trains itself,
-reads no journal, and waits for no other host. What a store or a run does wrong is logged once and never stops the
-others. All its decisions are by its own monotonic clock.
+The host beats, looks at the fleet, takes seats, looks which phases are due, and drives the workers. The host trains
+nothing, reads no journal, and waits for no second host. An expected error of a store or a run is logged once and stops
+no other run. Every decision follows the monotonic clock of the host.
 """
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 from storage.clock import Clock
@@ -16,16 +15,15 @@ from storage.fleet.fleet_records import AdmittedRun, FleetRecord, HostBeat, Host
 from storage.records import records
 from storage.stores.connect import connect
 from storage.stores.store import ObjectStore
-from tasks.sharing.backfill import Backfill
+from tasks.sharing.backfill import Backfill, unfinished_tokens
 from tasks.sharing.host_settings import HostSettings
 from tasks.sharing.phase_order import DueRun, next_run
-from tasks.sharing.phase_poller import OpenStore, PhasePoller
+from tasks.sharing.phase_poller import OpenStore, PhasePoller, ServedRun
 from tasks.sharing.residents import expected_s
 from tasks.sharing.seating import Seating
 from tasks.sharing.spending import KINDS, Spending
 from tasks.sharing.state_cache import Need, StateCache
 from tasks.sharing.tolerated_errors import ToleratedErrors
-from tasks.sharing.unfinished import unfinished_tokens
 from tasks.sharing.workers import BackfillMember, PhaseWorkers, WorkerState
 
 log = logging.getLogger(__name__)
@@ -33,25 +31,6 @@ BEATS_PER_TTL = 6
 # After a failed phase the run is left alone for a poll interval, then twice that, and so on up to this.
 PAUSE_S_MAX = 120.0
 SECONDS_PER_HOUR = 3600.0
-
-
-@dataclass(slots=True)
-class _Served:
-    """A seated run, or one whose worker is still to be ended. Times are the host's.
-
-    due: the iteration that is due, and since when. begun_s: when its last phase began. publishes_since_s,
-    prefetches_since_s: None if it does not. pause_s: how long it was left alone after the last trouble; 0: there was
-    none.
-    """
-
-    run: AdmittedRun
-    view: PhasePoller
-    due: tuple[int, float] | None = None
-    begun_s: float = 0.0
-    publishes_since_s: float | None = None
-    prefetches_since_s: float | None = None
-    pause_s: float = 0.0
-    paused_until_s: float = 0.0
 
 
 class Host:
@@ -71,10 +50,19 @@ class Host:
         unfinished: Callable[[ObjectStore, int], float] = unfinished_tokens,
         is_told_to_end: Callable[[], bool] = lambda: False,
     ) -> None:
-        """store: of the fleet. open_store: connects to a run's. is_told_to_end: whether to end at a phase boundary.
+        """A host that has not begun.
 
-        member: generates while the device is idle, if the settings say so. unfinished: the tokens that an iteration in
-        a run's store still needs.
+        Args:
+            store: The store of the fleet.
+            fleet: The rules of the fleet.
+            me: The record of this host.
+            settings: Intervals and limits of this host.
+            workers: The workers of the seated runs.
+            clock: Monotonic time, and sleep.
+            member: Generates responses while the device is idle, if `settings.backfill_s` is set.
+            open_store: Connects to the store of a run.
+            unfinished: Counts the tokens that an iteration in a run's store still needs.
+            is_told_to_end: True if the host should end at the next phase boundary.
         """
         self._store = store
         self._fleet = fleet
@@ -90,8 +78,8 @@ class Host:
         self._spending = Spending(me.incarnation)
         self._unfinished = unfinished
         self._backfill = Backfill(member, settings.backfill_s, settings.notice_s)
-        self._near = StateCache(workers, me, self._spending.note_restored)
-        self._served: dict[str, _Served] = {}
+        self._state_cache = StateCache(workers, me, self._spending.note_restored)
+        self._served: dict[str, ServedRun] = {}
         self._trains: tuple[str, int] | None = None
         self._announced = False
         self._leaving = False
@@ -100,7 +88,7 @@ class Host:
         self._next_record_s = settings.spent_interval_s
 
     def run(self) -> None:
-        """Serve the fleet until the host is told to end, or its hours are over, and no phase is under way."""
+        """Serve the fleet until the host is told to end, or `settings.hours` are over, and no phase is under way."""
         log.info("host %s serves the fleet %s", self._me.incarnation, self._store.url)
         while not self._step():
             self._clock.sleep(self._settings.poll_interval_s)
@@ -111,11 +99,11 @@ class Host:
         return self._clock.monotonic() - self._began_s
 
     def _step(self) -> bool:
-        """Do what is to be done now; returns whether the host may end."""
+        """Do the work that is due now; returns whether the host may end."""
         self._attend_device()
         self._attend_backfill()
         self._attend_others()
-        self._near.note_restored(self._served)
+        self._state_cache.note_restored(self._served)
         self._drop_unseated()
         self._beat_if_due()
         self._record_if_due()
@@ -135,9 +123,9 @@ class Host:
         return False
 
     def _end(self) -> None:
-        """Drop all states, and write the last of what was spent and that the host is gone."""
+        """Drop all states, write the last records of spent time, and write the heartbeat "gone"."""
         for run in self._served:
-            self._near.drop(run)
+            self._state_cache.drop(run)
         ended_s = self._now_s()
         self._spending.record(self._seating.seated, ended_s)
         while not self._spending.is_written and self._now_s() < ended_s + self._fleet.host_ttl_s:
@@ -175,14 +163,14 @@ class Host:
             self._record()
 
     def _record(self) -> None:
-        """Record what was spent by now, for the runs that are seated now."""
+        """Record the time spent until now, for the runs that are seated now."""
         self._next_record_s = self._now_s() + self._settings.spent_interval_s
         self._spending.record(self._seating.seated, self._now_s())
         with self._errors.tolerated("writing what was spent"):
             self._spending.write(self._store)
 
     def _look(self) -> None:
-        """Look at runs, seats and other hosts, and take the seats that are this host's."""
+        """Look at runs, seats and hosts of the fleet, and take the free seats that placement gives this host."""
         self._next_look_s = self._now_s() + self._settings.look_interval_s
         before = self._seating.seated
         try:
@@ -197,18 +185,18 @@ class Host:
             for run in seated.values():
                 if run.id not in self._served:
                     log.info("run %s (%s) is seated here", run.id, run.run_url)
-                    self._served[run.id] = _Served(run, PhasePoller(run, self._open_store))
+                    self._served[run.id] = ServedRun(run, PhasePoller(run, self._open_store))
         for name in self._seating.seated:
             if not self._workers.state(name).bytes_held:
                 with self._errors.tolerated(f"the plans of run {self._served[name].run.run_url}"):
-                    self._served[name].view.look_for_plan()
+                    self._served[name].poller.look_for_plan()
 
     def _drop_unseated(self) -> None:
-        """End the workers of runs that are no longer seated here, each when its phase is over."""
+        """End the workers of runs that are no longer seated here, a worker with a phase after the end of the phase."""
         for run in [run for run in self._served if run not in self._seating.seated]:
             if not self._is_under_way(run):
                 log.info("run %s is no longer seated here", run)
-                self._near.drop(run)
+                self._state_cache.drop(run)
                 del self._served[run]
 
     def _is_under_way(self, run: str) -> bool:
@@ -219,7 +207,7 @@ class Host:
     # The runs.
 
     def _look_for_due(self) -> None:
-        """Look at every seated run of which no phase is known to be due, and none is under way."""
+        """Look at every seated run without a known due phase and without a phase under way."""
         for run in self._seating.seated:
             served = self._served[run]
             if served.due is None and not self._is_under_way(run) and self._now_s() >= served.paused_until_s:
@@ -228,17 +216,18 @@ class Host:
                 if iteration is not None:
                     served.due = (iteration, self._now_s())
 
-    def _due_of(self, served: _Served) -> int | None:
-        """The iteration whose phase is due. A run that is in trouble is left alone for a while, the others are not."""
-        with self._errors.tolerated(f"run {served.run.run_url}"):
-            iteration = served.view.due()
-            if iteration is None:
-                served.pause_s = 0.0
-            return iteration
-        self._put_off(served)
-        return None
+    def _due_of(self, served: ServedRun) -> int | None:
+        """The iteration whose phase is due, or None. A run that cannot be read is left alone for a while."""
+        iteration = None
+        with self._errors.tolerated(f"run {served.run.run_url}") as attempt:
+            iteration = served.poller.due()
+        if attempt.failed:
+            self._put_off(served)
+        elif iteration is None:
+            served.pause_s = 0.0
+        return iteration
 
-    def _put_off(self, served: _Served) -> None:
+    def _put_off(self, served: ServedRun) -> None:
         served.due = None
         served.pause_s = min(PAUSE_S_MAX, max(self._settings.poll_interval_s, 2 * served.pause_s))
         served.paused_until_s = self._now_s() + served.pause_s
@@ -246,7 +235,7 @@ class Host:
     # The device.
 
     def _use_device(self) -> None:
-        """Begin a phase, if one is due, when no member has the device any more; else let a member generate."""
+        """If a phase is due, begin the phase as soon as no member has the device; else let a member generate."""
         if any(self._served[run].due is not None for run in self._seating.seated):
             self._backfill.leave(self._now_s())
             if self._backfill.run is None:
@@ -257,7 +246,7 @@ class Host:
             found = {}
             for each in needs:
                 with self._errors.tolerated(f"what is unfinished of run {each.run.run_url}"):
-                    found[each.run.id] = self._served[each.run.id].view.unfinished(self._unfinished)
+                    found[each.run.id] = self._served[each.run.id].poller.unfinished(self._unfinished)
             self._backfill.begin(needs, found, self._now_s())
             if self._backfill.run is not None:
                 self._spending.note("backfill", self._backfill.run, None, self._now_s())
@@ -273,9 +262,9 @@ class Host:
             self._spending.note("idle", None, None, self._now_s())
 
     def _begin_next(self) -> None:
-        """Begin the phase that is next in order, if one is still due and its seat is still this host's.
+        """Begin the next phase in order that is still due, and whose seat this host still has.
 
-        A run whose state is just being read into host memory comes after that.
+        A run whose state is being read into host memory is passed over until the read ends.
         """
         waiting = {
             run: self._served[run]
@@ -293,7 +282,7 @@ class Host:
                 self._begin(served, iteration)
                 return
 
-    def _due_run(self, served: _Served) -> DueRun:
+    def _due_run(self, served: ServedRun) -> DueRun:
         assert served.due is not None, f"run {served.run.id} is not due"
         return DueRun(
             id=served.run.id,
@@ -304,23 +293,27 @@ class Host:
         )
 
     def _is_still_mine(self, run: AdmittedRun) -> bool:
-        """Whether the seat is still this host's; a courtesy that saves a phase of a host that was frozen."""
-        with self._errors.tolerated(f"the seat of {run.run_url}"):
-            if self._seating.is_mine(run.id):
-                return True
+        """Whether this host still has the seat; False if the seat cannot be read.
+
+        A host that was frozen saves a phase by this look. Correctness does not depend on the look.
+        """
+        is_mine = False
+        with self._errors.tolerated(f"the seat of {run.run_url}") as attempt:
+            is_mine = self._seating.is_mine(run.id)
+        if not is_mine and not attempt.failed:
             log.info("the seat of run %s was taken over", run.id)
             self._next_look_s = 0.0
-        return False
+        return is_mine
 
-    def _begin(self, served: _Served, iteration: int) -> None:
+    def _begin(self, served: ServedRun, iteration: int) -> None:
         run, needs = served.run, self._needs()
         served.due, served.begun_s, self._trains = None, self._now_s(), (run.id, iteration)
         self._spending.note("switch", run.id, iteration, served.begun_s)
         with self._errors.tolerated(f"the worker of {run.run_url}"):
-            self._near.begin(run, iteration, needs)
+            self._state_cache.begin(run, iteration, needs)
 
     def _needs(self) -> list[Need]:
-        """When the state of each seated run is expected to be needed next; that of a due run since it is due."""
+        """When the state of each served run is expected to be needed next; for a due run, the time of falling due."""
         now_s = self._now_s()
         return [
             Need(run, served.due[1] if served.due is not None else expected_s(served.begun_s, run.cycle_s, now_s))
@@ -329,21 +322,21 @@ class Host:
         ]
 
     def _prefetch(self) -> None:
-        """Let the state that is needed next be read into host memory, while another run has the device, or none."""
+        """Let the next needed state be read into host memory, whether the device is idle or trains a second run."""
         ready = {}
         for name in self._seating.seated:
             served = self._served[name]
-            iteration = served.due[0] if served.due is not None else served.view.planned
+            iteration = served.due[0] if served.due is not None else served.poller.planned
             if iteration is not None and not self._is_under_way(name) and self._now_s() >= served.paused_until_s:
                 ready[name] = iteration
         with self._errors.tolerated("reading a state ahead"):
-            self._near.prefetch(self._needs(), ready)
+            self._state_cache.prefetch(self._needs(), ready)
         for name, served in self._served.items():
             if served.prefetches_since_s is None and self._workers.state(name).phase == "prefetching":
                 served.prefetches_since_s = self._now_s()
 
     def _attend_device(self) -> None:
-        """Look what the worker on the device does, and note that."""
+        """Look at the worker on the device, and note the phase of the worker."""
         if self._trains is None:
             return
         run, iteration = self._trains
@@ -358,13 +351,13 @@ class Host:
         self._attend_publication(served, state)
 
     def _attend_others(self) -> None:
-        """Look how the workers get on that have not the device."""
+        """Poll the workers that do not hold the device."""
         for run, served in self._served.items():
             state = self._workers.state(run)
             self._attend_publication(served, state)
             self._attend_prefetch(served, state)
 
-    def _attend_prefetch(self, served: _Served, state: WorkerState) -> None:
+    def _attend_prefetch(self, served: ServedRun, state: WorkerState) -> None:
         if served.prefetches_since_s is None:
             return
         if state.phase == "prefetching":
@@ -374,7 +367,7 @@ class Host:
         if state.phase == "failed":
             log.warning("run %s: its state could not be read ahead: %s", served.run.run_url, state.message)
 
-    def _attend_publication(self, served: _Served, state: WorkerState) -> None:
+    def _attend_publication(self, served: ServedRun, state: WorkerState) -> None:
         """Look whether a phase that has left the device is published."""
         if served.publishes_since_s is None:
             return
@@ -389,11 +382,11 @@ class Host:
             if state.lasting and state.iteration is not None:
                 # The run's own train task is to end with this message.
                 with self._errors.tolerated(f"the failure of {served.run.run_url}"):
-                    served.view.fail(state.iteration, state.message)
+                    served.poller.fail(state.iteration, state.message)
             self._put_off(served)
 
-    def _end_overtime(self, served: _Served, since_s: float, does: str, phases: int = 1) -> None:
-        """Kill a worker that takes a multiple of what was expected; its phase is due again, and is repeated cold."""
+    def _end_overtime(self, served: ServedRun, since_s: float, does: str, phases: int = 1) -> None:
+        """Kill a worker that exceeds `settings.limit_s` per phase; the phase is due again, and is repeated cold."""
         lasts_s = self._now_s() - since_s
         if lasts_s > phases * self._settings.limit_s(served.run):
             log.error("run %s %s for %.0f s; its worker is killed", served.run.run_url, does, lasts_s)

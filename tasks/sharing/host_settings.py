@@ -1,4 +1,4 @@
-"""How a host goes about its work."""
+"""Intervals and limits of a host."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,18 @@ from storage.fleet.fleet_records import AdmittedRun
 
 @dataclass(frozen=True, kw_only=True)
 class HostSettings:
-    """Seconds are on the host's own clock.
+    """Intervals and limits; seconds are on the host's own clock.
 
-    poll_interval_s: between two looks at what is due. look_interval_s: between two looks at the fleet.
-    spent_interval_s: between two records of what was spent. hours: it ends at the first phase boundary after so many;
-    None: it does not. overtime: a phase may hold the device for so many times its expectation, and at least for
-    overtime_s_min; then it is killed. The same holds for its publication. backfill_s: while no phase is expected for
-    so long, a member generates on the device; None: none does. notice_s: after a notice it is killed after so long.
+    Attributes:
+        poll_interval_s: Seconds between two looks at due phases and workers.
+        look_interval_s: Seconds between two looks at the fleet.
+        spent_interval_s: Seconds between two records of spent time.
+        hours: The host ends at the first phase boundary after this many hours. None: no limit.
+        overtime: A worker may hold the device for this multiple of the expected seconds of a phase, publish for as
+            long, and read ahead for as long; then the host kills the worker.
+        overtime_s_min: The limit of `overtime` is at least this many seconds.
+        backfill_s: A member generates on the device while no phase is expected for this many seconds. None: no member.
+        notice_s: Seconds from the notice to a member until the host kills the member.
     """
 
     poll_interval_s: float = 1.0

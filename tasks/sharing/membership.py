@@ -17,9 +17,9 @@ from tasks.configuration.iteration_config import resolved_in_force
 from tasks.configuration.run_config import RunConfig
 from tasks.sharing.phase_poller import other_version
 
-# Of the fleet that has one run and one host. It only delays the successor of a host that was killed.
+# The host_ttl_s of a standing trainer's fleet (one run, one host). The TTL only delays the successor of a killed host.
 STANDING_TTL_S = 20.0
-# Of its run; no order of phases and no limit depends on it there.
+# The phase_s and cycle_s of its run; with a single run no order of phases and no limit depends on either.
 UNKNOWN_S = 1.0
 
 
@@ -67,7 +67,7 @@ def _check_prefix(prefix: str, fleet_url: str) -> None:
 
 
 def open_fleet(url: str) -> tuple[ObjectStore, FleetRecord]:
-    """The store of a fleet that exists, and its rules; raises LookupError if there is none."""
+    """The store and the rules of a fleet; raises LookupError if the url holds no fleet."""
     store = connect(url)
     try:
         return store, records.read(store, FleetRecord, fleet_layout.FLEET)
@@ -76,7 +76,7 @@ def open_fleet(url: str) -> tuple[ObjectStore, FleetRecord]:
 
 
 def leave(url: str, run_url: str, reason: str, clock: Clock) -> None:
-    """Take a run out of a fleet for good; raises LookupError if it is not in there."""
+    """Take a run out of a fleet for good; raises LookupError if the fleet has not admitted the run."""
     store, _ = open_fleet(url)
     run_id = fleet_layout.run_id(run_url)
     if not exists(store, fleet_layout.admitted(run_id)):
@@ -86,11 +86,14 @@ def leave(url: str, run_url: str, reason: str, clock: Clock) -> None:
 
 
 def check_admitted(config: RunConfig) -> None:
-    """Check the run's place in the fleet that its configuration names, if it names one.
+    """Check the run's place in the fleet of `trainer.fleet`; without a fleet there is nothing to check.
 
-    Raises LookupError unless the fleet has admitted the run, and ValueError if another fleet has it, too, if it was
-    admitted with another number of ranks, or if the host that has its seat is of another version of this package. Of a
-    run whose own trainer stands, only that no other fleet has it.
+    For a run with a standing trainer, only membership in a second fleet is checked.
+
+    Raises:
+        LookupError: The fleet does not exist, has not admitted the run, or the run has left.
+        ValueError: A second fleet has the run, the run was admitted with a different number of ranks, or the host of
+            the run's seat has a different package version.
     """
     if config.trainer.placement == "standing":
         check_no_other_fleet(config, fleet_layout.standing(config.run.url))
@@ -125,9 +128,10 @@ def check_admitted(config: RunConfig) -> None:
 
 
 def admit_alone(config: RunConfig, clock: Clock) -> None:
-    """Create the fleet of a run whose own trainer stands, and admit the run with its ranks, unless that is done.
+    """Create the fleet of a run with a standing trainer, and admit the run with its ranks, unless both are done.
 
-    The run may have moved, or have another number of ranks, since an earlier execution; its hosts have ended with that.
+    A run that has moved, or has changed its number of ranks between executions, gets new records; the hosts of the
+    last execution have ended with the execution.
     """
     if config.trainer.placement != "standing":
         return
@@ -152,9 +156,9 @@ def admit_alone(config: RunConfig, clock: Clock) -> None:
 
 
 def check_no_other_fleet(config: RunConfig, fleet: str) -> None:
-    """Raise ValueError if a run belongs to another fleet than this: to the one that its newest plan names.
+    """Raise ValueError if the run's newest plan names a fleet other than `fleet`, and the run is still a member there.
 
-    Hosts of both would train each of its phases. Nothing learned would differ, but all would be paid for twice.
+    Hosts of both fleets would train every phase of the run: the learned weights agree, but every phase is paid twice.
     """
     store = connect(config.run.url)
     before = _fleet_before(store) if holds_run(store) else None
@@ -171,7 +175,7 @@ def check_no_other_fleet(config: RunConfig, fleet: str) -> None:
 
 
 def _fleet_before(store: ObjectStore) -> str | None:
-    """The fleet that the newest plan of a run names; None if there is none."""
+    """The fleet in the newest plan of a run; None without a plan or a fleet."""
     planned = plans_in_flight(store)
     try:
         plan = planned[-1] if planned else read_plan(store, next_iteration(store) - 1)

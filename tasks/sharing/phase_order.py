@@ -1,8 +1,8 @@
 """Which due run has the device next: pure.
 
-A run that waited long for its size goes first: highest response ratio next, weighted by share. The exception is a run
-that would exceed its bound while the phase chosen so is trained. No phase is interrupted, so this decides only between
-phases.
+A run that has waited long relative to the length of its phase goes first: highest response ratio next, weighted by
+share. Exception: a run whose maximum wait would pass during the chosen phase goes first. Phases are never interrupted;
+the order decides only between phases.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueRun:
-    """A run whose phase is due. waited_s: since then. expected_s: of the phase. wait_s_max: how long it may wait."""
+    """A run whose phase is due.
+
+    Attributes:
+        id: The run's id in the fleet.
+        waited_s: Seconds since the phase fell due.
+        expected_s: Expected seconds of the phase.
+        wait_s_max: The longest wait that keeps the run within the fleet's `slowdown_max`, seconds.
+        share: The weight of the run's waiting.
+    """
 
     id: str
     waited_s: float
@@ -21,20 +29,20 @@ class DueRun:
 
     @property
     def ratio(self) -> float:
-        """The response ratio that the run has if it begins now, times its share."""
+        """The response ratio of a beginning now (wait and phase over phase), times the share."""
         return (self.waited_s + self.expected_s) / self.expected_s * self.share
 
     @property
     def spare_s(self) -> float:
-        """How much longer it may wait; negative if it has waited for too long."""
+        """Seconds that the run may still wait; negative after `wait_s_max`."""
         return self.wait_s_max - self.waited_s
 
 
 def next_run(due: Sequence[DueRun]) -> DueRun | None:
-    """The run that is to train next; None if none is due. Ties are decided by id.
+    """The run to train next; None if no run is due. Ties are decided by id.
 
-    Of the run with the greatest ratio and those that could not wait for its phase to end, the one with the least time
-    to spare. Time to spare only falls, so no run is passed over for ever.
+    Candidates are the run with the greatest ratio, and every run whose `spare_s` ends during the phase of that run; the
+    candidate with the least `spare_s` is next. `spare_s` only falls, so no run is passed over for ever.
     """
     if not due:
         return None

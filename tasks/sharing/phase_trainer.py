@@ -1,9 +1,9 @@
-"""Training the phases of one run in one process, or in one of several ranks, which keeps the run's state between them.
+"""Training the phases of a run, in a process or in several ranks, with the run's state kept in memory between phases.
 
-A phase learns what `tasks.learning.train_iteration` learns: the same batches, the same step, the same objects, each
-created once. The collector records the batches, never this process. A state in host memory, which
-was parked there or read ahead, is used again if it equals the stored one, instead of being read again or replayed. Each
-of several ranks keeps its part of the state.
+A phase learns exactly as `tasks.learning.train_iteration` does: equal batches, an equal step, and equal objects, each
+created once. The collector records the batches, never this process. A state in host memory, parked after a phase or
+read ahead, is used if equal to the stored state; otherwise the state is read or replayed. Each of several ranks keeps
+a part of the state.
 """
 
 import logging
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from resources.freed_memory import give_back
+from resources.process import give_back_memory
 from storage.clock import Clock, SystemClock
 from storage.digests import digest_of
 from storage.records import layout, model_files, prompt_table, records
@@ -49,17 +49,23 @@ class NoLongerDue(Exception):  # noqa: N818 - reads as what happened
 
 
 class OtherDevice(Exception):  # noqa: N818 - reads as what happened
-    """The run trains on another kind of device than when this process began; a new one takes that."""
+    """The run trains on a different kind of device than at the start of this process; a new process can follow."""
 
 
 def is_lasting(error: Exception) -> bool:
-    """Whether every attempt at a phase would end with this error of `PhaseTrainer.train`."""
+    """Whether an error of `PhaseTrainer.train` would end every attempt at the phase."""
     return not isinstance(error, StoreUnavailable | NoLongerDue | OtherDevice) and not misses_peer(error)
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """A learner that equals a stored state, or its tensors. digest: see `state_digest`. config: of the learner."""
+    """A state in host memory that equals a stored state.
+
+    Attributes:
+        state: The parked learner, or the tensors that were read ahead.
+        digest: `state_digest` of the stored state.
+        config: The configuration of the learner.
+    """
 
     state: Parked | StoredState
     digest: str
@@ -67,11 +73,11 @@ class _Kept:
 
 
 def state_digest(store: ObjectStore, version: int) -> str:
-    """What identifies the stored state from which iteration `version` trains: a digest of its manifests.
+    """Identify the stored state from which iteration `version` trains, by a digest of the manifests.
 
-    Another trainer may have stored the critic of a version whose policy this process has stored, so both count. A
-    version without a checkpoint is identified by its weights: a replay leads to the same. Raises ObjectMissing if the
-    state is not stored.
+    The digest covers policy and critic, because two trainers may each have stored one half of a version. A version
+    without a checkpoint is identified by the weights: a replay leads to equal bits. Raises ObjectMissing if the state
+    is not stored.
     """
     try:
         body = store.get(layout.manifest(layout.checkpoint(version)))
@@ -85,10 +91,10 @@ def state_digest(store: ObjectStore, version: int) -> str:
 
 
 class PhaseTrainer:
-    """Trains phases of one run, one at a time. Not thread-safe; its process trains no other run.
+    """Trains phases of a single run, one at a time. Not thread-safe; the process trains no second run.
 
-    A checkpoint holds the state of torch's generator, which a process has once: two runs in one process would store
-    each other's. Every rank has one, and calls the same methods.
+    A checkpoint holds the state of torch's generator, of which a process has a single copy: two runs in a process would
+    mix their generators. Each rank has a PhaseTrainer, and all ranks call equal methods in equal order.
     """
 
     def __init__(
@@ -98,7 +104,7 @@ class PhaseTrainer:
         tell: Callable[[WorkerState], None],
         ranks: Ranks | None = None,
     ) -> None:
-        """tell: called whenever what this process does changes. ranks: None means this process alone."""
+        """tell: called with the state at every change of the phase. ranks: None means this process alone."""
         self._ranks = ranks or Ranks(device=training_device("auto"))
         self._store = MeteredStore(connect_to_run(run_url))
         self._clock = clock
@@ -114,11 +120,11 @@ class PhaseTrainer:
         self._replays = 0
 
     def train(self, iteration: int) -> None:
-        """Train the phase of an iteration, unless its weights are published, and publish them.
+        """Train and publish the phase of an iteration, unless the weights are published already.
 
-        Afterwards the device is free, and the state is in host memory if it is as good as the stored one. Raises what
-        `tasks.learning.train_iteration` raises; the state is dropped then. With several ranks NoLongerDue, too,
-        after which none of them can go on.
+        Afterwards the device is free, and the state is in host memory if the state equals the stored state. Raises the
+        errors of `tasks.learning.train_iteration`, with the state dropped. With several ranks also raises NoLongerDue,
+        after which no rank can go on.
         """
         self._iteration, self._restored, self._replays = iteration, None, 0
         self._says("restoring")
@@ -129,7 +135,7 @@ class PhaseTrainer:
             elif self._is_next(self._taken, iteration + 1):
                 self._kept = self._taken
         except (NoLongerDue, StorageError, RankError) as error:
-            # What is missing then was deleted because no process needs it any more, be it for another rank.
+            # A concluded iteration needs no object any more, so a missing object, on any rank, is no error.
             if not isinstance(error, NoLongerDue) and not exists(self._store, layout.report(iteration)):
                 raise
             log.info("iteration %d is concluded; nothing of this phase is used", iteration)
@@ -138,19 +144,19 @@ class PhaseTrainer:
         finally:
             self._taken = None
             self._free_since_s = self._clock.wall()
-            give_back()
+            give_back_memory()
         self._says("parked")
 
     def prefetch(self, iteration: int) -> None:
-        """Read the state from which an iteration trains into host memory, unless it is there; the device stays free.
+        """Read the state from which an iteration trains into host memory, unless present; the device stays free.
 
-        If it cannot be read now, that is logged, and the phase reads it.
+        A failed read is logged, and left to the phase.
         """
         self._iteration, self._restored, self._replays = iteration, None, 0
         self._says("prefetching")
         if not self._is_next(self._kept, iteration):
             self._kept = None
-            give_back()
+            give_back_memory()
             try:
                 with self._ranks.failing_together():
                     plan = read_plan(self._store, iteration)
@@ -165,7 +171,7 @@ class PhaseTrainer:
         self._says("parked")
 
     def _first_finds(self, look: Callable[[], bool]) -> bool:
-        """What the first rank finds, on all of them."""
+        """Call `look` on rank 0 and broadcast the result to all ranks."""
         ranks = self._ranks
         with ranks.failing_together():
             found = ranks.is_first and look()
@@ -201,7 +207,10 @@ class PhaseTrainer:
         return self._park_and_publish(plan, config, learner, base)
 
     def _state(self, config: RunConfig, version: int, model: Path) -> tuple[Learner, int, bool]:
-        """A learner on the device, its version, which a replay leads to this one, and whether it was in memory."""
+        """A learner on the device, the learner's version, and whether the state was in host memory.
+
+        The learner's version is at most `version`; a replay of the iterations between leads to `version`.
+        """
         kept, self._taken = self._taken, None
         same_settings = kept is not None and dump(kept.config) == dump(config)
         if not self._is_next(kept if same_settings else None, version) or kept is None:
@@ -219,7 +228,7 @@ class PhaseTrainer:
         return learner, version if isinstance(state, Parked) else state.version, True
 
     def _stood_s(self, iteration: int, now_s: float) -> float:
-        """Seconds since the iteration before was trained here, or else since this process was free."""
+        """Seconds since the last iteration was published from here, or else since this process was free."""
         since_s, kept = self._free_since_s, self._taken
         if kept is not None and isinstance(kept.state, Parked):
             since_s = read_manifest(self._store, layout.weights(iteration)).metadata.get(PUBLISHED_AT_S) or now_s
@@ -230,7 +239,7 @@ class PhaseTrainer:
         self._says("replaying")
 
     def _note_restored(self, read: Callable[[], Result], *, ahead: bool = False) -> Result:
-        """What `read` returns, which reads a state that is not in memory; notes how long that takes."""
+        """The result of `read`, which reads a state from the object store; notes the seconds and bytes of the read."""
         began_s, read_before = self._clock.monotonic(), self._store.requests.bytes_read
         found = read()
         took_s, num_bytes = self._clock.monotonic() - began_s, self._store.requests.bytes_read - read_before
@@ -238,14 +247,14 @@ class PhaseTrainer:
         return found
 
     def _digest(self, version: int) -> str:
-        """`state_digest`, as the first rank finds it, on all ranks; raises as `Ranks.failing_together`."""
+        """Collective `state_digest`: rank 0 reads the digest for all ranks. Raises as `Ranks.failing_together`."""
         ranks = self._ranks
         with ranks.failing_together():
             digest = state_digest(self._store, version) if ranks.is_first else ""
         return str(ranks.broadcast(digest))
 
     def _is_next(self, kept: _Kept | None, version: int) -> bool:
-        """Whether all ranks keep the stored state of this version. The first asks for its digest if it has a state."""
+        """Whether all ranks keep the stored state of `version`. Rank 0 reads the digest if every rank keeps a state."""
         ranks = self._ranks
         if not all(ranks.gather(kept is not None)) or kept is None:
             return False
@@ -261,7 +270,7 @@ class PhaseTrainer:
         """Free the device, then make the step durable from host memory.
 
         The run's node goes on when the weights are published, so the checkpoint is written beside the next rollout.
-        Returns None if another trainer has stored other bits first.
+        Returns None if a second trainer has stored different bits first.
         """
         self._says("parking")
         # A run that has its devices for itself leaves its state there.
@@ -304,7 +313,7 @@ def joined_trainer(
 ) -> Iterator[PhaseTrainer]:
     """The trainer of this rank, on the device that the configuration of an iteration names, until the end of the block.
 
-    folder: where the ranks find each other. Raises what reading the configuration and `joined` raise.
+    folder: the rendezvous of the ranks. Raises the errors of reading the configuration, and of `joined`.
     """
     store = connect_to_run(run_url)
     config = config_in_force(store, read_plan(store, iteration))

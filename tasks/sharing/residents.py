@@ -1,9 +1,8 @@
-"""The states of runs that are kept near a trainer, and which of them have to go: pure.
+"""The states of runs in a host's memory, and which states to evict: pure.
 
-A resident state is a cache of a checkpoint: it equals the checkpoint whose digest it carries, so it may be dropped at
-any time and nothing is ever written back. It lies in host memory; the object store has every checkpoint anyway. What is
-dropped first is what is expected to be needed last (Belady, IBM Systems Journal 5(2), 1966): a host knows about how
-long each run's cycle takes.
+A resident state is a cache entry of a checkpoint: equal to the checkpoint whose digest the entry carries, dropped at
+any time, and never written back. The object store has every checkpoint. The state expected to be needed last is
+dropped first (Belady, IBM Systems Journal 5(2), 1966): a host knows about how long each run's cycle takes.
 """
 
 from collections.abc import Callable, Collection
@@ -17,10 +16,14 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resident:
-    """A run's state in host memory. num_bytes: what it takes there, 0 if it is not there.
+    """A run's state, in host memory or not.
 
-    state_bytes: what it would take there. needed_s: when it is expected to be needed next. busy: it is in use, being
-    made or being published.
+    Attributes:
+        run: The run's id.
+        num_bytes: Bytes that the state takes in host memory; 0 if absent.
+        state_bytes: Bytes that the state would take in host memory.
+        needed_s: The time at which the state is expected to be needed next, seconds of the host.
+        busy: The state is in use, being read or being published.
     """
 
     run: str
@@ -42,27 +45,27 @@ def resident_state_bytes(config: RunConfig, parameters: float) -> float:
 
 
 def is_usable(resident_digest: str | None, checkpoint_digest: str) -> bool:
-    """Whether a phase that begins from this checkpoint may use the resident state instead of reading the checkpoint.
+    """Whether a phase that begins from a checkpoint may use the resident state instead of reading the checkpoint.
 
-    Another host may have trained the last phase, with other last bits. Then the digests differ, and the state that the
-    run goes on from is the one that is stored.
+    A different host may have trained the last phase, with different last bits. The digests then differ, and the run
+    goes on from the stored state.
     """
     return resident_digest is not None and resident_digest == checkpoint_digest
 
 
 def expected_s(begun_s: float, cycle_s: float, now_s: float) -> float:
-    """When a run's next phase is expected, if the last one began at `begun_s`.
+    """When a run's next phase is expected, if the last phase began at `begun_s`.
 
-    A run that is late is expected after as long again as it is late, so that one which has ended is forgotten.
+    A phase late by x seconds is expected in x seconds, so the state of a finished run becomes the first to evict.
     """
     at_s = begun_s + cycle_s
     return at_s if at_s >= now_s else now_s + (now_s - at_s)
 
 
 def make_room(residents: Collection[Resident], num_bytes: int, capacity_bytes: int) -> tuple[str, ...]:
-    """The runs whose states have to leave memory so that it has room for `num_bytes` more, the last needed first.
+    """The runs whose states have to leave memory to make room for `num_bytes` more, the last needed first.
 
-    Busy states stay; so there may be too little room even afterwards.
+    Busy states stay, so room may be lacking even afterwards.
     """
     excess = sum(one.num_bytes for one in residents) + num_bytes - capacity_bytes
     going = []
@@ -74,7 +77,7 @@ def make_room(residents: Collection[Resident], num_bytes: int, capacity_bytes: i
 
 
 def has_room(residents: Collection[Resident], num_bytes: int, capacity_bytes: int) -> bool:
-    """Whether memory holds `num_bytes` beside all these states, once those have left that `make_room` names."""
+    """Whether memory holds `num_bytes` beside the residents that `make_room` does not evict."""
     going = make_room(residents, num_bytes, capacity_bytes)
     return sum(one.num_bytes for one in residents if one.run not in going) + num_bytes <= capacity_bytes
 
@@ -82,10 +85,10 @@ def has_room(residents: Collection[Resident], num_bytes: int, capacity_bytes: in
 def choose_prefetch(
     residents: Collection[Resident], capacity_bytes: int, is_ready: Callable[[str], bool]
 ) -> tuple[str, tuple[str, ...]] | None:
-    """The run whose state is to be read into host memory ahead of its phase, and the runs whose states leave for it.
+    """The run whose state should be read into host memory ahead of its phase, and the runs whose states are evicted.
 
-    That is the first run to be needed that is ready and not busy and has no state there. States that are needed before
-    it stay; if it does not fit beside them, nothing is read ahead. None: nothing is to be done.
+    The candidate is the first needed run that is ready, is not busy, and has no state in memory. States needed earlier
+    stay; a candidate that does not fit beside them is not read ahead. None: nothing to read.
     """
     for one in sorted(residents, key=lambda one: (one.needed_s, one.run)):
         if one.num_bytes or one.busy or not is_ready(one.run):

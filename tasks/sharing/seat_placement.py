@@ -1,6 +1,6 @@
-"""Which living host takes which free seat: pure, so that every host computes the same from the same records.
+"""Which living host takes which free seat: pure, so every host computes an equal placement from equal records.
 
-Two hosts that see different records may both want a seat. Creating its next epoch decides; nothing here has to.
+Two hosts with different records may both want a seat. The creation of the seat's next epoch decides the race.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,14 @@ from storage.fleet.fleet_records import AdmittedRun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRoom:
-    """A living host that takes seats, and the runs that are seated on it. devices: as in `HostRecord`."""
+    """A living host that takes seats.
+
+    Attributes:
+        host: The incarnation.
+        memory_bytes: Room for resident states.
+        devices: As in `HostRecord`.
+        seated: The runs that are seated on the host.
+    """
 
     host: str
     memory_bytes: int
@@ -19,25 +26,25 @@ class HostRoom:
     seated: tuple[AdmittedRun, ...] = ()
 
     def can_train(self, run: AdmittedRun) -> bool:
-        """Whether the run has a rank for each device, and memory holds its state alone."""
+        """Whether the run has a rank for each device, and memory has room for the state of the run alone."""
         return run.ranks == self.devices and run.state_bytes <= self.memory_bytes
 
     def holds(self, runs: Iterable[AdmittedRun]) -> bool:
-        """Whether memory holds the states of all these runs, so that every phase can find its state there."""
+        """Whether memory has room for the states of all `runs`, so every phase can find its state in memory."""
         return sum(run.state_bytes for run in runs) <= self.memory_bytes
 
 
 def load(runs: Iterable[AdmittedRun]) -> float:
-    """The part of one trainer's time that these runs are expected to need."""
+    """The part of a trainer's time that the runs are expected to need."""
     return sum(run.load for run in runs)
 
 
 def place(free: Iterable[AdmittedRun], rooms: Sequence[HostRoom]) -> Mapping[str, str]:
     """Returns the host of each run whose seat is free, by run id; a run that no host can train is left out.
 
-    A run goes to the host for which it was admitted, if that is among the rooms. Then the run with the greatest load is
-    placed first, each on the host with the least expected load. Hosts whose memory holds its state beside the states
-    that are there come before those that would have to drop one. A host that cannot train it is never chosen. Ties are
+    Only hosts that can train a run are considered. First, every run whose admission names one of the rooms goes to the
+    named host. Then the remaining runs follow, the greatest load first, each to the host with the least expected load.
+    A host with memory for the states of all its runs is preferred to a host that would have to drop a state. Ties are
     decided by name.
     """
     seated = {room.host: list(room.seated) for room in rooms}
@@ -52,7 +59,7 @@ def place(free: Iterable[AdmittedRun], rooms: Sequence[HostRoom]) -> Mapping[str
 
 
 def _expecting(run: AdmittedRun, able: Iterable[HostRoom]) -> list[HostRoom]:
-    """Of these hosts the one for which the run was admitted, if there is one."""
+    """The able host named in the run's admission, as a list of at most one room."""
     return [] if run.predicted is None else [room for room in able if room.host == run.predicted.host]
 
 

@@ -1,4 +1,4 @@
-"""Which runs are seated on a host: it reads the fleet's records and takes the free seats that placement gives it."""
+"""The runs seated on a host: reads the fleet's records, and takes the free seats that placement gives the host."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -16,13 +16,13 @@ from storage.stores.store import CorruptObject, ObjectStore
 from tasks.sharing.seat_placement import HostRoom, place
 
 log = logging.getLogger(__name__)
-# A host that was silent for so many times the TTL is not looked at again until it takes a seat.
+# A host silent for FORGOTTEN_TTLS times the TTL is not looked at again until the host takes a seat.
 FORGOTTEN_TTLS = 10.0
 Found = TypeVar("Found")
 
 
 class Seating:
-    """The runs, seats and hosts of a fleet, as one incarnation of a host has seen them."""
+    """The runs, seats and hosts of a fleet, as seen by one incarnation of a host."""
 
     def __init__(self, store: ObjectStore, fleet: FleetRecord, me: HostRecord, clock: Clock) -> None:
         self._store = store
@@ -30,7 +30,7 @@ class Seating:
         self._me = me
         self._heartbeats = Heartbeats(store, HostBeat, fleet_layout.alive, clock, parallel_reads=1)
         self._admitted: dict[str, AdmittedRun] = {}
-        # Those that have left, and those of which a record cannot be read.
+        # Runs that have left, and runs with an unreadable seat record.
         self._left: set[str] = set()
         self._seats: dict[str, SeatRecord] = {}
         self._hosts: dict[str, HostRecord] = {}
@@ -40,19 +40,19 @@ class Seating:
 
     @property
     def seated(self) -> dict[str, AdmittedRun]:
-        """The runs that are seated on this host, by id, as of the last look."""
+        """The runs seated on this host, by id, as of the last look."""
         return {run.id: run for run in self._seated_on(self._me.incarnation)}
 
     def is_mine(self, run: str) -> bool:
-        """Whether no host has taken the run's seat since the last look, asked with one request."""
+        """Whether this host still has the run's seat; at most one request."""
         seat = self._seats[run]
         return seat.host == self._me.incarnation and not exists(self._store, fleet_layout.seat(run, seat.epoch + 1))
 
     def look(self) -> None:
-        """Read what is new in the fleet, and take the free seats that placement gives this host.
+        """Read the new records of the fleet, and take the free seats that placement gives this host.
 
-        It costs two LISTs, one GET for each new record, and one for each other host. Raises the errors of the store;
-        what is corrupt is logged and left out.
+        Costs two LISTs, one GET per new record, and one GET per remembered host. Raises the errors of the store;
+        corrupt records are logged and left out.
         """
         self._read_runs(self._store.list(fleet_layout.RUNS))
         self._read_hosts(self._store.list(fleet_layout.HOSTS))
@@ -92,7 +92,7 @@ class Seating:
                     self._hosts[name] = found
 
     def _read(self, key: str, read: Callable[[], Found]) -> Found | None:
-        """What `read` returns; None if the object is corrupt, which is logged once. Such an object never changes."""
+        """The result of `read`; None if the object is corrupt, which is logged once. Corrupt objects never change."""
         if key in self._unreadable:
             return None
         try:
@@ -113,7 +113,7 @@ class Seating:
                 self._forgotten.add(name)
 
     def _is_lost(self, host: str) -> bool:
-        """Whether what a host held is free, as far as this one has seen."""
+        """Whether the seats of `host` are free, by the heartbeats that this host has seen."""
         if host == self._me.incarnation:
             return False
         sign = self._signs.get(host)
@@ -140,7 +140,7 @@ class Seating:
         }
 
     def _take_seats(self) -> None:
-        """Take the free seats that placement gives this host; a race for one is decided by the store."""
+        """Take the free seats that placement gives this host; the store decides a race for a seat."""
         free = self._free()
         rooms = [
             HostRoom(

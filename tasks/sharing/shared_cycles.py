@@ -1,9 +1,9 @@
-"""Several runs on one host in virtual time: how much longer their cycles take than alone. Pure.
+"""Several runs on one host in virtual time: the slowdown of the cycles against a trainer of its own. Pure.
 
-A run generates responses, then its phase is due, waits for the trainer, and is trained. The trainer trains one phase
-at a time in the order of production (`phase_order`), and needs a switch time when another run becomes the resident.
-While it is idle, a member may generate there by the rule of production (`backfill`). Storage, grading, states that do
-not fit in host memory, and faults are left out.
+A run generates responses, then the phase of the run is due, waits for the trainer, and is trained. The trainer trains
+one phase at a time in the order of production (`phase_order`), and needs a switch time when the resident run changes.
+On an idle trainer a member may generate by the rule of production (`backfill`). The model leaves out storage, grading,
+states that do not fit in host memory, and faults.
 """
 
 import math
@@ -11,13 +11,14 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from storage.fleet.fleet_records import AdmittedRun, SpentEntry, SpentKind
+from storage.fleet.fleet_records import AdmittedRun
+from storage.fleet.spent_records import SpentEntry, SpentKind
 from tasks.sharing.backfill import choose_backfill
 from tasks.sharing.phase_order import DueRun, next_run
 from tasks.sharing.residents import expected_s
 from tasks.sharing.state_cache import Need
 
-# How often an idle trainer looks whether no phase is expected for long enough.
+# Looks of an idle trainer per `quiet_s`, for a member to begin.
 LOOKS_PER_QUIET = 4
 
 
@@ -25,9 +26,12 @@ LOOKS_PER_QUIET = 4
 class Helping:
     """How a member generates on an idle trainer.
 
-    quiet_s: as backfill_s in HostSettings. start_s: until its engine decodes. notice_s: from the moment at which a
-    phase is due until it has left. divisible: the part of a rollout, its beginning, that more machines shorten; in the
-    rest its longest responses end, which no other machine can hasten.
+    Attributes:
+        quiet_s: `backfill_s` of HostSettings.
+        start_s: Seconds until the member's engine decodes.
+        notice_s: Seconds from a due phase until the member has left.
+        divisible: The first part of a rollout, from 0 to 1, which more machines shorten. In the rest the longest
+            responses end, which no further machine can hasten.
     """
 
     quiet_s: float
@@ -38,13 +42,16 @@ class Helping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What all runs of a host have in common.
+    """The settings common to the runs of a simulated host.
 
-    switch_s: seconds of the trainer when another run becomes the resident. slowdown_max: the fleet's, for the order.
-    rollout_cv, phase_cv: coefficients of variation of the log-normal times, of runs that do not tell theirs.
-    correlation: the part, from 0 to 1, of the variance of the n-th rollout that all runs have in common. together: all
-    runs begin at once, and not at random moments of a cycle. helping: None: the trainer only trains; else runs need
-    their GPUs.
+    Attributes:
+        switch_s: Seconds of the trainer at a change of the resident run.
+        slowdown_max: The fleet's limit, for the order of phases.
+        rollout_cv: Coefficient of variation of log-normal rollout times, for runs without a value of their own.
+        phase_cv: Coefficient of variation of log-normal phase times, for runs without a value of their own.
+        correlation: The part, from 0 to 1, of the variance of the n-th rollout that is common to all runs.
+        together: All runs begin at time 0 instead of at random moments of a cycle.
+        helping: A member generates on the idle trainer; runs then need a number of rollout GPUs. None: no member.
     """
 
     switch_s: float
@@ -58,10 +65,14 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedRun:
-    """How a run fared. Times are seconds.
+    """The result of a run. Times are seconds.
 
-    began_s, ended_s: when its first rollout that counts began and its last phase ended. alone_s: how long the same
-    rollouts and phases take with a trainer of its own. waited_s: from due to the order to begin, for each phase.
+    Attributes:
+        run: The run's id.
+        began_s: The beginning of the first counted rollout.
+        ended_s: The end of the last phase.
+        alone_s: The duration of the counted rollouts and phases with a trainer of its own.
+        waited_s: Per phase, the seconds from falling due to the order to begin.
     """
 
     run: str
@@ -72,7 +83,7 @@ class SharedRun:
 
     @property
     def slowdown(self) -> float:
-        """Its time on the shared trainer over its time alone.
+        """The run's time on the shared trainer over the run's time alone.
 
         At least 1 if all iterations count and no member helped, because a wait never hastens a later end.
         """
@@ -81,16 +92,19 @@ class SharedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedTrainer:
-    """How the runs fared, in the order in which they were given, and what the host's time was spent on, without gaps.
+    """The results of a simulated host.
 
-    The entries are those of a host that is never waiting for groups; a switch holds the parking of the state before.
+    Attributes:
+        runs: The result of each run, in the order given.
+        entries: The host's time by kind, without gaps. The host never waits for groups, and a "switch" entry includes
+            the parking of the previous state.
     """
 
     runs: tuple[SharedRun, ...]
     entries: tuple[SpentEntry, ...]
 
     def part(self, kind: SpentKind) -> float:
-        """The part of the trainer's time that was spent so."""
+        """The part of the trainer's time that was spent on `kind`."""
         return math.fsum(each.seconds for each in self.entries if each.kind == kind) / self.entries[-1].ended_s
 
     @property
@@ -103,6 +117,11 @@ class _Cycle:
     """A run between two phases: phase n is due when rollout n and phase n - 1 have ended.
 
     Rollout n begins when rollout n - 1 and phase n - 1 - ahead have ended.
+
+    Attributes:
+        ahead: Iterations that the rollout runs ahead of training.
+        rolled_s: The end of the present rollout.
+        ended_s: The end of each phase.
     """
 
     ahead: int
@@ -118,13 +137,13 @@ class _Cycle:
         return self.ended_s[phase] if phase >= 0 else -math.inf
 
     def due_s(self, rollout_s: float) -> float:
-        """When the next phase is due, whose rollout takes so long. To be called once for each phase."""
+        """When the next phase is due after a rollout of `rollout_s`. To be called once for each phase."""
         self.rolled_s = max(self.rolled_s, self._ended_s(len(self.ended_s) - 1 - self.ahead)) + rollout_s
         return max(self.rolled_s, self.free_s)
 
 
 class _Simulated:
-    """One run: what it draws, its cycle on the shared trainer, and its cycle alone with the same draws."""
+    """A simulated run: random draws, the cycle on the shared trainer, and the cycle alone with equal draws."""
 
     def __init__(self, run: AdmittedRun, given: Conditions, seed: int) -> None:
         self.run = run
@@ -154,24 +173,24 @@ class _Simulated:
         self.iteration = len(self._cycle.ended_s)
 
     def train(self, at_s: float, ended_s: float) -> None:
-        """The phase that is due was ordered to begin at the one moment and ended at the other."""
+        """Note that the due phase was ordered to begin at `at_s` and ended at `ended_s`."""
         self.ordered_s = at_s
         self.waited_s.append(at_s - self.due_s)
         self._cycle.ended_s.append(ended_s)
         self._draw()
 
     def unfinished(self, now_s: float) -> float:
-        """What is still to be generated for its present rollout, in seconds of one GPU."""
+        """The rest of the present rollout, in seconds of a single GPU."""
         return max(0.0, self._cycle.rolled_s - now_s) * self.run.rollout_gpus
 
     def saved_s(self, from_s: float, to_s: float, divisible: float) -> float:
-        """By how much its rollout is shorter if the trainer's GPUs generate, too, in this time."""
+        """Seconds by which the rollout shortens if the trainer's GPUs generate, too, from `from_s` to `to_s`."""
         speed = self.run.trainer_gpus / self.run.rollout_gpus
         ends_s = self._cycle.rolled_s - (1.0 - divisible) * self._rollout_s
         return max(0.0, min(to_s - from_s, (ends_s - from_s) / (1.0 + speed))) * speed
 
     def help(self, saved_s: float) -> None:
-        """Its rollout ends so much sooner."""
+        """End the present rollout `saved_s` seconds sooner."""
         self._cycle.rolled_s -= saved_s
         self.due_s = max(self._cycle.rolled_s, self._cycle.free_s)
 
@@ -189,7 +208,7 @@ class _Simulated:
         )
 
     def result(self, first: int) -> SharedRun:
-        """How it fared from this iteration on."""
+        """The result from iteration `first` on."""
         done = len(self._cycle.ended_s)
         return SharedRun(
             run=self.run.id,
@@ -203,13 +222,12 @@ class _Simulated:
 def share_trainer(
     runs: Sequence[AdmittedRun], given: Conditions, *, iterations: int, seed: int, settled: int = 0
 ) -> SharedTrainer:
-    """Simulate runs on one host until each has trained so many iterations; the others go on until then.
+    """Simulate runs on one host until every run has trained `iterations` counted iterations; faster runs train more.
 
-    settled: until each run has trained so many iterations, nothing counts in how it fared: at the beginning the trainer
-    is idle, so that phases wait less than they do later. The result is a function of the arguments, and the
-    order of the runs changes nothing but ties of like ids. It takes time in proportion to the iterations and to the
-    longest cycle over the shortest. Raises ValueError if there is no run, if two have one id,
-    or if a member is to help a run whose GPUs for rollout are unknown.
+    settled: counting begins when every run has trained this many iterations, because the trainer is idle at first and
+    phases wait less than later. The result is a function of the arguments, and does not depend on the order of the
+    runs. Time grows in proportion to the iterations, and to the longest cycle over the shortest. Raises ValueError
+    without a run, for two runs with equal ids, or if a member should help a run whose rollout GPUs are unknown.
     """
     by_id = {run.id: _Simulated(run, given, seed) for run in runs}
     if not runs or len(by_id) < len(runs):
@@ -247,7 +265,7 @@ def share_trainer(
 
 
 def _help(runs: Mapping[str, _Simulated], how: Helping | None, now_s: float, due_s: float) -> tuple[str | None, float]:
-    """What an idle trainer does: it helps this run, or none, until this moment, at which it may choose again."""
+    """The run that an idle trainer helps (or None), and the time until which; then the trainer chooses again."""
     if how is None:
         return None, due_s
     needs = [each.need(now_s) for each in runs.values()]
@@ -263,24 +281,24 @@ def _help(runs: Mapping[str, _Simulated], how: Helping | None, now_s: float, due
 
 
 def saving_bound(runs: float, rollout_gpus: float, trainer_gpus: float) -> float:
-    """The most of all GPU-hours that `runs` like runs can save, with so many GPUs each for rollout and one trainer.
+    """The greatest share of GPU-hours that `runs` alike runs can save with a common trainer.
 
-    Isolated they hold k (R + T) GPUs, shared at least k R + T; the difference over the former is (k-1)T / (k(R+T)).
-    Without any GPU it is 0.
+    k isolated runs hold k (R + T) GPUs, shared runs at least k R + T; the saving is (k-1)T / (k(R+T)), with R
+    `rollout_gpus` and T `trainer_gpus`. Without any GPU the bound is 0.
     """
     whole = runs * (rollout_gpus + trainer_gpus)
     return (runs - 1) * trainer_gpus / whole if whole else 0.0
 
 
 def saving(slowdown: float, runs: int, rollout_gpus: float, trainer_gpus: float) -> float:
-    """The part of GPU-hours that like runs save if their cycles take `slowdown` times as long; negative: a loss.
+    """The share of GPU-hours that alike runs save if cycles take `slowdown` times as long; negative: a loss.
 
-    1 - s (R + T/k) / (R + T), for each run holds its rollout GPUs and its part of the trainer for so much longer.
+    1 - s (R + T/k) / (R + T): each run holds R rollout GPUs and a k-th of the trainer for s times as long.
     """
     return 1.0 - slowdown * (rollout_gpus + trainer_gpus / runs) / (rollout_gpus + trainer_gpus)
 
 
 def _factor(normal: float, cv: float) -> float:
-    """A log-normal factor with mean 1 and this coefficient of variation, from a standard normal number."""
+    """A log-normal factor with mean 1 and coefficient of variation `cv`, from a standard normal number."""
     variance = math.log1p(cv * cv)
     return math.exp(math.sqrt(variance) * normal - variance / 2)

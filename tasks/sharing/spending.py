@@ -1,6 +1,6 @@
-"""What a host spends its seconds on: one entry after the other from its beginning to its end, written as records.
+"""The seconds of a host by kind: consecutive entries from the host's beginning to its end, written as records.
 
-Each entry begins at the very number at which the one before ends, so no second is missing or counted twice.
+Each entry begins at the very number at which the previous entry ends, so no second is missing or counted twice.
 """
 
 import logging
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from resources.work_log import at_work
 from storage.fleet import fleet_layout
-from storage.fleet.fleet_records import RestoredState, SpentEntry, SpentKind, SpentRecord
+from storage.fleet.spent_records import RestoredState, SpentEntry, SpentKind, SpentRecord
 from storage.records import records
 from storage.stores.store import ObjectStore
 from tasks.sharing.workers import Restored, WorkerPhase
@@ -52,7 +52,7 @@ class Spending:
         return not self._unwritten
 
     def note(self, kind: SpentKind, run: str | None, iteration: int | None, now_s: float) -> None:
-        """From now on the host's time is spent on this."""
+        """From `now_s` on, the host's time is of this kind, run and iteration."""
         if (kind, (run, iteration)) != (self._kind, self._phase):
             self._close(now_s)
             self._kind, self._phase = kind, (run, iteration)
@@ -60,7 +60,7 @@ class Spending:
             at_work(f"{DOINGS[kind]}{of_run}" + ("" if iteration is None else f", iteration {iteration}"))
 
     def note_restored(self, run: str, iteration: int, how: Restored) -> None:
-        """A worker has restored its run's state for this iteration."""
+        """Note that a worker has restored the run's state for an iteration."""
         self._restored.append(
             RestoredState(
                 run=run,
@@ -73,7 +73,7 @@ class Spending:
         )
 
     def record(self, seated: Iterable[str], now_s: float) -> None:
-        """Make a record of all time until now, in which these runs were seated on the host."""
+        """Make a record of the time since the last record. seated: the runs seated on the host all that time."""
         self._close(now_s)
         if self._entries:
             record = SpentRecord(
@@ -88,7 +88,7 @@ class Spending:
             self._entries, self._restored = [], []
 
     def write(self, store: ObjectStore) -> None:
-        """Write the records in order; after an error of the store the next call offers the same bytes again."""
+        """Write the records in order; after an error of the store the next call repeats the unwritten bytes."""
         while self._unwritten:
             record = self._unwritten[0]
             key = fleet_layout.spent(record.host, record.sequence)

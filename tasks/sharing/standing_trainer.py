@@ -1,7 +1,7 @@
-"""The trainer that stands for one run: a host whose fleet has that run alone, while an execution lasts.
+"""The standing trainer of a run: a host whose fleet has a single run, for the duration of an execution.
 
-It differs from other hosts in two ways: nothing limits how long a phase may take, as nothing limits a train task, and
-it knows when it is no longer needed.
+A standing trainer differs from a shared host in two ways: no limit on the time of a phase, as in a train task, and
+knowledge of the execution's end.
 """
 
 import logging
@@ -25,8 +25,8 @@ LEASE_LOOKS = 5
 def stand(plan: PlanReference, iterations: int) -> bool:
     """Train the phases of an execution's iterations; returns whether the execution needs no trainer any more.
 
-    plan: its first iteration. False: SIGTERM came before, and another machine is to go on. Raises what reading the
-    configuration raises, and LookupError if the run has no fleet of its own.
+    False: SIGTERM came earlier, and a replacement machine should go on. plan: the execution's first iteration. Raises
+    the errors of reading the configuration, and LookupError if the run has no fleet of its own.
     """
     store, clock = connect_to_run(plan.run_url), SystemClock()
     config = config_in_force(store, read_plan(store, plan.iteration))
@@ -43,7 +43,7 @@ def stand(plan: PlanReference, iterations: int) -> bool:
 
 
 class ExecutionEnd:
-    """Whether an execution needs its trainer: its last weights are not published, and it advances the run."""
+    """The end of an execution: the last weights are published, or a later execution advances the run."""
 
     def __init__(self, store: ObjectStore, execution: str, last: int, clock: Clock) -> None:
         """last: the execution's last iteration."""
@@ -56,7 +56,7 @@ class ExecutionEnd:
         self._has_come = False
 
     def has_come(self) -> bool:
-        """Whether nothing is left to train; asked as often as one likes, it looks every LOOK_INTERVAL_S."""
+        """Whether nothing is left to train. Cheap to call: reads the store at most every LOOK_INTERVAL_S seconds."""
         now_s = self._clock.monotonic()
         if not self._has_come and now_s >= self._next_look_s:
             self._next_look_s = now_s + LOOK_INTERVAL_S
@@ -67,7 +67,7 @@ class ExecutionEnd:
         return self._has_come
 
     def _look(self) -> bool:
-        """One GET; at every LEASE_LOOKS-th look one LIST and another GET, which a lost execution has to wait for."""
+        """Costs one GET, and at every LEASE_LOOKS-th look a LIST and a second GET, to notice a lost lease."""
         is_published = exists(self._store, layout.manifest(layout.weights(self._last + 1)))
         self._looks += 1
         if is_published or self._looks % LEASE_LOOKS:

@@ -1,4 +1,4 @@
-"""Keeps the states of a host's runs near its device: decides by `residents`, and gives the orders to the workers."""
+"""A cache of trainer states in a host's memory: decides by the rules of `residents`, and orders the workers."""
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A run that is seated on the host, and when its state is expected to be needed next, in the host's seconds."""
+    """A run of the host. needed_s: when the run's state is expected to be needed next, seconds of the host."""
 
     run: AdmittedRun
     needed_s: float
@@ -22,22 +22,22 @@ class Need:
 class StateCache:
     """The states of a host's runs that lie in host memory.
 
-    The object store has every state. So a state can leave host memory at once, by the end of its worker.
+    The object store has every state, so ending a worker is enough to evict the worker's state.
     """
 
     def __init__(self, workers: PhaseWorkers, host: HostRecord, note: Callable[[str, int, Restored], None]) -> None:
-        """note: called once for each state that a worker has restored, with its run and iteration."""
+        """note: called once per restored state, with run, iteration and the way of restoring."""
         self._workers = workers
         self._memory_bytes = host.memory_bytes
         self._note = note
         self._noted: dict[str, Restored | None] = {}
-        # For which iteration the state of a run was read ahead, or was to be.
+        # The iteration for which a worker was last told to read ahead, by run.
         self._prefetched: dict[str, int] = {}
 
     def begin(self, run: AdmittedRun, iteration: int, needs: Collection[Need]) -> None:
-        """Make room in host memory for the state of a run, and let its worker train a phase.
+        """Make room in host memory for the state of a run, and let the run's worker train a phase.
 
-        needs: of all runs that are seated on the host.
+        needs: one for each run of the host.
         """
         self.note_restored(each.run.id for each in needs)
         others = [one for one in self._in_memory(needs) if one.run != run.id]
@@ -45,9 +45,9 @@ class StateCache:
         self._workers.begin(run, iteration)
 
     def prefetch(self, needs: Collection[Need], ready: Mapping[str, int]) -> None:
-        """Let one worker at a time read ahead the state that is needed next.
+        """Let one worker at a time read ahead the next needed state.
 
-        ready: the iteration that is trained next, of each run of which it is known and planned.
+        ready: the next iteration to train, by run, for runs whose next iteration is planned.
         """
         self.note_restored(each.run.id for each in needs)
         phases = {each.run.id: self._workers.state(each.run.id).phase for each in needs}
@@ -65,7 +65,7 @@ class StateCache:
             self._workers.prefetch(run, ready[run.id])
 
     def note_restored(self, runs: Iterable[str]) -> None:
-        """Note how the states of these runs were restored; a worker that gets an order, or is ended, forgets it."""
+        """Note how the states of `runs` were restored, in time: a worker forgets at the next order and at its end."""
         for run in runs:
             state = self._workers.state(run)
             if state.restored is not None and state.iteration is not None and state.restored != self._noted.get(run):
@@ -73,13 +73,13 @@ class StateCache:
             self._noted[run] = state.restored
 
     def drop(self, run: str) -> None:
-        """End the run's worker, which drops its state from host memory."""
+        """End the run's worker, which drops the run's state from host memory."""
         self.note_restored([run])
         self._workers.evict(run)
         self._prefetched.pop(run, None)
 
     def _in_memory(self, needs: Collection[Need]) -> list[Resident]:
-        """The states in host memory, and those that have none there. A worker that is at work will hold its state."""
+        """One Resident per need; 0 bytes if the state is not in memory. A busy worker counts with its whole state."""
         residents = []
         for each in needs:
             state, run = self._workers.state(each.run.id), each.run

@@ -1,8 +1,9 @@
-"""Goes on after what may go wrong with a store or a run, and says so once."""
+"""A context that swallows the expected errors of a store or a run, and logs the first of a series."""
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from storage.stores.store import StorageError
 
@@ -11,18 +12,30 @@ log = logging.getLogger(__name__)
 EXPECTED: tuple[type[Exception], ...] = (StorageError, OSError, ValueError)
 
 
+@dataclass(slots=True)
+class Attempt:
+    """The work of one context. failed: an expected error ended the work."""
+
+    failed: bool = False
+
+
 class ToleratedErrors:
-    """What is in trouble now. Each is logged when it begins, and when it is over."""
+    """The subjects that fail at present. A log line tells when a subject begins to fail, and when it works again."""
 
     def __init__(self) -> None:
         self._present: dict[str, str] = {}
 
     @contextmanager
-    def tolerated(self, what: str) -> Iterator[None]:
-        """Within this context an expected error ends the context, and is logged unless `what` had it last time, too."""
+    def tolerated(self, what: str) -> Iterator[Attempt]:
+        """Swallow an expected error of the subject `what`; the caller goes on below the context, and asks `failed`.
+
+        The error is logged unless the subject's last attempt failed with an error of equal type.
+        """
+        attempt = Attempt()
         try:
-            yield
+            yield attempt
         except EXPECTED as error:
+            attempt.failed = True
             kind = type(error).__name__
             if self._present.get(what) != kind:
                 log.warning("%s: %s: %s; going on", what, kind, error)

@@ -1,8 +1,8 @@
 """A process of a run's worker: `python tasks/sharing/worker_process.py SOCKET RUN_URL`.
 
-`process_workers` drives it. It gets an order for each phase to train or to read ahead, and tells whenever what it does
-changes. It ends when its host ends. A phase that fails ends the process, so the next attempt begins cold.
-With several ranks, all get the same orders, and find each other in the folder of SOCKET.
+`process_workers` sends an order for each phase to train or to read ahead; the process reports every change of its
+state. The process ends with the host. A failed phase ends the process, so the next attempt begins cold. Several ranks
+get equal orders, and find each other in the folder of SOCKET.
 """
 
 import logging

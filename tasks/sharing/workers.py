@@ -1,15 +1,16 @@
-"""The interface of a host to what trains: one worker for each run that is seated on it.
+"""The interface of a host to training: one worker for each run that is seated on the host.
 
-A worker has a process for each device of the host; these ranks train together. The host decides which run has the
-devices. A worker restores its run's state, trains one phase when it is told to, parks its state in host memory, frees
-the devices, and publishes from host memory. It may be told to read its state into host memory ahead of its phase (to
-prefetch it), which does not touch the devices.
+A worker has a process for each device of the host; the processes are ranks that train together. The host decides which
+run has the devices. Ordered to train, a worker restores the run's state, trains one phase, parks the state in host
+memory, frees the devices, and publishes from host memory. Ordered to prefetch, a worker reads the state into host
+memory ahead of a phase, without touching the devices.
 """
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from storage.fleet.fleet_records import AdmittedRun, Tier
+from storage.fleet.fleet_records import AdmittedRun
+from storage.fleet.spent_records import Tier
 
 WorkerPhase = Literal[
     "absent",
@@ -28,7 +29,14 @@ ON_DEVICE: frozenset[WorkerPhase] = frozenset({"restoring", "replaying", "waitin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """How a worker got its state. tier: from where. ahead: into host memory, before its phase; else onto the device."""
+    """How a worker got its state.
+
+    Attributes:
+        tier: The source of the state.
+        seconds: Seconds of the read.
+        num_bytes: Bytes of tensors.
+        ahead: Read into host memory ahead of a phase; else read onto the device.
+    """
 
     tier: Tier
     seconds: float
@@ -38,16 +46,21 @@ class Restored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
-    """What a worker does now; of several ranks, what the one that is furthest behind does.
+    """The present state of a worker; with several ranks, the state of the rank furthest behind.
 
-    phase: "absent" if there is no process; "prefetching" from `prefetch` until its state is in host memory;
-    "restoring" from `begin` until its state is on the device; "replaying" while it trains again what was recorded since
-    its checkpoint, which is that of `replays` iterations; "waiting" for groups that are not recorded yet; "parked" if
-    its phase is published, or was refused because another host's is, or if it has prefetched; "failed" if one of its
-    processes ended, or gave up the phase, and then all have ended. iteration: of its present or last phase. digest: of
-    the stored state that its resident state equals; None if it holds none. message: why it failed. lasting: whether
-    every attempt at the phase would fail alike. bytes_held: of its resident state. restored: how it got its state for
-    what it was told last; None until it has it.
+    Attributes:
+        phase: "absent": no process. "prefetching": from `prefetch` until the state is in host memory. "restoring": from
+            `begin` until the state is on the device. "replaying": training again on the recorded batches of the
+            `replays` iterations since the checkpoint. "waiting": for groups that are not recorded yet. "parked": the
+            phase is published, or a different host has published first, or the prefetch is over. "failed": a process
+            has ended or given up the phase, and all processes have ended.
+        iteration: The iteration of the present or last phase.
+        digest: The digest of the stored state that equals the resident state; None without a resident state.
+        message: The reason of "failed".
+        lasting: Every attempt at the phase would fail alike.
+        bytes_held: The bytes of the resident state.
+        restored: How the state for the last order was restored; None until then.
+        replays: The number of iterations trained again.
     """
 
     phase: WorkerPhase = "absent"
@@ -70,56 +83,56 @@ class WorkerState:
 
 
 class PhaseWorkers(Protocol):
-    """The workers of a host. Only the host's thread calls it. No call waits for a worker."""
+    """The workers of a host. Only the host's thread calls the methods. No call waits for a worker."""
 
     def begin(self, run: AdmittedRun, iteration: int) -> None:
-        """Wake the run's worker, or start it if there is none, and let it train this phase.
+        """Wake or start the run's worker, and let the worker train a phase.
 
-        The host calls it only while no worker has the device, and this one does not prefetch. From then on the worker
-        has the device.
+        The host calls `begin` only while no worker has the device, and the run's worker does not prefetch. From the
+        call on, the worker has the device.
         """
         ...
 
     def prefetch(self, run: AdmittedRun, iteration: int) -> None:
-        """Let the run's worker, which has no work, read the state for this phase into host memory.
+        """Let the idle worker of the run read the state for a phase into host memory.
 
-        A worker that cannot read it is "parked" without a state, or "failed".
+        After a failed read the worker is "parked" without a state, or "failed".
         """
         ...
 
     def state(self, run_id: str) -> WorkerState:
-        """What the run's worker does now; "absent" if there is none."""
+        """The state of the run's worker; "absent" without a worker."""
         ...
 
     def evict(self, run_id: str) -> None:
-        """End the run's worker, if there is one, and drop its state in host memory.
+        """End the run's worker, if any, and drop the run's state in host memory.
 
-        The host calls it when it has lost the run's seat, when the run has left, when memory is needed, and when the
+        The host calls `evict` when the run's seat is lost, when the run has left, when memory is needed, and when the
         host ends; never while the worker has the device.
         """
         ...
 
     def kill(self, run_id: str) -> None:
-        """End the run's worker at once, whatever it does; its state is "failed" or "absent" from then on."""
+        """End the run's worker at once, even at work; afterwards the worker is "failed" or "absent"."""
         ...
 
 
 class BackfillMember(Protocol):
-    """A member that generates on the host's device, in a process of its own. Only the host's thread calls it."""
+    """A member that generates on the host's device, in a separate process. Only the host's thread calls the methods."""
 
     @property
     def is_running(self) -> bool:
-        """Whether its process has been started and has not ended."""
+        """Whether the member's process has been started and has not ended."""
         ...
 
     def start(self, run_url: str) -> None:
-        """Let a member generate for a run; the host calls it only while nothing has the device."""
+        """Let a member generate for a run; the host calls `start` only while the device is free."""
         ...
 
     def notice(self) -> None:
-        """Tell it to leave: it flushes what it has, and its process ends. Does not wait for that."""
+        """Tell the member to flush its tokens and end. Returns without waiting for the end."""
         ...
 
     def kill(self) -> None:
-        """End it at once, and return when its process has ended."""
+        """End the member at once, and return when the process has ended."""
         ...

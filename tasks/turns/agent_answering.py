@@ -1,7 +1,7 @@
-"""How one turn of the policy is answered where an agent asks: it reads the turn, and sends its next request, or ends.
+"""The answer to a turn of the policy for an agent, which reads the turn, and sends its next request or ends.
 
-After a kill the agent runs again from its beginning. Its requests are answered with the recorded turns as long as
-they add the recorded tokens. One that does not has diverged, and the response begins again.
+After a kill the agent runs again from its beginning. Its requests are answered with the recorded turns as long as they
+add the recorded tokens. With any further tokens the agent has diverged, and the response begins again.
 """
 
 import json
@@ -17,10 +17,10 @@ from tasks.prompts.prompt import PromptError
 from tasks.turns.agent_language import AgentLanguage
 from tasks.turns.agent_program import AgentProgram
 from tasks.turns.agent_programs import AgentPrograms
-from tasks.turns.answering import as_event
+from tasks.turns.answering import as_event, survived
 from tasks.turns.chat_reply import Completion, ServedCall
 from tasks.turns.chat_request import ChatRequest, Refusal
-from tasks.turns.environments import ATTEMPTS_MAX, Answer, OpenTurn
+from tasks.turns.environments import Answer, OpenTurn
 from tasks.turns.first_request import read_opening
 from tasks.turns.living_environments import EnvironmentLost, Reset
 from tasks.turns.own_template import Message
@@ -31,8 +31,15 @@ _ADDED_ROLES = ("tool", "user", "system", "developer")
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """A turn of the policy among the tokens of its response: [start, end). first: of its log-probs."""
+class _TurnSpan:
+    """A turn of the policy among the tokens of its response.
+
+    Attributes:
+        number: the number of the turn in the response.
+        start: the position of the turn's first token.
+        end: the position behind the turn's last token.
+        first: the index of the turn's first log-prob among the response's log-probs.
+    """
 
     number: int
     start: int
@@ -41,7 +48,7 @@ class _Said:
 
 
 class AgentAnswer:
-    """The answer to one turn, as it comes about."""
+    """One turn on its way from the policy's last token to the agent's next request or end."""
 
     def __init__(
         self,
@@ -52,7 +59,7 @@ class AgentAnswer:
         stop_token_ids: Collection[int],
         reset: Reset,
     ) -> None:
-        """reset: what the plan has begun the agent with."""
+        """reset: the arguments with which the plan began the agent, and the agent's first request as `opening`."""
         self._turn = turn
         self._reset = reset
         self._config = config
@@ -61,23 +68,16 @@ class AgentAnswer:
         self._stop_token_ids = stop_token_ids
         self._earlier = [decode_turn(event) for event in turn.events]
         own = len(turn.token_ids) - turn.turn_start
-        self._said = _Said(len(self._earlier), turn.turn_start, len(turn.token_ids), len(turn.logprobs) - own)
+        self._span = _TurnSpan(len(self._earlier), turn.turn_start, len(turn.token_ids), len(turn.logprobs) - own)
         self._rebuilt: Rebuilt = "kept"
         self._diverged = False
         self._reward: float | None = None
         self._added: list[Message] | None = None
 
     async def answer(self) -> Answer:
-        """Serve the turn, and wait for what the agent does then. Raises ToolsUnusable."""
+        """Serve the turn, and wait for the agent's next request or end. Raises ToolsUnusable."""
         begun_s = time.monotonic()
-        failure: str | None = None
-        token_ids: tuple[int, ...] = ()
-        try:
-            finish, token_ids = await self._answered()
-        except EnvironmentLost as lost:
-            failure = str(lost).encode("utf-8", "replace").decode()
-            again = not lost.for_good and self._turn.restarts + 1 < ATTEMPTS_MAX
-            finish = Finish.AGAIN if again else Finish.FAILED
+        finish, token_ids, failure = await survived(self._answered(), self._turn)
         record = TurnRecord(
             turn=len(self._earlier),
             calls=(),
@@ -118,7 +118,7 @@ class AgentAnswer:
             program = await self._programs.started(turn, self._reset)
             await self._replay(program)
         stopped = bool(turn.token_ids) and turn.token_ids[-1] in self._stop_token_ids
-        self._deliver(program, self._said, "stop" if stopped else "length")
+        self._deliver(program, self._span, "stop" if stopped else "length")
         limit = self._limit(stopped=stopped)
         if limit is not None:
             program.refuse(limit)
@@ -145,7 +145,7 @@ class AgentAnswer:
         return None
 
     async def _replay(self, program: AgentProgram) -> None:
-        """Answer the requests that were answered before, up to the one that waits for this turn."""
+        """Answer every request before the present turn with its recorded turn; the last request waits for the turn."""
         turn = self._turn
         first = read_opening(turn.prompt.opening)
         request = await self._next(program, LOAD_TIME_LIMIT_S)
@@ -154,10 +154,10 @@ class AgentAnswer:
         if request.tools != first.tools or self._prompt_ids(request) != turn.prompt.token_ids:
             self._diverge("the agent's first request is not the one of the plan")
         program.accept(request)
-        start = said = 0
+        start = first_logprob = 0
         for record in self._earlier:
             end = self._end_of_turn(start)
-            self._deliver(program, _Said(record.turn, start, end, said), "stop")
+            self._deliver(program, _TurnSpan(record.turn, start, end, first_logprob), "stop")
             request = await self._next(program, self._config.call_time_limit_s)
             if request is None:
                 self._diverge(f"the agent ended after turn {record.turn}, and went on before")
@@ -166,7 +166,7 @@ class AgentAnswer:
             if token_ids != recorded or turn.token_ids[end : end + len(token_ids)] != token_ids:
                 self._diverge(f"the agent's request after turn {record.turn} is not the recorded one")
             program.accept(request)
-            said, start = said + end - start, end + len(token_ids)
+            first_logprob, start = first_logprob + end - start, end + len(token_ids)
         if start != turn.turn_start:
             self._diverge("the recorded conversation has other turns")
 
@@ -177,7 +177,7 @@ class AgentAnswer:
         return next(ends, len(ids))
 
     async def _next(self, program: AgentProgram, limit_s: float, *, is_limited: bool = False) -> ChatRequest | None:
-        """The agent's next request; None if it has ended. is_limited: it is no loss if it does not end in time."""
+        """The agent's next request; None if it has ended. is_limited: a time-out is no loss of the environment."""
         try:
             return await program.next_request(limit_s)
         except TimedOut:
@@ -186,7 +186,7 @@ class AgentAnswer:
             raise EnvironmentLost(f"the agent took longer than {limit_s:g} s to its next request, or its end") from None
 
     def _asked_reward(self, program: AgentProgram, *, is_limited: bool) -> float | None:
-        """What the agent returned; 0 if it raised or hangs because the policy has reached a limit."""
+        """The agent's return value; 0 if the agent raises or hangs because the policy has reached a limit."""
         if not program.has_ended:
             return 0.0
         try:
@@ -197,7 +197,7 @@ class AgentAnswer:
             raise EnvironmentLost(f"the agent raised {failed}") from None
 
     def _observation(self, program: AgentProgram, request: ChatRequest) -> tuple[list[Message], tuple[int, ...]]:
-        """What a request adds to the conversation: its messages, and their tokens."""
+        """The messages that a request adds to the conversation, and the tokens of these messages."""
         known = len(program.messages)
         added = list(request.messages[known:])
         if request.tools != program.tools:
@@ -217,13 +217,13 @@ class AgentAnswer:
         except Exception:  # noqa: BLE001 - a template is a program of the model's author
             return ()
 
-    def _deliver(self, program: AgentProgram, said: _Said, ended_by: str) -> None:
+    def _deliver(self, program: AgentProgram, span: _TurnSpan, ended_by: str) -> None:
         """Answer the request that waits with a turn of the policy."""
         turn = self._turn
-        ids = turn.token_ids[said.start : said.end]
+        ids = turn.token_ids[span.start : span.end]
         spoken = self._language.spoken(ids, program.tools)
         names = [
-            call_id(turn.run_seed, turn.iteration, turn.response, said.number, index)
+            call_id(turn.run_seed, turn.iteration, turn.response, span.number, index)
             for index in range(1 + len(spoken.calls))
         ]
         calls = tuple(
@@ -237,9 +237,9 @@ class AgentAnswer:
                 thinking=spoken.thinking,
                 calls=calls,
                 finish_reason="length" if ended_by == "length" else "tool_calls" if calls else "stop",
-                prompt_tokens=len(turn.prompt.token_ids) + said.start,
+                prompt_tokens=len(turn.prompt.token_ids) + span.start,
                 pieces=self._language.pieces(ids),
-                logprobs=turn.logprobs[said.first : said.first + len(ids)],
+                logprobs=turn.logprobs[span.first : span.first + len(ids)],
                 created_s=int(time.time()),
             ),
             spoken.message,

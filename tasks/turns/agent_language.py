@@ -18,7 +18,13 @@ _KEPT_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """A turn of the policy: what an agent reads of it, and the message that stands for it in the conversation."""
+    """A turn of the policy as an agent reads the turn, and as a message of the conversation.
+
+    Attributes:
+        content: the text without calls and thoughts.
+        thinking: the thought that the model's response template sets apart; None: no thought.
+        calls: the calls, some of which may have a problem.
+    """
 
     content: str
     thinking: str | None
@@ -26,7 +32,7 @@ class Spoken:
 
     @property
     def message(self) -> Message:
-        """As chat_request makes it of the message that an agent sends back."""
+        """The turn as a message, in the form that chat_request gives to a message from an agent."""
         message: Message = {"role": "assistant", "content": self.content}
         if self.calls:
             message["tool_calls"] = [
@@ -66,7 +72,7 @@ class AgentLanguage:
             return self._conversation(tools).suffix_ids(added)
 
     def spoken(self, token_ids: Sequence[int], tools: Sequence[Schema]) -> Spoken:
-        """A turn of the policy, with its stop token or without. A call that cannot be read is text like any other."""
+        """A turn of the policy, with its stop token or without. An unreadable call is text."""
         with self._lock:
             # Whether the arguments fit is for the agent to say.
             conversation = self._conversation([_without_rules(tool) for tool in tools])
@@ -80,7 +86,7 @@ class AgentLanguage:
         with self._lock:
             return tuple(str(self._tokenizer.decode([token])) for token in token_ids)
 
-    def said(
+    def messages(
         self, tools: Sequence[Schema], token_ids: Sequence[int], origins: Sequence[int], events: Sequence[bytes]
     ) -> list[Message]:
         """The messages of a response, the policy's and the agent's in turn.

@@ -1,6 +1,7 @@
 """One life of an agent: a program of the user's that asks, is answered, and ends.
 
-The server hands its requests in, and the answers to turns take them one by one. All of it happens on one event loop.
+The server hands in the program's requests, and the answers to turns take the requests one by one. Both run on one event
+loop.
 """
 
 import asyncio
@@ -17,8 +18,14 @@ from tasks.turns.tool_schemas import Schema
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A request that waits; is_gone: whether the connection that it came by is closed."""
+class _WaitingRequest:
+    """A waiting request of the program.
+
+    Attributes:
+        request: the request.
+        reply: the reply to the request, or a Refusal.
+        is_gone: whether the connection of the request is closed.
+    """
 
     request: ChatRequest
     reply: asyncio.Future[Completion]
@@ -28,8 +35,8 @@ class _Asked:
 class AgentProgram:
     """A program that runs.
 
-    messages, tools: of its conversation, up to the last request that was accepted, or the last turn that was served.
-    was_refused: whether a request was refused because no more are answered.
+    messages, tools: the conversation up to the last accepted request or the last served turn. was_refused: whether a
+    request came after the last answer.
     """
 
     def __init__(self) -> None:
@@ -41,7 +48,7 @@ class AgentProgram:
         self._run: asyncio.Task[dict[str, Any]] | None = None
         self._begun = asyncio.Event()
         self._changed = asyncio.Event()
-        self._asked: _Asked | None = None
+        self._waiting: _WaitingRequest | None = None
         # The last answer, if the connection for it was closed by then.
         self._unread: tuple[ChatRequest, Completion] | None = None
         self._no_more: Refusal | None = None
@@ -50,20 +57,20 @@ class AgentProgram:
     @property
     def is_waiting(self) -> bool:
         """Whether a request waits for an answer."""
-        return self._asked is not None
+        return self._waiting is not None
 
     @property
     def has_ended(self) -> bool:
         return self._run is not None and self._run.done()
 
     def start(self, process: ToolProcess, message: dict[str, Any]) -> None:
-        """Run in a process, with these arguments of its request `agent`."""
+        """Run in a process, with the given fields of the request `agent`."""
         self._process = process
         self._run = asyncio.create_task(process.run({"do": "agent", "number": None, **message}, self._begun))
         self._run.add_done_callback(self._ended)
 
     def on_end(self, call: Callable[[], Any]) -> None:
-        """Have something called when it has ended."""
+        """Call `call` when the program has ended."""
         self._on_end.append(call)
 
     async def ask(self, request: ChatRequest, is_gone: Callable[[], bool]) -> Completion:
@@ -71,25 +78,25 @@ class AgentProgram:
         if self._no_more is not None:
             self.was_refused = True
             raise self._no_more
-        asked = self._asked
-        if asked is None and self._unread is not None and self._unread[0] == request:
+        waiting = self._waiting
+        if waiting is None and self._unread is not None and self._unread[0] == request:
             return self._unread[1]
-        if asked is None:
-            asked = self._asked = _Asked(request, asyncio.get_running_loop().create_future(), is_gone)
+        if waiting is None:
+            waiting = self._waiting = _WaitingRequest(request, asyncio.get_running_loop().create_future(), is_gone)
             self._changed.set()
-        elif asked.is_gone() and asked.request == request:
+        elif waiting.is_gone() and waiting.request == request:
             # A client that has waited for too long asks again.
-            asked.is_gone = is_gone
+            waiting.is_gone = is_gone
         else:
             raise Refusal(
                 "a request came while another one was not answered; allowed: one at a time", code="parallel_requests"
             )
-        return await asyncio.shield(asked.reply)
+        return await asyncio.shield(waiting.reply)
 
     async def next_request(self, limit_s: float) -> ChatRequest | None:
         """The request that the program waits with; None if it has ended.
 
-        The time counts from when it is running. Raises TimedOut, after which its process takes nothing new.
+        The time counts from the program's start. Raises TimedOut, after which the program's process begins nothing new.
         """
         assert self._run is not None
         assert self._process is not None
@@ -100,13 +107,13 @@ class AgentProgram:
             begun.cancel()
         try:
             async with asyncio.timeout(limit_s):
-                while self._asked is None and not self._run.done():
+                while self._waiting is None and not self._run.done():
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
             self._process.retired = True
             raise TimedOut from None
-        return None if self._run.done() or self._asked is None else self._asked.request
+        return None if self._run.done() or self._waiting is None else self._waiting.request
 
     def accept(self, request: ChatRequest) -> None:
         """The conversation goes on with the request that waits."""
@@ -114,25 +121,25 @@ class AgentProgram:
 
     def deliver(self, completion: Completion, message: Message) -> None:
         """Answer the request that waits; `message` is what the conversation goes on with."""
-        assert self._asked is not None
-        if not self._asked.reply.done():
-            self._asked.reply.set_result(completion)
-        self._unread = (self._asked.request, completion) if self._asked.is_gone() else None
-        self._asked = None
+        assert self._waiting is not None
+        if not self._waiting.reply.done():
+            self._waiting.reply.set_result(completion)
+        self._unread = (self._waiting.request, completion) if self._waiting.is_gone() else None
+        self._waiting = None
         self.messages = (*self.messages, message)
 
     def refuse(self, refusal: Refusal) -> None:
-        """Refuse the request that waits, if there is one, and all that come."""
+        """Refuse the waiting request, if there is one, and every later request."""
         self._no_more = refusal
-        self.was_refused = self.was_refused or self._asked is not None
+        self.was_refused = self.was_refused or self._waiting is not None
         self._turn_away(refusal)
 
     def _turn_away(self, refusal: Refusal) -> None:
-        if self._asked is not None and not self._asked.reply.done():
-            self._asked.reply.set_exception(refusal)
+        if self._waiting is not None and not self._waiting.reply.done():
+            self._waiting.reply.set_exception(refusal)
             # The connection may be closed, and the error never fetched.
-            self._asked.reply.exception()
-        self._asked = None
+            self._waiting.reply.exception()
+        self._waiting = None
 
     def reward(self) -> float | None:
         """What the program has returned; raises ProcessLost, NotBegun, and Failed if it raised."""
@@ -141,7 +148,7 @@ class AgentProgram:
         return value
 
     async def wind_up(self, limit_s: float) -> None:
-        """Wait for the end of a program that is not wanted; its process takes nothing new if that takes too long."""
+        """Wait for the end of an unwanted program; after `limit_s` seconds its process begins nothing new."""
         if self._run is None or self._process is None:
             return
         if not self._begun.is_set():

@@ -1,4 +1,4 @@
-"""The agents that run for a member's responses: one for each, in a child process, from its first turn to its end."""
+"""The agents of a member's responses: one agent a response, in a child process, from the first turn to the end."""
 
 import asyncio
 from collections.abc import Mapping
@@ -16,7 +16,14 @@ from tasks.turns.tool_processes import ToolProcesses
 
 @dataclass(slots=True)
 class _Place:
-    """The program of a response, and how many turns of which attempt were answered."""
+    """The program of a response, and its progress.
+
+    Attributes:
+        program: the program of the agent.
+        iteration: the iteration of the response.
+        turns: the number of turns that the program has got.
+        restarts: the number of times that the response had begun again.
+    """
 
     program: AgentProgram
     iteration: int

@@ -1,7 +1,7 @@
-"""The server of agents: each one's requests come to an address of its own on this machine, with a key of its own.
+"""The server of agents: each agent has an address and a key of its own on the member's machine.
 
-It binds 127.0.0.1, and refuses a Host header of another name, which a page in a browser would send. Keys are random,
-new in each life of an agent, and nowhere else.
+The server binds 127.0.0.1, and refuses a foreign Host header, which a page in a browser would send. Keys are random,
+new in each life of an agent, and stored nowhere.
 """
 
 import hmac
@@ -87,7 +87,7 @@ class AgentServer:
 
 @web.middleware
 async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer whatever is refused in the form that OpenAI's clients read."""
+    """Answer refused requests in the form that OpenAI's clients read."""
     try:
         if answers_to(request.headers.get("Host"), LOOPBACK):
             return await handler(request)

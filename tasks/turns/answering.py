@@ -1,10 +1,10 @@
-"""How one turn of the policy is answered: which calls are made, what the policy reads of them, and how it goes on."""
+"""The answer to a turn of the policy: the calls are made, the policy reads the results, and goes on or ends."""
 
 import json
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -13,9 +13,9 @@ from storage.journal.shard import EVENT_BYTES_MAX, Finish
 from storage.journal.turns import STATE_BYTES_MAX, CallRecord, Outcome, TurnRecord, call_id, decode_turn, encode_turn
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.environments import ATTEMPTS_MAX, Answer, OpenTurn
-from tasks.turns.living_environments import EnvironmentLost, LivingEnvironments, Past
+from tasks.turns.living_environments import EnvironmentHistory, EnvironmentLost, LivingEnvironments, cut
+from tasks.turns.policy_turn import PolicyTurn, ToolCall
 from tasks.turns.tool_processes import Failed, NotBegun, Offer, ProcessLost, Stuck, TimedOut
-from tasks.turns.tool_results import cut
 from tasks.turns.tool_schemas import Schema
 
 # A result may fill an observation; a token rarely stands for more characters.
@@ -26,24 +26,6 @@ _CHARACTERS_MAX = 1 << 16
 _BEGINS_MAX = 10
 
 
-class ToolCall(Protocol):
-    """A call as the policy wrote it; `problem` says in one line why it cannot be made."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def arguments(self) -> Any: ...
-    @property
-    def problem(self) -> str | None: ...
-
-
-class PolicyTurn(Protocol):
-    """What the policy said in a turn."""
-
-    @property
-    def calls(self) -> Sequence[ToolCall]: ...
-
-
 class TurnCodec(Protocol):
     """The policy's language: how turns are read, and how results are written for it."""
 
@@ -52,7 +34,7 @@ class TurnCodec(Protocol):
         ...
 
     def suffix_ids(self, tool_messages: Sequence[dict[str, Any]]) -> Sequence[int]:
-        """The tokens that follow a turn: these messages, and what asks the policy for its next turn."""
+        """The tokens that follow a turn: the given messages, and the prompt for the policy's next turn."""
         ...
 
 
@@ -85,14 +67,14 @@ class Language:
             return tuple(self._codec(turn).suffix_ids(messages))
 
     def _codec(self, turn: OpenTurn) -> TurnCodec:
-        """The codec of the turn's plan; a member may live through several, by which tools may have changed."""
+        """The codec of the turn's plan; from plan to plan of a member's life the tools may change."""
         if self._known is None or self._known[0] != turn.tools:
             self._known = turn.tools, self._codec_of(turn.tools)
         return self._known[1]
 
 
 class TurnAnswer:
-    """The answer to one turn, as it comes about."""
+    """One turn on its way from the policy's last token to the answer for the journal."""
 
     def __init__(self, turn: OpenTurn, config: TurnsConfig, language: Language, living: LivingEnvironments) -> None:
         self._turn = turn
@@ -101,32 +83,25 @@ class TurnAnswer:
         self._living = living
         self._earlier = [decode_turn(event) for event in turn.events]
         self._calls: list[CallRecord] = []
-        self._past = Past(turn, self._earlier, self._calls)
+        self._history = EnvironmentHistory(turn, self._earlier, self._calls)
         self._reward: float | None = None
 
     async def answer(self) -> Answer:
         """Make the calls. Raises ToolsUnusable."""
         begun_s = time.monotonic()
-        failure: str | None = None
-        token_ids: tuple[int, ...] = ()
-        try:
-            finish, token_ids = await self._answered()
-        except EnvironmentLost as lost:
-            failure = str(lost).encode("utf-8", "replace").decode()
-            again = not lost.for_good and self._turn.restarts + 1 < ATTEMPTS_MAX
-            finish = Finish.AGAIN if again else Finish.FAILED
+        finish, token_ids, failure = await survived(self._answered(), self._turn)
         record = TurnRecord(
             turn=len(self._earlier),
             calls=tuple(self._calls),
             seconds=time.monotonic() - begun_s,
             reward=self._reward,
             failure=failure,
-            rebuilt=self._past.rebuilt,
-            diverged=self._past.diverged,
+            rebuilt=self._history.rebuilt,
+            diverged=self._history.diverged,
         )
         objects: tuple[tuple[str, bytes], ...] = ()
         if finish is Finish.RUNNING:
-            record, objects = _with_state(record, self._past.state)
+            record, objects = _with_state(record, self._history.state)
             self._living.keep(self._turn, objects)
         else:
             self._living.forget(self._turn.response)
@@ -156,7 +131,7 @@ class TurnAnswer:
         return finish, ()
 
     async def _make(self, calls: Sequence[ToolCall]) -> bool:
-        """Make the calls in order; whether the policy goes on after them."""
+        """Make the calls in order; returns whether the policy goes on."""
         offer = await self._living.offer()
         if self._turn.unknown and self._config.on_unknown == "fail":
             for call in calls:
@@ -220,7 +195,7 @@ class TurnAnswer:
         for _ in range(_BEGINS_MAX):
             try:
                 if in_environment:
-                    return await self._living.ask(self._past, request, self._config.call_time_limit_s, alone=alone)
+                    return await self._living.ask(self._history, request, self._config.call_time_limit_s, alone=alone)
                 return await self._living.ask_any(request, self._config.call_time_limit_s, alone=alone)
             except NotBegun:
                 continue
@@ -289,6 +264,21 @@ class TurnAnswer:
 def _unknown_name(name: str, offer: Offer) -> str | None:
     names = sorted(offer.methods | offer.functions)
     return None if name in names else f"there is no tool {name!r}; there are: {', '.join(names)}"
+
+
+async def survived(
+    answered: Awaitable[tuple[Finish, tuple[int, ...]]], turn: OpenTurn
+) -> tuple[Finish, tuple[int, ...], str | None]:
+    """Await the answer to a turn; returns the finish, the tokens of the observation, and why the environment is lost.
+
+    After a loss the response begins again, unless the loss is for good or ATTEMPTS_MAX is reached.
+    """
+    try:
+        finish, token_ids = await answered
+    except EnvironmentLost as lost:
+        again = not lost.for_good and turn.restarts + 1 < ATTEMPTS_MAX
+        return Finish.AGAIN if again else Finish.FAILED, (), str(lost).encode("utf-8", "replace").decode()
+    return finish, token_ids, None
 
 
 def as_event(record: TurnRecord) -> tuple[bytes, str | None]:

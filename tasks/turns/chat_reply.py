@@ -10,7 +10,13 @@ from tasks.turns.chat_request import MODEL, ChatRequest, Refusal
 
 @dataclass(frozen=True, slots=True)
 class ServedCall:
-    """A call of a tool. arguments: as text."""
+    """A call of a tool.
+
+    Attributes:
+        call_id: the id of the call, equal whenever the turn is served again.
+        name: the name of the tool.
+        arguments: the arguments as text, usually JSON.
+    """
 
     call_id: str
     name: str
@@ -21,8 +27,16 @@ class ServedCall:
 class Completion:
     """A turn of the policy as an agent reads it.
 
-    name: equal whenever the turn is served again. thinking: what the model's response template sets apart.
-    pieces: the text of each of its tokens, the stop token included. logprobs: of these tokens.
+    Attributes:
+        name: the id of the completion, equal whenever the turn is served again.
+        content: the text without calls and thoughts.
+        thinking: the thought that the model's response template sets apart; None: no thought.
+        calls: the calls of the turn.
+        finish_reason: the end of the turn, in OpenAI's words.
+        prompt_tokens: the number of tokens before the turn, the prompt's included.
+        pieces: the text of each token of the turn, the stop token included.
+        logprobs: the log-probs of the turn's tokens, natural log.
+        created_s: the time of the reply, in seconds since 1970.
     """
 
     name: str
@@ -51,7 +65,7 @@ def whole(completion: Completion, request: ChatRequest) -> dict[str, Any]:
 
 
 def stream(completion: Completion, request: ChatRequest) -> Iterator[bytes]:
-    """The events of an answer as a stream. The turn is there as a whole, so the text is one event."""
+    """The events of an answer as a stream. The turn is complete from the beginning, so the text is one event."""
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     if completion.thinking is not None:
         deltas.append({"reasoning_content": completion.thinking})

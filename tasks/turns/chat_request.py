@@ -47,10 +47,15 @@ class Refusal(Exception):  # noqa: N818 - reads as what happened
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What an agent asks.
+    """A request of an agent for the policy's next turn.
 
-    messages: with text as content; of calls their names and arguments, of results the names of their tools: what a
-    chat template shows. tools: as the template shows them. stream, with_usage, logprobs: how the answer is sent.
+    Attributes:
+        messages: the conversation as a chat template shows it: text as content, calls with name and arguments, and
+            results with the names of their tools.
+        tools: the schemas of the tools, as the template shows them.
+        stream: whether the answer is sent as a stream of events.
+        with_usage: whether a stream ends with the numbers of tokens.
+        logprobs: whether the answer has log-probs.
     """
 
     messages: tuple[Message, ...]

@@ -1,8 +1,9 @@
 """Conversations in tokens: prompts with tools, the tokens of tool results, and what the policy wrote.
 
 Nothing that was sampled is ever tokenised again. The tokens that follow a turn come from a dummy conversation, which
-goes through the chat template twice: they are what comes after the dummy turn's stop token. That is right only for a
-template whose beginning does not change when messages follow, so `check` refuses others.
+goes through the chat template without and with the new messages: the tokens after the dummy turn's stop token are
+taken. The method is right only for a template whose beginning does not change when messages follow, so `check` refuses
+any other template.
 """
 
 import logging

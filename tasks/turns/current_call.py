@@ -1,4 +1,4 @@
-"""Which call of a tool is being made: what a tool may read beside its arguments, so that signatures need not change."""
+"""The current call of a tool, readable inside the tool, so that the tool's signature need not change."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -8,9 +8,13 @@ from dataclasses import dataclass
 class CurrentCall:
     """The call that is being made.
 
-    call_id: equal whenever this call is made again, whichever process makes it: a server that has answered it once can
-    give the same answer. epoch: of the claim under which the caller holds the response; a server that has seen a later
-    epoch of the same response can refuse this one, because its caller has lost the response.
+    Attributes:
+        call_id: the id of the call. Any process that repeats the call has an equal id, so a server can repeat its
+            answer.
+        epoch: the epoch of the claim under which the caller holds the response. A server that has seen a later epoch
+            of the response can refuse the call, because the caller has lost the response.
+        iteration: the iteration of the response.
+        response: the number of the response in the plan.
     """
 
     call_id: str
@@ -23,7 +27,7 @@ CALL: ContextVar[CurrentCall] = ContextVar("call")
 
 
 def current_call() -> CurrentCall:
-    """The call in which this code runs, in coroutines too; raises LookupError outside of one."""
+    """The call in which the caller's code runs, in coroutines too; raises LookupError outside of a call."""
     try:
         return CALL.get()
     except LookupError:

@@ -1,9 +1,9 @@
 """The child process in which tools and environments run: `python -m tasks.turns.environment_worker`.
 
-It answers one "load" message, then any number of requests side by side, each in a thread of its own; coroutines run on
-one event loop. It says when it begins a request; that message and the reply carry the request's number. The parent
-(`tool_processes`) limits how many run at once, and enforces time limits. Errors of a user's code, SystemExit too, are
-replies.
+The process answers one "load" message, then any number of requests side by side, each in a thread of its own;
+coroutines run on one event loop. A message tells the parent when a request begins; the message and the reply carry the
+request's number. The parent (`tool_processes`) limits the number of requests at once, and enforces time limits. Errors
+of a user's code, SystemExit too, are replies.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _MAIN_THREAD_ONLY = "signal only works in main thread"
 
 
 class _Refused(Exception):  # noqa: N818 - reads as what happened
-    """A user's code did what is not allowed; the message says what."""
+    """A user's code broke a rule; the message names the rule."""
 
 
 def main() -> None:
@@ -73,7 +73,7 @@ class _Worker:
                 self._loop.run_forever()
 
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Import what the configuration names, and say what it offers; `describes`: with the schemas of the tools."""
+        """Import the configured tools, environment and agent, and list their abilities; `describes` adds schemas."""
         functions = [_loaded("tools", spec) for spec in request["tools"]]
         self._tools = {function.__name__: function for function in functions}
         if request["environment"] is not None:
@@ -194,7 +194,7 @@ class _Worker:
         return {"state": state}
 
     def serve_main_thread(self) -> NoReturn:
-        """Make the calls that only the main thread can make, one after the other."""
+        """Make the calls reserved for the main thread, in their order of arrival."""
         while True:
             self._main_thread.get()()
 
@@ -268,9 +268,9 @@ def _go_around_proxies() -> None:
 
 
 def _accepted(reset: Callable[..., Any], columns: dict[str, Any], seed: int) -> dict[str, Any]:
-    """The arguments of a reset or an agent: the columns that its signature takes, and the seed if it is a parameter.
+    """The arguments of a reset or an agent: the columns in the signature, and the seed for a parameter `seed`.
 
-    A column that is called seed comes before ours.
+    A column with the name seed takes the place of the run's seed.
     """
     parameters = inspect.signature(reset).parameters
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
@@ -279,7 +279,7 @@ def _accepted(reset: Callable[..., Any], columns: dict[str, Any], seed: int) -> 
 
 
 def _text(result: Any, characters_max: int) -> str:
-    """A result as the policy reads it, and one character more than allowed if it is longer."""
+    """A result as the policy reads it; a longer result is cut to the allowed characters and one more, as a sign."""
     if isinstance(result, dict | list):
         try:
             return _clean(json.dumps(result, ensure_ascii=False)[: characters_max + 1])

@@ -19,13 +19,22 @@ ATTEMPTS_MAX = 3
 class OpenTurn:
     """A turn that the policy has ended, and that is to be answered.
 
-    run_seed, iteration, group, tools: of the plan that the response is of.
-    epoch: of the claim under which the response is held; a tool can refuse a caller with an older one.
-    token_ids: all tokens of the response so far, those of the turn last. logprobs: of those that the policy sampled.
-    events: the answers to its earlier turns.
-    turn_start: the position of the turn's first token.
-    room: how many tokens may still follow. With 0, or after a turn that no stop token ended, nothing is called.
-    unknown: an earlier incarnation may have made the calls of this turn. restarts: how often the response began again.
+    Attributes:
+        run_seed: the seed of the run.
+        iteration: the iteration of the response.
+        group: the group of the response in the plan.
+        response: the number of the response in the plan.
+        epoch: the epoch of the claim on the response; a tool can refuse a caller with an older epoch.
+        prompt: the row of the response's prompt.
+        token_ids: the tokens of the response so far, up to the end of the turn.
+        logprobs: the log-probs of the tokens that the policy sampled.
+        events: the answers to earlier turns of the response.
+        turn_start: the position of the turn's first token.
+        room: the number of tokens that may still follow. With 0, or after a turn without a stop token at its end,
+            nothing is called.
+        unknown: whether an earlier incarnation may have made the calls of the turn.
+        restarts: the number of times that the response began again.
+        tools: the schemas of the plan's tools.
     """
 
     run_seed: int
@@ -48,11 +57,16 @@ class OpenTurn:
 class Answer:
     """What follows a turn in the journal.
 
-    token_ids: of the observation, up to and with the tokens that ask the policy for its next turn; at most the turn's
-    `room`, and none unless `finish` is RUNNING. event: the TurnRecord, as bytes. finish: RUNNING: the policy goes on;
-    STOP or LENGTH: the response has ended; FAILED: so it has, because the environment is lost for good; AGAIN: the
-    response begins again from its prompt. seconds: how long tools took, which would be lost with the answer.
-    objects: states that are too large for the event, by the digest that the event names.
+    Attributes:
+        response: the number of the response in the plan.
+        epoch: the epoch of the claim under which the turn was begun.
+        token_ids: the observation, up to and with the prompt for the policy's next turn; at most the turn's `room`
+            tokens, and none unless `finish` is RUNNING.
+        event: the TurnRecord, as bytes.
+        finish: RUNNING if the policy goes on; STOP or LENGTH if the response has ended; FAILED if the response has
+            ended because its environment is lost for good; AGAIN if the response begins again from its prompt.
+        seconds: the time that the tools took, which would be lost with the answer.
+        objects: pairs of digest and bytes of states that are too large for the event, which names the digests.
     """
 
     response: int

@@ -10,7 +10,12 @@ from tasks.turns.tool_schemas import Schema
 
 @dataclass(frozen=True, slots=True)
 class FirstRequest:
-    """The messages and the tools of a request, as a chat template takes them."""
+    """The first request of an agent, as a chat template takes it.
+
+    Attributes:
+        messages: the messages of the conversation.
+        tools: the schemas of the tools.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[Schema, ...]

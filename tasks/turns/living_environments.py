@@ -1,7 +1,7 @@
-"""The environments that live in child processes: one for each response, built when it is first needed.
+"""The environments that live in child processes: each response has an environment, built at the first need.
 
-One that is gone, or that another member had, is rebuilt from the recorded turns by what its class offers: set_state,
-restore, or, with `turns.replay`, its calls made again on a new instance.
+A lost environment, or the environment of a response taken from another member, is rebuilt from the recorded turns by a
+method of its class (set_state or restore), or with `turns.replay` by a repetition of the calls on a new instance.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from tasks.turns.tool_processes import (
     ToolProcess,
     ToolProcesses,
 )
-from tasks.turns.tool_results import same_result
 
 _BUILDS_MAX = 3
 _READ_AGAIN_S = (0.5, 2.0, 10.0)
 # Of these, the environment may hold a part, and making them again gives no result to compare.
 _UNFINISHED = ("timed_out", "lost")
+CUT_MARK = "\n[cut: the result is longer than allowed]"
 
 
 class EnvironmentLost(Exception):  # noqa: N818 - reads as what happened
@@ -45,17 +45,29 @@ class EnvironmentLost(Exception):  # noqa: N818 - reads as what happened
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """What the plan has reset a group's environment with, and the text that it has returned."""
+    """The reset with which the plan began a group's environment.
+
+    Attributes:
+        columns: the columns of the prompt's row, by name.
+        seed: the seed of the group.
+        opening: the text that the reset returned; None: no text.
+    """
 
     columns: dict[str, Any]
     seed: int
     opening: str | None
 
 
-class Past:
-    """What the environment of a response has gone through, up to the calls of the turn that is being answered.
+class EnvironmentHistory:
+    """The history of a response's environment, up to the calls of the turn that is being answered.
 
-    calls: of this turn so far; they grow. state: the latest one in this turn. rebuilt, diverged: as in TurnRecord.
+    Attributes:
+        turn: the turn that is being answered.
+        earlier: the records of earlier turns.
+        calls: the calls of the turn so far; the list grows.
+        state: the latest state after a call of the turn.
+        rebuilt: as in TurnRecord.
+        diverged: as in TurnRecord.
     """
 
     def __init__(self, turn: OpenTurn, earlier: Sequence[TurnRecord], calls: Sequence[CallRecord]) -> None:
@@ -74,7 +86,15 @@ class Past:
 
 @dataclass(slots=True)
 class _Place:
-    """Where the environment of a response lives, and how many turns of which attempt it has answered."""
+    """The place of a response's environment, and its progress.
+
+    Attributes:
+        process: the process in which the environment lives.
+        number: the number of the environment in its requests.
+        iteration: the iteration of the response.
+        turns: the number of turns that the environment has answered.
+        restarts: the number of times that the response had begun again.
+    """
 
     process: ToolProcess
     number: int
@@ -105,7 +125,7 @@ class LivingEnvironments:
         self._offer: Offer | None = None
 
     async def offer(self) -> Offer:
-        """What the tools and the class offer. Raises ToolsUnusable."""
+        """The names of the tools, and the abilities of the environment's class. Raises ToolsUnusable."""
         if self._offer is None:
             self._offer = (await self._processes.chosen())[1]
         return self._offer
@@ -118,19 +138,21 @@ class LivingEnvironments:
         process = await self._processes.alone() if alone else (await self._processes.chosen())[0]
         return await process.ask({**request, "number": None}, limit_s)
 
-    async def ask(self, past: Past, request: dict[str, Any], limit_s: float, *, alone: bool) -> dict[str, Any]:
+    async def ask(
+        self, history: EnvironmentHistory, request: dict[str, Any], limit_s: float, *, alone: bool
+    ) -> dict[str, Any]:
         """Make a request of the response's environment, which is built or rebuilt if need be.
 
-        alone: it is then in a process of its own. Raises EnvironmentLost, ProcessLost, TimedOut, NotBegun and Failed;
-        after all but the last it is gone.
+        alone: whether a process of its own is started for a new environment. Raises EnvironmentLost, ProcessLost,
+        TimedOut, NotBegun and Failed; every error but Failed ends the environment.
         """
-        place = self._place(past) or await self._built(past, alone=alone)
+        place = self._place(history) or await self._built(history, alone=alone)
         try:
             reply = await place.process.ask({**request, "number": place.number}, limit_s)
         except (ProcessLost, TimedOut, NotBegun):
-            self._drop(past.turn.response)
+            self._drop(history.turn.response)
             raise
-        past.state = reply.get("state", past.state)
+        history.state = reply.get("state", history.state)
         return reply
 
     def keep(self, turn: OpenTurn, objects: Sequence[tuple[str, bytes]]) -> None:
@@ -150,14 +172,14 @@ class LivingEnvironments:
         self._drop(response)
 
     def _drop(self, response: int) -> None:
-        """The environment is not used any more, if there is one."""
+        """Stop using the environment of a response, if there is one."""
         place = self._places.pop(response, None)
         if place is not None:
             place.process.forget(place.number)
 
-    def _place(self, past: Past) -> _Place | None:
+    def _place(self, history: EnvironmentHistory) -> _Place | None:
         """Where the environment lives, if it has answered just the turns that are recorded and may be used."""
-        turn = past.turn
+        turn = history.turn
         place = self._places.get(turn.response)
         if place is None:
             return None
@@ -170,20 +192,20 @@ class LivingEnvironments:
         offer = self._offer
         return self._config.replay or (offer is not None and (offer.has_state or offer.restores))
 
-    async def _built(self, past: Past, *, alone: bool) -> _Place:
+    async def _built(self, history: EnvironmentHistory, *, alone: bool) -> _Place:
         """A new instance at the present moment of the response."""
-        turn, reset = past.turn, self._resets(past.turn)
+        turn, reset = history.turn, self._resets(history.turn)
         offer = await self.offer()
-        made = past.made(offer.methods)
-        how, more = await self._way(past, offer, made)
+        made = history.made(offer.methods)
+        how, more = await self._way(history, offer, made)
         request = {"do": "build", "columns": reset.columns, "seed": reset.seed, **more}
         place, text = await self._started(turn, request, alone=alone)
-        past.rebuilt = how
+        history.rebuilt = how
         self._places[turn.response] = place
         if text != reset.opening:
-            self._diverged(past, "reset returned another text than when the iteration was planned")
+            self._diverged(history, "reset returned another text than when the iteration was planned")
         if how == "replayed":
-            await self._replay(past, place, made)
+            await self._replay(history, place, made)
         return place
 
     async def _started(self, turn: OpenTurn, request: dict[str, Any], *, alone: bool) -> tuple[_Place, str | None]:
@@ -208,7 +230,7 @@ class LivingEnvironments:
         raise EnvironmentLost(f"it cannot be built: {told}")
 
     def _problem_of_build(self, error: Exception) -> str:
-        """Why an environment was not built, if that may be tried again; raises EnvironmentLost if not."""
+        """Why an environment was not built, if a second try may help; else raises EnvironmentLost."""
         if isinstance(error, TimedOut):
             limit = f"{LOAD_TIME_LIMIT_S:g} s"
             raise EnvironmentLost(f"building it takes longer than {limit}") from None
@@ -217,13 +239,13 @@ class LivingEnvironments:
         return f"its process {error}" if isinstance(error, ProcessLost) else "its processes end before they begin"
 
     async def _way(
-        self, past: Past, offer: Offer, made: Sequence[Sequence[CallRecord]]
+        self, history: EnvironmentHistory, offer: Offer, made: Sequence[Sequence[CallRecord]]
     ) -> tuple[Literal["new", "state", "restored", "replayed"], dict[str, Any]]:
-        """How the environment comes about, and what its process needs for that."""
+        """The way to build the environment, and the fields of the request that builds it."""
         if not any(made):
             return "new", {}
         if offer.has_state:
-            state = past.state if past.state is not None else await self._recorded_state(past)
+            state = history.state if history.state is not None else await self._recorded_state(history)
             # Without one, no call has come to an end.
             return ("new", {}) if state is None else ("state", {"state": state})
         if offer.restores:
@@ -241,12 +263,12 @@ class LivingEnvironments:
             for_good=self._config.on_unknown == "fail" and has_effects,
         )
 
-    async def _recorded_state(self, past: Past) -> Any:
-        for record in reversed(past.earlier):
+    async def _recorded_state(self, history: EnvironmentHistory) -> Any:
+        for record in reversed(history.earlier):
             if record.state is not None:
                 return record.state
             if record.state_object is not None:
-                return await self._read(past.turn, record.state_object)
+                return await self._read(history.turn, record.state_object)
         return None
 
     async def _read(self, turn: OpenTurn, digest: str) -> Any:
@@ -266,7 +288,7 @@ class LivingEnvironments:
             raise EnvironmentLost(f"its state {digest} is damaged")
         return json.loads(body)
 
-    async def _replay(self, past: Past, place: _Place, made: Sequence[Sequence[CallRecord]]) -> None:
+    async def _replay(self, history: EnvironmentHistory, place: _Place, made: Sequence[Sequence[CallRecord]]) -> None:
         for call in _finished(made):
             request = {
                 "do": "call",
@@ -274,23 +296,23 @@ class LivingEnvironments:
                 "name": call.name,
                 "arguments": call.arguments,
                 "characters_max": len(call.result) + 1,
-                "current": [call.call_id, past.turn.epoch, past.turn.iteration, past.turn.response],
+                "current": [call.call_id, history.turn.epoch, history.turn.iteration, history.turn.response],
             }
             try:
                 reply = await place.process.ask(request, self._config.call_time_limit_s)
             except Stuck:
-                self._drop(past.turn.response)
+                self._drop(history.turn.response)
                 raise
             except (ProcessLost, TimedOut, NotBegun, Failed) as error:
-                self._drop(past.turn.response)
+                self._drop(history.turn.response)
                 why = str(error) or type(error).__name__
                 raise EnvironmentLost(f"{call.name}, called again, has no result: {why}") from None
             if not same_result(call.result, reply["result"]):
-                self._diverged(past, f"{call.name}, called again, gave another result")
+                self._diverged(history, f"{call.name}, called again, gave another result")
 
-    def _diverged(self, past: Past, why: str) -> NoReturn:
-        past.diverged = True
-        self._drop(past.turn.response)
+    def _diverged(self, history: EnvironmentHistory, why: str) -> NoReturn:
+        history.diverged = True
+        self._drop(history.turn.response)
         raise EnvironmentLost(why)
 
 
@@ -299,5 +321,17 @@ def _finished(made: Sequence[Sequence[CallRecord]]) -> Iterator[CallRecord]:
 
 
 def _is_at(place: _Place, turn: OpenTurn) -> bool:
-    """Whether an environment has answered just the turns before this one."""
+    """Whether an environment has answered exactly the turns before `turn`."""
     return (place.iteration, place.turns, place.restarts) == (turn.iteration, len(turn.events), turn.restarts)
+
+
+def cut(result: str, characters: int) -> str:
+    """The first `characters` of a call's result, marked as cut; a second cut adds no second mark."""
+    return result.removesuffix(CUT_MARK)[:characters] + CUT_MARK
+
+
+def same_result(recorded: str, result: str) -> bool:
+    """Whether a repeated call gives the recorded result, which may have been cut."""
+    if recorded == result:
+        return True
+    return recorded.endswith(CUT_MARK) and result.startswith(recorded.removesuffix(CUT_MARK))

@@ -1,6 +1,6 @@
-"""Environments beside what a member does: `begin` only hands turns to a thread with an event loop.
+"""Environments beside the lanes of a member: `begin` only hands turns to a thread with an event loop.
 
-The loop answers all open turns side by side and owns the processes, so it must live as long as they.
+The loop answers all open turns side by side, owns the processes of tools, and must live as long as any process.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class LoopEnvironments(ABC):
 
     @abstractmethod
     async def _answered(self, turn: OpenTurn) -> Answer:
-        """The answer to a turn; what it raises is raised where answers are asked for."""
+        """The answer to a turn; errors appear in the thread that asks for answers."""
 
     @abstractmethod
     def _over(self, response: int) -> None:

@@ -23,7 +23,7 @@ from tasks.turns.process_environments import ProcessEnvironments
 def opened_environments(
     turns: TurnsConfig | None, store: ObjectStore, plan: PlanRecord, model_dir: Path
 ) -> Iterator[Environments | None]:
-    """The environments for this plan and others of the same run, closed at the end; None without turns.
+    """The environments for every plan of the run, closed at the end of the block; None without turns.
 
     Raises the errors of transformers for a tokenizer that it does not understand.
     """

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from tasks.turns.tool_schemas import Schema, lack_of, name_of
+from tasks.turns.tool_schemas import Schema, call_problem, name_of
 
 DEPTH_MAX = 50
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
@@ -27,8 +27,10 @@ _BARE_KEY = re.compile(r"([{,]\s*)([A-Za-z_]\w*)\s*:")
 class ToolCall:
     """A call as the policy wrote it.
 
-    arguments: a JSON object by parameter name; the text as it was written if it is none. problem: why nothing can be
-    called, in one line; None if the call fits the tool's schema.
+    Attributes:
+        name: the name of the tool; empty if the policy wrote none.
+        arguments: a JSON object by parameter name; the written text if the arguments are no object.
+        problem: the reason against the call, in one line; None if the call fits the tool's schema.
     """
 
     name: str
@@ -40,7 +42,10 @@ class ToolCall:
 class PolicyTurn:
     """A turn of the policy.
 
-    content: its text without calls. thinking: the part that the tokenizer's `response_template` takes for a thought.
+    Attributes:
+        content: the text without calls.
+        calls: the calls, in the order of the text.
+        thinking: the part that the tokenizer's `response_template` takes for a thought; None: no such part.
     """
 
     content: str
@@ -111,11 +116,11 @@ def _called(name: str, body: str, written: str, schemas: Sequence[Schema]) -> To
 
 def _checked(name: str, arguments: Any, schemas: Sequence[Schema]) -> ToolCall:
     kept: JsonValue = arguments if isinstance(arguments, dict) else json.dumps(arguments)
-    return ToolCall(name, kept, lack_of(schemas, name, arguments))
+    return ToolCall(name, kept, call_problem(schemas, name, arguments))
 
 
 def _json(text: str) -> Any:
-    """The JSON value in a text; raises ValueError with a line that says what is wrong."""
+    """The JSON value in a text; raises ValueError with the fault in one line."""
     try:
         value = json.loads(text, parse_constant=_refuse)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
@@ -133,7 +138,7 @@ def _refuse(constant: str) -> Any:
 
 
 def _depths(value: Any) -> Iterator[int]:
-    """How deep each value inside this one lies, without recursion."""
+    """The depth of every value inside a JSON value, found without recursion."""
     open_values = [(value, 0)]
     while open_values:
         inner, depth = open_values.pop()

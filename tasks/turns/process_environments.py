@@ -26,11 +26,14 @@ class ProcessEnvironments(LoopEnvironments):
         resets: Callable[[OpenTurn], Reset],
         read_object: Callable[[int, str], bytes],
     ) -> None:
-        """Processes start at once, so that the first turns find them loaded.
+        """Start the processes at once, so that the first turns find loaded tools.
 
-        codec_of: called when a turn's plan has other tools than that of the turn before. resets: what the plan has
-        reset the environment of a turn's response with. read_object: the bytes of a state that a member has stored in
-        an iteration by this digest.
+        Args:
+            config: the run's settings for turns.
+            codec_of: makes the codec for the tools of a plan; called when the tools differ from the last turn's.
+            stop_token_ids: the tokens with which a turn of the policy ends.
+            resets: the arguments and the result of the reset with which the plan began a response's environment.
+            read_object: the bytes of a stored state, by iteration and digest.
         """
         self._config = config
         self._language = Language(codec_of, stop_token_ids)
@@ -104,7 +107,7 @@ def with_processes(
     *,
     describes: bool = False,
 ) -> T:
-    """What `work` returns with this many processes, which end with it."""
+    """Run `work` with `count` processes of tools, end the processes, and return the result of `work`."""
 
     async def worked() -> T:
         processes = ToolProcesses(config, count, describes=describes)

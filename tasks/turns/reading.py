@@ -42,6 +42,6 @@ def _of_agents(language: AgentLanguage) -> ReadMessages:
         row: PromptRow, token_ids: Sequence[int], origins: Sequence[int], events: Sequence[bytes]
     ) -> tuple[Sequence[Message], list[Message]]:
         first = read_opening(row.opening)
-        return first.messages, language.said(first.tools, token_ids, origins, events)
+        return first.messages, language.messages(first.tools, token_ids, origins, events)
 
     return read

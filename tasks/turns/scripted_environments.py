@@ -21,9 +21,16 @@ _ROUNDING_S = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class NotedCall:
-    """A call that reached the server: when, by the claim of which epoch, and for which turn.
+    """A call that reached the server.
 
-    end: the number of tokens of the response up to the end of the turn. restarts: how often it had begun again.
+    Attributes:
+        at_s: the time of the call, on the server's clock.
+        response: the number of the response in the plan.
+        end: the number of tokens of the response up to the end of the turn.
+        call_id: the id of the call.
+        epoch: the epoch of the caller's claim.
+        has_effects: whether the call has side effects.
+        restarts: the number of times that the response had begun again.
     """
 
     at_s: float
@@ -37,7 +44,12 @@ class NotedCall:
 
 @dataclass(slots=True)
 class ToolServer:
-    """What lies outside of all members: the calls that were made, in order. now_s: its clock."""
+    """A server outside of all members.
+
+    Attributes:
+        now_s: the clock of the server, in seconds.
+        calls: the calls that reached the server, in order.
+    """
 
     now_s: Callable[[], float] = lambda: 0.0
     calls: list[NotedCall] = field(default_factory=list)
@@ -52,12 +64,15 @@ class ToolServer:
 class Script:
     """How the environments behave.
 
-    turns_max: the last turn that makes calls is drawn below it, for each response. answer_tokens_max: the longest
-    observation. call_s: the mean time of a call, whose times are exponential. effects_share: the share of turns whose
-    call has side effects. can_be_rebuilt: whether another process can go on with a conversation, or it begins again.
-    losses: how many of a response's first attempts end with the loss of the environment, at the same one of its first
-    four turns.
-    attempts_max: as in TurnsConfig.
+    Attributes:
+        turns_max: a response's number of turns with a call is drawn from 0 to turns_max - 1.
+        answer_tokens_max: the longest observation, in tokens.
+        call_s: the mean time of a call; times are drawn uniformly between 0 and twice the mean.
+        effects_share: the share of turns whose call has side effects.
+        can_be_rebuilt: whether another process can go on with a conversation; else the response begins again.
+        losses: the number of a response's first attempts that end with the loss of the environment, at one turn drawn
+            from the first four.
+        attempts_max: the number of attempts at a response, after which it fails.
     """
 
     turns_max: int = 4

@@ -1,6 +1,6 @@
-"""What tools and environments draw from the modules `random` and `numpy.random` follows from seeds.
+"""Seeded draws: numbers that tools and environments draw from `random` and `numpy.random` follow from seeds.
 
-Code that was written for another trainer often draws without a seed. Requests run side by side in the threads of one
+Code written for a different trainer often draws without a seed. Requests run side by side in the threads of one
 process, where seeds of the modules' own generators would mix, so each request gets generators of its own.
 """
 
@@ -21,7 +21,7 @@ _FOLLOWING: set[str] = set()
 
 
 class _Generators:
-    """The generators of one request, made when they are first used."""
+    """The generators of one request, made at the first use."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -37,9 +37,9 @@ class _Generators:
 
 
 def draw_from(key: str) -> None:
-    """From now on, what this context (its coroutines, too) draws from the modules' functions follows from the key.
+    """From now on, draws of the present context (coroutines, too) from the modules' functions follow from the key.
 
-    Code that runs in other contexts is not concerned, and neither are generators that a user's code makes itself.
+    Code in different contexts is not concerned, and neither are generators made by a user's code.
     """
     follow_seeds()
     _GENERATORS.set(_Generators(key))
@@ -48,7 +48,8 @@ def draw_from(key: str) -> None:
 def follow_seeds() -> None:
     """Prepare this process for `draw_from`: before a user's code is imported, which may take functions by name.
 
-    NumPy is not imported for that: of a process that has not imported it yet, such functions do not follow.
+    NumPy is not imported for this purpose: functions that a user's code takes by name follow only if NumPy was imported
+    before the call.
     """
     if "random" not in _FOLLOWING:
         _redirect(random, lambda generators: generators.python)

@@ -1,9 +1,9 @@
-"""The child processes in which tools and environments run, as one event loop sees them.
+"""The child processes in which tools and environments run, seen from the event loop of the member.
 
-A process answers many requests side by side (environment_worker.py). A request that takes too long cannot be stopped,
-so its process is *retired*: it begins nothing new, and it is killed as soon as nothing is left in it that is wanted.
-If the process then answers nothing at all, it is *stuck*: it is killed, and which request is to blame shows when each
-is made again in a process of its own.
+A process answers many requests side by side (environment_worker.py). A request cannot be stopped, so a process whose
+request takes too long is *retired*: a retired process begins nothing new, and is killed when its last wanted request
+has ended and its last wanted environment is gone. A process that then does not even answer a ping is *stuck*: the
+process is killed, and the culprit shows when each of its requests is made again in a process of its own.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class ProcessLost(Exception):  # noqa: N818 - reads as what happened
 
 
 class Stuck(ProcessLost):
-    """The process answered nothing any more, be it because of this request or of another one."""
+    """The process answers nothing any more, because of the failed request or of another request."""
 
 
 class TimedOut(Exception):  # noqa: N818 - as above
@@ -58,7 +58,13 @@ class Failed(Exception):  # noqa: N818 - as above
 class Offer:
     """What the loaded tools and the environment's class offer.
 
-    schemas: of all tools, if they were asked for. functions, methods: the tools' names; methods are the environment's.
+    Attributes:
+        schemas: the schemas of all tools, if the process describes tools.
+        functions: the names of the tools that are functions.
+        methods: the names of the tools that are methods of the environment.
+        has_reward: whether the environment has get_reward.
+        has_state: whether the environment has get_state and set_state.
+        restores: whether the environment has restore.
     """
 
     schemas: list[dict[str, Any]]
@@ -70,10 +76,10 @@ class Offer:
 
 
 class ToolProcess:
-    """One child process. `environments` are the numbers of those that live in it and are wanted."""
+    """One child process. `environments` holds the numbers of the wanted environments in the process."""
 
     def __init__(self, config: TurnsConfig, *, describes: bool = False, is_alone: bool = False) -> None:
-        """is_alone: for the requests of one response; it ends with them, or with its environment."""
+        """is_alone: whether the process serves one response, and ends with the response's requests or environment."""
         self._config = config
         self._is_alone = is_alone
         self._pinged: asyncio.Task[None] | None = None
@@ -124,7 +130,7 @@ class ToolProcess:
             task.add_done_callback(self._forgetting.discard)
 
     def kill(self, how: str = "was ended", kind: type[ProcessLost] = ProcessLost) -> None:
-        """End the process and all that it has started. What waits for it gets an error of this kind, or NotBegun."""
+        """End the process and its children. Waiting requests get an error of the given kind, or NotBegun."""
         if self.lost:
             return
         self.lost = True
@@ -140,7 +146,7 @@ class ToolProcess:
             self._writer.abort()
 
     async def close(self) -> None:
-        """Close the environments that are left, kill the process, and end what watches it."""
+        """Close the remaining environments, kill the process, and end the tasks that watch the process."""
         for number in list(self.environments):
             self.forget(number)
         if self._forgetting and not self.lost:
@@ -270,7 +276,7 @@ class ToolProcess:
         return reply
 
     async def _ping(self, late: "asyncio.Future[Any]") -> None:
-        """Kill the process if it is stuck, so that no request is blamed for another one's fault.
+        """Kill a stuck process, so that no request is blamed for the fault of a different request.
 
         late: a request whose time is over; it may still be answered meanwhile.
         """
@@ -310,10 +316,10 @@ class ToolProcess:
 
 
 class ToolProcesses:
-    """Processes that take new work, and those that are retired."""
+    """A number of processes for new work, and retired processes until their end."""
 
     def __init__(self, config: TurnsConfig, count: int, *, describes: bool = False) -> None:
-        """count: of those that take new work. describes: whether they make the schemas of the tools."""
+        """count: the number of processes for new work. describes: whether processes make the schemas of the tools."""
         self._config = config
         self._count = count
         self._describes = describes
@@ -321,7 +327,7 @@ class ToolProcesses:
         self._alone: list[ToolProcess] = []
 
     def start(self) -> None:
-        """Start what is missing, and do not wait for it."""
+        """Start missing processes without waiting for them."""
         self._working()
 
     async def chosen(self) -> tuple[ToolProcess, Offer]:

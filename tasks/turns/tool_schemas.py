@@ -1,7 +1,7 @@
 """The JSON schemas of tools, by which the policy is told of them.
 
-A schema is what transformers' get_json_schema makes from a function's types and its Google docstring, the same as in
-TRL and verl. Functions are described in the child process that has imported them; only schemas reach other processes.
+As in TRL and verl, transformers' get_json_schema makes a schema from a function's types and its Google docstring.
+The child process that imports a function describes it; only schemas leave the process.
 """
 
 import inspect
@@ -30,13 +30,13 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
 
 
 class ToolsUnusable(UserCodeError, ValueError):  # noqa: N818 - reads as what was found
-    """Tools or an environment that cannot be loaded or used; the message is one line that names the setting."""
+    """Tools or an environment cannot be loaded or used; the message names the setting in one line."""
 
 
 def describe_tools(functions: Sequence[Callable[..., Any]], environment: Any = None) -> list[Schema]:
     """The schemas of all tools: of the functions in order, then of the public methods of the environment's class.
 
-    Raises ToolsUnusable for tools that cannot be described, for two of one name, and for what is no environment.
+    Raises ToolsUnusable for tools that cannot be described, for two tools of one name, and for a wrong environment.
     """
     methods: list[Any] = []
     if environment is not None:
@@ -105,8 +105,8 @@ def schema_of(function: Callable[..., Any]) -> Schema:
         ) from None
 
 
-def lack_of(schemas: Sequence[Schema], name: str, arguments: object) -> str | None:
-    """Why a tool cannot be called with these arguments, in one line; None if it can."""
+def call_problem(schemas: Sequence[Schema], name: str, arguments: object) -> str | None:
+    """The reason against a call of the tool with the arguments, in one line; None for a good call."""
     schema = next((schema for schema in schemas if name_of(schema) == name), None)
     if schema is None:
         return f"there is no tool {_shown(name)}; there are: {', '.join(map(name_of, schemas))}"
@@ -120,8 +120,8 @@ def lack_of(schemas: Sequence[Schema], name: str, arguments: object) -> str | No
     for parameter, value in arguments.items():
         if parameter not in properties:
             return f"{name} has no argument {_shown(parameter)}; there are: {', '.join(properties) or 'none'}"
-        if lack := _misfit(value, properties[parameter], parameter):
-            return f"{name}: {lack}"
+        if problem := _misfit(value, properties[parameter], parameter):
+            return f"{name}: {problem}"
     return None
 
 
@@ -147,7 +147,8 @@ def _misfit(value: Any, schema: Schema, where: str) -> str | None:
     if "enum" in schema and not any(value == choice and type(value) is type(choice) for choice in schema["enum"]):
         return f"{where} is {_shown(value)}; allowed: {', '.join(map(_shown, schema['enum']))}"
     return next(
-        (lack for item, inner, place in _items(value, schema, where) if (lack := _misfit(item, inner, place))), None
+        (problem for item, inner, place in _items(value, schema, where) if (problem := _misfit(item, inner, place))),
+        None,
     )
 
 

@@ -10,8 +10,9 @@ from functools import cached_property
 from storage.journal.compaction import each_batch
 from storage.journal.response_lookup import ResponseLookup, Traced
 from storage.records import layout
+from storage.records.crew_records import HeartbeatRecord
 from storage.records.prompt_table import PromptRow, read_prompts
-from storage.records.records import HeartbeatRecord, PlanRecord
+from storage.records.records import PlanRecord
 from storage.records.run import exists, next_iteration, read_plan, read_report
 from storage.stores.connect import connect
 from storage.stores.store import ObjectMissing, ObjectStore

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import identity, iteration
-from benchmarks.gpu.__main__ import _ENDING_MINUTES
+from benchmarks.gpu.__main__ import _ENDING_MINUTES, main
 from benchmarks.gpu.engine_arm import journalling_costs
 from benchmarks.gpu.frontend import Decoded, arms, decoded
 from benchmarks.gpu.noise import SAMPLERS, agreement, random_logits
@@ -139,6 +139,7 @@ FIGURES = {
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_small_run_ends_with_the_figures_of_its_parts_and_the_reason_of_what_was_skipped():
     command = [sys.executable, "-m", "benchmarks.gpu", "--small", "--device", "cpu", "--json"]
     parts = [f"--part={part}" for part in ("noise", "trainer", "frontend")]
@@ -191,13 +192,15 @@ def test_without_a_gpu_the_full_size_is_skipped_and_not_begun_on_the_cpu():
     assert found == Outcome("skipped", {}, "PyTorch sees no GPU; --device cpu --small tries the code without one")
 
 
-def test_full_size_on_a_cpu_is_refused():
-    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
-    assert ended.returncode == 2
-    assert "--device cpu: the full size is for a GPU; allowed: with --small" in ended.stderr
+def test_full_size_on_a_cpu_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "--device cpu: the full size is for a GPU; allowed: with --small" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_part_that_takes_too_long_or_breaks_down_has_failed_and_says_why():
     late = run_part("noise", SMALL, "0.5b", 0.01)
     assert late == Outcome("failed", {}, "not done after 0.01 s: it printed nothing")
@@ -215,7 +218,7 @@ def test_what_is_not_known_fits_into_ten_minutes():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", [identity, iteration])
+@pytest.mark.parametrize("module", [identity, pytest.param(iteration, marks=pytest.mark.exhaustive)])
 def test_small_parts_measure_what_they_say(module):
     # vLLM in this process would disturb other tests that have it there.
     found = module.measure(SMALL, ("torch",)) if module is identity else module.measure(SMALL)

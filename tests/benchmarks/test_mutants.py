@@ -85,12 +85,13 @@ def test_a_break_is_noticed_by_a_test_that_looks_and_lives_without_one(tmp_path:
     (tmp_path / "tests/storage").mkdir(parents=True)
     (tmp_path / "storage/a.py").write_text("def double(n):\n    return n * 2\n\n\ndef unseen(n):\n    return n + 1\n")
     (tmp_path / "tests/storage/test_a.py").write_text(
-        "from storage.a import double\n\n\ndef test_double():\n    assert double(3) == 6\n"
+        "import pytest\nfrom storage.a import double\n\n\n@pytest.mark.parametrize('n', [3], ids=['two words'])\n"
+        "def test_double(n):\n    assert double(n) == 6\n"
     )
     [product, *_] = [m for m in mutants_of("storage/a.py", (tmp_path / "storage/a.py").read_text()) if "/" in m.after]
     [added] = [m for m in mutants_of("storage/a.py", (tmp_path / "storage/a.py").read_text()) if "n - 1" in m.after]
     noticed = judge(tmp_path, product, limit_s=120.0)
-    assert (noticed.noticed_by, noticed.files) == ("tests/storage/test_a.py::test_double", 1)
+    assert (noticed.noticed_by, noticed.files) == ("tests/storage/test_a.py::test_double[two words]", 1)
     assert judge(tmp_path, added, limit_s=120.0).noticed_by == ""
     assert (tmp_path / "storage/a.py").read_text().count("n * 2") == 1
 

@@ -146,6 +146,7 @@ def test_tensors_that_a_step_left_alone_are_not_counted_as_moved():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_smallest_run_meets_its_targets():
     ended = ForkedScript(*COMMAND, *SMALLEST)
     told, errors = ended.communicate(timeout=600)

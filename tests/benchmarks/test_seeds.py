@@ -185,11 +185,13 @@ def test_preemption_changes_the_named_iteration_only_and_costs_more_without_the_
     assert got.kept_share("token", "response", "undisturbed") == pytest.approx(share)
 
 
+@pytest.mark.slow
 def test_settling_longer_than_the_run_is_refused():
     with pytest.raises(ValueError, match=r"2 iterations; allowed: more than settle \(2\)"):
         run(Arm(scenario=small(), settle=2), 1)
 
 
+@pytest.mark.slow
 def test_a_run_that_stalls_has_no_throughput_and_says_so():
     nobody = with_policy(with_counts(small(), [(0.0, 1), (1.0, 0)]), planning={"seeding": "off"})
     arms = {"stalled": Arm(scenario=nobody), "whole": Arm(scenario=small())}
@@ -292,6 +294,7 @@ def test_one_static_actor_spends_in_the_simulator_what_the_replay_says():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_finding_has_arms_and_every_arm_runs():
     arms = {name: small_arm(arm) for name, arm in rlhfless.arms().items()}
     found = rlhfless.findings(run_all(arms, (1,), 0), (1,))
@@ -340,6 +343,7 @@ def test_a_planner_that_knows_of_waiting_for_tools_takes_fewer_members_and_is_wo
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_rlboost_and_together_compare_arms_that_exist():
     for paper, lines in ((rlboost.PAPER, 43), (together.PAPER, 22), (wide.PAPER, 6), (tools.PAPER, 15)):
         arms = {name: small_arm(arm) for name, arm in shortened(seeds.PAPERS[paper].arms(None)).items()}

@@ -57,6 +57,7 @@ def test_the_first_request_that_matches_counts():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_a_round_goes_through_an_iteration_in_the_containers_commands():
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "FLYTE"))}

@@ -58,7 +58,7 @@ def test_it_says_that_a_planner_without_machine_starts_is_worse(monkeypatch):
     right = [outcome(setting) for setting in SLOW_STARTS]
     assert all(len(one.widths) == ITERATIONS for one in right)
     for module in (planned_crew, estimate):
-        monkeypatch.setattr(module, "ready", lambda offer, count: offer.expected(count))
+        monkeypatch.setattr(module, "ready", lambda pool, count: pool.expected(count))
     wrong = [outcome(setting) for setting in SLOW_STARTS]
     assert max(one.ratio for one in wrong) > max(one.ratio for one in right)
     assert max(one.ratio for one in wrong) > WITHIN

@@ -68,6 +68,7 @@ READERS: dict[str, tuple[Callable[[Path], object], type[Exception]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("document", DOCUMENTS)
 @pytest.mark.parametrize("name", READERS)
 def test_a_document_is_refused_at_once(tmp_path: Path, name: str, document: str):

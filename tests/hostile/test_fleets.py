@@ -15,12 +15,8 @@ from gleaner import main
 from storage.clock import ManualClock
 from storage.fleet import fleet_layout
 from storage.fleet.fleet_reading import FleetReader, waiting_runs
-from storage.fleet.fleet_records import (
-    SeatRecord,
-    SpentEntry,
-    SpentRecord,
-    WaitingRun,
-)
+from storage.fleet.fleet_records import SeatRecord, WaitingRun
+from storage.fleet.spent_records import SpentEntry, SpentRecord
 from storage.records import layout, records
 from storage.stores.connect import connect, is_below
 from storage.stores.memory import MemoryStore

@@ -75,6 +75,7 @@ def not_finite(text):
     raise AssertionError(f"{text} in the forecast")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", EXTREME, ids=str)
 def test_what_is_allowed_is_forecast_in_finite_numbers_or_refused_in_one_line(tmp_path, changes):
     code, output = forecast(tmp_path, changes, "--json")

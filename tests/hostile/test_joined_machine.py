@@ -15,7 +15,8 @@ from storage.journal.claims import ClaimBook
 from storage.journal.shard import Finish, Origin, Row, encode_shard
 from storage.journal.turns import CallRecord, TurnRecord, encode_turn
 from storage.records import layout, records
-from storage.records.records import ClaimRecord, HeartbeatRecord, SettingsRecord
+from storage.records.crew_records import HeartbeatRecord
+from storage.records.records import ClaimRecord, SettingsRecord
 from storage.records.run import read_plan, read_run
 from storage.stores.connect import connect
 from storage.stores.memory import MemoryStore

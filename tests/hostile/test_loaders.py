@@ -18,7 +18,7 @@ from tasks.learning.policy import Policy
 from tasks.learning.pretrained import ModelError
 from tasks.learning.trained_model import PolicyError
 from tasks.models.configuration import ModelConfigurationError, read_model_config
-from tasks.preparing.tokenizer import open_tokenizer
+from tasks.preparing.tools import open_tokenizer
 from tasks.prompts.decode import open_decoder
 from tasks.sampling.engines.decoder import model_config
 from tasks.sampling.engines.engine import EngineError

@@ -18,6 +18,7 @@ from resources.pools import (
     PoolConfig,
     PoolsConfig,
     RolloutPoolConfig,
+    checked_image,
     overrides,
     pod_template,
     task_settings,
@@ -242,3 +243,19 @@ def test_pools_whose_nodes_would_have_one_name_are_refused():
     """Flyte's node ids have no underscores."""
     with pytest.raises(ValueError, match="more_rollout: two pools are called 'a-b'"):
         PoolsConfig(more_rollout={"a_b": RolloutPoolConfig(), "a-b": RolloutPoolConfig()})
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["gleaner:0.1.0", "ghcr.io/example/gleaner:main", "localhost:30000/a/b_c:1", "x/y@sha256:" + "0" * 64],
+)
+def test_images_with_a_tag_or_digest_pass(reference: str):
+    assert checked_image(reference) == reference
+
+
+@pytest.mark.parametrize(
+    "reference", ["", "gleaner", "ghcr.io/example/gleaner", "localhost:30000/a", "a b:1", "x@sha256:12"]
+)
+def test_images_without_a_tag_or_digest_are_refused(reference: str):
+    with pytest.raises(ValueError, match=r"image: value .*; allowed: registry/name:tag"):
+        checked_image(reference)

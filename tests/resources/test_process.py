@@ -1,13 +1,19 @@
+import gc
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from resources.process import descendants, started_at_s
+from resources.process import descendants, give_back_memory, started_at_s
 from tests.processes import are_gone, wait_until
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# Below the size from which the C library takes memory for one object alone, and returns it with that.
+PIECE_BYTES = 64 << 10
 
 
 @pytest.mark.slow
@@ -68,3 +74,38 @@ def test_a_process_that_ends_with_its_parent_gets_a_notice_when_that_is_killed()
 def test_who_comes_after_its_parent_has_died_does_not_begin():
     done = subprocess.run([sys.executable, "-c", FORKS, "1"], check=False, capture_output=True)
     assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, b"")
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_was_freed_between_pieces_in_use_goes_back():
+    pieces = [bytes(PIECE_BYTES) for _ in range(4000)]
+    for piece in pieces:
+        assert piece[0] == 0
+    held = pieces[::50]
+    full = resident_bytes()
+    del pieces, piece
+    give_back_memory()
+    assert full - resident_bytes() > 2500 * PIECE_BYTES
+    assert len(held) == 80
+
+
+def test_cycles_are_collected():
+    class Node:
+        pass
+
+    first, second = Node(), Node()
+    first.other, second.other = second, first
+    seen = []
+    first.end = type("End", (), {"__del__": lambda _: seen.append(True)})()
+    gc.disable()
+    try:
+        del first, second
+        assert not seen
+        give_back_memory()
+    finally:
+        gc.enable()
+    assert seen == [True]

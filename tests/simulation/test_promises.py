@@ -69,7 +69,7 @@ def test_a_member_that_says_gone_before_its_last_flush_is_found(monkeypatch):
     def early(state):
         if state.announced:
             before, state.holdings.state = state.holdings.state, "gone"
-            yield WriteHeartbeat(state.vitals())
+            yield WriteHeartbeat(state.heartbeat_state())
             state.holdings.state = before
         yield from hand_in(state)
 

@@ -5,8 +5,8 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.notice import EXIT_CODE
 from storage.records import layout, records
+from storage.records.crew_records import HeartbeatRecord
 from storage.records.failures import slot_failures
-from storage.records.records import HeartbeatRecord
 from storage.stores.connect import connect
 from tasks.configuration.references import PlanReference
 from tasks.rollout import rollout

@@ -15,7 +15,7 @@ from storage.records import layout, records
 from storage.records.run import exists, is_trained, release_lease
 from storage.stores.connect import connect
 from tasks.learning.collecting import collect_and_wait
-from tasks.learning.launch import advance_here
+from tasks.learning.launch import train_here
 from tasks.stand_trainer import stand_trainer
 from tests.processes import LIMIT_S, PID_1, container_of, first_process, wait_until
 from tests.served_fleet import KEPT, in_thread, states
@@ -41,7 +41,7 @@ def alone(settings, iterations):
     for iteration in range(iterations):
         plan_iteration(settings, SystemClock())
         roll_out(settings.run.url, iteration)
-        advance_here(settings.run.url, iteration, EXECUTION, SystemClock())
+        train_here(settings.run.url, iteration, EXECUTION, SystemClock())
         commit_iteration(settings.run.url, iteration)
     return states(settings.run.url)
 

@@ -88,7 +88,7 @@ def breaks(error):
 def test_a_trainer_that_failed_is_told_first_until_it_has_trained(run, monkeypatch):
     store, _, reference = run
     quiet(store)
-    monkeypatch.setattr(launch, "advance_here", breaks(ValueError("the data\nis bad")))
+    monkeypatch.setattr(launch, "train_here", breaks(ValueError("the data\nis bad")))
     with pytest.raises(ValueError, match="is bad"):
         train(plan=reference)
     line, failure = screens(store)
@@ -103,7 +103,7 @@ def test_a_trainer_that_failed_is_told_first_until_it_has_trained(run, monkeypat
 @pytest.mark.slow
 def test_a_failure_for_which_flyte_tries_again_is_told_meanwhile(run, monkeypatch):
     store, _, reference = run
-    monkeypatch.setattr(launch, "advance_here", breaks(StoreUnavailable("no answer")))
+    monkeypatch.setattr(launch, "train_here", breaks(StoreUnavailable("no answer")))
     with pytest.raises(FlyteRecoverableException):
         train(plan=reference)
     assert screens(store)[1]["error"] == "StoreUnavailable: no answer"

@@ -8,11 +8,14 @@ many of its pods wait.
 
 import pytest
 
+from tests.covering import covering
 from tests.workflows.test_iteration import CONFIG, TWO_POOLS
 from tests.workflows.test_spine import SHAPES, chain, edges, idl, unrolled
 
-COUNT, SLOTS, ROUNDS_OF_A_TASK = 30, 10, 3
-DEFAULT_PARALLELISM = 25
+# There are more iterations than any of these parallelisms, so that waiting maps could fill it, and more than 9, so that
+# the order of names is not that of numbers. Flyte's default parallelism, 25, would show the same in twice the time.
+COUNT, SLOTS, ROUNDS_OF_A_TASK = 14, 10, 3
+PARALLELISMS = (2, 3, 11)
 
 
 class Rounds:
@@ -66,9 +69,7 @@ class Rounds:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hybrid", [False, True])
-@pytest.mark.parametrize("parallelism", [2, 3, DEFAULT_PARALLELISM])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "parallelism", "hybrid"), covering(SHAPES, PARALLELISMS, [False, True]))
 def test_every_iteration_concludes_without_any_machine_for_members(shape, parallelism, hybrid):
     rounds = Rounds(chain(shape, COUNT), parallelism, hybrid=hybrid)
     rounds.run()
@@ -90,8 +91,8 @@ def test_while_one_iteration_is_trained_the_maps_of_the_newest_one_come_first():
 
 def test_leaves_whose_ids_came_before_the_path_would_hold_it_back():
     """The search above finds what it is for: ids in whose alphabetical order a map comes before the trainer."""
-    spec = unrolled_spec(DEFAULT_PARALLELISM + 2)
-    rounds = Rounds(spec, DEFAULT_PARALLELISM)
+    parallelism = PARALLELISMS[-1]
+    rounds = Rounds(unrolled_spec(parallelism + 2), parallelism)
     early = {name: name.replace("z", "a", 1) for name in rounds.nodes if name.startswith("z")}
     rounds.behind = {
         early.get(name, name): {early.get(each, each) for each in found} for name, found in rounds.behind.items()
@@ -101,9 +102,9 @@ def test_leaves_whose_ids_came_before_the_path_would_hold_it_back():
         node.upstream_node_ids[:] = [early.get(each, each) for each in node.upstream_node_ids]
     rounds.nodes = {node.id: node for node in rounds.nodes.values()}
     rounds.run()
-    assert len(rounds.concluded()) == DEFAULT_PARALLELISM - 1
-    assert rounds.age[f"i{DEFAULT_PARALLELISM}-plan"] == ROUNDS_OF_A_TASK
-    assert f"i{DEFAULT_PARALLELISM}-train" not in rounds.age
+    assert len(rounds.concluded()) == parallelism - 1
+    assert rounds.age[f"i{parallelism}-plan"] == ROUNDS_OF_A_TASK
+    assert f"i{parallelism}-train" not in rounds.age
 
 
 @pytest.mark.parametrize("config", [CONFIG, TWO_POOLS | {"rollout": {"crew": "standing"}}])

@@ -4,8 +4,8 @@ import pytest
 
 from examples.compare import undisturbed_equals
 from storage.records import layout, records
-from storage.records.crew_records import ended_slots
-from storage.records.records import HeartbeatRecord, SettingsRecord
+from storage.records.crew_records import HeartbeatRecord, ended_slots
+from storage.records.records import SettingsRecord
 from storage.records.run import read_plan, reports
 from storage.stores.connect import connect
 from tests.whole_runs import KILLABLE, config_file, ended, kill_a_slot_in_the_middle, pyflyte, train_here

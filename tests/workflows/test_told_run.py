@@ -16,11 +16,11 @@ from tests.whole_runs import LIMIT_S, ROOT, workflow_command
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC "
 TASK = """
 from flytekit import task
-from tasks.pod_story import tells
+from tasks.task_log import logged_task
 
 @task
 def train() -> int:
-    with tells("run r, iteration 0", None, "train"):
+    with logged_task("run r, iteration 0", None, "train"):
         return 1
 
 print(train())

@@ -1,4 +1,4 @@
-"""AdaptedWeights: the model at a weight version that is an adapter, for engines that merge it and those that do not."""
+"""AdaptedWeights: a weight version published as an adapter, for engines with and without an adapter of their own."""
 
 from collections.abc import Callable, Iterator, Mapping
 

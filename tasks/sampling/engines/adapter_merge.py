@@ -1,7 +1,8 @@
 """Merging: the weights of layers with LoRA adapters, W + alpha / rank * B A. The one place that adds them.
 
-The trainer merges what it publishes, and a reader what was published as an adapter, by the same operations in the same
-order. On one machine both get the same bits; elsewhere the product B A may differ in its last bits, like every product.
+The trainer merges the layers of a full version, and a reader the layers of a version published as an adapter, by equal
+operations in equal order. On one machine both get the same bits; elsewhere the product B A may differ in its last bits,
+like every product.
 """
 
 from collections.abc import Mapping

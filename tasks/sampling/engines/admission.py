@@ -1,6 +1,6 @@
-"""Checks that every engine makes before it accepts a request; an EngineError names the wrong field or response.
+"""Admission: every engine checks a request before decoding, and an EngineError names the wrong field or response.
 
-All engines share them, so that a bad request gets the same message everywhere. No tensors are involved.
+Because the engines share the checks, a bad request gets the same message from every engine. No tensors are involved.
 """
 
 from collections.abc import Collection, Sequence

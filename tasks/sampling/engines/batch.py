@@ -16,9 +16,19 @@ from tasks.sampling.engines.slot_table import Slot
 
 @dataclass(slots=True)
 class Batch:
-    """Tensors [n]: the tokens to feed, how many tokens are cached before them, and how the next one is drawn.
+    """The next step of n responses.
 
-    `served` is 1, and 0 in rows that only fill the batch up; `cached` is -1 in these.
+    Attributes:
+        token_ids: int64 [n], the tokens to feed.
+        cached: int64 [n], the numbers of tokens in the cache before the fed token; -1 in rows that fill the batch up.
+        positions: int64 [n], the number of generated tokens, which is the position of the next token's noise.
+        keys: int64 [n], the keys of the noise.
+        served: int64 [n], 1, and 0 in rows that fill the batch up.
+        temperature: float32 [n], see SamplingParams.
+        top_p: float32 [n], see SamplingParams.
+        top_k: int64 [n], see SamplingParams.
+        truncated: whether any row has a top_p or a top_k.
+        greedy: whether any row has temperature 0.
     """
 
     token_ids: Tensor
@@ -43,7 +53,7 @@ class Batch:
         return {each.name: value for each in fields(self) if isinstance(value := getattr(self, each.name), Tensor)}
 
     def within(self, tensors: Mapping[str, Tensor]) -> "Batch":
-        """The same batch in the first elements of these tensors, by name, which are overwritten."""
+        """Copy the batch into the first elements of the tensors given by name, and return the batch of the copies."""
         count = len(self.token_ids)
         placed: dict[str, Any] = {name: tensors[name][:count].copy_(one) for name, one in self.tensors().items()}
         return replace(self, **placed)

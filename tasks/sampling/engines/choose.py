@@ -1,4 +1,4 @@
-"""Builds a member's engine: the one that the configuration names, or the best for this machine, and logs which."""
+"""Builds a member's engine: the configured engine, or with "auto" the machine's best, and logs the choice."""
 
 import logging
 from pathlib import Path

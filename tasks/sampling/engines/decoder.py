@@ -1,7 +1,7 @@
 """Decoder: a model's forward pass over the key-value cache, and the choice of a decoder for a model directory.
 
-There are two: `fused_decoder` for the plain Llama shape (Llama, Mistral, Qwen2, Qwen3), and `hf_decoder`, which runs
-the model's own code and so serves the rest. This module refuses models that the cache cannot serve.
+`fused_decoder` serves the plain Llama shape (Llama, Mistral, Qwen2, Qwen3), and `hf_decoder` runs the own code of every
+other model. Models whose attention or positions the cache cannot serve are refused here.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -53,7 +53,7 @@ class Decoder(Protocol):
 
 
 def model_config(model_dir: Path | str) -> Any:
-    """The Hugging Face configuration of a model directory; EngineError if there is none or it cannot be read."""
+    """The Hugging Face configuration of a model directory; raises EngineError if it is missing or unreadable."""
     try:
         return read_model_config(Path(model_dir))
     except ModelConfigurationError as error:
@@ -68,7 +68,7 @@ def read_config(model_dir: Path | str, context_length: int) -> Any:
 
 
 def build_decoder(config: Any, *, dtype: torch.dtype, device: torch.device, context_length: int) -> Decoder:
-    """Build the fused decoder if it computes this model's function, else the one that runs the model's own code."""
+    """Build the fused decoder for a model of the plain Llama shape, and a HuggingFaceDecoder for any other model."""
     from tasks.sampling.engines.fused_decoder import FusedDecoder, fuses  # noqa: PLC0415 - they import transformers
     from tasks.sampling.engines.hf_decoder import HuggingFaceDecoder  # noqa: PLC0415
 

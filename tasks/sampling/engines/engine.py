@@ -25,9 +25,14 @@ class FinishReason(Enum):
 class GenerationRequest:
     """Extend one response: token k, counted from the prompt's end, is drawn with the noise of (noise_key, k).
 
-    `generated_ids` are the tokens generated so far: the first token sampled has position len(generated_ids), and
-    sampling.max_completion_length - len(generated_ids) tokens remain. Requests of one `group` have equal prompt_ids,
-    which an engine prefills once.
+    Attributes:
+        response: the number of the response in the plan.
+        group: the number of the group; requests of a group have equal prompt_ids, and an engine prefills them once.
+        prompt_ids: the tokens of the prompt.
+        generated_ids: the tokens generated so far: the first token sampled has position len(generated_ids), and
+            sampling.max_completion_length - len(generated_ids) tokens remain.
+        noise_key: the key of the response's noise, 64 bits without a sign.
+        sampling: the sampling parameters of the plan.
     """
 
     response: int
@@ -40,7 +45,14 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """New tokens of one response, in order, with their log-probs (natural log, under softmax(logits / temperature))."""
+    """New tokens of one response.
+
+    Attributes:
+        response: the number of the response in the plan.
+        token_ids: the new tokens, in order.
+        logprobs: the log-probs of the new tokens, natural log, under softmax(logits / temperature).
+        finish_reason: why the response ends with the last of the tokens; None: the response goes on.
+    """
 
     response: int
     token_ids: tuple[int, ...]
@@ -64,7 +76,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """The engine, its dtype and its device, for reports."""
+        """Engine, dtype and device in one text, for reports."""
         ...
 
     @property

@@ -1,8 +1,8 @@
 """The fast decoder for the plain Llama shape: Llama, Mistral, Qwen2, Qwen3 with full attention.
 
 The model consists of pre-norm blocks of grouped-query attention with rotary positions and a gated SiLU feed-forward.
-Projections that read the same input are one matrix product. On a CPU in float32 the matrices are kept in oneDNN's own
-layout, in which a product of few rows runs at about twice the speed.
+Projections of a common input (query, key and value; gate and up) are one matrix product. On a CPU in float32 the
+matrices are kept in oneDNN's own layout, in which a product of few rows runs at about twice the speed.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812 - its customary name
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tasks.sampling.engines.compiled_products import bound_compiled_products
+from tasks.sampling.engines.kernels import bound_compiled_products
 from tasks.sampling.engines.window import Window
 
 _MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
@@ -188,9 +188,9 @@ class FusedDecoder:
         return placed
 
     def _put(self, old: Any, new: Any) -> Any:
-        """New weights (a tensor, or a dataclass of them) in the memory of old ones of the same shapes, if there are.
+        """Copy new weights (a tensor, or a dataclass of tensors) into the memory of the old weights, if there are any.
 
-        What is borrowed is replaced, and so is oneDNN's layout, which cannot be overwritten.
+        Borrowed tensors and tensors in oneDNN's layout are replaced, because a copy must not or cannot overwrite them.
         """
         if old is None or new is None or (isinstance(new, Tensor) and new.is_mkldnn):
             return new
@@ -201,7 +201,7 @@ class FusedDecoder:
         )
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """The parts as one tensor, which is a copy if there are several."""
+        """Concatenate the parts along the rows; a single part is only moved to the device."""
         if len(parts) == 1:
             return self._placed(parts[0])
         return torch.cat([part.to(device=self._device, dtype=self._dtype) for part in parts])

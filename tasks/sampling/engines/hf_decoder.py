@@ -145,8 +145,9 @@ def _inputs(window: Window, first: int = 0) -> dict[str, Any]:
 def _stretches(fields: Mapping[str, Any], context_length: int) -> list[tuple[int, int]]:
     """The stretches (first position, tokens) with which a decoder is compared with a plain pass.
 
-    They cross each length that the configuration names and the context reaches, at which a model may change what it
-    computes, and the end of the context: from the first token on where that is short, else with a few tokens alone.
+    A model may change its function at a length that the configuration names. The stretches cross each such length
+    within the context, and the end of the context: short ones from the first token on, long ones with a few tokens
+    alone.
     """
     crossed = sorted({length for length in _lengths(fields) if length + _AFTER <= context_length})
     stretches = [(0, min(_FEW, max(4, context_length)))]

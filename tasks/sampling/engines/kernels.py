@@ -1,6 +1,7 @@
-"""Kernels: what the torch engine's steps use beside PyTorch's plain operations, and when."""
+"""Kernels: what the torch engine's steps use beside PyTorch's plain operations, and the code that oneDNN keeps."""
 
 import logging
+import os
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,9 @@ from tasks.sampling.engines.row_attention import RowAttention, checked, flash
 from tasks.sampling.engines.step_graphs import Record, record_on_gpu
 
 _LOG = logging.getLogger(__name__)
+# oneDNN keeps the code of 1024 products by default, which is half a gigabyte. Numbers of rows differ from step to step,
+# so a process would grow for hours; a pass over a model needs a few dozen at a time. Compiling takes about 1 ms.
+PRODUCTS_KEPT = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +20,9 @@ class Kernels:
     """The default is none, which is right for every device, dtype and model.
 
     Attributes:
-        attention: reads the cache without masks, for decoders that have `packed_heads`; None: masks.
-        record: records a step, so that it is launched as a whole; only with `attention`. None: operation by operation.
+        attention: attention over the cache without masks, for decoders with `packed_heads`; None: masks.
+        record: recorder of a step, which is then launched as a whole; only with `attention`. None: every operation is
+            launched alone.
     """
 
     attention: RowAttention | None = None
@@ -25,10 +30,10 @@ class Kernels:
 
 
 def kernels_for(heads: tuple[int, int, int] | None, dtype: torch.dtype, device: torch.device) -> Kernels:
-    """What a decoder with these `packed_heads` uses: all there is in half precision on CUDA, and nothing elsewhere.
+    """The kernels for a decoder with the `packed_heads` given: all kernels in half precision on CUDA, else none.
 
-    In float32 a response is promised to be the same alone, in a batch and resumed, which was shown with masks, and
-    flash attention takes no float32. The attention is compared with plain products on the device first.
+    In float32 a response must be equal alone, in a batch and resumed, which tests show with masks, and flash attention
+    takes no float32. The attention is compared with plain products on the device first.
     """
     if device.type != "cuda" or dtype == torch.float32:
         return Kernels()
@@ -37,3 +42,11 @@ def kernels_for(heads: tuple[int, int, int] | None, dtype: torch.dtype, device: 
         return Kernels()
     attention = checked(flash, heads, dtype, device)
     return Kernels() if attention is None else Kernels(attention, record_on_gpu)
+
+
+def bound_compiled_products() -> None:
+    """Bound the number of compiled matrix products that oneDNN keeps in the process, unless the environment sets it.
+
+    A call counts only before the first use of oneDNN, which reads the bound then. Engines and training call it.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(PRODUCTS_KEPT))

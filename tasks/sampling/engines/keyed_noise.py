@@ -1,8 +1,8 @@
 """Keyed noise: sampling noise as a pure function of (key, position, token id), and the choice of tokens with it.
 
-A response that moves to another process, or is decoded in another batch, gets the same noise at the same position, so
-it continues as it would have without the move. This module knows nothing of models or requests. The function, in 64-bit
-integers that wrap around, with `mix64` of tasks/sampling/engines/engine.py and G = 0x9E3779B97F4A7C15, is:
+Noise depends neither on the process nor on the batch that decodes a response, so a response continues after a move as
+without the move. Models and requests are unknown here. The function, in 64-bit integers that wrap around, with `mix64`
+of tasks/sampling/engines/engine.py and G = 0x9E3779B97F4A7C15, is:
 
     row  = mix64(key + (position + 1) * G)            output number `position` of a SplitMix64 seeded with `key`
     word = mix64(row + (token + 1) * G)               output number `token` of a SplitMix64 seeded with `row`
@@ -13,8 +13,8 @@ integers that wrap around, with `mix64` of tasks/sampling/engines/engine.py and 
 The sampled token maximises log softmax(logits / temperature) + g. The winning token has a small `v`, and float32 holds
 small numbers to 24 bits, so a vocabulary of 150,000 tokens loses no resolution.
 
-This module is written in torch, for every device; on a GPU, keyed_noise_triton.py does the same in two kernels where it
-can.
+This module is written in torch, for every device; on a GPU, keyed_noise_triton.py computes the function in two kernels
+where Triton is at hand.
 """
 
 from collections.abc import Callable

@@ -61,7 +61,7 @@ def draw(logits: Tensor, keys: Tensor, positions: Tensor, temperature: Tensor) -
     """Draw one token per row from the whole vocabulary with keyed noise. Does not wait for the device; no gradients.
 
     If scores are equal, the smaller token id wins, as in torch.argmax. A row with a NaN or +inf, or with nothing above
-    -inf, is no distribution: its token id is 0 and its log-prob NaN.
+    -inf, is no distribution: the row gets token id 0 and log-prob NaN.
 
     Args:
         logits: [B, V] in one of `DTYPES`, B and V at least 1.
@@ -176,7 +176,10 @@ def _combine_blocks(
     row_stride: int,
     width: tl.constexpr,
 ) -> None:
-    """For one row, the best token of all blocks and its log-prob. `width` is a power of 2 not below `blocks`."""
+    """Combine the blocks of one row into the best token and the token's log-prob and score.
+
+    `width` is a power of 2 not below `blocks`.
+    """
     row = tl.program_id(0).to(tl.int64)
     parts = tl.arange(0, width)
     inside = parts < blocks

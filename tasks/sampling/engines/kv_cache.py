@@ -88,8 +88,8 @@ class KeyValueCache:
     def window(self, first: Tensor, length: int, reach: int, rows: Tensor | None = None) -> MaskedWindow:
         """The window of `length` new tokens per row, the first of which have the positions `first` (int64 [n]).
 
-        `reach` is the largest position + 1; the caller gives it so that the host need not wait for the device. Padding
-        beyond the context is written to the last position, which no prefix reaches.
+        `reach`, the largest position + 1, comes from the caller: reading `first` would make the host wait for the
+        device. Padding beyond the context is written to the last position, which no prefix reaches.
         """
         count = first.shape[0]
         span = min(_rounded_up(reach), self._limit)

@@ -62,7 +62,7 @@ class PackedCache:
         return self._capacity
 
     def reserve(self, span: int) -> None:
-        """See `TokenCache`. One position more is kept, to which no response comes: `step_window` needs it."""
+        """See `TokenCache`. One further position is kept for `step_window`; no response ever reaches it."""
         if span < self._capacity:
             return
         capacity = min(max(_rounded_up(span + 1), 2 * self._capacity), self._limit)

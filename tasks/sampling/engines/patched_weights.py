@@ -1,4 +1,4 @@
-"""PatchedWeights: the model at a weight version, for engines that hold another one and change it where it differs."""
+"""PatchedWeights: a weight version for engines that hold a base version and overwrite only the changed elements."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,13 @@ _INT32_MAX = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class Patch:
-    """New elements of one tensor. indices: I32 or I64 [n], flat and ascending; values: [n], of the tensor's dtype."""
+    """New elements of one tensor.
+
+    Attributes:
+        shape: the shape of the tensor.
+        indices: I32 or I64 [n], flat and ascending.
+        values: [n], of the tensor's dtype.
+    """
 
     shape: tuple[int, ...]
     indices: TensorBlock
@@ -21,7 +27,7 @@ class Patch:
 
 
 class PatchedWeights(Mapping[str, TensorBlock]):
-    """All tensors of a weight version. An engine that holds version `base` may take what differs from that alone.
+    """All tensors of a weight version. An engine that holds version `base` may take only the changed elements.
 
     `read_places` gives the elements that differ, tensor by tensor, or None if they cannot be known.
     """

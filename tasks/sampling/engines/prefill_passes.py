@@ -10,7 +10,13 @@ _LENGTH_MAX = 512
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive tokens of a response: its row of the cache, the position of the first token, and the tokens."""
+    """Consecutive tokens of a response.
+
+    Attributes:
+        row: the response's row of the cache.
+        first: the position of the first token.
+        token_ids: the tokens.
+    """
 
     row: int
     first: int
@@ -39,7 +45,7 @@ def padded_passes(pieces: Sequence[Piece]) -> Iterator[tuple[list[Piece], int]]:
 
 
 def packed_passes(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
-    """Passes of pieces that lie one after another, each of TOKENS_MAX tokens but the last."""
+    """Cut the pieces into passes of TOKENS_MAX tokens, in which pieces follow each other; the last may be smaller."""
     passed: list[Piece] = []
     room = TOKENS_MAX
     for piece in pieces:

@@ -20,12 +20,12 @@ _TOLERANCE = 0.03
 
 @dataclass(frozen=True, slots=True)
 class RowReads:
-    """What n rows with N new tokens in all read.
+    """The reads of n rows with N new tokens in total.
 
     Attributes:
         bounds: int32 [n + 1], where the new tokens of each row begin, and N.
         rows: int32 [n, 1], the rows of the cache.
-        lengths: int32 [n], how many tokens a row holds, the new ones included, which are its last.
+        lengths: int32 [n], the number of tokens in each row, whose last tokens are the new ones.
         longest: the most new tokens of a row.
     """
 
@@ -84,15 +84,15 @@ def plain(queries: Tensor, keys: Tensor, values: Tensor, reads: RowReads) -> Ten
 def checked(
     attention: RowAttention, heads: tuple[int, int, int], dtype: torch.dtype, device: torch.device
 ) -> RowAttention | None:
-    """`attention` if it computes what `plain` computes on this device, else None, with a warning that says why.
+    """Return `attention` if its results on this device equal the results of `plain`; else warn why, and return None.
 
-    It is tried with prefixes and steps of several lengths, with cut rows in any order, and waits for the device.
+    The trial runs prefixes and steps of several lengths, with cut rows in any order, and waits for the device.
 
     Args:
-        attention: What to try.
-        heads: The model's query heads, key heads and their size.
-        dtype: That of queries and cache.
-        device: Where they are.
+        attention: the function to try.
+        heads: the model's query heads, key heads and their size.
+        dtype: the dtype of queries and cache.
+        device: the device of queries and cache.
     """
     try:
         difference = max(_difference(attention, heads, dtype, device, new) for new in ((1, 1, 1), (70, 1, 37)))
@@ -113,7 +113,7 @@ def _difference(
     device: torch.device,
     new: tuple[int, ...],
 ) -> float:
-    """The largest difference for three rows, which hold 300, 500 and 37 tokens, with so many new ones; NaN is inf."""
+    """The largest difference for three rows of 300, 500 and 37 tokens, the last `new` of which are new; NaN is inf."""
     query_heads, key_heads, size = heads
     generator = torch.Generator().manual_seed(0)
 

@@ -2,8 +2,8 @@
 
 Token k of a response, its log-prob and the response's length are pure functions of (noise_key, k, weight version), so
 that all code above the engine behaves as in production at no cost. Lengths are log-normal: most responses are short and
-a few are very long. A response that goes on after that, because its turn was answered, stops at each further token with
-a chance of one in LATER_TURN. Time passes on the caller's clock.
+a few are very long. After an answered turn a response goes on beyond its drawn length, and stops at each further token
+with a chance of one in LATER_TURN. Time passes on the caller's clock.
 """
 
 import math

@@ -1,8 +1,9 @@
-"""SlotTable: which row of the key-value cache serves which response, and which tokens each row holds.
+"""SlotTable: the row of the key-value cache that serves each response, and the tokens that each row holds.
 
-It has no tensors: it decides what is computed, copied and moved, and the engine does it. A row keeps its tokens after
-its response has left, until another response needs the row. So a response that comes back, as after each of its turns,
-has only its new tokens computed, and a group's prompt is computed once even if its responses start one after another.
+The table has no tensors: it chooses the tokens that the engine computes, copies and moves. A row keeps its tokens after
+its response has left, until another response needs the row. A response that comes back, as after each of its turns,
+therefore has only its new tokens computed, and a group's prompt is computed once even if responses start at different
+times.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from tasks.sampling.engines.engine import GenerationRequest
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A response's tokens in its row: those of prompt + response. All but the last one are in the cache."""
+    """The tokens of prompt + response in a row; the keys and values of every token but the last are in the cache."""
 
     request: GenerationRequest
     token_ids: list[int]
@@ -36,8 +37,11 @@ class Slot:
 class Placement:
     """Where a new response goes.
 
-    source: the row from which all of the prompt but its last token is copied; None if nothing is copied.
-    reused: how many of the response's first tokens need not be computed, because they are copied or in `row` already.
+    Attributes:
+        row: the row of the response.
+        request: the request for the response.
+        source: the row from which the prompt without its last token is copied; None: nothing is copied.
+        reused: the number of the first tokens that need no computation, because `row` holds or gets a copy of them.
     """
 
     row: int
@@ -60,7 +64,7 @@ class SlotTable:
         return {slot.request.response: row for row, slot in enumerate(self.slots) if slot is not None}
 
     def place(self, requests: Sequence[GenerationRequest]) -> list[Placement]:
-        """Give each request a free row: its own, if that still holds its prompt, else one that was left long ago.
+        """Give each request a free row: the response's old row if the row still holds the prompt, else the next one.
 
         There must be enough free rows.
         """
@@ -81,9 +85,9 @@ class SlotTable:
             self._kept[row] = slot
 
     def compact(self) -> list[tuple[int, int]]:
-        """Move responses so that they fill the first rows; return the pairs (from, to) that the cache must copy.
+        """Move responses into the first rows without a gap; return the pairs (from, to) that the cache must copy.
 
-        What a row had kept goes where the response was, so a row may be both source and target.
+        The tokens that a target row had kept go to the response's old row, so a row may be both source and target.
         """
         live = [row for row, slot in enumerate(self.slots) if slot is not None]
         holes = [row for row, slot in enumerate(self.slots[: len(live)]) if slot is None]
@@ -104,7 +108,7 @@ class SlotTable:
         self._kept.clear()
 
     def _rows_for(self, requests: Sequence[GenerationRequest], taken: set[int]) -> dict[int, int]:
-        """The rows of responses that have none of their own: empty ones first, then those left longest ago."""
+        """Rows for responses without an old row of their own: empty rows first, then the rows left longest ago."""
         free = [row for row, slot in enumerate(self.slots) if slot is None and row not in self._kept]
         free += [row for row in self._kept if row not in taken]
         given = free[: len(requests)]
@@ -146,7 +150,7 @@ class SlotTable:
 
 
 def _shared(slot: Slot, request: GenerationRequest) -> int:
-    """How many of a request's tokens, its last one excepted, its row holds; the prompts are equal."""
+    """The number of a request's first tokens that a slot with an equal prompt holds, less the request's last token."""
     length = len(request.prompt_ids)
     shared = length
     for held, wanted in zip(slot.token_ids[length:], request.generated_ids, strict=False):

@@ -1,8 +1,8 @@
-"""Positions that depend on how long a sequence is: up to which length a model rotates them in one way.
+"""Steady positions: the length up to which a model rotates positions by the same frequencies.
 
-Some rotary embeddings (longrope, dynamic scaling) take other frequencies from some length on. A token's logits then
-depend on tokens that come after it, and in a batch on the other responses: the keys in a cache were rotated for a
-shorter sequence, and the trainer rotates all for the longest one. So a run must not be able to reach such a length.
+Some rotary embeddings (longrope, dynamic scaling) change their frequencies at some length. Beyond that length a token's
+logits depend on later tokens, and in a batch on the other responses: the keys in a cache were rotated for a shorter
+sequence, and the trainer rotates all keys for the longest sequence. So a run must not be able to reach such a length.
 """
 
 import copy
@@ -19,7 +19,8 @@ _FREQUENCIES = "inv_freq"
 def unsteady(model: Any, context_length: int) -> str | None:
     """Why sequences of up to `context_length` tokens do not have one way to rotate positions; None if they do.
 
-    Only the rotary embeddings of the model are called, and not changed; on the meta device, new ones of their classes.
+    Only the rotary embeddings of the model are called, and stay unchanged; for a model on the meta device, new
+    embeddings of equal classes are built and called.
     """
     steady = steady_length(model, context_length)
     if steady >= context_length:
@@ -48,14 +49,14 @@ def _rotary_embeddings(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _layer_types(rotary: Any) -> list[str | None]:
-    """The kinds of layers for which it has frequencies of their own; [None] if all have the same."""
+    """The kinds of layers with frequencies of their own; [None] if the frequencies do not depend on the layer."""
     if "layer_type" not in inspect.signature(rotary.forward).parameters:
         return [None]
     return sorted(set(rotary.config.layer_types))
 
 
 def _steady_length(rotary: nn.Module, layer_type: str | None, longest: int) -> int:
-    """By bisection: the frequencies change at one length, if at all."""
+    """Find the length by bisection, because frequencies change at one length or never."""
     least, most = 2, longest
     short = _rotations(rotary, layer_type, least)
     if torch.equal(short, _rotations(rotary, layer_type, most)):

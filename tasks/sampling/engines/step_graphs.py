@@ -25,7 +25,7 @@ Launch = Callable[[], Tensor]
 class Record(Protocol):
     """Makes a recording of a step without running it. `pool` is the memory that recordings share, None for the first.
 
-    Whatever it raises means that the step cannot be recorded.
+    Any exception from the recorder means that the step cannot be recorded.
     """
 
     def __call__(self, step: Launch, pool: Any) -> tuple[Launch, Any]:

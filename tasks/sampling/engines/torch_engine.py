@@ -2,8 +2,8 @@
 
 Every response in flight has a row of a key-value cache allocated in advance. `start` computes the cache of all known
 tokens but the last, each prompt once for its whole group, and nothing that a row still holds; every `step` feeds the
-last token of every response and samples the next. A resumed response therefore goes through the same computation as one
-that was never interrupted. On a GPU in half precision `kernels.py` adds flash attention and recorded steps.
+last token of every response and samples the next. An interruption therefore changes nothing in the computation of a
+response. On a GPU in half precision `kernels.py` adds flash attention and recorded steps.
 """
 
 import math
@@ -113,7 +113,7 @@ class TorchEngine:
 
     @property
     def prefill_tokens(self) -> int:
-        """Prompt and prefix tokens computed so far, except each response's last one, which its first step feeds."""
+        """Prompt and prefix tokens computed so far, less each response's last token, which the first step feeds."""
         return self._prefill_tokens
 
     @property

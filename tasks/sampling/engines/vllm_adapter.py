@@ -1,4 +1,4 @@
-"""Adapters for vLLM: the folder from which its workers load one, in the format of the library peft."""
+"""Adapters for vLLM: the folder in the format of the library peft from which vLLM's workers load an adapter."""
 
 import json
 from pathlib import Path

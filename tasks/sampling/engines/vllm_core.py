@@ -32,8 +32,12 @@ Result = TypeVar("Result")
 class CoreRequest:
     """A request to vLLM.
 
-    name: never used before. params: vLLM's SamplingParams. salt: requests share cached prompts only under one salt.
-    adapter: vLLM's LoRARequest of the adapter that is loaded.
+    Attributes:
+        name: a name that no earlier request of the engine had.
+        token_ids: the tokens of prompt and prefix.
+        params: vLLM's SamplingParams.
+        salt: requests share cached prompts only under one salt.
+        adapter: vLLM's LoRARequest of the loaded adapter; None: no adapter.
     """
 
     name: str
@@ -45,7 +49,12 @@ class CoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCall:
-    """A call of every worker that changes its weights (vllm_worker.WorkerExtension)."""
+    """A change of the weights in every worker.
+
+    Attributes:
+        method: the name of a method of vllm_worker.WorkerExtension.
+        args: the arguments of the method.
+    """
 
     method: str
     args: tuple[Any, ...]
@@ -74,7 +83,7 @@ class Core(Protocol):
 
 
 class SameProcess:
-    """vLLM in this process: it starts within seconds, but if it hangs or crashes, so does the member."""
+    """vLLM in the member's process: the start takes seconds, but a hang or crash of vLLM is the member's, too."""
 
     def __init__(self, vllm_config: Any) -> None:
         try:
@@ -128,7 +137,7 @@ class SameProcess:
 
 
 class OwnProcess:
-    """vLLM's asynchronous engine, which decodes in processes of its own; a thread here receives its outputs."""
+    """vLLM's asynchronous engine, which decodes in separate processes; a thread of the member receives the outputs."""
 
     def __init__(self, vllm_config: Any, limits: Limits) -> None:
         self._limits = limits
@@ -224,7 +233,7 @@ class OwnProcess:
         self._ready.set()
 
     async def _listen(self) -> None:
-        """Pass vLLM's outputs, those of all requests of one turn together, to the thread that waits for tokens."""
+        """Pass vLLM's outputs to the thread that waits for tokens, with all requests' outputs of a turn in one list."""
         while True:
             await self._ready.wait()
             self._ready.clear()

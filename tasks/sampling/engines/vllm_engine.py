@@ -36,7 +36,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _InFlight:
-    """A request in vLLM. name: in vLLM; generated: tokens so far; begun: whether vLLM has returned one of them."""
+    """A request in vLLM.
+
+    Attributes:
+        request: the request of the session.
+        name: the name of the request in vLLM.
+        generated: the number of tokens generated so far.
+        begun: whether vLLM has returned a token of the request.
+    """
 
     request: GenerationRequest
     name: str
@@ -68,7 +75,7 @@ class VllmEngine:
             dtype: the dtype of weights, activations and cache.
             max_responses_in_flight: the most responses that vLLM decodes together.
             context_length: the most tokens of prompt + response.
-            device: the device that vLLM must find; "auto" takes the one that it was built for.
+            device: the device that vLLM must find; "auto" takes the device of the installed build of vLLM.
             config: all other settings; None takes the defaults.
             keyed: our noise draws the tokens. False is for measurements of its cost: vLLM's own noise draws them, a
                 resumed response continues otherwise, and log-probs are right at the temperatures 0 and 1 alone.
@@ -231,7 +238,7 @@ class VllmEngine:
         return core
 
     def _like_a_runs(self, count: int) -> list[CoreRequest]:
-        """Requests to warm up with: one token in, and two out if there is room."""
+        """Requests to warm up with: a prompt of one token, and two tokens to generate."""
         asked = [GenerationRequest(n, n, (0,), (), n, SamplingParams(max_completion_length=2)) for n in range(count)]
         return [self._core_request(_InFlight(request, next(self._names), 0), BASE_VERSION) for request in asked]
 

@@ -60,7 +60,7 @@ def held_open(tensors: Mapping[str, TensorBlock]) -> Iterator[Places]:
 
 
 def mapped_tensors(owner: int, places: Places) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that process `owner` holds open, by name, in mapped memory, one after the other; raises OSError."""
+    """Name and tensor of each open tensor of process `owner`, in mapped memory; raises OSError."""
     files: dict[int, MappedFile] = {}
     for name, descriptor, start, dtype, shape in places:
         num_bytes = math.prod(shape) * ITEM_BYTES[dtype]

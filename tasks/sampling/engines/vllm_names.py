@@ -1,4 +1,4 @@
-"""Every vLLM name that this package uses; no other module imports vLLM, so a renamed one breaks only this file.
+"""Every vLLM name that the package uses; vLLM is imported only here, so a renaming by vLLM breaks only this file.
 
 TRIED lists the tested releases. `resolve` imports vLLM, which takes seconds and reads the environment: set that first.
 """
@@ -67,7 +67,7 @@ def installed_version() -> str | None:
 
 
 def resolve(name: str) -> Any:
-    """The vLLM object that NAMES lists as `name`; EngineError if this release lacks it, naming the tested releases."""
+    """The vLLM object that NAMES lists as `name`; raises an EngineError with the tested releases if vLLM lacks it."""
     place, purpose = NAMES[name]
     module, _, attribute = place.partition(":")
     try:

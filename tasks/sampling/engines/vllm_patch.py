@@ -1,4 +1,4 @@
-"""Patches of weights inside a worker of vLLM: which models take them, how they are applied, and a check of the result.
+"""Patches of weights inside a worker of vLLM: the models that take patches, the writing, and a check of the result.
 
 vLLM writes a patch in the coordinates of the checkpoint through the model's own loader, so fused parameters and the
 shards of several GPUs are its business. It writes in place: a patch that fails leaves two versions mixed.
@@ -58,7 +58,7 @@ def patch(
 
 
 def digests(model: nn.Module) -> dict[str, Any]:
-    """What tells the weights of a model from others: hashes of rows and columns, computed where the weights are."""
+    """Digests by the name of a tensor: hashes of rows and columns, computed on the device of the weights."""
     named = {
         name: tensor.detach() for part in (model.named_parameters(), model.named_buffers()) for name, tensor in part
     }

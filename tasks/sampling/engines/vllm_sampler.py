@@ -1,8 +1,8 @@
 """Keyed sampling inside vLLM, with the noise of tasks/sampling/engines/keyed_noise.py.
 
-vLLM's two model runners pass logits to such code in two ways; this module serves both. Either way, each logit of a row
-becomes minus infinity except that of the sampled token, which becomes its log-prob. vLLM then takes that token, the
-largest, and with `logprobs_mode="processed_logits"` returns that number.
+vLLM's two model runners pass logits to such code in two ways; this module serves both. Either way, the logit of the
+sampled token becomes the token's log-prob, and every other logit of the row minus infinity. vLLM then takes the sampled
+token, because its logit is the largest, and with `logprobs_mode="processed_logits"` returns the log-prob.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,15 @@ ARGUMENT = "gleaner"
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How the tokens of one request are drawn. origin: the length of its prompt, from which positions count."""
+    """How the tokens of one request are drawn.
+
+    Attributes:
+        key: the key of the response's noise, as a signed 64-bit integer.
+        origin: the number of prompt tokens; positions count from the prompt's end.
+        temperature: 0 takes the most probable token.
+        top_p: the least probability of the most probable tokens among which is drawn.
+        top_k: the most tokens among which is drawn; 0: no limit.
+    """
 
     key: int
     origin: int

@@ -61,7 +61,8 @@ LIMITS = Limits()
 def prepare_environment(config: VllmConfig, limits: Limits = LIMITS) -> str:
     """Set vLLM's environment variables, except those the user has set; return the kind of device it finds, or "".
 
-    This changes the environment of this process, because vLLM reads it on import and its processes inherit it.
+    The environment of the member's process changes, because vLLM reads variables on import and its processes inherit
+    them.
     """
     _set_defaults(
         {
@@ -121,7 +122,10 @@ def _sockets() -> "tempfile.TemporaryDirectory[str]":
 
 
 def _inductor_folder() -> Path:
-    """Code that torch compiles: kept for the next process of this user, or else for this one."""
+    """The folder of code that torch compiles, which the user's next process finds again.
+
+    If that folder cannot be made the user's own, the code lasts as long as the process.
+    """
     try:
         return own_folder(Path(tempfile.gettempdir()) / f"gleaner-inductor-{os.geteuid()}")
     except OSError as error:
@@ -203,7 +207,7 @@ def cpu_cache_bytes(model_dir: Path, dtype: str, max_responses_in_flight: int, c
 
 
 def _first_of(model: dict[str, Any], names: tuple[str, ...]) -> int:
-    """The field that has one of the names, 0 without."""
+    """The value of the first of these fields that the model has and that is not 0; 0 without such a field."""
     return next((int(model[name]) for name in names if model.get(name)), 0)
 
 

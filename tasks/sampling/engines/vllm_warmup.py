@@ -19,7 +19,7 @@ def warm_up(core: Core, requests: Callable[[int], Sequence[CoreRequest]], rows_m
 
     Args:
         core: vLLM, as it has started.
-        requests: makes this number of requests with names of their own.
+        requests: returns the given number of requests, with new names each time.
         rows_max: the most requests that vLLM decodes together.
         limit_s: the most seconds without an output.
 

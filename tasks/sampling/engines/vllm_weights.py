@@ -1,4 +1,4 @@
-"""VllmWeights: which weights a running vLLM holds, and how it gets others: whole, by patches, or as an adapter."""
+"""VllmWeights: the weight version that a running vLLM holds, and its update as a whole, by patches or as an adapter."""
 
 import logging
 import shutil

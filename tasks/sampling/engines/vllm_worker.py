@@ -1,4 +1,4 @@
-"""The extension of vLLM's workers: they load what is handed over, and end when the process that started vLLM ends.
+"""The extension of vLLM's workers: loading of handed-over weights, and an end with the process that started vLLM.
 
 vLLM finds the class by its name and calls it in every worker. All workers of an engine share a machine.
 """
@@ -27,7 +27,7 @@ class WorkerExtension:
     device: Any
 
     def gleaner_load(self, given: Handed) -> float:
-        """Replace all weights by tensors that are handed over; returns the seconds.
+        """Replace all weights by the handed-over tensors; returns the seconds taken.
 
         With new weights vLLM forgets the adapter. Tied parameters are given under every name: vLLM's CPU build keeps a
         packed copy of the head, and renews it only from the head's own name.
@@ -39,7 +39,7 @@ class WorkerExtension:
     def gleaner_patch(self, shapes: dict[str, list[int]], given: Handed, whole: Handed | None) -> float | str:
         """Change some elements of the weights in place; returns the seconds, or why the weights must be loaded whole.
 
-        After a reason the weights are undefined. whole: load all weights afterwards, too, and find both to be the same.
+        After a reason the weights are undefined. whole: all weights, loaded afterwards for a comparison.
         """
         began_s = time.perf_counter()
         model = self.model_runner.get_model()
@@ -68,7 +68,7 @@ class WorkerExtension:
 
 
 def end_with_owner(owner: int) -> None:
-    """Kill this process and its parent as soon as process `owner` ends, and this process also when its parent ends.
+    """Kill the calling process and its parent as soon as process `owner` ends, and the caller alone if the parent ends.
 
     Otherwise vLLM would run for ever after the process that started it is killed, and would keep the GPU's memory.
     """

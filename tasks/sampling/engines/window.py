@@ -12,7 +12,7 @@ from tasks.sampling.engines.prefill_passes import Piece
 
 
 class Window(Protocol):
-    """What one forward pass of N new tokens, in the order in which the decoder has them, reads and writes."""
+    """The cache positions that one forward pass of N new tokens reads and writes, in the decoder's order of tokens."""
 
     @property
     def positions(self) -> Tensor:
@@ -36,13 +36,14 @@ class TokenCache(Protocol):
         ...
 
     def reserve(self, span: int) -> None:
-        """Allocate at least `span` positions per row; what is held stays, at another address if the capacity grows."""
+        """Allocate at least `span` positions per row; held tokens stay, at a new address if the capacity grows."""
         ...
 
     def step_window(self, cached: Tensor, reach: int) -> Window:
         """One new token for each of the first n rows, after `cached` tokens (int64 [n]).
 
-        `reach` is the largest position + 1; the caller gives it so that the host need not wait for the device.
+        `reach`, the largest position + 1, comes from the caller: reading `cached` would make the host wait for the
+        device.
         """
         ...
 

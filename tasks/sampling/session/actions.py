@@ -1,4 +1,4 @@
-"""What a member's state machine asks for (actions), and what it is told (events).
+"""The actions that a member's state machine asks for, and the events by which the machine learns the results.
 
 A member does three things side by side. The DECODE lane drives the engine, the FLUSH lane writes tokens and heartbeats,
 and the CLAIM lane reads and writes claims and looks for work. Each lane performs one action at a time.
@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from storage.journal.journal import PendingRows
-from storage.records.records import HeartbeatRecord
+from storage.records.crew_records import HeartbeatRecord
 from tasks.crew_model.rebalance import Holder, Transfer
 from tasks.sampling.engines.engine import TokenDelta
 from tasks.sampling.session.heartbeat import HeartbeatState
@@ -28,9 +28,15 @@ class Lane(Enum):
 class ClaimedResponse:
     """A response to extend from the end of `prefix`, under a claim of `epoch`.
 
-    logprobs: of the prefix's tokens that the policy sampled, in a run with turns. events: the answers to its turns.
-    turn_start: where the present turn of the policy began, or is to begin. owes: the policy has ended that turn, and it
-    is not answered. restarts: how often the response began again.
+    Attributes:
+        response: the number of the response in the plan.
+        epoch: the epoch of the claim.
+        prefix: the token ids of the response so far.
+        events: the stored answers to the turns of the policy, in a run with turns.
+        turn_start: the position in `prefix` at which the policy's present turn began, or is to begin.
+        owes: whether the policy has ended its present turn and the environment has not answered.
+        restarts: the number of times that the response began again.
+        logprobs: the log-probs of the tokens in `prefix` that the policy sampled, in a run with turns.
     """
 
     response: int
@@ -55,7 +61,7 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """End the rest of a lane, or its next one if it does not rest now. It has no result."""
+    """End the present rest of a lane, or the next rest of a lane at work. Result: none."""
 
     lane: Lane
 
@@ -71,7 +77,7 @@ class WriteShard:
 class WriteHeartbeat:
     """Overwrite the heartbeat."""
 
-    vitals: HeartbeatState
+    heartbeat_state: HeartbeatState
 
 
 # Actions of the decode lane.
@@ -79,7 +85,7 @@ class WriteHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class LoadWeights:
-    """Give the engine the plan's weights. Result: whether they were loaded, or waiting for them became useless."""
+    """Give the engine the plan's weights. Result: True after loading, False when waiting for weights became useless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +95,17 @@ class RestartEngine:
 
 @dataclass(frozen=True, slots=True)
 class StartResponses:
-    """Admit responses to the engine, each with the tokens that it has so far."""
+    """Admit responses to the engine, given as pairs of a response's number and the tokens so far."""
 
     responses: tuple[tuple[int, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class HeldTurn:
-    """A turn that the policy has ended, of a response that is held; the fields are those of OpenTurn.
+    """A turn that the policy has ended, of a held response; all other fields are as in OpenTurn.
 
-    journalled: whether its last tokens are in the journal.
+    Attributes:
+        journalled: whether the last tokens of the turn are in the journal.
     """
 
     response: int
@@ -136,7 +143,12 @@ class DecodeStep:
 
 @dataclass(frozen=True, slots=True)
 class AbortResponses:
-    """Have the environments, and an engine that lives, forget responses."""
+    """Have the environments, and a living engine, forget responses.
+
+    Attributes:
+        responses: the numbers of the responses.
+        engine_lives: whether the engine lives; a dead engine is not asked.
+    """
 
     responses: tuple[int, ...]
     engine_lives: bool = True
@@ -144,7 +156,12 @@ class AbortResponses:
 
 @dataclass(frozen=True, slots=True)
 class DecodeResult:
-    """The new tokens, and how long the engine took for them."""
+    """The result of DecodeStep.
+
+    Attributes:
+        deltas: the new tokens.
+        took_s: the time of the engine's step.
+    """
 
     deltas: list[TokenDelta]
     took_s: float
@@ -160,7 +177,7 @@ class ReadClosed:
 
 @dataclass(frozen=True, slots=True)
 class ClaimSlot:
-    """Claim what the slot's earlier incarnations hold, and what is unclaimed in its unit.
+    """Claim the responses that the slot's earlier incarnations hold, and the unclaimed responses of the slot's unit.
 
     Result: tuple of ClaimedResponse.
     """
@@ -180,21 +197,21 @@ class ReadClaims:
 
 @dataclass(frozen=True, slots=True)
 class ReadOwnUnit:
-    """Result: whether the responses have ended that the slot is responsible for (Claimant.own_unit_ended).
+    """Result: whether all responses of the slot's duty have ended (Claimant.own_unit_ended).
 
-    None if journals were read in part: asked again, it reads on. So do LookAround and Take.
+    None if journals were read in part: a repetition reads on. LookAround and Take behave alike.
     """
 
-    known: Mapping[int, int]
+    claim_epochs: Mapping[int, int]
     cuts: bool
     has_cut: bool
 
 
 @dataclass(frozen=True, slots=True)
 class LookAround:
-    """Read heartbeats of other members. Result: Seen or None. The fields are those of Claimant.look."""
+    """Read heartbeats of other members. Result: Seen or None. The fields are as in Claimant.look."""
 
-    known: Mapping[int, int]
+    claim_epochs: Mapping[int, int]
     held: int
     released: int
 
@@ -208,9 +225,12 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a transfer brought, by how many new claims; nothing if another member came first.
+    """The gain of a transfer; empty if another member came first.
 
-    asked: how many responses their holder was asked for instead, now or by an earlier look.
+    Attributes:
+        work: the responses claimed.
+        claims: the number of new claims.
+        asked: the number of responses for which the holder was asked instead, now or by an earlier look.
     """
 
     work: tuple[ClaimedResponse, ...] = ()
@@ -230,12 +250,15 @@ class AskEnough:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a look shows.
+    """The findings of one look.
 
-    stray: responses that an earlier, failed action claimed; if there are any, nothing else was looked at. holders: the
-    members that may hold unfinished responses, by incarnation. unseen: how many more such members there are, beyond
-    those that one look looks at. unclaimed: how many responses have no claim. nothing_left: every response of the plan
-    was seen to have ended. working: the heartbeats of other crew members that decode.
+    Attributes:
+        stray: responses that an earlier, failed action claimed; with any stray response the look ends at once.
+        holders: the members that may hold unfinished responses, by incarnation.
+        unseen: the number of further such members, beyond the most that one look examines.
+        unclaimed: the number of responses without a claim.
+        nothing_left: whether every response of the plan was seen to have ended.
+        working: the heartbeats of other crew members that decode.
     """
 
     stray: tuple[ClaimedResponse, ...] = ()
@@ -275,9 +298,12 @@ Action = (
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The claims as read so far: the responses that the member holds, with epochs, and how many claims it has made.
+    """The member's claims as read so far.
 
-    recovered: how many tokens of the policy it found journalled in the responses that it claimed.
+    Attributes:
+        owned: the epoch of the member's claim by held response.
+        made: the number of claims that the member has made.
+        recovered: the number of the policy's tokens that the journal held in claimed responses when they were claimed.
     """
 
     owned: dict[int, int]
@@ -287,7 +313,15 @@ class Claims:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """A lane has performed its action, or begins (result None). claims: what it read of them; None: nothing new."""
+    """A lane has performed its action, or begins.
+
+    Attributes:
+        lane: the lane.
+        now_s: the monotonic clock at the end of the action.
+        wall_s: the wall clock at the end of the action.
+        result: the result of the action, as the action's docstring says; None when a lane begins.
+        claims: the claims as read so far; None: nothing new.
+    """
 
     lane: Lane
     now_s: float
@@ -298,7 +332,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """A lane's action raised `error`; claims: as in Done."""
+    """A lane's action raised `error`; all other fields are as in Done."""
 
     lane: Lane
     now_s: float

@@ -1,4 +1,4 @@
-"""Candidates: the responses of a holder that another member may take."""
+"""Candidates: the unfinished responses of a member, from which a taker chooses."""
 
 from storage.journal.assembly import JournalReader
 from storage.journal.shard import Finish
@@ -6,9 +6,9 @@ from tasks.crew_model.rebalance import Candidate
 
 
 def candidates_of(reader: JournalReader, holder: str, taker: str, *, acting: bool) -> list[Candidate]:
-    """The unfinished responses of a member, as its journal shows them; `acting`: also those owed an answer.
+    """The unfinished responses of `holder` by its journal; `acting` includes responses whose turn awaits an answer.
 
-    A living member makes the call of a response that it took with an answer owed before it decodes the response.
+    A taker must make the calls of such a turn before decoding its response.
     """
     book, found = reader.book, []
     for response in book.holdings().get(holder, ()):

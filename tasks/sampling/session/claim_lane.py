@@ -1,7 +1,7 @@
 """The claim lane: how a member claims its slot, notices others' claims and the end, and looks for work.
 
-A generator of actions, which is sent the result of each. What it finds is in the state for the decode lane's next turn,
-so the engine never waits for it.
+A generator of actions, which is sent the result of each. The decode lane finds the results in the state at its next
+turn, so the engine never waits for a read or a claim.
 """
 
 from collections.abc import Callable, Generator
@@ -62,7 +62,7 @@ class ClaimLane:
         if state.closed:
             return
         if not state.announced:
-            yield WriteHeartbeat(state.vitals())
+            yield WriteHeartbeat(state.heartbeat_state())
             state.announced = True
         work: tuple[ClaimedResponse, ...] = yield ClaimSlot()
         yield from self._ask_closed()
@@ -73,7 +73,8 @@ class ClaimLane:
     def _ask_closed(self) -> Steps:
         """Ask whether the iteration is closed; after a claim, because a closed iteration's journal may be deleted.
 
-        A member that slept while it read the journal may have missed a part of it, and would repeat what was in there.
+        A member that slept while reading the journal may have missed deleted shards, and would generate their tokens
+        again.
         """
         self._state.closed = self._state.closed or (yield ReadClosed())
 
@@ -123,19 +124,20 @@ class ClaimLane:
             state.is_looking = False
 
     def _look_at_own(self) -> Steps:
-        """Read all claims, and note whether the responses have ended that this slot is responsible for."""
+        """Read all claims, and note whether all responses of the slot's duty have ended."""
         state = self._state
         yield ReadClaims()
         if not state.may_always_go:
             # Other members may claim released responses before the next look.
             state.own_ended = not state.holdings.released and bool(
-                (yield from self._read(lambda: ReadOwnUnit(state.holdings.known(), state.cuts, state.has_cut)))
+                (yield from self._read(lambda: ReadOwnUnit(state.holdings.claim_epochs(), state.cuts, state.has_cut)))
             )
 
     def _read(self, action: Callable[[], Action]) -> Generator[Action, Any, Any]:
         """Perform an action that may read long journals in parts, and read the news between two parts.
 
-        So the member notices soon that others claim what it decodes. None if the iteration was closed meanwhile.
+        The member thus notices within one part that another member has claimed a response in flight here. Returns None
+        if the iteration was closed meanwhile.
         """
         while not self._state.closed:
             result = yield action()
@@ -148,7 +150,7 @@ class ClaimLane:
         state = self._state
         seeker = state.seeker()
         seen: Seen | None = yield from self._read(
-            lambda: LookAround(state.holdings.known(), seeker.held, state.released_count())
+            lambda: LookAround(state.holdings.claim_epochs(), seeker.held, state.released_count())
         )
         if seen is None:
             return

@@ -1,7 +1,7 @@
-"""Claimant: claims responses for one incarnation, and knows which it still holds (docs/format.md section 5).
+"""Claimant: claims responses for one incarnation, and tells which responses are still held (docs/format.md section 5).
 
-tasks/crew_model/rebalance.py decides what to take; the claimant reads what that needs and writes the claims. It knows
-no engine, and one thread uses it at a time.
+tasks/crew_model/rebalance.py decides which responses to take; the claimant reads the facts for the decision and writes
+the claims. No engine is known here. One thread at a time uses a claimant.
 """
 
 import logging
@@ -32,8 +32,13 @@ SHARDS_A_CALL = 32
 
 
 @dataclass(slots=True)
-class _Asked:
-    """The responses that a holder was asked for, and how many looks ago."""
+class _OpenAsk:
+    """An ask that a holder has not answered.
+
+    Attributes:
+        responses: the responses for which the holder was asked.
+        looks: the number of looks since then.
+    """
 
     responses: tuple[int, ...]
     looks: int = 0
@@ -42,8 +47,8 @@ class _Asked:
 class Claimant:
     """Claims for `incarnation` of `slot`; a slot number beyond the plan's stands for a member without an assignment.
 
-    `look`, `own_unit_ended` and `take` may have to read long journals. They return None when they have read a part, and
-    go on when they are called again; in between the caller can read what concerns the responses that it holds.
+    `look`, `own_unit_ended` and `take` may have to read long journals. They return None after reading a part, and
+    go on when called again; between two calls the caller can read the news of the responses in its hands.
     """
 
     def __init__(
@@ -74,15 +79,15 @@ class Claimant:
         self._isolated = {place.slot for place in plan.slots if place.batch_max is not None}
         self._settled: dict[str, int] = {}
         self._asks = Asks(store, plan.iteration)
-        self._asked: dict[str, _Asked] = {}
+        self._open_asks: dict[str, _OpenAsk] = {}
         self.tokens_recovered = 0
 
     def closed(self) -> bool:
-        """Whether the iteration is closed, so that no more of its tokens will be used."""
+        """Whether the iteration is closed, after which no further token of the iteration is used."""
         return exists(self._store, layout.closed(self._plan.iteration))
 
     def owned(self) -> dict[int, int]:
-        """The responses that this incarnation holds, with the epoch of its claim."""
+        """The responses that the incarnation holds, with the epochs of the claims."""
         book = self._reader.book
         owners = {response: book.owner(response) for response in book.held_by(self._incarnation)}
         return {response: owner.epoch for response, owner in owners.items() if owner}
@@ -106,11 +111,11 @@ class Claimant:
         return any(found)
 
     def asked_for(self) -> tuple[int, ...]:
-        """The responses that others have asked this incarnation for since the last call."""
+        """The responses for which other members have asked the incarnation since the last call."""
         return self._asks.read(self._incarnation)
 
     def take_own_slot(self) -> tuple[ClaimedResponse, ...]:
-        """Claim at once what earlier incarnations of this slot hold, and the unclaimed responses of its own unit."""
+        """Claim at once the responses of the slot's earlier incarnations, and the unclaimed responses of its unit."""
         book = self._reader.book
         book.refresh()
         if self._slot >= len(self._plan.slots):
@@ -132,17 +137,17 @@ class Claimant:
         order = {response: place for place, response in enumerate(self._own_unit)}
         return self._work(sorted(held, key=lambda response: (order.get(response, len(order)), response)))
 
-    def look(self, known: Mapping[int, int], *, held: int, released: int) -> Seen | None:
+    def look(self, claim_epochs: Mapping[int, int], *, held: int, released: int) -> Seen | None:
         """Read the heartbeats of members that may hold unfinished responses; call `refresh` before.
 
-        known: the responses that the caller holds, has released or has ended, with the epoch of their claim. Held
-        responses that are not in `known` were claimed by a call that failed afterwards; they are returned as stray.
-        held: how many responses the caller has, decoded or with tools. released: how many it has released and may
-        take again.
+        claim_epochs: the epoch of the claim by response, for responses that the caller holds, has released or has
+        ended. Any further response of the incarnation was claimed by a call that failed, and is returned as stray.
+        held: the number of responses that the caller decodes or has with tools. released: the number of released
+        responses that the caller may take again.
         """
         book = self._reader.book
         holdings, unclaimed = book.holdings(), len(book.unclaimed())
-        stray = [response for response, epoch in self.owned().items() if known.get(response) != epoch]
+        stray = [response for response, epoch in self.owned().items() if claim_epochs.get(response) != epoch]
         if work := self._work([response for response in stray if not self._has_ended(response)]):
             return Seen(stray=work)
         names = [
@@ -156,7 +161,7 @@ class Claimant:
             return None
         holders = {name: self._holder(name, sign, holdings.get(name, ())) for name, sign in signs.items()}
         seen = [sign.record for name, sign in signs.items() if sign.record and not holders[name].lost]
-        for asked in self._asked.values():
+        for asked in self._open_asks.values():
             asked.looks += 1
         if released:
             holders[self._incarnation] = _own_released(self._incarnation, released)
@@ -178,15 +183,17 @@ class Claimant:
             working=working,
         )
 
-    def own_unit_ended(self, known: Mapping[int, int], *, cuts: bool = False, has_cut: bool = False) -> bool | None:
-        """Whether the responses that this slot is responsible for have ended, as far as other members hold them.
+    def own_unit_ended(
+        self, claim_epochs: Mapping[int, int], *, cuts: bool = False, has_cut: bool = False
+    ) -> bool | None:
+        """Whether all responses of the slot's duty have ended, apart from the responses in the caller's own hands.
 
-        A slot may leave once all responses it is responsible for have ended: its first assignment; those the trainer
-        holds; those planned for the trainer that no other crew slot holds now; and, where members cut, also those it
-        once held that no other crew slot holds now. After a cut the slot is no longer responsible for the part of its
-        first assignment that other crew slots hold. The reason: Flyte restarts a slot of the crew that dies, whereas a
-        joined member may vanish unnoticed. An unclaimed response counts as not ended, and so does one that a call which
-        failed afterwards claimed for this incarnation; known: as in `look`.
+        A slot may leave once every response of its duty has ended: its first assignment; responses that the trainer
+        holds; responses planned for the trainer that no other crew slot holds now; and, where members cut, also
+        responses once held here that no other crew slot holds now. A cut removes from the duty the part of the first
+        assignment that other crew slots hold. The reason: Flyte restarts a slot of the crew that dies, whereas a
+        joined member may vanish unnoticed. An unclaimed response counts as not ended, and so does a response that a
+        failed call claimed for the incarnation; claim_epochs: as in `look`.
         """
         book = self._reader.book
         answered = {response for response in self._own_unit if not (has_cut and self._is_with_crew(response))}
@@ -198,7 +205,7 @@ class Claimant:
         asked = {
             response: owner.incarnation
             for response, owner in owners.items()
-            if owner and (owner.incarnation != self._incarnation or owner.epoch != known.get(response))
+            if owner and (owner.incarnation != self._incarnation or owner.epoch != claim_epochs.get(response))
         }
         others = sorted(set(asked.values()) - {self._incarnation})
         if not (self._has_read(others) and self._knows_ends(asked)):
@@ -224,7 +231,7 @@ class Claimant:
         return any(book.incarnations[name] == self._slot for name in book.former_owners(response))
 
     def _is_silent(self, sign: MemberSign) -> bool:
-        """Whether no heartbeat tells what a member has not finished, so that its journal must."""
+        """Whether only the journal can tell a member's unfinished responses, for want of a fresh heartbeat."""
         return sign.record is None or sign.lost(self._claim_ttl_s)
 
     def _has_read(self, incarnations: Sequence[str]) -> bool:
@@ -232,7 +239,7 @@ class Claimant:
         return self._reader.shards.advance_some(incarnations, SHARDS_A_CALL)
 
     def _has_reached(self, responses: Iterable[int]) -> bool:
-        """Read on in what earlier holders of these responses journalled; returns whether they can be assembled."""
+        """Read further shards of the responses' earlier holders; returns whether the responses can be assembled."""
         shards, sealed = self._reader.shards, map(self._reader.book.sealed, responses)
         spans = (span for lineage in sealed for span in lineage)
         behind = {span.incarnation for span in spans if span.last_sequence > shards.last_sequence(span.incarnation)}
@@ -273,7 +280,7 @@ class Claimant:
         )
 
     def take(self, transfer: Transfer) -> Taken | None:
-        """Claim the transfer's responses, unit by unit; stop at the first unit that another member claimed earlier.
+        """Claim the transfer's responses, unit by unit, up to the first unit that another member claimed earlier.
 
         With `asks` the holder is asked first; the responses are claimed when it has released them, or when it has not
         answered by the LOOKS_TO_ANSWER-th look.
@@ -286,24 +293,24 @@ class Claimant:
         acting = not transfer.cause.from_the_living
         candidates = candidates_of(self._reader, holder, self._incarnation, acting=acting)
         if transfer.asks:
-            asked = self._asked.get(holder)
+            asked = self._open_asks.get(holder)
             if asked is None:
                 return self._ask(transfer, candidates)
             if asked.looks < LOOKS_TO_ANSWER:
                 return Taken(asked=len(asked.responses))
             candidates = [candidate for candidate in candidates if candidate.response in asked.responses]
-        self._asked.pop(holder, None)
+        self._open_asks.pop(holder, None)
         if self._clock.monotonic() - self._looked_s > self._claim_ttl_s:
             # A request took so long that a holder that looked dead may have come back. The next look will tell.
             return Taken()
         return self._claim_all(choose(transfer.cause, transfer.count, candidates), holder, transfer.cause)
 
     def _ask(self, transfer: Transfer, candidates: Sequence[Candidate]) -> Taken:
-        """Ask the holder for those of its responses that suit best."""
+        """Ask the transfer's holder for the responses that `choose` prefers."""
         responses = choose(transfer.cause, transfer.count, candidates)
         if responses and transfer.incarnation is not None:
             self._asks.write(transfer.incarnation, AskRecord(asker=self._incarnation, responses=responses))
-            self._asked[transfer.incarnation] = _Asked(responses)
+            self._open_asks[transfer.incarnation] = _OpenAsk(responses)
         return Taken(asked=len(responses))
 
     def _free(self, count: int) -> tuple[int, ...]:
@@ -341,7 +348,7 @@ class Claimant:
         )
 
     def _work(self, responses: Iterable[int]) -> tuple[ClaimedResponse, ...]:
-        """The unfinished ones of the responses just claimed, with their journalled tokens."""
+        """The unfinished responses among newly claimed ones, with their journalled tokens."""
         work = []
         for response in responses:
             assembled = self._reader.assemble(response)

@@ -1,7 +1,6 @@
-"""CrewWatch: whether any member other than the trainer's machines generates, and whether one can still come.
+"""CrewWatch: whether any member other than the trainer's machines generates, and whether a member can still come.
 
-It reads heartbeats and the notes that rollout maps leave when they end, never the journal. One thread uses it at a
-time.
+The watch reads heartbeats and the notes of ended rollout maps, never the journal. One thread at a time uses a watch.
 """
 
 import logging
@@ -37,7 +36,7 @@ LOST_EARLIER = "was killed in an earlier iteration, or "
 
 
 class LeftAlone(Exception):  # noqa: N818 - not an error: the trainer is to generate, as no other member does
-    """No other member lives, so the trainer's machines are to generate."""
+    """No member of the crew lives, so the trainer's machines are to generate."""
 
 
 class CrewLost(GleanerError, RuntimeError):  # noqa: N818 - reads as what happened
@@ -45,7 +44,7 @@ class CrewLost(GleanerError, RuntimeError):  # noqa: N818 - reads as what happen
 
 
 class CrewWatch:
-    """Watches the members of one iteration, except those on the trainer's machines."""
+    """Watches the members of one iteration, apart from members on the trainer's machines."""
 
     def __init__(
         self,
@@ -62,8 +61,9 @@ class CrewWatch:
     ) -> None:
         """Begin the watch.
 
-        execution: the Flyte execution whose rollout maps are watched. crew_ended: these are known to have ended.
-        at_once: once they have ended and no member has joined, LeftAlone is raised without waiting for seeding_after_s.
+        execution: the Flyte execution whose rollout maps are watched. crew_ended: whether the caller knows that the
+        maps have ended. at_once: whether LeftAlone is raised without the wait of seeding_after_s when the maps have
+        ended and no member has joined.
         """
         self._store = store
         self._plan = plan
@@ -88,12 +88,12 @@ class CrewWatch:
     def lives(self) -> bool:
         """Read the heartbeats: whether a member has beaten since the watch began, and has neither left nor gone silent.
 
-        A heartbeat from before the watch counts only once it changes, so that a member that died long ago does not.
+        A heartbeat from before the watch counts only after a change, so that no member counts that died long ago.
         """
         return bool(self._living(self._ended()))
 
     def works(self) -> bool:
-        """Whether a member lives (see `lives`) and has loaded the weights, so that it can take over at once.
+        """Whether a member lives (see `lives`) and has loaded the weights, and thus can take over at once.
 
         Without the second condition, a member that dies again and again while loading would make the trainer stop
         generating and start again for ever.
@@ -133,14 +133,14 @@ class CrewWatch:
             self._log_waiting(alone_s, over, failures)
 
     def _has_news(self, ended: set[int], failures: dict[int, FailureRecord]) -> bool:
-        """Whether slots have ended, or attempts at them failed, since it was last asked."""
+        """Whether slots have ended, or attempts at slots have failed, since the last call."""
         known: set[tuple[int, float | None]] = {(slot, failure.at_s) for slot, failure in failures.items()}
         known |= {(slot, None) for slot in self._slots & ended}
         news, self._told = not known <= self._told, self._told | known
         return news
 
     def _living(self, ended: set[int]) -> list[MemberSign]:
-        """Read the heartbeats and return those of members that are proven to live."""
+        """Read the heartbeats, and return the signs of members that are proven to live."""
         self._look()
         return [sign for name, sign in self._present(ended).items() if self._is_proven(name, sign)]
 
@@ -164,7 +164,7 @@ class CrewWatch:
     def _present(self, ended: set[int]) -> dict[str, MemberSign]:
         """The members that may live, as far as was read: not gone, not silent, and not of a slot that has ended.
 
-        The slot of a member whose heartbeat cannot be read is unknown, so that one counts as having no such slot.
+        An unreadable heartbeat hides the member's slot, so its member counts as having a slot that goes on.
         """
         ttl_s = self._rollout.claim_ttl_s
         return {
@@ -177,7 +177,7 @@ class CrewWatch:
         return sign.changed or name not in (self._first_there or ())
 
     def _check_writable(self) -> None:
-        """Raise CrewLost if the store refuses to be written: a crew that ended for that reason left no note of it."""
+        """Raise CrewLost if the store refuses writes: a crew that ends because of the refusal can leave no note."""
         key = f"{layout.PROBE}{uuid.uuid4().hex}"
         try:
             self._store.put(key, b"a crew is waited for")
@@ -228,7 +228,7 @@ class CrewWatch:
         )
 
     def _failures(self) -> dict[int, FailureRecord]:
-        """The last failure of each slot that reported one."""
+        """The last reported failure by slot, for slots with at least one."""
         return slot_failures(self._store, self._plan.iteration, self._execution)
 
     def _errors_of_execution(self) -> dict[int, str]:
@@ -260,5 +260,5 @@ class CrewWatch:
 
 
 def _may_count(sign: MemberSign) -> bool:
-    """Whether the heartbeat is of a member that is not the trainer's and has not left, as far as it can be read."""
+    """Whether a member may count: its heartbeat is unreadable, or neither the trainer's nor from a member that left."""
     return sign.record is None or (sign.record.state != "gone" and sign.record.pool != TRAIN_POOL)

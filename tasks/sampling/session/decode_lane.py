@@ -1,7 +1,7 @@
-"""The decode lane: what a member does with its engine, from its start until it has left.
+"""The decode lane: a member's use of its engine, from the first claim until the member has left.
 
-A generator of actions, which is sent the result of each. What the claim lane reads meanwhile is in the state at the
-next turn, so the engine never waits for storage.
+A generator of actions, which is sent the result of each. The findings of the claim lane are in the state at the next
+turn, so the engine never waits for storage.
 """
 
 import logging
@@ -36,9 +36,9 @@ LEAVING_TIME_LIMIT_S = 60.0
 def decode_lane(state: State) -> Steps:
     """Decode until the member is done, then leave.
 
-    Raises Preempted after a notice that came before that, EngineDied when the engine dies after engine_restarts_max
-    restarts, and what ended another lane. Before any of them, tokens are flushed and held responses are free for
-    others, if the store works.
+    Raises Preempted after a notice that came before the end, EngineDied when the engine dies after engine_restarts_max
+    restarts, and the error that ended a different lane. Before an error leaves, tokens are flushed and held responses
+    are free for other members, if the store works.
     """
     try:
         while not (state.is_done() or state.noticed):
@@ -141,9 +141,9 @@ def _leave(state: State) -> Steps:
 
 
 def _hand_in(state: State) -> Steps:
-    """Write everything and release what is still held: the state "gone" lets others claim it without waiting.
+    """Write all pending tokens, and announce the state "gone", in which others may claim held responses at once.
 
-    The first write does not wait for what the claim lane is doing: tokens are safe as early as possible.
+    The first write does not wait for the claim lane's present action: tokens are safe as early as possible.
     """
     holdings = state.holdings
     if state.closed:
@@ -158,7 +158,7 @@ def _hand_in(state: State) -> Steps:
     yield WriteShard(holdings.take_pending())
     state.ends_journalled = holdings.ends
     holdings.state = "gone"
-    yield WriteHeartbeat(state.vitals())
+    yield WriteHeartbeat(state.heartbeat_state())
 
 
 def _until_ended(state: State, lanes: set[Lane], limit_s: float) -> Steps:

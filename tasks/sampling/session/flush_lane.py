@@ -67,4 +67,4 @@ class FlushLane:
         state.ends_journalled, state.released_journalled, state.looks_due = ends, released, asked
 
     def _beat(self) -> Steps:
-        yield WriteHeartbeat(self._state.vitals())
+        yield WriteHeartbeat(self._state.heartbeat_state())

@@ -1,6 +1,6 @@
-"""HeartbeatWriter: an incarnation's report about itself, written at an interval to one object that it overwrites.
+"""HeartbeatWriter: an incarnation's report about itself, which overwrites one object at an interval.
 
-Other members learn from it that the incarnation lives, how much it holds and how fast it decodes. They treat it as a
+A heartbeat tells the crew that the incarnation lives, how much it holds and how fast it decodes. The heartbeat is a
 hint: no token counts because of a heartbeat.
 """
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 from storage.clock import Clock
 from storage.records import layout, records
-from storage.records.records import HeartbeatRecord
+from storage.records.crew_records import HeartbeatRecord
 from storage.stores.metered import requests_of
 from storage.stores.store import ObjectStore
 from tasks.sampling.engines.engine import Engine
@@ -39,7 +39,7 @@ class HeartbeatState:
 
 
 class HeartbeatWriter:
-    """Writes AliveRecords, one at a time; they include the request counts if `store` is metered."""
+    """Writes HeartbeatRecords, one at a time, with the counts of requests if `store` is metered."""
 
     def __init__(
         self, store: ObjectStore, iteration: int, incarnation: str, engine: Engine, config: SessionConfig, clock: Clock
@@ -55,7 +55,7 @@ class HeartbeatWriter:
         self._beats = 0
         self._decoded: deque[tuple[float, int]] = deque()
 
-    def beat(self, vitals: HeartbeatState) -> None:
+    def beat(self, heartbeat_state: HeartbeatState) -> None:
         """Overwrite the heartbeat."""
         self._beats += 1
         requests = requests_of(self._store)
@@ -71,26 +71,26 @@ class HeartbeatWriter:
             prefill_tokens=self._engine.prefill_tokens - self._prefill_before,
             engine=self._engine.name,
             batch_invariant=self._engine.batch_invariant,
-            tokens_per_s=self._tokens_per_s(vitals),
+            tokens_per_s=self._tokens_per_s(heartbeat_state),
             usd_per_hour=self._config.usd_per_hour,
             puts=requests.puts,
             gets=requests.gets,
             bytes_read=requests.bytes_read,
-            **asdict(vitals),
+            **asdict(heartbeat_state),
         )
         records.put(self._store, self._key, record)
 
-    def _tokens_per_s(self, vitals: HeartbeatState) -> float | None:
+    def _tokens_per_s(self, heartbeat_state: HeartbeatState) -> float | None:
         """The decode rate over the last `claim_ttl_s`; None until it has decoded for half of that without a pause.
 
         Over a shorter time, a long prefill would look as if the member had stopped.
         """
-        if not vitals.running:
+        if not heartbeat_state.running:
             self._decoded.clear()
             return None
         now_s, ttl_s = self._clock.monotonic(), self._config.claim_ttl_s
         while self._decoded and now_s - self._decoded[0][0] > ttl_s:
             self._decoded.popleft()
-        self._decoded.append((now_s, vitals.tokens_generated))
+        self._decoded.append((now_s, heartbeat_state.tokens_generated))
         since_s, before = self._decoded[0]
-        return (vitals.tokens_generated - before) / (now_s - since_s) if now_s - since_s >= ttl_s / 2 else None
+        return (heartbeat_state.tokens_generated - before) / (now_s - since_s) if now_s - since_s >= ttl_s / 2 else None

@@ -17,9 +17,15 @@ FINISH = {FinishReason.STOP: Finish.STOP, FinishReason.LENGTH: Finish.LENGTH}
 
 @dataclass(slots=True)
 class Held:
-    """A response to extend: the epoch of its claim, and its tokens and answered turns so far, journalled or not.
+    """A response to extend.
 
-    logprobs: of the policy's tokens, in a run with turns. turn_start, restarts: as in ClaimedResponse.
+    Attributes:
+        epoch: the epoch of the claim.
+        token_ids: the tokens so far, journalled or not.
+        logprobs: the log-probs of the policy's tokens, in a run with turns.
+        events: the answers to the turns so far, journalled or not.
+        turn_start: as in ClaimedResponse.
+        restarts: as in ClaimedResponse.
     """
 
     epoch: int
@@ -34,8 +40,11 @@ class Held:
 class Owed:
     """The answer that an environment owes to a turn.
 
-    unknown: an earlier incarnation may have made its calls. journalled: whether the turn is in the journal.
-    begun: whether it is being answered. has_effects: whether it must be in the journal before that.
+    Attributes:
+        unknown: whether an earlier incarnation may have made the calls of the turn.
+        journalled: whether the turn is in the journal.
+        begun: whether the turn is being answered.
+        has_effects: whether the turn must be in the journal before an environment answers.
     """
 
     unknown: bool
@@ -46,15 +55,24 @@ class Owed:
 
 @dataclass(slots=True)
 class Holdings:
-    """The responses of an incarnation by state: each one in `held` is in `waiting`, in `in_flight` or in `acting`.
+    """The responses of an incarnation by state: each response in `held` is in `waiting`, `in_flight` or `acting`.
 
-    `held` is in the order of taking. `released` and `ended` give the epoch of the claim under which that happened.
-    acting: responses whose turn an environment answers; they take no place in the engine. has_turns: whether a response
-    that the engine has ended goes there. forgotten: responses that the engine still decodes, or an environment still
-    has, although they are not to be extended; what comes of them is ignored until they are aborted. ends: how many
-    responses have ended, each time counted if one was claimed again.
-    own: the responses that the plan gives to the slot. batch_max: the plan's limit on how many the member decodes
-    together while it holds any of `own`.
+    Attributes:
+        own: the responses that the plan gives to the slot.
+        batch_max: the most responses that the member decodes together while it holds any of `own`; None: no limit.
+        has_turns: whether a response that the engine has ended goes to `acting`.
+        state: the state in the member's heartbeat.
+        held: the responses to extend, in the order of taking.
+        waiting: responses that wait for a place in the engine.
+        in_flight: responses in the engine.
+        acting: responses whose turn an environment answers, without a place in the engine.
+        forgotten: responses no longer held that the engine or an environment still has; their results are ignored
+            until they are aborted.
+        released: the epoch of the claim by released response.
+        ended: the epoch of the claim by ended response.
+        pending: the rows for the next shard.
+        ends: the number of ends; a response that ended twice, under two claims, counts twice.
+        generated: the number of tokens received from the engine.
     """
 
     own: frozenset[int] = frozenset()
@@ -87,7 +105,7 @@ class Holdings:
         return min(self.batch_max or engine_max, engine_max) if self.is_isolated else engine_max
 
     def take(self, work: ClaimedResponse) -> None:
-        """Hold a response; if it is held under an earlier claim, it begins again from the tokens of the new one."""
+        """Hold a response; a response held under an earlier claim continues from the tokens of the new claim."""
         if work.response in self.held:
             self.let_go({work.response})
         self.held[work.response] = Held(
@@ -105,14 +123,14 @@ class Holdings:
             self.waiting.append(work.response)
 
     def admit(self, engine_max: int) -> list[int]:
-        """Move the first waiting responses into flight, as many as there is room for; returns them."""
+        """Move the first waiting responses into flight as far as the room goes, and return the moved responses."""
         room = self.batch_limit(engine_max) - len(self.in_flight)
         responses = [self.waiting.popleft() for _ in range(min(room, len(self.waiting)))]
         self.in_flight.update(responses)
         return responses
 
     def begin_again(self) -> None:
-        """Note that the engine lost everything: it needs weights, and all held responses wait in order of taking."""
+        """Note that the engine lost everything: the state is "loading", and held responses wait in order of taking."""
         self.state = "loading"
         self.waiting = deque(response for response in self.held if response not in self.acting)
         self.in_flight.clear()
@@ -120,17 +138,17 @@ class Holdings:
         self.forgotten = {response for response in self.forgotten if self.has_turns and response not in self.held}
 
     def stop_decoding(self) -> None:
-        """Note that nothing is decoded or answered any more; what was is to be aborted and waits."""
+        """Note that nothing is decoded or answered any more; responses in work are to be aborted, and wait."""
         self.forgotten |= set(self.held) if self.has_turns else self.in_flight
         self.in_flight.clear()
         self.acting.clear()
         self.waiting = deque(self.held)
 
     def record(self, delta: TokenDelta) -> None:
-        """Keep what the engine returned for a response, unless it is no longer to be extended.
+        """Keep the engine's tokens for a response, unless the response is no longer in flight.
 
-        It runs once for every token of every response, and an enum's hash and properties are slow, so a response that
-        has not ended looks nothing up.
+        The method runs once for every token of every response, and an enum's hash and properties are slow, so nothing
+        is looked up for a response that goes on.
         """
         response, reason = delta.response, delta.finish_reason
         if response not in self.in_flight:
@@ -166,7 +184,7 @@ class Holdings:
         return tuple(found)
 
     def note_begun(self, turns: Sequence[HeldTurn], effects: Collection[int]) -> None:
-        """Note which of these turns are being answered: those that are journalled, and those not in `effects`."""
+        """Note that the journalled turns, and the turns of responses not in `effects`, are being answered."""
         for turn in turns:
             owed = self.acting.get(turn.response)
             if owed is not None and self.held[turn.response].epoch == turn.epoch:
@@ -179,7 +197,7 @@ class Holdings:
         return any(owed.begun for owed in self.acting.values())
 
     def answer(self, answer: Answer) -> bool:
-        """Append an answer to its response, which then waits for the engine or has ended; False if it is not wanted."""
+        """Append an answer to its response, for which the engine goes on or the end has come; False: not wanted."""
         response, owed = answer.response, self.acting.get(answer.response)
         if owed is None or not owed.begun or self.held[response].epoch != answer.epoch:
             return False
@@ -202,7 +220,7 @@ class Holdings:
         return True
 
     def release(self, responses: Collection[int]) -> None:
-        """Free responses for other members, once their tokens are journalled."""
+        """Free responses for other members as soon as the pending tokens are journalled."""
         for response in responses:
             held = self.held[response]
             self.pending.append(response, held.epoch, len(held.token_ids), (), (), Finish.RELEASED)
@@ -210,7 +228,10 @@ class Holdings:
         self._stop_holding(set(responses))
 
     def see(self, owned: dict[int, int]) -> int:
-        """Let go of what another member has claimed, by the epochs of this one's claims; returns how many were held."""
+        """Let go of responses claimed by another member, and return the number of held responses lost thereby.
+
+        owned: the epochs of the incarnation's present claims by response.
+        """
         for response in [r for r, epoch in self.released.items() if owned.get(r) != epoch]:
             del self.released[response]
         lost = {response for response, held in self.held.items() if owned.get(response) != held.epoch}
@@ -218,7 +239,7 @@ class Holdings:
         return len(lost)
 
     def let_go(self, responses: set[int]) -> None:
-        """Stop holding these responses, and drop their pending tokens: they do not count."""
+        """Stop holding the given responses, and drop the pending tokens, which do not count."""
         self.pending.drop(responses)
         self._stop_holding(responses)
 
@@ -227,12 +248,12 @@ class Holdings:
         pending, self.pending = self.pending, PendingRows()
         return pending
 
-    def known(self) -> dict[int, int]:
-        """Every response that is held, or was until it ended or was released, with the epoch of its claim."""
+    def claim_epochs(self) -> dict[int, int]:
+        """The epoch of the claim by response, for all held, ended and released responses."""
         return {**self.ended, **self.released, **{response: held.epoch for response, held in self.held.items()}}
 
     def check(self) -> None:
-        """Assert what always holds, as far as it is cheap to see."""
+        """Assert the invariants that are cheap to check."""
         held, waiting, in_flight, acting = (
             len(part) for part in (self.held, self.waiting, self.in_flight, self.acting)
         )

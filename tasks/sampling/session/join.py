@@ -40,9 +40,11 @@ LEAVES = "this machine leaves (--patience-s)"
 class JoinLimits:
     """When a joined member leaves.
 
-    iterations: after it has helped with this many. time_limit_s: after this long. patience_s: when it has waited this
-    long for the run to begin or for a plan; None: when the run has not begun for BEGINS_S, or when for run.lease_ttl_s
-    nothing has shown that an execution advances it. None of the others: never.
+    Attributes:
+        iterations: the number of iterations with which the member helps; None: no limit.
+        time_limit_s: the member's time in all; None: no limit.
+        patience_s: the longest wait for the run to begin or for a plan; None: BEGINS_S for the run to begin, and later
+            run.lease_ttl_s without a sign that an execution advances the run.
     """
 
     iterations: int | None = None
@@ -62,12 +64,12 @@ def join_run(
     tell: Callable[[str], None] = lambda line: None,  # noqa: ARG005
     report: Callable[[PlanRecord, SessionOutcome], None] = lambda plan, outcome: None,  # noqa: ARG005
 ) -> int:
-    """Wait for the run to begin, help with its iterations until a limit or a notice, and return how many were helped.
+    """Wait for the run to begin, help with iterations until a limit or a notice, and return the number of iterations.
 
-    run_tools: the modules whose functions may run here if the run's `turns` names them, or such functions
-    ("package.module:name"). tell: gets a line about what runs here. Raises ValueError if the run names any other,
-    StoreDenied or StoreUnavailable if `run_url` cannot be read, and EngineDied when the engine cannot be kept
-    alive on this machine. After a notice, and after EngineDied, everything is flushed and free for other members.
+    run_tools: the modules and functions ("package.module:name") of the run's `turns` that may run here. tell: gets a
+    line about the functions that run here. Raises ValueError if the run names any further function, StoreDenied or
+    StoreUnavailable if `run_url` cannot be read, and EngineDied when the engine cannot be kept alive on this machine.
+    After a notice, and after EngineDied, everything is flushed and free for other members.
     """
     _check_run_tools(run_tools)
     store = connect(run_url)
@@ -136,7 +138,7 @@ def _has_begun(
 ) -> bool:
     """Wait for the run's first record, in case the machine starts before the run does; False when it is time to leave.
 
-    A wrong url looks the same as a run that has not begun, so what is waited for is said at once. Errors of the store,
+    A wrong url looks like a run that has not begun, so the reason for the wait is logged at once. Errors of the store,
     such as StoreDenied, are raised.
     """
     patience_s = BEGINS_S if limits.patience_s is None else limits.patience_s
@@ -163,7 +165,7 @@ def _next_plan(
 ) -> PlanRecord | None:
     """Wait for the plan of the first open iteration from `first` on; None when it is time to leave.
 
-    That is when a limit is reached, after a notice, or when the iteration of an evaluation is closed.
+    The time to leave is a limit, a notice, or the closing of an evaluation's iteration.
     """
     waiting, sign = _waiting_for_plan(store, limits, clock), b""
     while not notice():
@@ -197,7 +199,7 @@ def _waiting_for_plan(store: ObjectStore, limits: JoinLimits, clock: Clock) -> W
 
 
 def _lease_beat(store: ObjectStore) -> bytes:
-    """What the execution that advances the run writes again and again; empty if none has begun."""
+    """The lease's beat, which the execution that advances the run rewrites at an interval; empty without a beat."""
     try:
         return store.get(layout.LEASE_BEAT)
     except ObjectMissing:

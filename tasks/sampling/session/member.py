@@ -152,7 +152,7 @@ def weights_store(store: ObjectStore, plan: PlanRecord) -> ObjectStore:
 def session_config(config: RunConfig, *, slot: int, pool: str) -> SessionConfig:
     """A session's settings: the intervals of the run's configuration, and the names of this process.
 
-    Only slots of the crew leave early to save GPU time: joined and trainer's machines cost the same if they leave.
+    Only slots of the crew leave early to save GPU time: a joined or a trainer's machine costs no less without a member.
     """
     in_crew = pool not in (JOINED_POOL, TRAIN_POOL)
     return SessionConfig(
@@ -172,7 +172,7 @@ def session_config(config: RunConfig, *, slot: int, pool: str) -> SessionConfig:
 
 
 def check_pool(config: RunConfig, pool: str) -> None:
-    """Raise WrongGpus if this machine has other GPUs than the pool of the crew on which it runs."""
+    """Raise WrongGpus if the machine's GPUs are not the configured GPUs of its pool of the crew."""
     machine = config.pools.rollout_pools.get(pool)
     if machine is not None and config.rollout.engine != "scripted":
         check_gpus(pool_path(pool), machine.gpus, config.rollout.device)
@@ -185,7 +185,13 @@ def weight_cache(config: RunConfig) -> WeightCache | None:
 
 @dataclass(frozen=True)
 class Equipment:
-    """What a process keeps from one session to the next. environments: None in a run without turns."""
+    """The engine and environments of a process, which outlive a session.
+
+    Attributes:
+        engine: the engine, which keeps its weights between sessions.
+        environments: the answers to the policy's turns; None in a run without turns.
+        health: whether the engine has died.
+    """
 
     engine: Engine
     environments: Environments | None

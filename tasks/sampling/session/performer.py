@@ -1,6 +1,6 @@
-"""Performer: does what a state machine asks for, with a store, an engine and a clock.
+"""Performer: carries out the actions of a state machine, with a store, an engine and a clock.
 
-Actions of one lane are performed one after another; those of several lanes may be performed by several threads.
+The actions of one lane run in sequence; several threads may perform several lanes side by side.
 """
 
 from collections.abc import Callable, Sequence
@@ -158,10 +158,10 @@ class Performer:
                 result = claimant.probe(responses)
             case ReadClaims():
                 claimant.refresh()
-            case ReadOwnUnit(known, cuts, has_cut):
-                result = claimant.own_unit_ended(known, cuts=cuts, has_cut=has_cut)
-            case LookAround(known, held, released):
-                result = claimant.look(known, held=held, released=released)
+            case ReadOwnUnit(claim_epochs, cuts, has_cut):
+                result = claimant.own_unit_ended(claim_epochs, cuts=cuts, has_cut=has_cut)
+            case LookAround(claim_epochs, held, released):
+                result = claimant.look(claim_epochs, held=held, released=released)
             case Take(transfer):
                 result = claimant.take(transfer)
             case ReadAsks():
@@ -177,8 +177,8 @@ class Performer:
         match action:
             case WriteShard(pending):
                 return self._writer.write(pending)
-            case WriteHeartbeat(vitals):
-                return self._heartbeat.beat(vitals)
+            case WriteHeartbeat(heartbeat_state):
+                return self._heartbeat.beat(heartbeat_state)
             case _:
                 raise TypeError(f"no action of this lane: {action}")
 

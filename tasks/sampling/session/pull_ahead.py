@@ -1,6 +1,6 @@
-"""PullAhead: a member pulls the weights that it will need in a thread of its own while its engine starts.
+"""PullAhead: a thread of the member pulls the weights for the first session while the engine starts.
 
-Nothing depends on it: what it could not pull, the session pulls again and reports its errors.
+Nothing depends on the thread: after a failed pull the session pulls again and reports the errors.
 """
 
 import logging
@@ -38,7 +38,7 @@ class PullAhead:
         self._thread.start()
 
     def take(self, version: int, heed: Callable[[], None]) -> Mapping[str, TensorBlock] | None:
-        """The tensors of a version, once; None if another one is pulled, which is given up then, or none could be.
+        """The tensors of a version, once; None if the pull failed, or if the thread pulls another version and gives up.
 
         heed: is called while the pull goes on, and at its end; its exception ends the waiting.
         """

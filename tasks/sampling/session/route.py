@@ -1,8 +1,8 @@
-"""Route: on which iteration of its execution a standing member works next (docs/decisions/0018).
+"""Route: the next iteration on which a standing member works (docs/decisions/0018).
 
 A member enters each iteration once, in ascending order, as soon as it has no work and the plan is there. While no
-further one is planned, it waits in the oldest iteration that is not closed: whatever is free there, every later
-iteration waits for. After the last iteration it goes through those that are open, and leaves each for good.
+further iteration is planned, it waits in the oldest open iteration, because every later iteration waits for the
+responses that are free there. After the last iteration it visits the open iterations, and leaves each for good.
 """
 
 from contextlib import suppress
@@ -14,7 +14,7 @@ from storage.stores.store import ObjectMissing, ObjectStore
 
 
 class Route:
-    """The iterations `first` to `last` of an execution, for one member. It reads the run and writes nothing."""
+    """The iterations `first` to `last` of an execution, for one member. Only reads the run."""
 
     def __init__(self, store: ObjectStore, execution: str, first: int, last: int) -> None:
         self._store = store
@@ -36,16 +36,16 @@ class Route:
         self._entered = max(self._entered, iteration)
 
     def leave(self, iteration: int) -> None:
-        """Note that the member has left an iteration to which it does not come back."""
+        """Note that the member has left an iteration for good."""
         self._left.add(iteration)
 
     def leads_away(self, iteration: int) -> bool:
-        """Whether a member that has no work in this iteration is to work on another one, or to leave it for good."""
+        """Whether a member without work in an iteration should go on to the next one, or leave for good."""
         following = self.next()
         return (following is not None and following.iteration != iteration) or self.leaves(iteration)
 
     def leaves(self, iteration: int) -> bool:
-        """Whether the member leaves this iteration for good: none follows, and no earlier one is open."""
+        """Whether the member leaves an iteration for good: no iteration follows, and no earlier iteration is open."""
         return self._entered >= self._last and iteration <= self._oldest
 
     @property
@@ -54,18 +54,18 @@ class Route:
         return self._oldest > self._last
 
     def is_given_up(self) -> bool:
-        """Whether the execution advances the run no more: it has ended, or another one took its lease."""
+        """Whether the execution no longer holds the lease of the run, because of its end or of another execution."""
         return lease_holder(self._store) != self._execution
 
     def newer_weights(self, held: int | None) -> int | None:
         """The newest weight version that is published and newer than `held`; None if there is none.
 
-        The next plan names it, or an older one if iterations overlap.
+        The next plan names the newest version, or an older version if iterations overlap.
         """
         return published_version(self._store, self._entered + 1, 0 if held is None else held + 1)
 
     def first_weights(self) -> int | None:
-        """The weight version that a member needs which begins now; None if there is neither a plan nor a version."""
+        """The weight version for a member that begins now; None if there is neither a plan nor a version."""
         plan = self.next()
         return self.newer_weights(None) if plan is None else plan.weight_version
 

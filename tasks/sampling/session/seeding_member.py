@@ -1,9 +1,9 @@
-"""A member on the trainer's machine: it generates until others can, hands its responses over and frees the device.
+"""A member on the trainer's machine generates until other members can, hands its responses over and frees the device.
 
 At the beginning of an iteration this is the seeding of RLBoost (arXiv 2510.19225, section 4.1), on slots of the plan.
-In the middle of one it keeps the run going when no other member lives, on slots beyond the plan. What the member has
-not finished is free for others when it leaves. With planning.seeding "auto" it stays beyond its time limit until
-another member lives or no response is left.
+In the middle of an iteration it keeps the run going when no other member lives, on slots beyond the plan. At the end of
+the session unfinished responses are free for the crew. With planning.seeding "auto" it stays beyond its time limit
+until another member lives or no response is left.
 """
 
 import logging
@@ -39,7 +39,12 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class Seeded:
-    """How long a rank generated, and how many tokens; the time and tokens of a failed session are not counted."""
+    """The generation of a rank; the time and tokens of a failed session are not counted.
+
+    Attributes:
+        seconds: the time from the engine's start to its end.
+        tokens: the number of tokens generated.
+    """
 
     seconds: float = 0.0
     tokens: int = 0
@@ -50,10 +55,13 @@ class Seeded:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainersMachine:
-    """Where a rank of the trainer generates. device: the index of its GPU; None if the machine has only one.
+    """Where a rank of the trainer generates.
 
-    ranks: the number of ranks, which end their generation together. execution: the Flyte execution that advances the
-    run.
+    Attributes:
+        rank: the number of the rank.
+        ranks: the number of all ranks, whose generation ends together.
+        device: the index of the rank's GPU; None if the machine has only one GPU.
+        execution: the Flyte execution that advances the run.
     """
 
     rank: int
@@ -70,8 +78,8 @@ def is_seeded(plan: PlanRecord) -> bool:
 def is_due(store: ObjectStore, plan: PlanRecord) -> bool:
     """Whether an attempt to train generates before it trains.
 
-    With a crew, attempts do so until the first batch is recorded: then training has begun, and other members have taken
-    over what was left. Without a crew, every attempt generates the responses that have not ended.
+    With a crew, attempts generate until the first batch is recorded: from then on training is under way, and other
+    members have taken over the rest. Without a crew, every attempt generates the responses that have not ended.
     """
     if not is_seeded(plan) or exists(store, layout.closed(plan.iteration)):
         return False
@@ -147,9 +155,9 @@ def _generate(
     *,
     again: bool = False,
 ) -> Seeded:
-    """Run one session on an engine that is built for it. The time limit includes the engine's start.
+    """Build an engine and run one session on the engine. The time limit includes the engine's start.
 
-    again: no member lived, so the session goes on until another member has loaded the weights; else until one lives.
+    again: the crew was lost, so the session goes on until another member has loaded the weights; else until one lives.
     """
     # In a process of its own, vLLM leaves nothing on the device and does not touch the ranks' process group.
     rollout = replace(config.rollout, vllm=replace(config.rollout.vllm, process="own"))
@@ -177,7 +185,7 @@ def _is_colocated(plan: PlanRecord) -> bool:
 
 @contextmanager
 def _one_device(device: int | None) -> Iterator[None]:
-    """Let processes that are started meanwhile see only this GPU; the current process is not affected."""
+    """Let processes started inside the block see only one GPU; the current process is not affected."""
     if device is None:
         yield
         return

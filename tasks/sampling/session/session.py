@@ -1,9 +1,10 @@
-"""Session: one incarnation of one slot, from its first claim to its last flush.
+"""Session: an incarnation of a slot, from the first claim to the last flush.
 
-A session claims its slot's responses, resumes each one at the token where its journal ends, decodes, and takes over
-responses of other members when it has none left. If the engine dies, the session restarts it and continues each
-response where it stopped. Its state machine decides all of that. The session performs each lane in a thread of its own,
-so that the engine waits for no storage, and a flush for nothing else. It knows nothing of Flyte or training.
+A session claims its slot's responses, resumes each response at the token where the journal ends, decodes, and takes
+over responses of other members when none of its own is left. If the engine dies, the session restarts the engine and
+continues each response where decoding stopped. A state machine decides every action. The session performs each lane in
+a thread of its own, so that the engine waits for no storage, and a flush for nothing else. Flyte and training are
+unknown here.
 """
 
 import threading
@@ -51,14 +52,22 @@ class Session:
     ) -> None:
         """Create a session that has claimed nothing yet.
 
-        load: gives the engine the plan's weights, once there is something to decode. It receives a function that it
-        must call now and then while it waits, and which raises when waiting has become useless.
-        notice: whether the machine is wanted back; it is asked before every action of the decode lane.
-        environments: they answer the policy's turns; None in a run without turns.
-        incarnation: a name that was never used before; by default a random one.
-        health: of the engine; kept up to date. None: it lives, and no later session uses it.
-        enough: once time_limit_s has passed, or when a standing member holds nothing, the session ends only when this
-        returns True. The claim lane calls it once per heartbeat interval, so it may read the store.
+        Args:
+            store: the store of the run.
+            plan: the plan of the iteration.
+            prompts: the rows of the plan's prompts, by group.
+            engine: the engine, with any weights or none.
+            load: gives the engine the plan's weights, as soon as there is something to decode. Its second argument is a
+                function to call now and then during a wait, which raises when the wait has become useless.
+            config: the slot, names and intervals.
+            clock: the clock of the process, or of virtual time.
+            notice: whether the machine is wanted back; called before every action of the decode lane.
+            environments: the answers to the policy's turns; None in a run without turns.
+            incarnation: a name never used before; by default a random name.
+            health: the health of the engine, kept up to date for later sessions on the engine. None: the engine lives,
+                and serves only this session.
+            enough: after time_limit_s, or when a standing member holds nothing, the session ends only when `enough`
+                returns True. The claim lane calls `enough` once per heartbeat interval, so reading the store is fine.
         """
         self.incarnation = incarnation or f"{config.slot:05d}-{uuid.uuid4().hex[:16]}"
         self.clock = clock
@@ -85,7 +94,7 @@ class Session:
             clock=clock,
             environments=environments,
             enough=enough,
-            is_useless=lambda: notice() or self.state.is_useless,
+            is_useless=lambda: notice() or self.state.needs_no_weights,
         )
         self._stepping = threading.Lock()
         self._woken = {lane: threading.Event() for lane in Lane}
@@ -94,7 +103,7 @@ class Session:
         self._events: dict[Lane, Event | None] = dict.fromkeys(Lane)
 
     def run(self) -> SessionOutcome:
-        """Claim the slot's responses, decode them, then help others; leave when none is left or the iteration closes.
+        """Claim and decode the slot's responses, then help other slots until none is left or the iteration closes.
 
         Raises Preempted after a notice, EngineDied when the engine dies after engine_restarts_max restarts, and
         StoreUnavailable when the store does not answer for long.

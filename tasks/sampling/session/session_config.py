@@ -8,20 +8,29 @@ from storage.journal.journal import PARALLEL_READS
 
 @dataclass(frozen=True, kw_only=True)
 class SessionConfig:
-    """Intervals and names of one incarnation; see RolloutConfig for their meaning.
+    """Intervals and names of one incarnation; see RolloutConfig for the intervals.
 
-    slot: a slot of the plan, or a number beyond the plan's slots for a member without an assignment of its own.
-    started_at_s: since when the machine is paid for, on its wall clock; None: since now.
-    usd_per_hour: the machine's price, if it differs from its pool's.
-    time_limit_s: the member leaves after this long as if it had been given notice, but without an error (see also
-        `enough` of Session); None: never. Such a member need not stay for its slot's responses; others finish them.
-    standing: when it holds nothing it leaves as soon as `enough` of Session returns True, and not before; meanwhile it
-        looks for work. Another iteration needs such a member, so it need not stay for its slot's responses.
-    objective: with "gpu_seconds" it takes nothing from living members, and leaves as soon as no response is free.
-    cut_share: when this share of its responses has ended, it hands the rest to members with room and leaves; None:
-        never.
-    engine_restarts_max: how often a dead engine is restarted before the incarnation gives up.
-    parallel_reads: the most read requests in flight at once; 1 makes them one after another.
+    Attributes:
+        slot: a slot of the plan, or a number beyond the plan's slots for a member without an assignment.
+        pool: the pool of the machine.
+        host: the name of the machine.
+        pid: the id of the process.
+        started_at_s: the start of payment for the machine, on the machine's wall clock; None: the session's start.
+        usd_per_hour: the price of the machine; None: the price of the pool.
+        flush_interval_s: as in RolloutConfig.
+        heartbeat_interval_s: as in RolloutConfig.
+        claim_ttl_s: as in RolloutConfig.
+        idle_timeout_s: as in RolloutConfig.
+        time_limit_s: after this time the member leaves as after a notice, but without an error (see also `enough` of
+            Session); None: never. Other members then finish the slot's responses.
+        standing: whether a member that holds nothing looks for work until `enough` of Session returns True. Such a
+            member goes on to another iteration, and does not stay for its slot's responses.
+        objective: with "gpu_seconds" the member takes nothing from living members, and leaves as soon as no response
+            is free.
+        cut_share: when this share of its responses has ended, the member hands the rest to members with room and
+            leaves; None: never.
+        engine_restarts_max: the number of restarts of a dead engine after which the incarnation gives up.
+        parallel_reads: the most read requests in flight at once; 1: one after another.
     """
 
     slot: int

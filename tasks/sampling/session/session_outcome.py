@@ -11,7 +11,8 @@ class Preempted(Exception):  # noqa: N818 - not an error: the machine is taken a
 class EngineHealth:
     """What a process knows of its engine, from one session to the next, however a session ends.
 
-    died: the engine must be restarted before it is used again.
+    Attributes:
+        died: whether the engine must be restarted before its next use.
     """
 
     died: bool = False
@@ -19,7 +20,14 @@ class EngineHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionOutcome:
-    """What an incarnation did."""
+    """The work of an incarnation.
+
+    Attributes:
+        incarnation: the name of the incarnation; empty if none claimed anything.
+        tokens_generated: the number of tokens from the engine.
+        tokens_recovered: the number of the policy's tokens that other incarnations had journalled.
+        responses_finished: the number of responses that ended.
+    """
 
     incarnation: str
     tokens_generated: int
@@ -27,7 +35,7 @@ class SessionOutcome:
     responses_finished: int
 
     def __add__(self, other: "SessionOutcome") -> "SessionOutcome":
-        """Both together, of which `other` is the later one."""
+        """The sum of two outcomes; `other` is later, and gives the name of the incarnation."""
         return SessionOutcome(
             incarnation=other.incarnation,
             tokens_generated=self.tokens_generated + other.tokens_generated,

@@ -1,7 +1,7 @@
-"""A standing member: one process that works on all iterations of an execution, and keeps engine and weights warm.
+"""A standing member: a process that works on every iteration of an execution, and keeps engine and weights warm.
 
-It fills the slot of its number in each plan. Between two iterations it stands by with the newest weights. Everything
-else is a member's session.
+The member fills the slot of its number in each plan. Between two iterations it stands by with the newest weights.
+Everything else is a member's session.
 """
 
 import logging
@@ -52,7 +52,15 @@ Work = Callable[[PlanRecord, Callable[[], bool] | None], SessionOutcome]
 
 @dataclass(frozen=True, kw_only=True)
 class Post:
-    """What a standing member is for: `slot` of every plan from iteration `first` on, `iterations` of them."""
+    """The duty of a standing member.
+
+    Attributes:
+        run_url: the url of the run.
+        execution: the Flyte execution that advances the run.
+        slot: the slot that the member fills in every plan.
+        first: the first iteration.
+        iterations: the number of iterations.
+    """
 
     run_url: str
     execution: str
@@ -68,9 +76,10 @@ class Post:
 def stand(post: Post, notice: Callable[[], bool], clock: Clock, build: Build = build_engine) -> SessionOutcome:
     """Work on each iteration of the execution, and leave the last as other members do; returns what all sessions did.
 
-    Of one iteration that has nothing left to generate, it builds no engine.
-    Raises WrongGpus as `generate_slot` does, and what `Standing.stand` does. Before that everything is flushed and free
-    for other members, if the store works.
+    If the execution has a single iteration with nothing left to generate, no engine is built.
+
+    Raises WrongGpus as `generate_slot` does, and the errors of `Standing.stand`. Before an error leaves, all tokens are
+    flushed and all responses free for other members, if the store works.
     """
     store = metered(connect(post.run_url))
     first = read_plan(store, post.first)
@@ -102,7 +111,7 @@ def slot_in(store: ObjectStore, plan: PlanRecord, slot: int) -> int:
 
 
 def pool_of(pools: PoolsConfig, slot: int) -> str:
-    """The pool on which the member of this slot runs."""
+    """The pool whose machines run the members of a standing slot."""
     return next((name for name, slots in pools.standing_slots.items() if slot in slots), "rollout")
 
 
@@ -119,9 +128,16 @@ class Standing:
         name: str,
         health: EngineHealth,
     ) -> None:
-        """work: one session, which keeps `health` up to date whatever it raises.
+        """Create a standing member that has no session yet.
 
-        warm: gives the engine newer weights, if there are any, and returns whether there were. name: for logs.
+        Args:
+            route: the iterations of the execution.
+            work: runs one session, and keeps `health` up to date after any error.
+            warm: gives the engine newer weights, and returns whether newer weights existed.
+            notice: whether the machine is wanted back.
+            clock: the clock of the process.
+            name: the member's name in logs.
+            health: the health of the engine.
         """
         self._route = route
         self._work = work
@@ -237,7 +253,7 @@ class _Process:
         return outcome
 
     def warm(self, route: Route) -> bool:
-        """Give the engine the newest weights; returns whether there were any that it does not hold."""
+        """Give the engine the newest weights; returns whether the engine did not hold them yet."""
         version = route.newer_weights(self._engine.weight_version)
         if version is None:
             return False

@@ -1,6 +1,6 @@
-"""State: what one incarnation knows, and the rules that say when it writes, looks for work, cuts and leaves.
+"""State: the knowledge of one incarnation, and the rules for writing, looking for work, cutting and leaving.
 
-It holds no store, engine, clock or thread. The state machine keeps `now_s` and `wall_s` up to date.
+No store, engine, clock or thread is held here. The state machine keeps `now_s` and `wall_s` up to date.
 """
 
 import logging
@@ -96,13 +96,13 @@ class State:
     # The flush lane and the claim lane.
 
     def hasten(self) -> None:
-        """Have a flush, a heartbeat and then a look done now, because there is news or nothing left to do."""
+        """Schedule a flush, a heartbeat and then a look for now, because of news or for want of work."""
         self.looks_asked += 1
         self.next_flush_s = self.next_beat_s = self.next_look_s = self.now_s
         self.hastened.add(Lane.FLUSH)
 
     def hasten_flush(self) -> None:
-        """Have a flush done now, because something waits for it or would be costly to lose."""
+        """Schedule a flush for now, because an answer waits for the flush or would be costly to lose."""
         self.next_flush_s = self.now_s
         self.hastened.add(Lane.FLUSH)
 
@@ -113,21 +113,21 @@ class State:
         return is_asked and self.now_s + self.wake_interval_s > self.next_watch_s
 
     def see(self, claims: Claims) -> None:
-        """Let go of what other members have claimed: new tokens for it do not count."""
+        """Let go of responses that other members have claimed, because new tokens for them do not count."""
         self.claims = claims
         if lost := self.holdings.see(claims.owned):
             log.info("slot %d: %d responses were claimed by another member", self.config.slot, lost)
 
     def take(self, work: tuple[ClaimedResponse, ...]) -> None:
-        """Hold responses, after which the heartbeat's load covers every claim that this member has made."""
+        """Hold claimed responses; from now on the heartbeat's load covers every claim of the member."""
         self._hold(work)
         self.claims_handed_out = self.claims.made
 
     def take_more(self, taken: Taken) -> None:
         """Hold the responses of a transfer.
 
-        An earlier claim may have come to light meanwhile, which only the next look hands out, so the load covers no
-        more than the new claims.
+        An earlier claim may have come to light meanwhile, whose responses only the next look returns, so the load
+        covers no more than the new claims.
         """
         self._hold(taken.work)
         self.claims_handed_out += taken.claims
@@ -137,12 +137,12 @@ class State:
             self.holdings.take(item)
 
     def room(self) -> int:
-        """How many more responses could start now; none while held ones wait here, or released ones wait for takers."""
+        """The number of further responses that could start now; 0 while any wait here, or released ones for takers."""
         if self.holdings.waiting or self.awaits_takers():
             return 0
         return max(0, self.holdings.batch_limit(self.engine_max) - len(self.holdings.in_flight))
 
-    def vitals(self) -> HeartbeatState:
+    def heartbeat_state(self) -> HeartbeatState:
         """The heartbeat of this moment."""
         holdings = self.holdings
         unjournalled = holdings.ends - self.ends_journalled
@@ -165,7 +165,7 @@ class State:
         )
 
     def in_words(self) -> str:
-        """How far it is, and what it waits for; any thread may ask."""
+        """The progress of the incarnation in words, and the reason for waiting; any thread may ask."""
         held = self.holdings
         parts = [f"{len(held.ended):,} responses ended, {held.generated:,} tokens generated"]
         if self.claims.recovered:
@@ -239,17 +239,17 @@ class State:
         return looked and (self.nothing_left or impatient)
 
     @property
-    def is_useless(self) -> bool:
-        """Whether it is useless to wait for weights, because the member leaves anyway."""
+    def needs_no_weights(self) -> bool:
+        """Whether a wait for weights is useless, because the member leaves anyway."""
         return self.noticed or self.closed or self.error is not None
 
     def raise_error(self) -> None:
-        """Raise what ended the flush lane or the claim lane, if anything did."""
+        """Raise the error that ended the flush lane or the claim lane, if there is an error."""
         if self.error is not None:
             raise self.error
 
     def note_begun(self, turns: Sequence[HeldTurn], effects: Collection[int]) -> None:
-        """Note that turns are being answered; a flush first puts those in `effects` into the journal."""
+        """Note that turns are being answered; a flush first journals the turns of responses in `effects`."""
         self.holdings.note_begun(turns, effects)
         if any(turn.response in effects and not turn.journalled for turn in turns):
             self.hasten_flush()
@@ -275,13 +275,13 @@ class State:
         return self._wants_cut and not self.has_cut and not self.holdings.acting
 
     def cut(self) -> None:
-        """Release everything held: other members have room for it, and this machine is no longer worth its price."""
+        """Release everything held: members with room go on, and the machine is no longer worth its price."""
         log.info("slot %d: handing over its last %d responses", self.config.slot, len(self.holdings.held))
         self.has_cut = True
         self._release(list(self.holdings.held))
 
     def hand_over(self) -> None:
-        """Release what was asked for and is still held, once its tokens are journalled; not while a tool is called."""
+        """Release held responses that others have asked for, once the tokens are journalled and no tool is called."""
         if not self.asked_for:
             return
         held, acting = self.holdings.held, self.holdings.acting
@@ -296,7 +296,7 @@ class State:
         self.hasten()
 
     def awaits_takers(self) -> bool:
-        """Whether other members still have time to take what was released."""
+        """Whether members still have time to take the released responses."""
         return bool(self.holdings.released) and self.now_s - self._handed_over_at_s < self.config.claim_ttl_s
 
     def note_loaded(self) -> None:
@@ -307,14 +307,14 @@ class State:
         self.hasten()
 
     def note_death(self, error: Exception) -> None:
-        """Note that the engine must be restarted before it is used again."""
+        """Note that the engine must be restarted before its next use."""
         self.death = " ".join(str(error).split())
         self.health.died = True
         # Until the engine has loaded again, nothing is looked for, so that what the last look showed becomes old.
         self._wants_cut = False
 
     def note_restarted(self) -> None:
-        """Note that the engine can be used again, once it has weights."""
+        """Note that the engine has been restarted and needs weights."""
         self.death = None
         self.health.died = False
 
@@ -337,7 +337,7 @@ class State:
         )
 
     def check(self) -> None:
-        """Assert what always holds, as far as it is cheap to see."""
+        """Assert the invariants that are cheap to check."""
         self.holdings.check()
         assert self.ends_journalled <= self.holdings.ends, "more ends were journalled than there are"
         assert self.looks_answered <= self.looks_due <= self.looks_asked, "a look was answered that was not asked for"
@@ -345,7 +345,7 @@ class State:
         assert self.death is None or not self.holdings.in_flight, "a dead engine decodes"
 
     def _should_cut(self, seen: Seen) -> bool:
-        """Whether the held responses fit into members that hold more; of two members, the one that holds less cuts."""
+        """Whether the held responses fit into members that hold more; the smaller of two members cuts."""
         holdings, share = self.holdings, self.config.cut_share
         if share is None or holdings.state != "working" or holdings.waiting or holdings.released:
             return False

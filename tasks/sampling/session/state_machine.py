@@ -1,7 +1,7 @@
 """The state machine of one incarnation: `step(event)` returns the actions that follow, and does nothing else.
 
-It has no store, engine, clock or thread: the same events give the same actions. A session drives it with a thread for
-each lane; the crash histories drive it in virtual time, tests in one thread.
+The machine has no store, engine, clock or thread: equal events give equal actions. A session drives the machine with a
+thread for each lane, the crash histories in virtual time, and tests in one thread.
 """
 
 from tasks.sampling.session.actions import (
@@ -35,10 +35,11 @@ class StateMachine:
         }
 
     def step(self, event: Event) -> tuple[Action, ...]:
-        """The lane's next action, if it has not ended, and a Wake for each other lane that there is news for.
+        """The next action of the event's lane, unless the lane has ended, and a Wake for each further lane with news.
 
-        Raises what ended the decode lane (Preempted, EngineDied, a StorageError), and AssertionError when an invariant
-        does not hold. The session has then ended. What ends another lane is raised by the decode lane's next step.
+        Raises the error that ends the decode lane (Preempted, EngineDied, a StorageError), and AssertionError when an
+        invariant does not hold. The session has then ended. An error of a different lane is raised by the decode lane's
+        next step.
         """
         state = self.state
         state.now_s = event.now_s
@@ -52,7 +53,7 @@ class StateMachine:
         return (*actions, *self._wakes(event, was_leaving, hastened))
 
     def _wakes(self, event: Event, was_leaving: bool, hastened: frozenset[Lane]) -> tuple[Wake, ...]:
-        """Wake the decode lane if it rests, for any news; another one if it is hastened, or if the member leaves."""
+        """Wake a resting decode lane for any news, and a resting storage lane if hastened or if the member leaves."""
         state = self.state
         resting = {lane for lane, action in state.doing.items() if isinstance(action, Rest)}
         if isinstance(event, Done | Failed):

@@ -11,7 +11,7 @@ from storage.records.run import read_report
 from storage.stores.memory import MemoryStore
 from storage.stores.store import CorruptObject
 from tasks.history.planning_inputs import recent_reports
-from tasks.history.spent import USD_RUN, spent_usd
+from tasks.history.run_cost import USD_RUN, spent_usd
 from tasks.reporting.metrics_lines import write_metrics
 from tasks.reporting.nonfinite import nonfinite_line
 from tests.committed_runs import run_of

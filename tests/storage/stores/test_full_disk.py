@@ -13,7 +13,7 @@ import pytest
 from storage.clock import SystemClock
 from storage.journal.assembly import JournalReader
 from storage.records import layout, records
-from storage.records.records import HeartbeatRecord
+from storage.records.crew_records import HeartbeatRecord
 from storage.records.run import read_plan
 from storage.stores.connect import connect
 from storage.stores.fitness import probe

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.weights.deltas import CHUNK, SEGMENT, apply, encode
+from tests.covering import covering
 
 
 def applied(delta: bytes, base: bytes, item_bytes: int) -> bytes:
@@ -44,9 +45,10 @@ def test_gaps_of_any_length(drawn):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("item_bytes", [1, 2, 4, 8])
-@pytest.mark.parametrize("length", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + SEGMENT + 3])
-@pytest.mark.parametrize("share", [0.0, 0.01, 1.0])
+@pytest.mark.parametrize(
+    ("item_bytes", "length", "share"),
+    covering([1, 2, 4, 8], [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + SEGMENT + 3], [0.0, 0.01, 1.0]),
+)
 def test_tensors_of_several_chunks(item_bytes, length, share):
     rng = np.random.default_rng(length)
     base = rng.integers(0, 1 << 8, length, dtype=np.uint8).astype(f"<u{item_bytes}")

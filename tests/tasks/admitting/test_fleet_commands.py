@@ -9,7 +9,8 @@ from click.testing import CliRunner
 from gleaner import main
 from storage.clock import ManualClock
 from storage.fleet import fleet_layout
-from storage.fleet.fleet_records import AdmittedRun, FleetRecord, HostRecord, RestoredState, SpentEntry, SpentRecord
+from storage.fleet.fleet_records import AdmittedRun, FleetRecord, HostRecord
+from storage.fleet.spent_records import RestoredState, SpentEntry, SpentRecord
 from storage.records import records
 from storage.stores.connect import connect
 from tasks.admitting.fleet_admission import expected_state_bytes

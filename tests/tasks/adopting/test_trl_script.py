@@ -43,7 +43,7 @@ def values(adoption, *fields):
 
 def told(adoption, name):
     """The reason that is given for a setting."""
-    [found] = [each for each in adoption.told if each.name == name]
+    [found] = [each for each in adoption.messages if each.name == name]
     return found.reason
 
 
@@ -90,7 +90,7 @@ def test_a_value_counts_if_every_run_of_the_script_has_it(read, script, value):
         assert RATE in adoption.open
         assert RATE not in adoption.fields
     elif value is None:
-        assert any("may set anything" in each.reason for each in adoption.told)
+        assert any("may set anything" in each.reason for each in adoption.messages)
     else:
         assert values(adoption, RATE) == (value,)
 
@@ -198,7 +198,7 @@ def test_a_reward_function_is_named_or_left_open_in_its_place(read, functions, e
     assert values(adoption, "rewards") == (expected,)
     opened = [f"rewards.{index}" for index, each in enumerate(expected) if each == "???"]
     assert [field for field in adoption.missing if field.startswith("rewards")] == opened
-    assert len([each for each in adoption.told if each.name.startswith("reward_funcs[")]) == len(opened)
+    assert len([each for each in adoption.messages if each.name.startswith("reward_funcs[")]) == len(opened)
 
 
 def test_a_function_within_a_function_has_no_name_elsewhere(read):
@@ -213,10 +213,10 @@ def test_weights_belong_to_their_functions_and_a_script_that_runs_on_import_is_d
     assert [each["weight"] for each in values(adoption, "rewards")[0]] == [1, 0.5]
     assert {"rewards.0.weight", "rewards.1.weight"} <= {*read(script.replace("WEIGHTS", "w()")).open}
     assert {"rewards.0.weight", "rewards.1.weight"} <= {*read(script.replace("WEIGHTS", "[1]")).open}
-    [doubt] = [each for each in adoption.told if each.name == "the script itself"]
+    [doubt] = [each for each in adoption.messages if each.name == "the script itself"]
     assert (doubt.kind, doubt.line) == ("not sure", 13)
     asked = f"{TOP}{FUNCTIONS}if __name__ == '__main__':\n    GRPOTrainer('m', own, GRPOConfig())\n"
-    assert not [each for each in read(asked).told if each.name == "the script itself"]
+    assert not [each for each in read(asked).messages if each.name == "the script itself"]
 
 
 @given(parts=st.lists(st.sampled_from(["<think>", "</think>", "a", "\n", "<", "think>", " "]), max_size=14))
@@ -248,8 +248,8 @@ def test_tools_and_an_environment_are_named_and_what_has_no_name_is_open(read):
 @pytest.mark.parametrize("name", ["callbacks", "optimizers", "reward_processing_classes", "quantization_config"])
 def test_other_arguments_of_the_trainer_are_named(read, name):
     adoption = read(f"{TOP}GRPOTrainer('m', args=GRPOConfig(), {name}=[make()])\n")
-    assert [each for each in adoption.told if each.name == name and each.line == 3]
-    assert not [each for each in read(f"{TOP}GRPOTrainer('m', args=GRPOConfig(), {name}=None)").told if each.line]
+    assert [each for each in adoption.messages if each.name == name and each.line == 3]
+    assert not [each for each in read(f"{TOP}GRPOTrainer('m', args=GRPOConfig(), {name}=None)").messages if each.line]
 
 
 def test_the_learning_rate_counts_with_every_form_of_adamw_and_is_open_with_another_optimizer(read):
@@ -268,7 +268,7 @@ def test_a_tokenizer_counts_unless_it_is_the_models_own(read):
     script = f"tok = AutoTokenizer.from_pretrained('m')\nCHANGE\n{trainer}"
     for change, model, is_told in (("", "m", False), ("", "n", True), ("tok.chat_template = t", "m", True)):
         adoption = read(TOP + script.replace("CHANGE", change).replace("MODEL", model))
-        assert bool([each for each in adoption.told if each.name == "processing_class"]) is is_told
+        assert bool([each for each in adoption.messages if each.name == "processing_class"]) is is_told
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_every_field_of_an_adapter_is_carried_or_named(read, arguments, lora, na
     assert {field for field, value in zip(fields, lora, strict=True) if value is None} == {*adoption.open} - {
         "optimizer.total_steps"
     }
-    assert {each.name for each in adoption.told if each.line == 3} == {*named}
+    assert {each.name for each in adoption.messages if each.line == 3} == {*named}
 
 
 def test_an_adapter_that_is_not_used_is_none_and_one_of_an_unknown_kind_is_open(read):
@@ -349,7 +349,7 @@ def test_a_yaml_file_of_trl_is_read_alone(read):
     )
     processes = ("run.num_prompts_per_step", "trainer.nproc_per_node", "pools.train.gpus")
     assert values(adoption, BETA, *processes) == (0.5, 4, 4, 4)
-    assert [each.line for each in adoption.told if each.name == "min_p"] == [4]
+    assert [each.line for each in adoption.messages if each.name == "min_p"] == [4]
 
 
 @pytest.mark.parametrize(

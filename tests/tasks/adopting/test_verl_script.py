@@ -79,7 +79,7 @@ def test_a_yaml_file_of_verl_becomes_a_configuration(read):
     }
     assert {field: adoption.fields[field].value for field in expected} == expected
     assert {*adoption.open} == {"data.seed", "optimizer.total_steps"}
-    told = [(each.line, each.name) for each in adoption.told if each.line]
+    told = [(each.line, each.name) for each in adoption.messages if each.line]
     assert told == [
         (7, "data.seed"),
         (13, f"{ACTOR}.entropy_coeff"),
@@ -110,7 +110,7 @@ def test_what_has_no_counterpart_of_its_value_leaves_the_field_open(read, name, 
     given = {"actor_rollout_ref.rollout.n": 4, "algorithm.adv_estimator": "grpo", name: value}
     adoption = read(nested(given))
     assert {*adoption.open} == fields
-    is_named = [each for each in adoption.told if each.name.startswith(name.rpartition(".")[0]) and each.line]
+    is_named = [each for each in adoption.messages if each.name.startswith(name.rpartition(".")[0]) and each.line]
     assert is_named or name.endswith((".enable", ".do_sample"))
 
 
@@ -119,7 +119,7 @@ def test_of_settings_with_verls_own_defaults_nothing_is_said(read):
     settings = {name: value for name, value in DEFAULTS.items() if machinery_of(name) is None}
     settings |= {"actor_rollout_ref.rollout.name": "vllm", "actor_rollout_ref.rollout.n": 8}
     adoption = read(nested(settings | {"algorithm.adv_estimator": "gae", "algorithm.use_pf_ppo": True}))
-    assert [each.name for each in adoption.told if each.kind == "not carried over"] == ["algorithm.use_pf_ppo"]
+    assert [each.name for each in adoption.messages if each.kind == "not carried over"] == ["algorithm.use_pf_ppo"]
     assert not adoption.open
     bare = read(nested({"actor_rollout_ref.rollout.n": 8}))
     learned = ("run.", "algorithm.", "optimizer.", "sampling.", "critic.")

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from storage.fleet import fleet_layout
-from storage.fleet.fleet_records import FleetRecord, SpentEntry, SpentRecord
+from storage.fleet.fleet_records import FleetRecord
 from storage.fleet.seats import take_seat
+from storage.fleet.spent_records import SpentEntry, SpentRecord
 from storage.records import records
 from tasks.concluding.host_tab import host_tab, last_phases
 from tests.fleet_records import a_run

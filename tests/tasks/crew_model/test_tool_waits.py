@@ -13,7 +13,7 @@ from tasks.planning.estimate import Estimator
 from tasks.planning.iteration_plan import plan_iteration
 from tasks.planning.makespan import member_time_s
 from tasks.planning.planned_crew import planned_crew
-from tests.planning_requests import CURVE, a_request, alike_lengths, an_offer
+from tests.planning_requests import CURVE, a_pool, a_request, alike_lengths
 
 CURVES = (StepTime(((1, 0.01),)), StepTime.linear(0.02, 0.0001), CURVE)
 waits = st.sampled_from([0.0, 1e-4, 0.003, 0.05, 2.0])
@@ -83,7 +83,7 @@ def test_it_predicts_a_member_that_is_lived_through(curve, places, wait_s):
 
 def test_a_crew_of_more_members_gains_less_if_responses_wait():
     def gain(wait_s: float) -> float:
-        request = a_request(an_offer(count_max=8), groups=64, lengths=alike_lengths(64), tool_s_per_token=wait_s)
+        request = a_request(a_pool(count_max=8), groups=64, lengths=alike_lengths(64), tool_s_per_token=wait_s)
         estimator = Estimator(request)
         return estimator.estimate((2,), None).rollout_s / estimator.estimate((8,), None).rollout_s
 
@@ -91,17 +91,17 @@ def test_a_crew_of_more_members_gains_less_if_responses_wait():
 
 
 def test_a_plan_says_what_it_knows_of_waiting():
-    told = plan_iteration(a_request(an_offer(), tool_s_per_token=0.2))
+    told = plan_iteration(a_request(a_pool(), tool_s_per_token=0.2))
     [width] = [decision for decision in told.decisions if decision.name == "width"]
     assert width.inputs["tool_s_per_token"] == 0.2
-    [width] = [decision for decision in plan_iteration(a_request(an_offer())).decisions if decision.name == "width"]
+    [width] = [decision for decision in plan_iteration(a_request(a_pool())).decisions if decision.name == "width"]
     assert "tool_s_per_token" not in width.inputs
 
 
 def test_members_are_dealt_more_than_they_decode_together():
     """The plan's bound stays a number of places, for which more responses are held."""
-    busy = a_request(an_offer(count_max=2, responses_max=8), groups=16, tool_s_per_token=0.2)
+    busy = a_request(a_pool(count_max=2, responses_max=8), groups=16, tool_s_per_token=0.2)
     crew = planned_crew(busy, (2,), None)
     assert {member.responses_max for member in crew.members} == {64}
     assert all(each.batch_max is None or each.batch_max <= 8 for each in crew.assignments)
-    assert planned_crew(a_request(an_offer(responses_max=8)), (2,), None).members[0].responses_max == 8
+    assert planned_crew(a_request(a_pool(responses_max=8)), (2,), None).members[0].responses_max == 8

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tasks.doctor.network_policies import lack_of, selects
+from tasks.doctor.network_policies import policy_problem, selects
 
 TRAIN = {"gleaner-pool": "train", "gleaner-run": "math-1f0c9a2b", "team": "research"}
 RANKS = {"podSelector": {"matchLabels": {"gleaner-pool": "train"}}}
@@ -49,7 +49,7 @@ GOOD = policy({"from": [RANKS]}, selector={"matchLabels": {"gleaner-pool": "trai
     ],
 )
 def test_what_lets_others_in_or_keeps_ranks_apart_is_wrong(policies, lack):
-    found = lack_of(policies, TRAIN)
+    found = policy_problem(policies, TRAIN)
     assert found is None if lack is None else lack in (found or "")
 
 

@@ -59,23 +59,23 @@ def concluded(iteration: int, losses: int, train_s: float) -> tuple[Any, ...]:
 
 def test_the_start_of_a_process_beside_a_pull_and_that_of_a_machine_are_known_apart():
     scenario = a_scenario(a_pool(2, start_s=500.0, process_s=3.0, kept=False))
-    [offer] = told(Knowledge(scenario)).offers
-    assert offer.start_s == pytest.approx(3.0)
-    [sooner] = told(Knowledge(a_scenario(a_pool(2, process_s=0.5)))).offers
+    [pool] = told(Knowledge(scenario)).pools
+    assert pool.start_s == pytest.approx(3.0)
+    [sooner] = told(Knowledge(a_scenario(a_pool(2, process_s=0.5)))).pools
     # A gigabyte over 8 Gbit/s.
     assert sooner.start_s == pytest.approx(1.0)
-    assert (offer.machine_start_s, offer.kept, offer.there) == (500.0, False, 1)
+    assert (pool.machine_start_s, pool.kept, pool.machines_present) == (500.0, False, 1)
 
 
 def test_the_last_iterations_are_told_the_newest_first():
     knowledge = Knowledge(a_scenario(a_pool(2)))
-    assert told(knowledge).past == ()
+    assert told(knowledge).past_lengths == ()
     for iteration in range(REPORTS_READ + 1):
         result, waits, seeding, lengths = concluded(iteration, losses=0, train_s=10.0)
         knowledge.learn(replace(result, control_s=4.0), waits, seeding, lengths)
     request = told(knowledge)
     assert (request.control_s, request.seeding) == (4.0, seeding)
-    assert [seen[0, 0] - 100 for seen in request.past] == list(range(REPORTS_READ, 0, -1))
+    assert [seen[0, 0] - 100 for seen in request.past_lengths] == list(range(REPORTS_READ, 0, -1))
 
 
 def test_how_training_takes_groups_is_known():
@@ -92,12 +92,12 @@ def test_losses_are_per_hour_of_a_machine_and_forgotten_with_their_reports():
     knowledge = Knowledge(a_scenario(a_pool(2)))
     knowledge.learn(*concluded(0, losses=8, train_s=10.0))
     # A machine may be lost while it starts or stands, too.
-    assert told(knowledge).offers[0].losses_per_h == pytest.approx(0.8)
+    assert told(knowledge).pools[0].losses_per_h == pytest.approx(0.8)
     for iteration in range(1, REPORTS_READ):
         knowledge.learn(*concluded(iteration, losses=0, train_s=10.0))
-    assert told(knowledge).offers[0].losses_per_h == pytest.approx(0.8 / REPORTS_READ)
+    assert told(knowledge).pools[0].losses_per_h == pytest.approx(0.8 / REPORTS_READ)
     knowledge.learn(*concluded(REPORTS_READ, losses=0, train_s=10.0))
-    assert told(knowledge).offers[0].losses_per_h == 0.0
+    assert told(knowledge).pools[0].losses_per_h == 0.0
 
 
 def test_training_is_the_median_and_dollars_beside_machines_those_of_the_last():

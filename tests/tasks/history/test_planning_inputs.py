@@ -97,14 +97,14 @@ def a_run(reports, planned=()):
 
 def test_a_new_run_knows_its_pools_and_prices_alone():
     request = planning_request(MemoryStore(), a_config(), 0, LENGTHS)
-    near, far = request.offers
-    assert (near.pool, near.count_min, near.count_max, near.usd_per_h) == (
+    near, far = request.pools
+    assert (near.name, near.count_min, near.count_max, near.usd_per_h) == (
         "rollout",
         1,
         3,
         1.5,
     )
-    assert (far.pool, far.count_min, far.count_max, far.usd_per_h) == ("zone-b", 0, 5, 0.5)
+    assert (far.name, far.count_min, far.count_max, far.usd_per_h) == ("zone-b", 0, 5, 0.5)
     assert (near.responses_max, near.measured, near.start_s, near.losses_per_h) == (16, False, 0.0, 0.0)
     assert (request.num_generations, request.keep_order, request.lengths) == (3, False, LENGTHS)
     assert (request.waits, request.seeding, request.width, request.train_s, request.spent_usd) == (
@@ -133,9 +133,9 @@ def test_a_machine_that_was_started_came_later_after_its_plan():
         lives = tuple(a_life(slot, 1000.0 + late_s, 1300.0, 1400.0) for slot in range(3))
         report = replace(a_report(iteration), lives=lives, created_at_s=1500.0, train_ended_at_s=1480.0)
         reports.append(replace(report, metrics=report.metrics | {"timing_s/iteration": 500.0}))
-    near, far = planning_request(a_run(reports), a_config(), 3, LENGTHS).offers
-    assert (near.machine_start_s, near.there, near.kept) == (190.0, 2, True)
-    assert (far.machine_start_s, far.there) == (0.0, None)
+    near, far = planning_request(a_run(reports), a_config(), 3, LENGTHS).pools
+    assert (near.machine_start_s, near.machines_present, near.kept) == (190.0, 2, True)
+    assert (far.machine_start_s, far.machines_present) == (0.0, None)
 
 
 def test_the_longest_start_is_kept_by_the_plans_of_a_crew_that_stands():
@@ -143,12 +143,12 @@ def test_the_longest_start_is_kept_by_the_plans_of_a_crew_that_stands():
     reports = [a_report(0), a_report(1, pools=(replace(OBSERVED, start_s=2.0),))]
     request = planning_request(a_run(reports), config, 2, LENGTHS)
     assert request.crew == "standing"
-    assert (request.offers[0].start_s, request.offers[0].cold_start_s) == (16.0, 30.0)
+    assert (request.pools[0].start_s, request.pools[0].cold_start_s) == (16.0, 30.0)
 
     store = a_run(reports)
     known = DecisionRecord(name="crew", chosen="standing", reason="", inputs={"rollout/start_s": 75.0})
     records.put(store, layout.plan(1), replace(read_plan(store, 1), decisions=(known,)))
-    near, far = planning_request(store, config, 2, LENGTHS).offers
+    near, far = planning_request(store, config, 2, LENGTHS).pools
     assert (near.cold_start_s, far.cold_start_s) == (75.0, 0.0)
 
 
@@ -163,11 +163,11 @@ def test_how_the_last_iterations_went_is_told():
     away = replace(OBSERVED, members_at_end=1)
     store = a_run([a_timed_report(0, pools=(away,)), a_timed_report(1, wait_s=40.0)])
     request = planning_request(store, a_config(), 2, LENGTHS)
-    assert len(request.past) == 2
+    assert len(request.past_lengths) == 2
     assert (request.width, request.seeding.seeding_s) == ((("rollout", 1), ("zone-b", 2)), 1.0)
     assert (request.control_s, request.overlaps) == (7.0, False)
     silent = replace(a_timed_report(0), metrics={"timing_s/train": 5.0, "cost/usd_run": 0.0})
-    assert planning_request(a_run([silent]), a_config(), 1, LENGTHS).past == ()
+    assert planning_request(a_run([silent]), a_config(), 1, LENGTHS).past_lengths == ()
     ahead = a_config(algorithm={"max_staleness": 1})
     assert planning_request(store, ahead, 2, LENGTHS).overlaps
     assert planning_request(store, ahead, 2, LENGTHS).crew == "iteration"
@@ -187,13 +187,13 @@ def test_the_lengths_of_the_last_iterations_are_told_as_so_many_groups():
         (7, 7),
     ]
     store = a_run([a_timed_report(iteration, lengths) for iteration, lengths in enumerate(ended)])
-    twice, short, whole = planning_request(store, a_config(), 4, LENGTHS).past
+    twice, short, whole = planning_request(store, a_config(), 4, LENGTHS).past_lengths
     assert whole.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12]]
     assert short[:, 0].tolist() == [101, 104, 104, 107]
     assert twice[:, 0].tolist() == [1, 207, 216, 222]
     # Groups of another size say nothing of these.
     other = a_config(run={"url": "memory://request", "num_prompts_per_step": 4, "num_generations": 2})
-    assert planning_request(store, other, 4, LENGTHS).past == ()
+    assert planning_request(store, other, 4, LENGTHS).past_lengths == ()
 
 
 def test_dynamic_sampling_keeps_the_order():
@@ -206,7 +206,7 @@ def test_what_the_last_iterations_showed_is_told():
     on_trainer = replace(OBSERVED, pool=TRAIN_POOL, members=9.0, members_at_end=9)
     store = a_run([a_report(0, pools=(away,)), a_report(1, (OBSERVED, on_trainer), wait_s=40.0)])
     request = planning_request(store, a_config(), 2, LENGTHS)
-    near, far = request.offers
+    near, far = request.pools
     assert near.step_time.points == ((1, pytest.approx((0.01 + 0.5 * 0.04) / 1.5)),)
     assert (near.start_s, near.losses_per_h, far.measured) == (40.0, 1.0, False)
     assert request.seeding == SeedingRecord(seeding_s=1.0, members=2)
@@ -259,8 +259,8 @@ def test_the_crew_that_was_asked_for_is_the_newest_plans_though_it_is_not_conclu
     records.put(store, layout.plan(4), replace(newest, slots=newest.slots[:1]))
     request = planning_request(store, a_config(), 5, LENGTHS)
     assert request.width == (("rollout", 1), ("zone-b", 2))
-    assert request.asked == (("rollout", 1),)
-    assert planning_request(a_run([]), a_config(), 0, LENGTHS).asked is None
+    assert request.planned_width == (("rollout", 1),)
+    assert planning_request(a_run([]), a_config(), 0, LENGTHS).planned_width is None
 
 
 def test_however_long_the_run_few_reports_are_read():

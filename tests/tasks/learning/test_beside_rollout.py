@@ -10,7 +10,8 @@ import pytest
 
 from resources.local_starter import StartedProcess, running_starter
 from storage.records import layout, records
-from storage.records.records import BatchRecord, HeartbeatRecord
+from storage.records.crew_records import HeartbeatRecord
+from storage.records.records import BatchRecord
 from storage.stores.connect import connect
 from storage.stores.memory import MemoryStore
 from tasks.learning.journal_follower import GroupTimeout

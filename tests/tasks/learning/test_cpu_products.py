@@ -12,7 +12,8 @@ from tasks.learning.cpu_products import (
     times_transposed,
     use_cpu_products,
 )
-from tasks.sampling.engines.compiled_products import PRODUCTS_KEPT
+from tasks.sampling.engines.kernels import PRODUCTS_KEPT
+from tests.covering import covering
 
 
 def matrices(*shapes, dtype=torch.float32):
@@ -88,8 +89,7 @@ IN_ENGINES = (
 )
 
 
-@pytest.mark.parametrize("first", [IN_TRAINING, IN_ENGINES], ids=["training", "engine"])
-@pytest.mark.parametrize("given", [None, "7"])
+@pytest.mark.parametrize(("first", "given"), covering([IN_TRAINING, IN_ENGINES], [None, "7"], strength=1))
 @pytest.mark.slow
 def test_code_compiled_for_shapes_is_kept_in_bounds_unless_somebody_sets_another(given, first, model, monkeypatch):
     """Whichever of both comes first in a process."""

@@ -27,6 +27,7 @@ from tasks.configuration.trainer import TrainerConfig
 from tasks.grading.grader import Grader
 from tasks.learning.learner import Learner
 from tasks.learning.optimizer import PolicyOptimizer
+from tests.covering import covering
 from tests.graded_trainer import graded_trainer
 from tests.journals import Incarnation, a_plan
 from tests.property_examples import part_of_examples
@@ -188,8 +189,9 @@ def test_neither_batches_nor_weights_depend_on_who_finished_first(train, varied,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("takes_effect", [False, True])
-@pytest.mark.parametrize("estimator", ["grpo", "reinforce_plus_plus_baseline"])
+@pytest.mark.parametrize(
+    ("estimator", "takes_effect"), covering(["grpo", "reinforce_plus_plus_baseline"], [False, True], strength=1)
+)
 def test_killed_at_any_call_it_ends_with_the_same_batches_and_weights(train, estimator, takes_effect):
     varied, wanted = (True, False, True, False, True, True), 3
     journalled = journal(MemoryStore())._objects

@@ -14,8 +14,7 @@ from tasks.configuration.trainer import TrainerConfig
 from tasks.learning import checkpoint, optimizer_rules
 from tasks.learning.batching import collate
 from tasks.learning.checkpoint import TrainerState
-from tasks.learning.host_memory import host_zeros
-from tasks.learning.optimizer import PolicyOptimizer
+from tasks.learning.optimizer import PolicyOptimizer, host_zeros
 from tasks.learning.restoring import optimizer_of
 
 SHAPES = {"embed.weight": (70, 64), "up.weight": (80, 64), "narrow.weight": (96, 50), "norm.weight": (64,)}

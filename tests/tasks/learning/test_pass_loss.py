@@ -10,6 +10,7 @@ from tasks.learning.batching import collate
 from tasks.learning.loss import token_weights
 from tasks.learning.pass_loss import PassLoss
 from tasks.learning.step import accumulate
+from tests.covering import covering
 
 ALGORITHMS = {
     "clip": {},
@@ -27,10 +28,9 @@ ALGORITHMS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("per_token", [True, False])
-@pytest.mark.parametrize("later_step", [True, False])
-@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize(
+    ("name", "per_token", "later_step", "double"), covering(ALGORITHMS, [True, False], [True, False], [True, False])
+)
 def test_gradients_and_loss_are_those_of_plain_logprobs(build, ragged, name, per_token, later_step, double):
     algorithm = AlgorithmConfig(**ALGORITHMS[name])
     dtype, generator = torch.float64 if double else torch.float32, torch.Generator().manual_seed(5)

@@ -8,7 +8,7 @@ from tasks.learning.rank_ends import RankEnd, RankFailure, failure_of
 
 
 def said(rank, at_s, message, *, lasting=True):
-    return RankEnd(rank=rank, code=1, failure=RankFailure(message=message, lasting=lasting), told_at_s=at_s)
+    return RankEnd(rank=rank, code=1, failure=RankFailure(message=message, lasting=lasting), reported_at_s=at_s)
 
 
 def found(*ends):

@@ -20,6 +20,7 @@ from storage.weights import tensor_sets
 from storage.weights.stored_versions import list_versions, restored_from
 from storage.weights.versions import pull_version
 from tasks.preparing.iteration import prepare
+from tests.covering import covering
 from tests.dying_store import DiesAtWrite, Killed
 from tests.property_examples import part_of_examples
 from tests.small_run import (
@@ -104,6 +105,10 @@ def states(store):
     return found
 
 
+# How many iterations are replayed before each one, by the interval of checkpoints.
+REPLAYED = {2: (0, 1, 0, 1), 3: (0, 1, 2, 0), 9: (0, 1, 2, 3)}
+
+
 @functools.cache
 def undisturbed(model, name):
     """The states of a run that stores each."""
@@ -128,9 +133,9 @@ def check(store, expected, interval):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize(("interval", "replayed"), [(2, (0, 1, 0, 1)), (3, (0, 1, 2, 0)), (9, (0, 1, 2, 3))])
-def test_any_interval_gives_the_same_checkpoints_and_weights(model, name, interval, replayed):
+@pytest.mark.parametrize(("name", "interval"), covering(ALGORITHMS, REPLAYED, strength=1))
+def test_any_interval_gives_the_same_checkpoints_and_weights(model, name, interval):
+    replayed = REPLAYED[interval]
     expected = undisturbed(model, name)
     store = memory_store("replaying")
     for iteration in range(ITERATIONS):

@@ -11,6 +11,7 @@ from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
 from tasks.learning.packing import pack
 from tasks.learning.step import accumulate, apply, reference_kl
 from tasks.learning.totals import StepTotals, combined
+from tests.covering import covering
 from tests.tasks.learning.tiny_model import VOCABULARY
 
 MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
@@ -33,8 +34,10 @@ def accumulate_split(policy, rows, advantages, algorithm, *, split, reference=No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampling", [{"old_logprobs": "sampler"}, {"importance_sampling": "token"}])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "sampling"),
+    covering(MODES, [{"old_logprobs": "sampler"}, {"importance_sampling": "token"}], strength=1),
+)
 def test_any_split_into_micro_batches_gives_the_same_gradient_and_metrics(build, ragged, mode, sampling):
     rows, advantages = ragged(6), torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     algorithm = AlgorithmConfig(loss_agg_mode=mode, kl_coef=0.1, **sampling)

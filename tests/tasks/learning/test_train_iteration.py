@@ -118,8 +118,14 @@ SECTIONS = {"dr_grpo": {"lora": {"rank": 4, "alpha": 8.0}}}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", PRESETS)
-def test_with_another_algorithm_a_kill_changes_as_little(model, preset):
+@pytest.mark.parametrize(
+    ("preset", "anywhere"),
+    [
+        *((preset, False) for preset in PRESETS),
+        *(pytest.param(preset, True, marks=pytest.mark.exhaustive) for preset in ("ppo", "dr_grpo")),
+    ],
+)
+def test_with_another_algorithm_a_kill_changes_as_little(model, preset, anywhere):
     """Two iterations, in the second of which the policy has left its reference; killed around the recording."""
     algorithm = {"preset": preset, "kl_coef": 0.05, **PRESETS[preset]}
     store = memory_store("advance", DiesAtWrite("advance", {}))
@@ -134,7 +140,7 @@ def test_with_another_algorithm_a_kill_changes_as_little(model, preset):
     assert metrics["kl"] != 0
     assert metrics["actor/grad_norm"] > 0
     around_recording = sum("batches/" in key for key in store.written) + 2
-    for writes in range(len(store.written) if preset in ("ppo", "dr_grpo") else around_recording):
+    for writes in range(len(store.written) if anywhere else around_recording):
         killed = memory_store("advance", DiesAtWrite("advance", begun, writes))
         with pytest.raises(Killed):
             train_small(URL, 1)

@@ -24,6 +24,7 @@ from tasks.learning.journal_follower import GroupTimeout
 from tasks.learning.learner import Learner
 from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.trainer import IterationTrainer
+from tests.covering import covering
 from tests.graded_trainer import graded_trainer
 from tests.journals import Incarnation, a_plan
 from tests.property_examples import part_of_examples
@@ -238,8 +239,7 @@ class DiesAtWrite(MemoryStore):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["plan", "arrival"])
-@pytest.mark.parametrize("takes_effect", [False, True])
+@pytest.mark.parametrize(("order", "takes_effect"), covering(["plan", "arrival"], [False, True], strength=1))
 def test_killed_at_any_batch_it_replays_the_same_batches_to_the_same_weights(finished, start, order, takes_effect):
     undisturbed = start(finished, order=order)
     metrics = undisturbed.trainer.step().metrics

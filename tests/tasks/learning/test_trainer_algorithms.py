@@ -21,6 +21,7 @@ from tasks.grading.grader import Grader
 from tasks.learning.batching import collate
 from tasks.learning.learner import Learner
 from tasks.learning.optimizer import PolicyOptimizer
+from tests.covering import covering
 from tests.graded_trainer import graded_trainer
 from tests.journals import LOGPROB, Incarnation, a_plan
 from tests.tasks.learning.tiny_model import VOCABULARY
@@ -266,8 +267,7 @@ def same(left, right):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tokens_max", [1, 40, 1000])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "tokens_max"), covering(CASES, [1, 40, 1000], strength=1))
 def test_the_gradient_is_the_one_written_out_however_the_step_is_divided(train, build, name, tokens_max):
     fields, factors = CASES[name]
     store = journal(MemoryStore())
@@ -286,8 +286,7 @@ def test_the_factors_of_all_algorithms_differ(build):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["plan", "arrival"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "order"), covering(CASES, ["plan", "arrival"], strength=1))
 def test_killed_at_any_batch_it_ends_with_the_same_bits(train, name, order):
     algorithm = AlgorithmConfig(micro_batch_order=order, **CASES[name][0])
     store = journal(MemoryStore())
@@ -333,8 +332,10 @@ TRAINED = [response for response in range(COUNT) if not truncated(response)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tokens_max", [1, 40, 1000])
-@pytest.mark.parametrize("name", ["grpo", BASELINE, RPP, "rloo with the KL in the reward"])
+@pytest.mark.parametrize(
+    ("name", "tokens_max"),
+    covering(["grpo", BASELINE, RPP, "rloo with the KL in the reward"], [1, 40, 1000], strength=1),
+)
 def test_truncated_responses_count_in_their_group_and_not_in_the_loss(train, build, name, tokens_max):
     """Normalisation over tokens is over those that are trained."""
     kl = rows(build)[1]

@@ -15,6 +15,7 @@ from tasks.learning.critic import Critic
 from tasks.learning.learner import CriticLearner, Learner
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
 from tasks.learning.trainer import step_metrics
+from tests.covering import covering
 from tests.graded_trainer import graded_trainer
 from tests.journals import LOGPROB
 from tests.tasks.learning.test_trainer_algorithms import (
@@ -101,12 +102,14 @@ def by_hand(policy, epochs, parts, *, sampler=False):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tokens_max", [1, 1000])
-@pytest.mark.parametrize("sampler", [False, True])
 @pytest.mark.parametrize(
-    ("epochs", "count", "parts"), [(3, 1, [range(GROUPS)]), (1, 2, [(0, 1), (2, 3)]), (2, 3, [(0,), (1,), (2, 3)])]
+    ("divided", "sampler", "tokens_max"),
+    covering(
+        [(3, 1, [range(GROUPS)]), (1, 2, [(0, 1), (2, 3)]), (2, 3, [(0,), (1,), (2, 3)])], [False, True], [1, 1000]
+    ),
 )
-def test_steps_are_those_of_a_loop_written_out(build, learner, epochs, count, parts, sampler, tokens_max):
+def test_steps_are_those_of_a_loop_written_out(build, learner, divided, sampler, tokens_max):
+    epochs, count, parts = divided
     algorithm = AlgorithmConfig(
         num_epochs=epochs, num_mini_batches=count, old_logprobs="sampler" if sampler else "trainer"
     )

@@ -14,7 +14,7 @@ from tasks.planning.division import assign_groups
 from tasks.planning.iteration_plan import BudgetExceeded, PlanningRequest, plan_iteration
 from tasks.planning.makespan import lower_bound_s
 from tasks.planning.width import allowed_usd, choose_width
-from tests.planning_requests import CURVE, a_request, alike_lengths, an_offer, requests, some_lengths
+from tests.planning_requests import CURVE, a_pool, a_request, alike_lengths, requests, some_lengths
 from tests.property_examples import part_of_examples
 
 RESERVED = TrainerCapacity(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)
@@ -22,9 +22,9 @@ RESERVED = TrainerCapacity(engines=2, usd_per_h=16.0, responses_max=64, step_tim
 
 def planned(request: PlanningRequest):
     """The plan, or None where there is nobody, or no money."""
-    nobody = request.reserved is None and not any(offer.count_max for offer in request.offers)
+    nobody = request.reserved is None and not any(pool.count_max for pool in request.pools)
     if nobody:
-        with pytest.raises(ValueError, match="offers: no member"):
+        with pytest.raises(ValueError, match="pools: no member"):
             plan_iteration(request)
         return None
     try:
@@ -48,17 +48,17 @@ def test_every_plan_is_whole_within_its_bounds_and_possible(request):
     crew = [slot for slot in plan.slots if slot.pool != TRAIN_POOL]
     assert plan.slots[: len(crew)] == tuple(crew)
     counts = Counter(slot.pool for slot in crew)
-    for offer in request.offers:
-        assert min(offer.count_min, offer.count_max) <= counts[offer.pool] <= offer.count_max
-        in_pool = [slot for slot in crew if slot.pool == offer.pool]
-        assert all(slot.batch_max is None or 1 <= slot.batch_max <= offer.responses_max for slot in in_pool)
+    for pool in request.pools:
+        assert min(pool.count_min, pool.count_max) <= counts[pool.name] <= pool.count_max
+        in_pool = [slot for slot in crew if slot.pool == pool.name]
+        assert all(slot.batch_max is None or 1 <= slot.batch_max <= pool.responses_max for slot in in_pool)
     if request.keep_order:
         assert all(list(slot.groups) == sorted(slot.groups) for slot in plan.slots)
     choice = choose_width(request)
     if request.measured:
         assert choice.estimate.usd_iteration <= allowed_usd(request)[1] + 1e-12
     bound_s = lower_bound_s(request.responses, choice.crew.members)
-    assert choice.crew.dealt_s >= bound_s * (1 - 1e-9)
+    assert choice.crew.makespan_s >= bound_s * (1 - 1e-9)
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ def test_the_trainers_slots_are_there_exactly_while_it_generates(request):
     else:
         assert plan.seeding is not None
         counts = Counter(slot.pool for slot in plan.slots)
-        there = sum(offer.expected(counts[offer.pool]) for offer in request.offers)
+        there = sum(pool.expected(counts[pool.name]) for pool in request.pools)
         assert plan.seeding.members == there
         assert plan.seeding.seeding_s is None or there
 
@@ -90,22 +90,22 @@ def test_one_request_has_one_plan(request):
 
 @given(st.integers(1, 40), st.integers(1, 9), st.sampled_from([CURVE, NOMINAL]), st.booleans())
 def test_nothing_known_is_dealt_as_ever(groups, count, step_time, keep_order):
-    offer = an_offer(count_max=count, step_time=step_time)
-    plan = plan_iteration(a_request(offer, groups=groups, lengths=alike_lengths(groups), keep_order=keep_order))
+    pool = a_pool(count_max=count, step_time=step_time)
+    plan = plan_iteration(a_request(pool, groups=groups, lengths=alike_lengths(groups), keep_order=keep_order))
     dealt = assign_groups(groups, count)
     assert plan.slots == tuple(SlotPlan(slot=k, pool="rollout", groups=dealt[k]) for k in range(count))
     assert plan.seeding is None
-    in_turn = a_request(offer, groups=groups, lengths=some_lengths(groups), settings={"dispatch": "in_turn"})
+    in_turn = a_request(pool, groups=groups, lengths=some_lengths(groups), settings={"dispatch": "in_turn"})
     assert plan_iteration(in_turn).slots == plan.slots
 
 
 def test_several_pools_stand_one_after_another():
-    plan = plan_iteration(a_request(an_offer(count_max=2), an_offer("spot", count_max=3)))
+    plan = plan_iteration(a_request(a_pool(count_max=2), a_pool("spot", count_max=3)))
     assert [slot.pool for slot in plan.slots] == ["rollout"] * 2 + ["spot"] * 3
 
 
 @pytest.mark.parametrize("seeding", ["off", "auto"])
-@pytest.mark.parametrize("crew", [(), (an_offer(count_min=0, count_max=0),)])
+@pytest.mark.parametrize("crew", [(), (a_pool(count_min=0, count_max=0),)])
 def test_without_a_crew_the_trainer_generates_until_nothing_is_left(crew, seeding):
     plan = plan_iteration(a_request(*crew, reserved=RESERVED, settings={"seeding": seeding}))
     assert [slot.pool for slot in plan.slots] == [TRAIN_POOL] * 2
@@ -116,9 +116,9 @@ def test_without_a_crew_the_trainer_generates_until_nothing_is_left(crew, seedin
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"offers": ()}, "offers: no member in 0 pools"),
-        ({"offers": (an_offer(count_min=0, count_max=0),)}, "offers: no member in 1 pools"),
-        ({"offers": (an_offer(count_max=-1),)}, "rollout: 1 to -1 members; allowed: from 0 on"),
+        ({"pools": ()}, "pools: no member in 0 pools"),
+        ({"pools": (a_pool(count_min=0, count_max=0),)}, "pools: no member in 1 pools"),
+        ({"pools": (a_pool(count_max=-1),)}, "rollout: 1 to -1 members; allowed: from 0 on"),
         ({"reserved": replace(RESERVED, engines=0)}, "reserved: 0 engines; allowed: at least one, or None"),
         ({"num_generations": 0}, "16 groups of 0; allowed: at least one of each"),
         ({"lengths": alike_lengths(0)}, "0 groups of 4; allowed: at least one of each"),
@@ -126,19 +126,19 @@ def test_without_a_crew_the_trainer_generates_until_nothing_is_left(crew, seedin
 )
 def test_impossible_requests_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        plan_iteration(replace(a_request(an_offer()), **changes))
+        plan_iteration(replace(a_request(a_pool()), **changes))
 
 
 def test_long_groups_are_kept_apart_from_short_ones():
     """Known lengths do better than dealing in turn, by the plan's own reckoning."""
     known, in_turn = (
-        choose_width(a_request(an_offer(), groups=32, settings={"dispatch": dispatch}))
+        choose_width(a_request(a_pool(), groups=32, settings={"dispatch": dispatch}))
         for dispatch in ("auto", "in_turn")
     )
-    assert known.crew.dealt_s < in_turn.crew.dealt_s
+    assert known.crew.makespan_s < in_turn.crew.makespan_s
 
 
 def test_no_response_is_expected_to_be_longer_than_it_may():
-    request = a_request(an_offer(), groups=32)
+    request = a_request(a_pool(), groups=32)
     shorter = choose_width(replace(request, length_max=700.0)).estimate.rollout_s
     assert shorter < choose_width(request).estimate.rollout_s

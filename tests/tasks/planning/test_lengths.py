@@ -12,6 +12,7 @@ from storage.records.prompt_table import PromptRow
 from tasks.configuration.planning import PlanningConfig
 from tasks.planning import lengths as planning_lengths
 from tasks.planning.lengths import choose_predictor, learn, predict, recent_recalls
+from tasks.planning.log_normal import HIGH, high_of, spread_of
 from tasks.planning.prompt_features import PromptFeatures, prompt_features
 from tests.property_examples import part_of_examples
 
@@ -177,3 +178,10 @@ def config(**changes) -> PlanningConfig:
 )
 def test_the_best_that_was_measured_is_chosen_or_the_next_weaker(recalls, changes, chosen):
     assert choose_predictor(recalls, config(**changes)) == chosen
+
+
+@given(st.floats(1, 1e5), st.floats(0, 1.9))
+def test_spread_and_high_are_inverse(mean, relative):
+    expected = np.array([mean])
+    spread = spread_of(expected, high_of(expected, relative * expected))
+    assert spread == pytest.approx(min(HIGH, np.sqrt(np.log1p(relative**2))), abs=1e-5)

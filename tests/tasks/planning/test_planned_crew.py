@@ -12,7 +12,7 @@ from tasks.planning.capacity import GroupLengths, TrainerCapacity
 from tasks.planning.division import assign_groups
 from tasks.planning.makespan import member_time_s, response_lengths
 from tasks.planning.planned_crew import engines_in_members, engines_stop_s, planned_crew, seedings
-from tests.planning_requests import CURVE, a_request, alike_lengths, an_offer, some_lengths, waits
+from tests.planning_requests import CURVE, a_pool, a_request, alike_lengths, some_lengths, waits
 
 RESERVED = TrainerCapacity(engines=2, usd_per_h=16.0, responses_max=64, step_time=CURVE)
 
@@ -23,14 +23,14 @@ def crew_of(request, counts):
 
 
 def test_a_crew_has_ended_what_it_was_dealt_when_its_last_member_has():
-    request = a_request(an_offer(count_max=2, start_s=36.0), settings={"dispatch": "in_turn"})
+    request = a_request(a_pool(count_max=2, start_s=36.0), settings={"dispatch": "in_turn"})
     responses = response_lengths(request.lengths, 4)
     ends = [36.0 + member_time_s(responses[k::2].ravel(), CURVE, 64) for k in range(2)]
-    assert crew_of(request, (2,)).dealt_s == pytest.approx(max(ends))
+    assert crew_of(request, (2,)).makespan_s == pytest.approx(max(ends))
 
 
 def test_a_member_on_a_new_machine_begins_when_it_has_started_and_has_a_group_all_the_same():
-    request = a_request(an_offer(machine_start_s=5000.0, there=2), lengths=some_lengths(16))
+    request = a_request(a_pool(machine_start_s=5000.0, machines_present=2), lengths=some_lengths(16))
     crew = crew_of(request, (4,))
     assert [member.start_s for member in crew.members] == [30.0, 30.0, 5030.0, 5030.0]
     assert [len(assignment.groups) for assignment in crew.assignments[2:]] == [1, 1]
@@ -39,31 +39,29 @@ def test_a_member_on_a_new_machine_begins_when_it_has_started_and_has_a_group_al
 
 
 def test_engines_go_on_until_there_is_a_member_to_hand_over_to():
-    late = an_offer(count_max=2, machine_start_s=500.0, there=0)
+    late = a_pool(count_max=2, machine_start_s=500.0, machines_present=0)
     request = a_request(late, reserved=RESERVED, settings={"seeding": "auto", "seeding_s_initial": 9.0})
     crew = crew_of(request, (2,))
     assert engines_stop_s(crew.seeding, [member.start_s for member in crew.members[:2]], 0.0) == 530.0
 
 
 def test_the_trainers_engines_are_members_while_they_generate():
-    request = a_request(
-        an_offer(count_max=2), reserved=RESERVED, settings={"seeding": "auto", "seeding_s_initial": 9.0}
-    )
+    request = a_request(a_pool(count_max=2), reserved=RESERVED, settings={"seeding": "auto", "seeding_s_initial": 9.0})
     crew = crew_of(request, (2,))
     assert [member.pool for member in crew.members] == ["rollout", "rollout", TRAIN_POOL, TRAIN_POOL]
     # What the engines have not ended when they stop is free for the crew, so they are dealt groups like the others.
     assert all(assignment.groups for assignment in crew.assignments)
     assert crew.seeding == SeedingRecord(seeding_s=9.0, members=2)
-    off = crew_of(a_request(an_offer(count_max=2), reserved=RESERVED), (2,))
+    off = crew_of(a_request(a_pool(count_max=2), reserved=RESERVED), (2,))
     assert off.seeding is None
     assert len(off.members) == 2
-    colocated = crew_of(a_request(an_offer(count_max=2), reserved=RESERVED), (0,))
+    colocated = crew_of(a_request(a_pool(count_max=2), reserved=RESERVED), (0,))
     assert colocated.seeding == SeedingRecord(seeding_s=None, members=0)
 
 
 def test_with_enough_members_the_trainer_generates_nothing():
     request = a_request(
-        an_offer(count_max=2),
+        a_pool(count_max=2),
         reserved=RESERVED,
         settings={"seeding": "auto"},
         seeding=SeedingRecord(seeding_s=5.0, members=2),
@@ -78,14 +76,14 @@ def test_with_enough_members_the_trainer_generates_nothing():
 
 def test_who_was_not_measured_counts_as_one_who_was():
     slow = CURVE.scaled(3.0)
-    request = a_request(an_offer("rollout", step_time=NOMINAL), an_offer("spot", step_time=slow), reserved=RESERVED)
+    request = a_request(a_pool("rollout", step_time=NOMINAL), a_pool("spot", step_time=slow), reserved=RESERVED)
     assert {member.step_time for member in crew_of(request, (2, 2)).members} == {slow}
     assert {member.step_time for member in crew_of(request, (0, 0)).members} == {CURVE}
 
 
 @pytest.mark.parametrize("settings", [{"dispatch": "in_turn"}, {}])
 def test_groups_are_dealt_in_turn_where_nothing_tells_them_apart(settings):
-    request = a_request(an_offer(), an_offer("spot", usd_per_h=9.0), groups=11, lengths=alike_lengths(11))
+    request = a_request(a_pool(), a_pool("spot", usd_per_h=9.0), groups=11, lengths=alike_lengths(11))
     crew = crew_of(request, (2, 3))
     assert tuple(a.groups for a in crew.assignments) == assign_groups(11, 5)
     assert all(a.batch_max is None for a in crew.assignments)
@@ -93,9 +91,9 @@ def test_groups_are_dealt_in_turn_where_nothing_tells_them_apart(settings):
 
 def test_a_member_further_away_gets_less_of_what_is_long():
     lengths = GroupLengths("history", np.array([900.0, 100.0]), np.array([1000.0, 120.0]))
-    offers = an_offer("far", start_s=35.0), an_offer("rollout")
+    pools = a_pool("far", start_s=35.0), a_pool("rollout")
     for objective in ("makespan", "gpu_seconds"):
-        request = a_request(*offers, lengths=lengths, settings={"objective": objective})
+        request = a_request(*pools, lengths=lengths, settings={"objective": objective})
         crew = crew_of(request, (1, 1))
         held = dict(zip(("far", "rollout"), crew.assignments, strict=True))
         assert 0 in held["rollout"].groups
@@ -109,10 +107,10 @@ def test_an_engine_counts_as_so_many_members_as_it_is_faster():
         "waits": waits(rollout_s=100.0, members=2.0, members_at_end=2),
         "train_s": 10.0,
     }
-    offer = an_offer(count_max=2, start_s=0.0)
+    pool = a_pool(count_max=2, start_s=0.0)
     one, fast = TrainerCapacity(engines=1, usd_per_h=8.0, responses_max=64, step_time=CURVE), CURVE.scaled(0.5)
-    alike = a_request(offer, reserved=one, **past)
-    faster = a_request(offer, reserved=replace(one, step_time=fast), **past)
+    alike = a_request(pool, reserved=one, **past)
+    faster = a_request(pool, reserved=replace(one, step_time=fast), **past)
     assert [engines_in_members(request) for request in (alike, faster)] == [1.0, pytest.approx(2.0)]
     # The trainer generated as long as the crew did, whatever was planned: 100 s.
     seconds = [crew_of(request, (2,)).seeding.seeding_s for request in (alike, faster)]

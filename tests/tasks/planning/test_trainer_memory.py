@@ -31,6 +31,7 @@ from tasks.planning.trainer_memory import (
     trainer_memory,
     ways_to_fit,
 )
+from tests.covering import covering
 from tests.forecast_documents import document
 
 GIB = 1 << 30
@@ -109,12 +110,12 @@ def peak(policy, batch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("shape", "tokens"), [(0, 300), (0, 1600), (1, 500)])
-def test_a_pass_takes_three_quarters_to_six_fifths_of_what_the_formula_says(
-    models, shape, tokens, dtype, checkpointing
-):
+@pytest.mark.parametrize(
+    ("work", "dtype", "checkpointing"),
+    covering([(0, 300), (0, 1600), (1, 500)], ["float32", "bfloat16"], [False, True]),
+)
+def test_a_pass_takes_three_quarters_to_six_fifths_of_what_the_formula_says(models, work, dtype, checkpointing):
+    shape, tokens = work
     folder, tensors, size = models[shape]
     trainer = {"dtype": dtype, "gradient_checkpointing": checkpointing}
     policy = Policy(folder, tensors, TrainerConfig(device="cpu", **trainer))
@@ -157,9 +158,10 @@ def test_a_pass_with_adapters_takes_at_most_what_the_formula_says(models):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "muon"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("lora", [{}, {"lora": {"rank": 64}}])
+@pytest.mark.parametrize(
+    ("name", "dtype", "lora"),
+    covering(["adamw", "adamw_8bit", "muon"], ["float32", "bfloat16"], [{}, {"lora": {"rank": 64}}]),
+)
 def test_the_state_is_as_large_as_it_is_said(models, name, dtype, lora):
     offload = "optimizer" if name == "muon" else "none"
     if name == "adamw_8bit":

@@ -12,8 +12,9 @@ from storage.journal.assembly import JournalReader
 from storage.journal.compaction import read_batches
 from storage.journal.shard import Finish
 from storage.records import layout, records
+from storage.records.crew_records import HeartbeatRecord
 from storage.records.prompt_table import PromptRow, encode_prompts
-from storage.records.records import BatchRecord, GradedResponse, HeartbeatRecord, ReportRecord, TrainingRecord
+from storage.records.records import BatchRecord, GradedResponse, ReportRecord, TrainingRecord
 from storage.stores.memory import MemoryStore
 from storage.stores.store import CorruptObject, ObjectMissing
 from storage.weights.objects import encode_header

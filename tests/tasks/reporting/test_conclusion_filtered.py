@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from storage.records import layout, records
-from storage.records.records import BatchRecord, HeartbeatRecord
+from storage.records.crew_records import HeartbeatRecord
+from storage.records.records import BatchRecord
 from tasks.reporting.verification import IntegrityError
 from tests.tasks.reporting.test_conclusion import PLAN, an_iteration, change, conclude, graded
 

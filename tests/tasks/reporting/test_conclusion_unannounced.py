@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from storage.records import layout, records
-from storage.records.records import HeartbeatRecord
+from storage.records.crew_records import HeartbeatRecord
 from tests.journals import newer_heartbeat
 from tests.tasks.reporting.test_conclusion import an_iteration, conclude
 

@@ -6,8 +6,8 @@ import pytest
 
 from storage.clock import ManualClock
 from storage.records import layout, records
-from storage.records.crew_records import note_rollout_ended
-from storage.records.records import HeartbeatRecord, ReportRecord, SettingsRecord, SlotLife
+from storage.records.crew_records import HeartbeatRecord, note_rollout_ended
+from storage.records.records import ReportRecord, SettingsRecord, SlotLife
 from storage.stores.memory import MemoryStore
 from tasks.reporting.crew_presence import await_goodbyes, described, slots_not_come
 from tests.sessions import a_plan

@@ -2,7 +2,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from storage.fleet.fleet_records import SpentEntry
+from storage.fleet.spent_records import SpentEntry
 from tasks.reporting.host_chart import ENTRIES_MAX, host_chart
 
 NAMES = {"own": "this run", "other": "another run <&>"}

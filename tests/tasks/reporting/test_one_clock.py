@@ -6,7 +6,8 @@ import pytest
 
 from storage.clock import ManualClock
 from storage.records import layout, records
-from storage.records.records import HeartbeatRecord, PlanRecord, TrainingRecord
+from storage.records.crew_records import HeartbeatRecord
+from storage.records.records import PlanRecord, TrainingRecord
 from tasks.reporting.conclusion import conclude_iteration
 from tests.tasks.reporting.test_conclusion import PRICES, an_iteration, conclude
 

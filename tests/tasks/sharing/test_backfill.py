@@ -8,11 +8,10 @@ from storage.clock import ManualClock
 from storage.records import layout, records
 from storage.records.run import read_plan
 from storage.stores.memory import MemoryStore
-from tasks.sharing.backfill import choose_backfill
+from tasks.sharing.backfill import choose_backfill, unfinished_tokens
 from tasks.sharing.billing import bill, total_s
 from tasks.sharing.host_settings import HostSettings
 from tasks.sharing.state_cache import Need
-from tasks.sharing.unfinished import unfinished_tokens
 from tests.fleet_records import a_run
 from tests.host_stage import Stage
 from tests.small_run import config, document, memory_store, model_directory, plan_iteration, roll_out

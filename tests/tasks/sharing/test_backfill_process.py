@@ -9,7 +9,7 @@ from storage.clock import SystemClock
 from storage.fleet import fleet_layout
 from storage.journal.assembly import JournalReader
 from storage.records import layout, records
-from storage.records.records import HeartbeatRecord
+from storage.records.crew_records import HeartbeatRecord
 from storage.records.run import read_plan
 from storage.stores.connect import connect
 from tasks.sharing.billing import bill, total_s

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.fleet import fleet_layout
-from storage.fleet.fleet_records import SpentEntry, SpentRecord
+from storage.fleet.spent_records import SpentEntry, SpentRecord
 from storage.records import records
 from storage.stores.memory import MemoryStore
 from storage.stores.store import StoreUnavailable

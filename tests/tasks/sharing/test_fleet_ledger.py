@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.fleet.fleet_records import HostRecord, Prediction, RestoredState, SpentEntry, SpentRecord
+from storage.fleet.fleet_records import HostRecord, Prediction
+from storage.fleet.spent_records import RestoredState, SpentEntry, SpentRecord
 from tasks.sharing.fleet_ledger import (
     FleetReport,
     TierAccount,

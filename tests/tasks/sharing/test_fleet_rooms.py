@@ -5,8 +5,9 @@ import logging
 import pytest
 
 from storage.fleet import fleet_layout
-from storage.fleet.fleet_records import LeftRecord, SpentEntry, SpentRecord
+from storage.fleet.fleet_records import LeftRecord
 from storage.fleet.seats import take_seat
+from storage.fleet.spent_records import SpentEntry, SpentRecord
 from storage.records import records
 from storage.stores.memory import MemoryStore
 from tasks.sharing.fleet_rooms import look_at_rooms

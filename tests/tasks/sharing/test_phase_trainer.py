@@ -1,5 +1,6 @@
 """Phases that one process trains for a run, with the state kept between them, end with the bits of the train task."""
 
+import functools
 import threading
 import weakref
 from dataclasses import replace
@@ -116,30 +117,40 @@ def states(store):
     return found
 
 
-@pytest.fixture(params=ALGORITHMS)
-def sections(request):
-    return {**ALGORITHMS[request.param], "retention": {"keep_weights": 9, "keep_checkpoints": 9}}
+def sections_of(name):
+    return {**ALGORITHMS[name], "retention": {"keep_weights": 9, "keep_checkpoints": 9}}
+
+
+@functools.cache
+def of_the_train_task(model, name):
+    """What each iteration of a run of its own has learned, and the states in its store."""
+    store, metrics = memory_store("own"), []
+    for iteration in range(ITERATIONS):
+        plan_iteration(config(OWN, model, **sections_of(name)))
+        roll_out(OWN, iteration)
+        metrics.append(learned(train_small(OWN, iteration).metrics))
+        commit_iteration(OWN, iteration)
+    return metrics, states(store)
 
 
 @pytest.mark.slow
-def test_all_iterations_end_with_the_bits_of_the_train_task(model, sections):
-    own, shared = memory_store("own"), memory_store("shared-run")
-    settings = {OWN: config(OWN, model, **sections), URL: shared_config(model, **sections)}
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_all_iterations_end_with_the_bits_of_the_train_task(model, name):
+    expected, expected_states = of_the_train_task(model, name)
+    shared = memory_store("shared-run")
+    settings = shared_config(model, **sections_of(name))
     said = []
     trainer = None
     for iteration in range(ITERATIONS):
-        for url, each in settings.items():
-            plan_iteration(each)
-            roll_out(url, iteration)
-        expected = train_small(OWN, iteration)
+        plan_iteration(settings)
+        roll_out(URL, iteration)
         trainer = trainer or PhaseTrainer(URL, SystemClock(), said.append)
         record = train_on(trainer, iteration)
         assert record.metrics.pop("sharing/warm") == float(iteration > 0)
-        assert learned(record.metrics) == learned(expected.metrics)
-        for url in settings:
-            commit_iteration(url, iteration)
-    assert states(shared) == states(own)
-    assert len(states(own)) >= 2 * ITERATIONS + 1
+        assert learned(record.metrics) == expected[iteration]
+        commit_iteration(URL, iteration)
+    assert states(shared) == expected_states
+    assert len(expected_states) >= 2 * ITERATIONS + 1
     assert said[-1].phase == "parked"
     assert said[-1].bytes_held > 0
     on_device = [state.phase for state in said if state.iteration == 1]
@@ -174,15 +185,13 @@ def test_a_state_that_another_trainer_has_left_behind_is_not_used(model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("read_ahead", [False, True])
-def test_a_state_from_the_store_or_read_ahead_ends_with_the_bits_of_the_train_task(model, sections, read_ahead):
-    memory_store("own")
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_state_from_the_store_or_read_ahead_ends_with_the_bits_of_the_train_task(model, name, read_ahead):
     store = memory_store("shared-run")
-    settings = {OWN: config(OWN, model, **sections), URL: shared_config(model, **sections)}
+    settings = shared_config(model, **sections_of(name))
     for iteration in range(ITERATIONS):
-        for url, each in settings.items():
-            plan_iteration(each)
-            roll_out(url, iteration)
-        train_small(OWN, iteration)
+        plan_iteration(settings)
+        roll_out(URL, iteration)
         said = []
         # A new process each time, as if the one before had made room.
         trainer = PhaseTrainer(URL, SystemClock(), said.append)
@@ -201,9 +210,8 @@ def test_a_state_from_the_store_or_read_ahead_ends_with_the_bits_of_the_train_ta
         found = said[-1].restored
         assert (found.ahead, found.tier) == (False, "host memory" if read_ahead else "object store")
         assert found.num_bytes > 0
-        for url in settings:
-            commit_iteration(url, iteration)
-    assert states(store) == states(memory_store_of("own"))
+        commit_iteration(URL, iteration)
+    assert states(store) == of_the_train_task(model, name)[1]
 
 
 @pytest.mark.slow

@@ -35,3 +35,12 @@ def test_the_troubles_of_two_runs_are_apart(caplog):
 def test_an_error_of_the_program_is_not_gone_on_after(error):
     with pytest.raises(type(error)), ToleratedErrors().tolerated("x"):
         raise error
+
+
+def test_an_attempt_tells_whether_it_failed():
+    errors = ToleratedErrors()
+    with errors.tolerated("run x") as bad:
+        raise StoreDenied("403")
+    with errors.tolerated("run x") as good:
+        pass
+    assert (bad.failed, good.failed) == (True, False)

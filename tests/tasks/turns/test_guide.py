@@ -12,7 +12,7 @@ from storage.journal.shard import Finish
 from tasks.configuration.turns import TurnsConfig
 from tasks.prompts.loading import DataConfig, load_prompts
 from tasks.turns.testing import answered, record_of
-from tasks.turns.tool_schemas import check_names, describe_tools, lack_of
+from tasks.turns.tool_schemas import call_problem, check_names, describe_tools
 from tests.agent_conversations import called, talk
 
 PAGE = (Path(__file__).parents[3] / "docs/guide/turns.md").read_text(encoding="utf-8")
@@ -35,9 +35,9 @@ def test_the_example_keeps_the_contract(tmp_path, monkeypatch):
     [prompt] = load_prompts(DataConfig(source=str(tmp_path / "hotels.jsonl")))
     hotel = module.Hotel()
     assert hotel.reset(**prompt.columns) == " There are the rooms 1 to 3."
-    assert lack_of(schemas, "price", {"room": 2}) is None
+    assert call_problem(schemas, "price", {"room": 2}) is None
     assert hotel.price(2) == "60 dollars"
-    assert lack_of(schemas, "convert", {"dollars": 60, "currency": "JPY"}) is not None
+    assert call_problem(schemas, "convert", {"dollars": 60, "currency": "JPY"}) is not None
     assert module.convert(60, "EUR") == "54.00 EUR"
     hotel.book(2)
     rebuilt = module.Hotel()

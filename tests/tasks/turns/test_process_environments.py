@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +44,21 @@ def test_a_turn_without_calls_ends_the_response(opened: Open):
     assert (answer.finish, answer.token_ids, record_of(answer).reward) == (Finish.STOP, (), None)
 
 
-@pytest.mark.parametrize(
-    ("turn", "finish"),
-    [
-        (said('!add {"a": 1, "b": 2}', stopped=False), Finish.LENGTH),
-        (said("three", stopped=False), Finish.LENGTH),
-        (said('!add {"a": 1, "b": 2}', room=0), Finish.LENGTH),
-        (said("three", room=0), Finish.STOP),
-        (said("", stopped=False, room=0), Finish.LENGTH),
-    ],
-)
-def test_what_length_ended_calls_nothing_and_is_rewarded(
-    opened: Open, notes: Callable[[], list[str]], turn: Any, finish: Finish
-):
-    answer = answered(opened("add", environment="Counter"), turn)
-    assert (answer.finish, answer.token_ids, record_of(answer).calls) == (finish, (), ())
-    assert record_of(answer).reward == 3.0
+def test_what_length_ended_calls_nothing_and_is_rewarded(opened: Open, notes: Callable[[], list[str]]):
+    environments = opened("add", environment="Counter")
+    call = '!add {"a": 1, "b": 2}'
+    for response, (turn, finish) in enumerate(
+        [
+            (said(call, stopped=False), Finish.LENGTH),
+            (said("three", stopped=False), Finish.LENGTH),
+            (said(call, room=0), Finish.LENGTH),
+            (said("three", room=0), Finish.STOP),
+            (said("", stopped=False, room=0), Finish.LENGTH),
+        ]
+    ):
+        answer = answered(environments, replace(turn, response=response))
+        assert (answer.finish, answer.token_ids, record_of(answer).calls) == (finish, (), ()), response
+        assert record_of(answer).reward == 3.0
     assert "add" not in notes()
 
 
@@ -90,12 +90,11 @@ def test_100_mb_do_not_stop_the_others(opened: Open):
     assert 1800 < len(answers[0].token_ids) <= 2048
 
 
-@pytest.mark.parametrize(
-    ("kind", "result"),
-    [("dict", '{"é": [1, null]}'), ("none", "None"), ("set", "[{1}]"), ("surrogate", "a?b"), ("float", "0.5")],
-)
-def test_results_that_are_no_text_become_text(opened: Open, kind: str, result: str):
-    assert text_of(answered(opened("shapes"), said(f'!shapes {{"kind": "{kind}"}}'))) == f"<{result}>\n"
+def test_results_that_are_no_text_become_text(opened: Open):
+    results = {"dict": '{"é": [1, null]}', "none": "None", "set": "[{1}]", "surrogate": "a?b", "float": "0.5"}
+    environments = opened("shapes")
+    found = {kind: text_of(answered(environments, said(f'!shapes {{"kind": "{kind}"}}'))) for kind in results}
+    assert found == {kind: f"<{result}>\n" for kind, result in results.items()}
 
 
 def test_what_a_tool_prints_goes_to_standard_error(opened: Open, capfd: pytest.CaptureFixture[str]):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.turns.tool_results import CUT_MARK, cut, same_result
+from tasks.turns.living_environments import CUT_MARK, cut, same_result
 
 
 @pytest.mark.parametrize("characters", [0, 1, 4, 9])

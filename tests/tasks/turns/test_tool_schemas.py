@@ -7,9 +7,9 @@ import pytest
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.tool_schemas import (
     ToolsUnusable,
+    call_problem,
     check_names,
     describe_tools,
-    lack_of,
     schema_of,
 )
 
@@ -223,7 +223,7 @@ GOOD = {"names": ["a"], "pair": [1, "x"], "sizes": {"s": 1}, "anything": None, "
 
 
 @pytest.mark.parametrize(
-    ("changes", "lack"),
+    ("changes", "problem"),
     [
         ({}, None),
         ({"either": 3, "anything": {"deep": [1]}}, None),
@@ -237,12 +237,12 @@ GOOD = {"names": ["a"], "pair": [1, "x"], "sizes": {"s": 1}, "anything": None, "
         ({"more": 1}, "wait has no argument 'more'; there are: names, pair, sizes, anything, either"),
     ],
 )
-def test_arguments_fit_or_the_first_that_does_not_is_named(changes, lack):
-    assert lack_of(describe_tools([wait]), "wait", GOOD | changes) == lack
+def test_arguments_fit_or_the_first_that_does_not_is_named(changes, problem):
+    assert call_problem(describe_tools([wait]), "wait", GOOD | changes) == problem
 
 
 @pytest.mark.parametrize(
-    ("arguments", "lack"),
+    ("arguments", "problem"),
     [
         ({"a": 1, "b": None, "unit": "km"}, None),
         ({"a": 1, "b": 2}, None),
@@ -253,11 +253,11 @@ def test_arguments_fit_or_the_first_that_does_not_is_named(changes, lack):
         ({}, "multiply needs the argument a"),
     ],
 )
-def test_numbers_nulls_and_choices(arguments, lack):
-    assert lack_of(describe_tools([multiply]), "multiply", arguments) == lack
+def test_numbers_nulls_and_choices(arguments, problem):
+    assert call_problem(describe_tools([multiply]), "multiply", arguments) == problem
 
 
 def test_a_long_value_is_shown_in_part():
-    lack = lack_of(describe_tools([multiply]), "multiply", {"a": "x" * 1000})
-    assert lack is not None
-    assert len(lack) < 150
+    problem = call_problem(describe_tools([multiply]), "multiply", {"a": "x" * 1000})
+    assert problem is not None
+    assert len(problem) < 150

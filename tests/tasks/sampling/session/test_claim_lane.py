@@ -39,12 +39,12 @@ def test_a_look_takes_from_each_source_once_and_holds_what_it_took_at_once():
     second = member.tell(Lane.CLAIM, False)[0]
     assert {first.transfer.incarnation, second.transfer.incarnation} == lost.keys()
     assert list(member.state.holdings.held) == [9]
-    assert member.state.vitals().claims == 1
+    assert member.state.heartbeat_state().claims == 1
     # An earlier claim came to light, which the next look will hand out.
     member.tell(Lane.CLAIM, Taken((ClaimedResponse(10, 3, ()),), 1), Claims({9: 2, 10: 3, 12: 4}, 3, 1))
     rest = member.tell(Lane.CLAIM, False)
     assert isinstance(rest[0], Rest)
-    assert member.state.vitals().claims == 2
+    assert member.state.heartbeat_state().claims == 2
 
 
 def looking():

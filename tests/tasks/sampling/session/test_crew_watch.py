@@ -8,8 +8,8 @@ import pytest
 
 from storage.clock import ManualClock
 from storage.records import layout, records
-from storage.records.crew_records import note_rollout_ended
-from storage.records.records import JOINED_POOL, TRAIN_POOL, HeartbeatRecord
+from storage.records.crew_records import HeartbeatRecord, note_rollout_ended
+from storage.records.records import JOINED_POOL, TRAIN_POOL
 from storage.stores.memory import MemoryStore
 from storage.stores.store import StoreDenied, StoreUnavailable
 from tasks.configuration.planning import PlanningConfig

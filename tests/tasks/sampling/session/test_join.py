@@ -10,7 +10,8 @@ import pytest
 from storage.clock import ManualClock, SystemClock
 from storage.journal.assembly import JournalReader
 from storage.records import layout, records
-from storage.records.records import JOINED_POOL, ClosedRecord, HeartbeatRecord
+from storage.records.crew_records import HeartbeatRecord
+from storage.records.records import JOINED_POOL, ClosedRecord
 from storage.records.run import next_iteration, read_plan, read_run
 from storage.stores.connect import connect
 from storage.stores.store import ConflictingRecord, StoreUnavailable

@@ -4,7 +4,7 @@ import pytest
 
 from storage.clock import ManualClock, SystemClock
 from storage.records import layout, records
-from storage.records.records import HeartbeatRecord
+from storage.records.crew_records import HeartbeatRecord
 from storage.records.run import release_lease
 from tasks.preparing.iteration import prepare
 from tasks.sampling.engines.choose import build_engine

@@ -9,7 +9,8 @@ import torch
 from storage.clock import SystemClock
 from storage.journal.assembly import JournalReader
 from storage.records import layout, records
-from storage.records.records import ClosedRecord, HeartbeatRecord
+from storage.records.crew_records import HeartbeatRecord
+from storage.records.records import ClosedRecord
 from storage.records.run import read_plan
 from storage.stores.memory import MemoryStore
 from storage.stores.store import CorruptObject, ObjectMissing

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from storage.clock import ManualClock, SystemClock
 from storage.records import layout, records
-from storage.records.records import HeartbeatRecord
+from storage.records.crew_records import HeartbeatRecord
 from storage.stores.connect import connect
 from storage.stores.local import LocalStore
 from storage.stores.memory import MemoryStore

@@ -8,7 +8,8 @@ import pytest
 from storage.clock import ManualClock, SystemClock
 from storage.journal.assembly import JournalReader
 from storage.records import layout, records
-from storage.records.records import ClosedRecord, HeartbeatRecord
+from storage.records.crew_records import HeartbeatRecord
+from storage.records.records import ClosedRecord
 from storage.stores.memory import MemoryStore
 from storage.stores.store import StoreUnavailable
 from tasks.sampling.engines.engine import EngineError

@@ -10,7 +10,8 @@ from storage.clock import ManualClock
 from storage.journal.assembly import JournalReader
 from storage.journal.shard import Finish
 from storage.records import layout, records
-from storage.records.records import JOINED_POOL, TRAIN_POOL, HeartbeatRecord, SlotPlan
+from storage.records.crew_records import HeartbeatRecord
+from storage.records.records import JOINED_POOL, TRAIN_POOL, SlotPlan
 from storage.stores.memory import MemoryStore
 from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
@@ -94,7 +95,7 @@ def test_a_member_that_helps_nobody_tells_the_others_of_no_room(idle_timeout_s, 
     member.claim()
     while not member.state.holdings.in_flight:
         member.advance()
-    told = member.state.vitals()
+    told = member.state.heartbeat_state()
     assert (told.running, told.room) == (IN_FLIGHT - 1, room)
 
 

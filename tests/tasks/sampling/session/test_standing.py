@@ -9,12 +9,13 @@ from resources.pools import PoolsConfig, RolloutPoolConfig
 from storage.clock import SystemClock
 from storage.journal.assembly import JournalReader
 from storage.records import layout, records
-from storage.records.records import TRAIN_POOL, ClaimRecord, ClosedRecord, HeartbeatRecord, SettingsRecord
+from storage.records.crew_records import HeartbeatRecord
+from storage.records.records import TRAIN_POOL, ClaimRecord, ClosedRecord, SettingsRecord
 from storage.records.run import read_plan, read_report, release_lease
 from storage.stores.connect import connect
 from storage.stores.memory import MemoryStore
 from storage.stores.store import StoreUnavailable
-from tasks.history.planning_inputs import crew_offers
+from tasks.history.planning_inputs import pool_capacities
 from tasks.preparing.iteration import prepare
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import EngineDied
@@ -207,8 +208,8 @@ def test_members_that_went_on_are_not_missing_from_the_iteration_that_they_left(
     train_small(URL, 0)
     (seen,) = commit_iteration(URL, 0).pools
     assert (seen.members_at_end, seen.losses) == (2, 0)
-    (offer,) = crew_offers(ahead, [read_report(store(), 0)], read_plan(store(), 0))
-    assert (offer.available, offer.there) == (None, 2)
+    (pool,) = pool_capacities(ahead, [read_report(store(), 0)], read_plan(store(), 0))
+    assert (pool.available, pool.machines_present) == (None, 2)
     close(1)
     members.join()
     assert not members.errors

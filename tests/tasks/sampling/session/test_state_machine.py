@@ -114,7 +114,11 @@ def test_a_member_that_leaves_writes_at_once_beside_a_look_and_says_gone_after_i
     assert member.woken == woken + 1
     assert isinstance(member.tell(Lane.DECODE)[0], WriteShard)
     [gone] = member.tell(Lane.DECODE)
-    assert (gone.vitals.state, gone.vitals.unfinished, gone.vitals.running) == ("gone", len(OWN), 0)
+    assert (gone.heartbeat_state.state, gone.heartbeat_state.unfinished, gone.heartbeat_state.running) == (
+        "gone",
+        len(OWN),
+        0,
+    )
     assert member.tell(Lane.DECODE) == (AbortResponses(tuple(sorted(OWN[:IN_FLIGHT]))),)
     with pytest.raises(Preempted):
         member.tell(Lane.DECODE)
@@ -159,12 +163,12 @@ def test_what_is_handed_over_is_released_once_its_tokens_are_journalled():
     assert isinstance(member.tell(Lane.CLAIM, (OWN[0], 99))[0], Rest)
     member.decoded(6)  # the tokens of the step that was under way count
     assert member.state.holdings.released == {OWN[0]: 1}
-    assert member.state.vitals().released == 0
+    assert member.state.heartbeat_state().released == 0
     member.now_s = 4.0
     member.tell(Lane.FLUSH)
     member.tell(Lane.FLUSH, 5)
-    assert member.state.vitals().released == 1
-    assert member.state.vitals().unfinished == len(OWN)
+    assert member.state.heartbeat_state().released == 1
+    assert member.state.heartbeat_state().unfinished == len(OWN)
 
 
 def test_a_dead_engine_is_restarted_and_loaded_before_anything_is_decoded():
@@ -271,6 +275,6 @@ def test_the_load_covers_every_claim_once_a_look_has_found_nothing_astray():
     """A transfer failed after its claim; the response ended elsewhere before it was found."""
     member = Told().claimed().decoding()
     member.state.claims = Claims(dict.fromkeys(OWN, 1), 2, 0)
-    assert member.state.vitals().claims == 1
+    assert member.state.heartbeat_state().claims == 1
     member.state.take(())
-    assert member.state.vitals().claims == 2
+    assert member.state.heartbeat_state().claims == 2

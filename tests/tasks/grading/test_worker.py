@@ -1,6 +1,6 @@
 import pytest
 
-from tasks.grading.completion_format import FormatVerifier
+from tasks.grading.worker import FormatVerifier
 
 THINKING = r"<think>.*?</think>\s*<answer>.*?</answer>"
 

@@ -15,9 +15,9 @@ from tasks.configuration.references import PlanReference
 from tasks.learning.rank_ends import RanksFailed
 from tasks.learning.rank_process import FAILURE
 from tasks.learning.rank_report import RankReport
-from tasks.pod_story import CAUSE_CHARACTERS_MAX, TaskFailed, TaskFailedForNow, place_of, story, tells
 from tasks.reporting.last_failures import TaskSubject
 from tasks.sampling.engines.engine import EngineDied
+from tasks.task_log import CAUSE_CHARACTERS_MAX, TaskFailed, TaskFailedForNow, error_line, logged_task, place_of
 from tasks.train import train
 from tests.processes import LIMIT_S, container
 from tests.small_run import config, model_directory, plan_iteration
@@ -25,11 +25,11 @@ from tests.small_run import config, model_directory, plan_iteration
 GIB = 1 << 30
 GRANTED = Granted(cpus=2.0, memory_bytes=4 * GIB, gpus=0)
 PLACE = "run s3://b/r, iteration 3, slot 2"
-WORK = TaskSubject(task="train", run_url="memory://pod-story", iteration=3)
+WORK = TaskSubject(task="train", run_url="memory://task-log", iteration=3)
 
 
 def told(error, peak_bytes=3 * GIB, killed=0):
-    line = story(PLACE, error, GRANTED, peak_bytes, killed)
+    line = error_line(PLACE, error, GRANTED, peak_bytes, killed)
     assert "\n" not in line
     return line
 
@@ -91,10 +91,10 @@ def test_the_cause_is_that_of_what_flyte_retries_and_is_not_long():
     ("raised", "kind"), [(ValueError, TaskFailed), (FlyteRecoverableException, TaskFailedForNow)], ids=str
 )
 def test_errors_are_replaced_in_a_pod_only(monkeypatch, raised, kind):
-    with pytest.raises(raised, match="bad"), tells(PLACE, WORK):
+    with pytest.raises(raised, match="bad"), logged_task(PLACE, WORK):
         raise raised("bad")
     monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_ID", "abc")
-    with pytest.raises(kind) as caught, tells(PLACE, WORK):
+    with pytest.raises(kind) as caught, logged_task(PLACE, WORK):
         raise raised("bad")
     first, *rest = str(caught.value).splitlines()
     assert first.startswith(f"{PLACE}: {raised.__name__}: bad. ")
@@ -116,7 +116,7 @@ def test_the_error_of_flyte_begins_with_the_line(tmp_path, refused):
     lines = [line.strip() for line in document.error.message.splitlines() if line.strip()]
     assert lines[0] == "Trace:"
     cause = "WrongGpus: pools.train.gpus: value 1, and torch sees no GPU" if refused else "GroupTimeout: "
-    assert re.match(rf"tasks\.pod_story\.TaskFailed: run {re.escape(url)}, iteration 0: {re.escape(cause)}", lines[1])
+    assert re.match(rf"tasks\.task_log\.TaskFailed: run {re.escape(url)}, iteration 0: {re.escape(cause)}", lines[1])
     assert any(line.startswith("Traceback") for line in lines[2:]), json.dumps(lines)
     assert "AttributeError" not in document.error.message
     assert document.error.kind == errors_pb2.ContainerError.NON_RECOVERABLE

@@ -9,9 +9,9 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 from storage.clock import SystemClock
 from storage.records import layout, records
-from storage.records.crew_records import note_rollout_ended
+from storage.records.crew_records import HeartbeatRecord, note_rollout_ended
 from storage.records.planning_records import SeedingRecord
-from storage.records.records import TRAIN_POOL, HeartbeatRecord, SlotPlan, TrainingRecord
+from storage.records.records import TRAIN_POOL, SlotPlan, TrainingRecord
 from storage.records.run import exists, read_plan
 from storage.stores.connect import connect
 from storage.weights.tensor_sets import read_manifest

@@ -1,4 +1,4 @@
-"""The cost of a run so far, from its last report, so that not all reports must be read."""
+"""The cost of a run so far, from the run's last report instead of all reports."""
 
 import logging
 
@@ -11,9 +11,9 @@ USD_RUN = "cost/usd_run"
 
 
 def spent_usd(store: ObjectStore, iterations: int) -> float:
-    """Dollars of the first `iterations` iterations; raises ObjectMissing if they are not all committed.
+    """Dollars of the first `iterations` iterations; raises ObjectMissing unless all reports are committed.
 
-    A damaged report is passed over, with what its iteration cost.
+    A damaged report is passed over, and the cost of its iteration with the report.
     """
     for iteration in range(iterations - 1, -1, -1):
         try:

@@ -1,8 +1,8 @@
-"""What a task says: in a log what it does and how far it is, and when it ends badly, why: to the run and to Flyte.
+"""The log of a task, with its progress, and the text of its error, for the run and for Flyte.
 
-Flyte shows the beginning of an error in its console, and flytekit begins with a traceback. On a cluster, the errors of
-tasks are therefore replaced by one whose text begins with one line. Local runs keep their errors. They say what they do
-where standard error is no terminal, which shows a line of its own (`tasks.reporting.run_progress`).
+Flyte shows the beginning of an error in its console, and flytekit begins with a traceback. On a cluster, an error of a
+task is therefore replaced by an error whose text begins with one line. Local runs keep their errors, and have a log
+where standard error is no terminal; a terminal shows a line of progress (`tasks.reporting.run_progress`).
 """
 
 import errno
@@ -40,9 +40,9 @@ _GIB = 1 << 30
 
 
 class TaskFailed(GleanerError):  # noqa: N818 - reads as what happened
-    """A task failed on a cluster; its text begins with one line that says where, why and what to do.
+    """A task failed on a cluster; the text begins with one line about place, cause and remedy.
 
-    It shows no traceback of its own, because the text has that of the error which it replaces.
+    The error has no traceback of its own, because the text holds the traceback of the replaced error.
     """
 
     # flytekit formats the traceback that it finds here; context managers around the task set it.
@@ -50,7 +50,7 @@ class TaskFailed(GleanerError):  # noqa: N818 - reads as what happened
 
 
 class TaskFailedForNow(FlyteRecoverableException):  # type: ignore[misc]  # flytekit has no types for it
-    """The same, and Flyte tries again."""
+    """A task failed on a cluster, and Flyte tries again; the text is as in TaskFailed."""
 
     __traceback__ = property(lambda _: None, lambda _, __: None)
 
@@ -71,14 +71,16 @@ def work_on(plan: PlanReference, task: Task) -> TaskSubject:
 
 
 @contextmanager
-def tells(place: str, work: TaskSubject | None, what: str = "") -> Iterator[WorkLog | None]:
-    """Write what the task does in the block, and how it ends; yields the log, or None where there is none.
+def logged_task(place: str, work: TaskSubject | None, what: str = "") -> Iterator[WorkLog | None]:
+    """Log the beginning and the end of a task's work in the block; yields the log, or None where nothing is logged.
 
     Keep an error inside the block as the last failure of its task in the run, until the task succeeds. In a pod,
-    replace it by TaskFailed, or by TaskFailedForNow if Flyte may try again.
+    replace the error by TaskFailed, or by TaskFailedForNow if Flyte may try again.
 
-    place: run, iteration and slot in words. work: what the task works on; None: no failure of it is kept. what: is done
-    for them, in words; by default the task's name.
+    Args:
+        place: run, iteration and slot in words.
+        work: the task and its iteration; None: no failure is kept.
+        what: the work in words; by default the task's name.
     """
     show_logs()
     close_at_exit()
@@ -98,7 +100,7 @@ def tells(place: str, work: TaskSubject | None, what: str = "") -> Iterator[Work
                 keep(work, _first(error), _cause(error))
             if not is_pod:
                 raise
-            line = story(place, error, granted(), *memory_peak())
+            line = error_line(place, error, granted(), *memory_peak())
             if log is not None:
                 log.fail(line.removeprefix(f"{place}: "))
             kind = TaskFailedForNow if isinstance(error, FlyteRecoverableException) else TaskFailed
@@ -108,42 +110,42 @@ def tells(place: str, work: TaskSubject | None, what: str = "") -> Iterator[Work
 
 
 @contextmanager
-def wires(place: str, what: str, count: int = 0) -> Iterator[None]:
-    """Around the wiring of nodes: on a cluster it is what the pod does, and on one machine the nodes run in the block.
+def logged_wiring(place: str, what: str, count: int = 0) -> Iterator[None]:
+    """Log the wiring of nodes on a cluster, where a pod does nothing else; on one machine the nodes run in the block.
 
-    what: is wired, in words. count: how many iterations of a run.
+    what: the wired nodes in words. count: the number of iterations of the run.
     """
-    with tells(place, None, f"wiring {what}") if is_in_a_pod() else chain_of(count):
+    with logged_task(place, None, f"wiring {what}") if is_in_a_pod() else chain_of(count):
         yield
 
 
 def _has_log_here() -> bool:
-    """Whether this process of one machine writes one: not an element of a map, and not one that shows a line."""
+    """Whether a process outside a cluster has a log: an element of a map has none, and a terminal shows a line."""
     from tasks.reporting.progress import shows_line  # noqa: PLC0415 - not in a pod
 
     state = FlyteContextManager.current_context().execution_state
     return state is not None and state.is_local_execution() and not shows_line()
 
 
-def story(place: str, error: BaseException, found: Granted, peak_bytes: int | None, killed: int) -> str:
+def error_line(place: str, error: BaseException, found: Granted, peak_bytes: int | None, killed: int) -> str:
     """One line: where, the cause, what to do. peak_bytes, killed: as `memory_peak` gives them."""
     first, cause = _first(error), shortened(_cause(error), CAUSE_CHARACTERS_MAX)
     return f"{place}: {cause.rstrip('.: ')}. {_advice(first, cause, found, peak_bytes, killed)}"
 
 
 def _cause(error: BaseException) -> str:
-    """The kind and the message of the error with which it began, on one line."""
+    """The kind and the message of the first error, on one line."""
     first = _first(error)
     return " ".join(f"{type(first).__name__}: {_text(first)}".split())
 
 
 def _text(error: BaseException) -> str:
-    """An error's message; that of flytekit's errors begins with a code."""
+    """An error's message, without the code with which flytekit begins the text of its errors."""
     return str(error.args[0]) if isinstance(error, FlyteRecoverableException) and error.args else str(error)
 
 
 def _first(error: BaseException) -> BaseException:
-    """The error with which it began: what Flyte's kind of error was made from."""
+    """The first error: the cause of a FlyteRecoverableException, or the error itself."""
     is_wrapped = isinstance(error, FlyteRecoverableException) and error.__cause__ is not None
     return error.__cause__ if is_wrapped and error.__cause__ is not None else error
 
@@ -165,7 +167,7 @@ def _advice(error: BaseException, cause: str, found: Granted, peak_bytes: int | 
 
 
 def _is(error: BaseException, *kinds: type[BaseException]) -> bool:
-    """Whether an error, or the one with which a rank of another process failed, is of one of these kinds."""
+    """Whether an error, or the error with which a rank failed in its own process, is of a given kind."""
     if isinstance(error, RanksFailed):
         return any(kind.__name__ in error.failure.kinds for kind in kinds)
     return isinstance(error, kinds)

@@ -6,7 +6,7 @@ import pytest
 
 from storage.records import layout, records
 from storage.stores.store import ObjectMissing
-from tasks.history.spent import spent_usd
+from tasks.history.run_cost import spent_usd
 from tests.tasks.reporting.test_conclusion import an_iteration, conclude
 
 

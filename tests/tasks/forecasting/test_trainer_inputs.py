@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from tasks.configuration.run_config import RunConfig, parse
-from tasks.forecasting.training_work import flops_per_parameter
+from tasks.forecasting.trainer_inputs import flops_per_parameter
 from tests.forecast_documents import document
 
 
