@@ -17,6 +17,7 @@ from rich.live import Live
 from resources.notice import PreemptionNotice
 from resources.visible_text import visible, visible_output
 from storage.clock import SystemClock
+from storage.errors import GleanerError
 from storage.journal.retention import sweep as sweep_run
 from storage.package_version import VERSION
 from storage.records import canonical
@@ -54,7 +55,7 @@ from tasks.viewing.opened_run import Run
 from tasks.viewing.opened_run import open_run_at as open  # noqa: A004 - read as gleaner.open
 from tasks.viewing.reading_commands import show, status, view
 
-__all__ = ["Run", "TrainingFailed", "main", "open", "train"]
+__all__ = ["GleanerError", "Run", "TrainingFailed", "main", "open", "train"]
 
 
 # Of commands that write, at Ctrl-C; the others write nothing, or put a file in its place when it is whole.

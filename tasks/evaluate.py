@@ -8,6 +8,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.pools import ControlPoolConfig, task_settings
 from storage.clock import SystemClock
+from storage.errors import GleanerError
 from storage.records import layout
 from storage.records.evaluations import version_of
 from storage.stores.store import StoreUnavailable
@@ -20,7 +21,7 @@ from tasks.task_log import logged_task
 DEFAULT_POOL = ControlPoolConfig()
 
 
-class EvaluationNotPlanned(ValueError):  # noqa: N818 - reads as what happened
+class EvaluationNotPlanned(GleanerError, ValueError):  # noqa: N818 - reads as what happened
     """An evaluation beside training has no plan to measure; its failure is kept in the run."""
 
 

@@ -7,6 +7,7 @@ from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.pools import ControlPoolConfig, task_settings
+from storage.errors import GleanerError
 from storage.records.failures import last_failures
 from storage.stores.connect import connect
 from storage.stores.store import StoreUnavailable
@@ -17,7 +18,7 @@ from tasks.task_log import logged_task
 DEFAULT_POOL = ControlPoolConfig()
 
 
-class EvaluationsFailed(RuntimeError):  # noqa: N818 - reads as what happened
+class EvaluationsFailed(GleanerError, RuntimeError):  # noqa: N818 - reads as what happened
     """Training went on to its end, and evaluations beside it failed; the message says which, as far as is known."""
 
 

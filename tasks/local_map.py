@@ -31,6 +31,7 @@ from flytekit.models.literals import LiteralMap
 
 from resources.local_starter import StartedProcess, running_starter
 from storage.clock import SystemClock
+from storage.errors import GleanerError
 from storage.waiting import STOPPED_LIMIT_S, STOPPED_LOOK_S, StoppedProcesses, Wait
 from tasks.configuration.references import PlanReference
 from tasks.task_log import logged_task, place_of
@@ -46,7 +47,7 @@ BEFORE_CAUSE = "\n\nMessage:\n\n"
 ROOT = Path(__file__).resolve().parent.parent
 
 
-class ElementFailed(RuntimeError):  # noqa: N818 - reads as what happened
+class ElementFailed(GleanerError, RuntimeError):  # noqa: N818 - reads as what happened
     """An element of a local map used up its attempts, or failed without a retry; other elements continue."""
 
 

@@ -17,6 +17,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from resources.granted import Granted, MachineTooSmall, granted, is_in_a_pod, memory_peak
 from resources.visible_text import shortened, show_logs, visible
 from resources.work_log import WorkLog, chain_of, which_of_chain, work_log
+from storage.errors import GleanerError
 from storage.records.failures import Task
 from storage.stores.open_sessions import close_at_exit
 from storage.stores.store import StoreDenied, StoreUnavailable
@@ -38,7 +39,7 @@ _DISK = "Give the pod a larger disk, or lower rollout.weight_cache_bytes_max"
 _GIB = 1 << 30
 
 
-class TaskFailed(Exception):  # noqa: N818 - reads as what happened
+class TaskFailed(GleanerError):  # noqa: N818 - reads as what happened
     """A task failed on a cluster; the text begins with one line about place, cause and remedy.
 
     The error has no traceback of its own, because the text holds the traceback of the replaced error.

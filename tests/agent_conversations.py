@@ -15,7 +15,7 @@ from tasks.turns.agent_language import AgentLanguage
 from tasks.turns.environments import Answer, OpenTurn
 from tasks.turns.first_request import read_opening
 from tasks.turns.living_environments import Reset
-from tests.character_turns import LIMIT_S
+from tasks.turns.testing import LIMIT_S
 from tests.chat_tokenizers import QWEN, chat_tokenizer, written
 
 TOKENIZER = chat_tokenizer(QWEN)

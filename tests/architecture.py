@@ -22,8 +22,8 @@ FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
 VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "base", "manager"}
 # Names that mean the same thing wherever they stand: a workflow, its task and what the task does; a section of the
-# configuration; the built-in task and its reward; what stops a step and how it is shown.
-SAME_THING = {"arithmetic", "config", "evaluation", "forecast", "iteration", "nonfinite"}
+# configuration; the built-in task and its reward; what stops a step and how it is shown; the tests of a protocol.
+SAME_THING = {"arithmetic", "config", "evaluation", "forecast", "iteration", "nonfinite", "testing"}
 FORBIDDEN_WORDS = {
     r"\b(nobody|nobodys|whoever|somebody|anybody)\b": "which process or member",
     r"\bmembers? of (a|the|its) group\b": "response of a group",
@@ -43,11 +43,12 @@ LAYERS_ALLOWED = {
 FLYTE, S3 = {"flytekit", "flytekitplugins", "flyteidl", "kubernetes"}, {"s3fs", "aiobotocore", "botocore"}
 # Third-party libraries a layer may import; a layer that is not named may import all that are not confined below.
 LIBRARIES_ALLOWED = {
-    "storage": {"blake3", "numpy", "pyarrow", "fsspec", "obstore", "pydantic", "safetensors"} | S3,
+    "storage": {"blake3", "numpy", "pyarrow", "fsspec", "obstore", "pydantic", "safetensors", "pytest"} | S3,
     "resources": {"numpy", "pydantic", "urllib3", "yaml"} | FLYTE,
     "workflows": {"click"} | FLYTE,
 }
 TRACKERS = {"tensorboard", "wandb", "mlflow"}
+TESTING = re.compile(r"(storage|tasks\.sampling\.engines|tasks\.turns)\.testing")  # the contracts: for tests alone
 _FLYTE_MODULES = r"resources\.(pools|pod_template|flyte_admin|kubernetes_api)|tasks\.\w+|workflows(\.\w+)?"
 CONFINED = {
     "torch": r"tasks\.learning\.(?!(padding|journal_follower|recorded_batches|pretrained)$)\w+"
@@ -55,6 +56,7 @@ CONFINED = {
     r"|tasks\.(models\.stored_names|preparing\.(model_trial|small_copy)|grading\.reward_model|(device|doctor)\.\w+)",
     "triton": r"tasks\.sampling\.engines\.keyed_noise_triton",
     "vllm": r"tasks\.sampling\.engines\.vllm_names",
+    **dict.fromkeys(("pytest", "hypothesis"), TESTING.pattern),
     **dict.fromkeys(TRACKERS, r"tasks\.reporting\.tracking"),
     **dict.fromkeys(FLYTE, _FLYTE_MODULES),
 }
@@ -166,7 +168,8 @@ def forbidden_imports(tree: Tree) -> Iterator[str]:
 def _allowed(tree: Tree, source: Source, target: str) -> bool:
     layer, root = tree.layer(source.name), target.split(".", maxsplit=1)[0]
     if root in FOLDERS or root == "gleaner":
-        return tree.layer(tree.module(target) or root) in LAYERS_ALLOWED[layer]
+        module = tree.module(target) or root
+        return tree.layer(module) in LAYERS_ALLOWED[layer] and not TESTING.fullmatch(module)
     if root in sys.stdlib_module_names:
         return True
     if root in CONFINED and not re.fullmatch(CONFINED[root], source.name):
@@ -307,9 +310,8 @@ def ambiguous_names(tree: Tree) -> Iterator[str]:
     for source in tree.sources:
         folder, _, file = source.path.rpartition("/")
         # A benchmark is named after what it measures, a section as it is called in the configuration.
-        if not folder.startswith(("tests", "benchmarks", "examples", "tasks/configuration")) and not file.startswith(
-            "__"
-        ):
+        elsewhere = folder.startswith(("tests", "benchmarks", "examples", "tasks/configuration"))
+        if not elsewhere and not file.startswith("__"):
             named.setdefault(file.removesuffix(".py"), []).append(source.path)
     for name, paths in sorted(named.items()):
         if len(paths) > 1 and name not in SAME_THING:
@@ -318,9 +320,7 @@ def ambiguous_names(tree: Tree) -> Iterator[str]:
 
 def forbidden_words(tree: Tree) -> Iterator[str]:
     """Words outside the glossary of ARCHITECTURE.md, in names, texts and docstrings of all but the tests."""
-    for source in tree.sources:
-        if source.path.startswith("tests/"):
-            continue
+    for source in (each for each in tree.sources if not each.path.startswith("tests/")):
         for line, text in _words_of(source):
             for pattern, instead in FORBIDDEN_WORDS.items():
                 if re.search(pattern, text, flags=re.IGNORECASE):

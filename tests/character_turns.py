@@ -1,19 +1,17 @@
 """A language for turns in which a token is a character: `!name {"json": "arguments"}` is a call, STOP ends a turn."""
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from storage.journal.shard import Finish
-from storage.journal.turns import TurnRecord, decode_turn
 from storage.records.prompt_table import PromptRow
 from tasks.turns.environments import Answer, Environments, OpenTurn
 from tasks.turns.policy_turn import PolicyTurn, ToolCall
+from tasks.turns.testing import answered
 
 STOP = 0
-LIMIT_S = 300
 PROMPT = PromptRow("p", (1,), [{"role": "user", "content": "count"}], {"start": 3, "more": "m"})
 
 
@@ -35,10 +33,6 @@ class CharacterConversation:
 
 def text_of(answer: Answer) -> str:
     return "".join(map(chr, answer.token_ids))
-
-
-def record_of(answer: Answer) -> TurnRecord:
-    return decode_turn(answer.event)
 
 
 def said(text: str, response: int = 0, *, stopped: bool = True, **changes: Any) -> OpenTurn:
@@ -70,21 +64,6 @@ def then(turn: OpenTurn, answer: Answer, text: str, **changes: Any) -> OpenTurn:
     events = (*turn.events, answer.event)
     rest = {"events": events, "token_ids": before, "restarts": turn.restarts, **changes}
     return said(text, turn.response, **rest)
-
-
-def gathered(environments: Environments, count: int) -> dict[int, Answer]:
-    """The next answers, by response."""
-    answers: dict[int, Answer] = {}
-    deadline_s = time.monotonic() + LIMIT_S
-    while len(answers) < count:
-        assert time.monotonic() < deadline_s
-        answers |= {answer.response: answer for answer in environments.answers(1.0)}
-    return answers
-
-
-def answered(environments: Environments, turn: OpenTurn) -> Answer:
-    environments.begin([turn])
-    return gathered(environments, 1)[turn.response]
 
 
 def walk(open_environments: Callable[[], Environments], texts: Sequence[str], cuts: Sequence[int]) -> list[Answer]:

@@ -70,6 +70,9 @@ BROKEN = [
     (forbidden_imports, {"tasks/plan.py": "from tests.x import Y"}, "must not import tests.x.Y"),
     (forbidden_imports, {"workflows/a.py": "import storage.local"}, "must not import storage.local"),
     (forbidden_imports, {"workflows/a.py": "import numpy"}, "must not import numpy"),
+    (forbidden_imports, {"storage/a.py": "import pytest"}, "must not import pytest"),
+    (forbidden_imports, {"tasks/turns/a.py": "from hypothesis import given"}, "must not import hypothesis.given"),
+    (forbidden_imports, {"tasks/a.py": "from storage import testing", "storage/testing.py": ""}, "storage.testing"),
     (
         slow_imports,
         {
@@ -159,7 +162,8 @@ SOUND = {
     "storage/b.py": "import pyarrow.compute\npartial(AutoModel.from_config, c, trust_remote_code=False)"
     "\nQ.from_config(c)\nA.from_pretrained(x, local_files_only=True, trust_remote_code=False)",
     "storage/s3.py": "import s3fs",
-    "tests/b.py": "def f(x):\n    g(x)\ndef g(x):\n    assert x",
+    "storage/testing.py": "import pytest",
+    "tests/b.py": "from storage import testing\ndef f(x):\n    g(x)\ndef g(x):\n    assert x",
     "tests/test_a.py": "def test_x():\n    b.f(1)\ndef test_y():\n    with pytest.raises(E): h()\n"
     "def test_z():\n    torch.testing.assert_close(1, 1)",
 }

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from tasks.configuration.rollout import VllmConfig
+from tasks.sampling.engines.testing import CONTEXT_LENGTH
 from tasks.sampling.engines.vllm_engine import VllmEngine
 from tasks.sampling.engines.vllm_names import installed_version
-from tests.contracts.engine_contract import CONTEXT_LENGTH
 from tests.tiny_model import VOCAB_SIZE, tiny_config, tiny_model, weight_blocks
 
 WHY_NOT = "vLLM is not installed: make test-vllm"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from storage.clock import Clock
+from storage.errors import GleanerError
 from storage.records import layout, records
 from storage.records.evaluations import signs_of_life
 from storage.records.records import LeaseRecord, PlanRecord, ReportRecord, RunRecord, SettingsRecord
@@ -36,7 +37,7 @@ class AnotherRun(ConflictingRecord):
         super().__init__(f"{url} holds a run of another configuration; nothing was changed:\n{reasons}")
 
 
-class ConcludedByAnother(RuntimeError):  # noqa: N818 - reads as what happened
+class ConcludedByAnother(GleanerError, RuntimeError):  # noqa: N818 - reads as what happened
     """Another process concluded the iteration while this process worked on it, for example after a long freeze.
 
     Objects needed by this process may be deleted already.

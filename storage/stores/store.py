@@ -8,10 +8,12 @@ or swaps.
 import re
 from typing import Protocol, runtime_checkable
 
+from storage.errors import GleanerError
+
 KEY_PATTERN = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 
 
-class StorageError(Exception):
+class StorageError(GleanerError):
     """Base of the errors of the store and of the bytes in it.
 
     StorageError

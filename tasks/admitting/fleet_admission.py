@@ -7,6 +7,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from storage.clock import Clock
+from storage.errors import GleanerError
 from storage.fleet import fleet_layout
 from storage.fleet.fleet_reading import has_left, read_run, waiting_runs
 from storage.fleet.fleet_records import GIB, AdmittedRun, FleetRecord, Prediction
@@ -63,7 +64,7 @@ class Admission:
     machines: Mapping[str, str]
 
 
-class MustWaitError(ValueError):
+class MustWaitError(GleanerError, ValueError):
     """The fleet does not admit the run now, but may after a run leaves or a host comes."""
 
 

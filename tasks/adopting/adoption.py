@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 import yaml
 
+from storage.errors import WrongInputError
 from tasks.configuration.problems import UNFILLED, names_at
 from tasks.configuration.run_config import ConfigError, RunConfig, parse
 
@@ -34,7 +35,7 @@ _SHOWN_CHARACTERS_MAX = 80
 _NO_EFFECT = "because nothing reads it"
 
 
-class NotAdopted(ValueError):  # noqa: N818 - reads as what was found
+class NotAdopted(WrongInputError):  # noqa: N818 - reads as what was found
     """The file has no settings to convert; the message is one line, with the file."""
 
 

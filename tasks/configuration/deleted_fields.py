@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from storage.errors import WrongInputError
+
 _SPEED = "remove it; a measured speed goes into"
 _TOOLS = "remove it; the run's first iteration measures how long responses wait for tools"
 _SHARED = "remove it; every pod but control's has shared memory"
@@ -119,7 +121,7 @@ CONSTANTS: dict[str, object] = {
 _OPTIONAL_SECTIONS = frozenset({"turns", "lora", "evaluation"})
 
 
-class ConstantDiffersError(ValueError):
+class ConstantDiffersError(WrongInputError):
     """A run holds a deleted field that decides what is learned, with another value than the constant in its place."""
 
 

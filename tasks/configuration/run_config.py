@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from resources.documents import DocumentError, read_document
 from resources.pools import PoolsConfig
 from storage.digests import digest_of
+from storage.errors import WrongInputError
 from storage.journal.retention_config import RetentionConfig
 from storage.records.records import RESPONSES_MAX
 from storage.stores.connect import check_url
@@ -46,7 +47,7 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 PHASE_START_SHARE = 0.9
 
 
-class ConfigError(ValueError):
+class ConfigError(WrongInputError):
     """The configuration is invalid: one line per problem, each with the path of its field."""
 
     def __init__(self, source: str, problems: list[str]) -> None:
@@ -291,8 +292,7 @@ def _validate(document: str) -> RunConfig:
     try:
         return adapter.validate_json(document)
     except ValidationError as error:
-        mended = json.loads(document)
-        found = False
+        mended, found = json.loads(document), False
         for details in error.errors(include_url=False):
             wanted = float_in(details["input"]) if details["type"] == "float_type" else None
             if wanted is not None:

@@ -5,11 +5,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from storage.errors import UserCodeError
+
 PATTERN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _NAMES_CHARACTERS_MAX = 500
 
 
-class NotAFunction(ValueError):  # noqa: N818 - reads as what was found
+class NotAFunction(UserCodeError, ValueError):  # noqa: N818 - reads as what was found
     """The module has no such name, or the name is of something that cannot be called."""
 
 

@@ -8,8 +8,10 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 
+from storage.errors import GleanerError
 
-class Stalled(RuntimeError):  # noqa: N818 - reads as what happened
+
+class Stalled(GleanerError, RuntimeError):  # noqa: N818 - reads as what happened
     """No event is left, although the end was not reached."""
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from storage.errors import GleanerError
 from tasks.device.visible_gpus import VisibleGpus, visible_gpus
 
 # The oldest driver of each major release of CUDA (NVIDIA, "CUDA Compatibility", minor version compatibility).
@@ -12,7 +13,7 @@ OLDEST_DRIVERS = {"12": "525", "13": "580"}
 _CAP = "a higher gpu limit of Flyte's task_resources"
 
 
-class WrongGpus(RuntimeError):  # noqa: N818 - reads as what happened
+class WrongGpus(GleanerError, RuntimeError):  # noqa: N818 - reads as what happened
     """The machine of a pool has other GPUs than the pool says, or torch cannot use them."""
 
 

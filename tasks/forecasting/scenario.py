@@ -16,6 +16,7 @@ from resources.documents import DocumentError, read_document
 from resources.pools import POOL_NAME
 from resources.prices import GET_USD, PUT_USD
 from resources.spot_trace import PROCESSES
+from storage.errors import WrongInputError
 from storage.records.records import TRAIN_POOL
 from tasks.configuration.planning import PlanningConfig
 from tasks.crew_model.ownership import CrewRules
@@ -28,7 +29,7 @@ _Above0 = Annotated[float, Field(gt=0)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class ScenarioError(ValueError):
+class ScenarioError(WrongInputError):
     """The scenario is invalid; the message has a line for each problem, with the path of the field."""
 
 

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from storage.errors import UserCodeError
+
 Needs = tuple[tuple[str, ...], ...]
 """The columns that a reward needs: at least one of every inner tuple."""
 
 
-class GradingError(Exception):
+class GradingError(UserCodeError):
     """A reward function cannot be used, or its failure is configured to stop the run."""
 
 

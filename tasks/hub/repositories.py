@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from resources.model_config import CONFIG
+from storage.errors import WrongInputError
 from storage.paths import expanded
 from storage.records import model_files
 from tasks.hub.careful_client import COMMIT, WrongAnswer, ask_with_care
@@ -25,7 +26,7 @@ _DEEPER = ["*/*"]
 _BLOCK_BYTES = 1 << 20
 
 
-class HubError(ValueError):
+class HubError(WrongInputError):
     """A repository of the hub cannot be used; the message is a line that begins with the configuration's field."""
 
 

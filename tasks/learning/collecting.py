@@ -12,6 +12,7 @@ from contextlib import ExitStack
 
 from resources.work_log import at_work
 from storage.clock import Clock
+from storage.errors import GleanerError
 from storage.fleet import fleet_layout
 from storage.fleet.fleet_records import DueRecord
 from storage.fleet.phase_failure import phase_failure
@@ -39,11 +40,11 @@ HOST_LOOK_INTERVAL_S = 10.0
 LOOKS_PER_TIMEOUT = 10
 
 
-class PhaseFailed(RuntimeError):  # noqa: N818 - reads as what happened
+class PhaseFailed(GleanerError, RuntimeError):  # noqa: N818 - reads as what happened
     """The host that trained the iteration failed in a way in which every attempt would fail."""
 
 
-class NoHost(TimeoutError):  # noqa: N818 - reads as what happened
+class NoHost(GleanerError, TimeoutError):  # noqa: N818 - reads as what happened
     """No host lives that could train the iteration; a later attempt may find one."""
 
 

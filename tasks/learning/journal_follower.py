@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from storage.clock import Clock
+from storage.errors import GleanerError
 from storage.journal.assembly import Assembled, JournalReader
 from storage.records.records import PlanRecord
 from storage.waiting import SILENT_S, moment
@@ -19,7 +20,7 @@ RESPONSES_SHOWN = 6
 LOG_INTERVAL_S = 30.0
 
 
-class GroupTimeout(TimeoutError):  # noqa: N818 - reads as what happened
+class GroupTimeout(GleanerError, TimeoutError):  # noqa: N818 - reads as what happened
     """No token came for group_timeout_s while a group was unfinished; names the responses and who holds them."""
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from storage.errors import WrongInputError
 from tasks.learning.batching import TokenBatch
 from tasks.learning.equal_passes import Pass, change_if_equal
 from tasks.learning.ranks import Ranks
@@ -26,7 +27,7 @@ PATCHES = ("rope", "rms_norm", "layer_norm", "swiglu", "geglu")
 _ABSENT = object()
 
 
-class NoLigerKernelsError(ValueError):
+class NoLigerKernelsError(WrongInputError):
     """There are no Liger kernels for a model on its device."""
 
 

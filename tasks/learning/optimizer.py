@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from storage.errors import GleanerError
 from tasks.configuration.optimizer import OptimizerConfig, OptimizerName
 from tasks.configuration.trainer import Offload
 from tasks.learning.optimizer_rules import RULES, AdamW, Rule, State, is_hidden_matrix
@@ -26,7 +27,7 @@ SLAB_BYTES = 1 << 30
 _ALIGNED = 256
 
 
-class NonFiniteGradient(ArithmeticError):  # noqa: N818 - reads as what happened
+class NonFiniteGradient(GleanerError, ArithmeticError):  # noqa: N818 - reads as what happened
     """The loss or its gradient is infinite or not a number; weights are unchanged and the gradient is dropped.
 
     Attributes:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own custom
 
+from storage.errors import WrongInputError
 from tasks.learning.batching import TokenBatch
 from tasks.learning.equal_passes import Pass, change_if_equal
 from tasks.learning.packed_row import Repeats, repeated
@@ -29,7 +30,7 @@ _UNKNOWN = ("softcap", "s_aux", "position_bias", "head_mask")
 _INFLUENCE_MAX = 1e-3
 
 
-class NotPackedError(ValueError):
+class NotPackedError(WrongInputError):
     """A model's layers need an attention that packing does not compute."""
 
 

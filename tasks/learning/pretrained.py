@@ -12,6 +12,7 @@ from safetensors import SafetensorError, deserialize, safe_open
 
 from resources.model_config import CONFIG, ModelConfigError, model_fields, whole_number
 from resources.regular_files import check_files
+from storage.errors import WrongInputError
 from storage.stores.shortage import raise_shortage
 from storage.weights.tensor_sets import TensorBlock
 
@@ -21,7 +22,7 @@ _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PIECE_BYTES = 1 << 22
 
 
-class ModelError(ValueError):
+class ModelError(WrongInputError):
     """The directory policy.path holds no usable model."""
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from storage.errors import GleanerError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
@@ -42,7 +44,7 @@ class RankEnd:
     reported_at_s: float = 0.0
 
 
-class RanksFailed(RuntimeError):  # noqa: N818 - reads as what happened
+class RanksFailed(GleanerError, RuntimeError):  # noqa: N818 - reads as what happened
     """The ranks of this launcher could not train; the message is the report of the first cause."""
 
     def __init__(self, failure: RankFailure) -> None:

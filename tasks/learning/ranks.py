@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from storage.errors import GleanerError
 from storage.stores.store import StoreUnavailable
 from tasks.learning.loopback import file_store, impostor
 from tasks.learning.missed_ranks import MissedRanks, Position
@@ -37,7 +38,7 @@ BROADCAST_TIMEOUT = timedelta(days=2)
 LAST_TENSORS_S = 0.2
 
 
-class RankError(RuntimeError):
+class RankError(GleanerError, RuntimeError):
     """Another rank failed; its own message says which and why."""
 
 

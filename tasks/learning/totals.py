@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from storage.errors import GleanerError
 from storage.records.records import PlanRecord
 from tasks.configuration.algorithm import LossAggregation
 from tasks.learning.importance import effective_sample_size, log_ratio_counts, log_ratios, ratio_quantile
@@ -241,7 +242,7 @@ def measure_importance(weights: Tensor, over_cap: Tensor, response_mask: Tensor)
     )
 
 
-class TooStaleError(ValueError):
+class TooStaleError(GleanerError, ValueError):
     """An iteration was sampled from older weights than the algorithm allows."""
 
 

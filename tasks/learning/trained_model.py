@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from storage.errors import WrongInputError
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.compute_copy import ComputeCopy
 from tasks.learning.ranks import Ranks
@@ -23,7 +24,7 @@ from tasks.models.stored_names import own_names
 _NAMES_SHOWN = 5
 
 
-class PolicyError(ValueError):
+class PolicyError(WrongInputError):
     """The model cannot be trained here, or tensors are not this model's."""
 
 

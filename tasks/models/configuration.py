@@ -7,8 +7,10 @@ resumed training different from uninterrupted training.
 from pathlib import Path
 from typing import Any
 
+from storage.errors import WrongInputError
 
-class ModelConfigurationError(ValueError):
+
+class ModelConfigurationError(WrongInputError):
     """The directory has no config.json, or transformers does not understand it; one line."""
 
 

@@ -14,13 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from storage.errors import WrongInputError
+
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # What old releases of transformers stored, and every release computes itself.
 _RECOMPUTED = (r"(^|\.)masked_bias$", r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 _NAMES_SHOWN = 5
 
 
-class StoredNamesError(ValueError):
+class StoredNamesError(WrongInputError):
     """The stored tensors are not this module's; one line that names a tensor."""
 
 

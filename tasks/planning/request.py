@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from storage.errors import WrongInputError
 from storage.records.planning_records import SeedingRecord
 from tasks.configuration.planning import PlanningConfig
 from tasks.crew_model.ownership import CrewRules
@@ -110,5 +111,5 @@ class PlanningRequest:
         return self.train_s if self.train_s is not None or self.waits is None else self.waits.train_s
 
 
-class BudgetExceeded(ValueError):  # noqa: N818 - reads as what happened
+class BudgetExceeded(WrongInputError):  # noqa: N818 - reads as what happened
     """No plan fits the budget; the message names the field, the least that is needed, and what is allowed."""

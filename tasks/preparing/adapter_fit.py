@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from storage.errors import WrongInputError
 from tasks.configuration.run_config import RunConfig
 from tasks.learning.pretrained import tensor_shapes
 
@@ -40,7 +41,7 @@ _WEIGHT = ".weight"
 _SHOWN_MAX = 12
 
 
-class AdapterMisfit(ValueError):  # noqa: N818 - reads as what is wrong
+class AdapterMisfit(WrongInputError):  # noqa: N818 - reads as what is wrong
     """The model has no layer of a name in lora.target_modules, or vLLM cannot adapt the model."""
 
 

@@ -14,6 +14,7 @@ from resources.model_config import model_fields
 from resources.model_size import CACHE_VALUE_BYTES, ModelSize, size_from_config
 from resources.pools import PoolConfig, pool_path
 from resources.prices import machine_price
+from storage.errors import WrongInputError
 from tasks.configuration.engine_settings import engine_settings
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.run_config import RunConfig
@@ -28,7 +29,7 @@ _CONV1D = ("gpt2", "openai-gpt")
 _GB = 1e9
 
 
-class EngineMisfit(ValueError):  # noqa: N818 - reads as what is wrong
+class EngineMisfit(WrongInputError):  # noqa: N818 - reads as what is wrong
     """The engine's weights and cache do not fit a pool's GPUs, or the engine lacks a configured kernel."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from resources.pools import ControlPoolConfig
 from storage.clock import Clock
 from storage.digests import digest_of
+from storage.errors import GleanerError
 from storage.records import layout, model_files, prompt_table, records
 from storage.records.evaluations import begun_evaluations, ended_evaluations, version_of
 from storage.records.records import PlanRecord, RunRecord, SettingsRecord, SlotPlan
@@ -41,7 +42,7 @@ DEFAULT_POOL = ControlPoolConfig()
 NEWEST = -1
 
 
-class VersionGone(LookupError):  # noqa: N818 - reads as what happened
+class VersionGone(GleanerError, LookupError):  # noqa: N818 - reads as what happened
     """The run does not hold the weight version to evaluate, or has deleted the version."""
 
 

@@ -4,18 +4,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
-from storage.stores.store import StorageError
-from tasks.grading.reward import GradingError
-from tasks.sampling.engines.engine import EngineError
+from storage.errors import GleanerError, WrongInputError
 
 # What a user, a file or a store can cause.
-EXPECTED = (StorageError, EngineError, GradingError, LookupError, ValueError, OSError)
+EXPECTED = (GleanerError, LookupError, ValueError, OSError)
 UNSURE = "not sure: "
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class Refusals(ValueError):  # noqa: N818 - reads as what was found
+class Refusals(WrongInputError):  # noqa: N818 - reads as what was found
     """Several checks were refused; the text has a line for each. errors: the refusals, in order."""
 
     def __init__(self, errors: Iterable[Exception]) -> None:

@@ -11,6 +11,7 @@ from resources.model_config import model_fields
 from resources.work_log import at_work
 from storage.clock import Clock
 from storage.digests import digest_of
+from storage.errors import GleanerError
 from storage.fleet.nesting import FLEET, check_own_place
 from storage.process_identity import has_ended, number_here
 from storage.records import layout, model_files, prompt_table, records
@@ -68,7 +69,7 @@ from tasks.turns.tool_schemas import Schema
 log = logging.getLogger(__name__)
 
 
-class WeightsTooOld(LookupError):  # noqa: N818 - reads as what happened
+class WeightsTooOld(GleanerError, LookupError):  # noqa: N818 - reads as what happened
     """No allowed weight version is published yet; a later attempt may find a version."""
 
 

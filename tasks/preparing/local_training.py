@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from storage.errors import GleanerError
 from tasks.configuration.run_config import load, parse
 from tasks.preparing.checks import check_settings
 
@@ -19,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 END_TIME_LIMIT_S = 60.0
 
 
-class TrainingFailed(RuntimeError):  # noqa: N818 - reads as what happened
+class TrainingFailed(GleanerError, RuntimeError):  # noqa: N818 - reads as what happened
     """The workflow's process ended with an error; the output tells the reason."""
 
 

@@ -5,12 +5,13 @@ from typing import Any
 
 from resources.model_config import model_fields
 from resources.model_size import size_from_config
+from storage.errors import WrongInputError
 from tasks.configuration.run_config import RunConfig
 from tasks.planning.trainer_memory import doubted, misfit
 from tasks.preparing.engine_fit import VALUE_BYTES, data_sheet
 
 
-class TrainerMisfit(ValueError):  # noqa: N818 - reads as what is wrong
+class TrainerMisfit(WrongInputError):  # noqa: N818 - reads as what is wrong
     """The trainer's parameters, gradients and moments do not fit its GPUs."""
 
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from storage.errors import WrongInputError
 from tasks.prompts.plain_values import without_nulls
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 Message = dict[str, Any]
 
 
-class PromptError(ValueError):
+class PromptError(WrongInputError):
     """The prompts are not usable: a file is missing, a row is wrong, or a prompt is too long."""
 
 

@@ -3,12 +3,13 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
+from storage.errors import GleanerError
 from storage.journal.assembly import JournalReader
 from storage.journal.compaction import ENDS, unused_responses
 from storage.records.records import GradedResponse, PlanRecord, is_filtered
 
 
-class IntegrityError(Exception):
+class IntegrityError(GleanerError):
     """What was trained is not what was planned; the iteration is not committed."""
 
 

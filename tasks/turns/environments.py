@@ -1,7 +1,7 @@
 """Environments: the protocol by which a session has the policy's turns answered, and the values that it exchanges.
 
 Real ones are child processes (`process_environments.py`); `scripted_environments.py` is deterministic and runs on any
-clock. Every implementation passes tests/contracts/environments_contract.py.
+clock. Every implementation passes tasks/turns/testing.py.
 """
 
 from collections.abc import Sequence

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from storage.errors import UserCodeError
 from tasks.configuration.turns import TurnsConfig
 from tasks.prompts.auto_tokenizer import schema_maker
 
@@ -28,7 +29,7 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
 }
 
 
-class ToolsUnusable(ValueError):  # noqa: N818 - reads as what was found
+class ToolsUnusable(UserCodeError, ValueError):  # noqa: N818 - reads as what was found
     """Tools or an environment cannot be loaded or used; the message names the setting in one line."""
 
 

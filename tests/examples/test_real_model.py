@@ -25,8 +25,8 @@ from tasks.preparing.stop_tokens import find_stop_tokens
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.tokenise import tokenise
 from tasks.sampling.engines.engine import FinishReason, GenerationRequest
+from tasks.sampling.engines.testing import Result, resumed, run
 from tasks.sampling.engines.torch_engine import TorchEngine
-from tests.contracts.engine_contract import Result, resumed, run
 from tests.tiny_model import plain_logprobs, weight_blocks
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]

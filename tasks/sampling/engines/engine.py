@@ -1,7 +1,7 @@
 """Engine: the protocol by which a session generates tokens from prompts, and the values that it exchanges.
 
 An engine knows nothing of journals, claims or text: it takes token ids and returns token ids and log-probs. Every
-engine passes tests/contracts/engine_contract.py.
+engine passes tasks/sampling/engines/testing.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from storage.errors import GleanerError
 from storage.records.records import SamplingParams
 from storage.weights.tensor_sets import TensorBlock
 
@@ -59,7 +60,7 @@ class TokenDelta:
     finish_reason: FinishReason | None
 
 
-class EngineError(Exception):
+class EngineError(GleanerError):
     """The engine cannot serve the call: the request is bad, the weights do not fit, or the engine failed."""
 
 

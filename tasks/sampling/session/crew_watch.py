@@ -7,6 +7,7 @@ import logging
 import uuid
 
 from storage.clock import Clock
+from storage.errors import GleanerError
 from storage.journal.journal import PARALLEL_READS
 from storage.journal.liveness import Liveness, MemberSign
 from storage.records import layout
@@ -38,7 +39,7 @@ class LeftAlone(Exception):  # noqa: N818 - not an error: the trainer is to gene
     """No member of the crew lives, so the trainer's machines are to generate."""
 
 
-class CrewLost(RuntimeError):  # noqa: N818 - reads as what happened
+class CrewLost(GleanerError, RuntimeError):  # noqa: N818 - reads as what happened
     """No process can generate the missing responses; the message says what became of each slot."""
 
 

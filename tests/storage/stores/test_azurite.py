@@ -7,7 +7,7 @@ import pytest
 from storage.stores.connect import connect
 from storage.stores.fitness import prove
 from storage.stores.store import ObjectStore, StoreDenied
-from tests.contracts.store_contract import StoreContract
+from storage.testing import StoreContract
 
 pytestmark = pytest.mark.slow
 

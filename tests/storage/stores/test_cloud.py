@@ -15,7 +15,7 @@ from storage.stores import cloud
 from storage.stores.cloud import CloudStore
 from storage.stores.connect import connect
 from storage.stores.store import ObjectMissing, ObjectStore, StoreDenied, StoreUnavailable, StoreUnfit
-from tests.contracts.store_contract import StoreContract
+from storage.testing import StoreContract
 from tests.s3_server import scripted_server
 
 pytestmark = pytest.mark.slow

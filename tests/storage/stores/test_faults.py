@@ -10,7 +10,7 @@ from storage.stores.faults import Crashed, CrashingStore, Fault, FaultRates, Fau
 from storage.stores.local import LocalStore
 from storage.stores.memory import MemoryStore
 from storage.stores.store import ObjectMissing, StoreDenied, StoreUnavailable, commit
-from tests.contracts.store_contract import StoreContract
+from storage.testing import StoreContract
 
 NEVER = 10**9
 

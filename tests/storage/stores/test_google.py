@@ -12,7 +12,7 @@ pytest.importorskip("obstore", reason="obstore is not installed: pip install -c 
 from gleaner import main
 from storage.stores.connect import connect
 from storage.stores.store import ObjectStore
-from tests.contracts.store_contract import StoreContract
+from storage.testing import StoreContract
 from tests.google_server import BUCKET, GoogleObjects, google_server
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from storage.stores.local import LocalStore
 from storage.stores.memory import MemoryStore
 from storage.stores.store import ObjectMissing, StoreDenied, StoreUnavailable, StoreUnfit
-from tests.contracts.store_contract import StoreContract
+from storage.testing import StoreContract
 
 RACER = """
 import sys

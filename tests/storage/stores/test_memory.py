@@ -3,7 +3,7 @@ import pytest
 from storage.stores.connect import connect
 from storage.stores.memory import MemoryStore, NestedStore
 from storage.stores.store import ObjectMissing, ObjectStore
-from tests.contracts.store_contract import StoreContract
+from storage.testing import StoreContract
 
 
 class TestMemoryStore(StoreContract):

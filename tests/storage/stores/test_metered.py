@@ -5,7 +5,7 @@ import pytest
 from storage.stores.memory import MemoryStore, NestedStore
 from storage.stores.metered import KEYS_PER_LIST, MeteredStore, Requests, metered, requests_of
 from storage.stores.store import ObjectMissing, ObjectStore, read_into
-from tests.contracts.store_contract import StoreContract
+from storage.testing import StoreContract
 
 
 class TestMeteredStore(StoreContract):

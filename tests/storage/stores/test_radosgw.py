@@ -8,7 +8,7 @@ import pytest
 from storage.stores.connect import connect
 from storage.stores.s3 import S3Store
 from storage.stores.store import StoreDenied
-from tests.contracts.store_contract import StoreContract
+from storage.testing import StoreContract
 
 
 class TestRadosgw(StoreContract):

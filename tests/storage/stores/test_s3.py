@@ -14,7 +14,7 @@ import pytest
 from storage.stores.connect import connect
 from storage.stores.s3 import S3Store, session_options
 from storage.stores.store import ObjectMissing, ObjectStore, StoreDenied, StoreUnavailable, StoreUnfit, commit
-from tests.contracts.store_contract import StoreContract
+from storage.testing import StoreContract
 from tests.s3_server import SerialisedMoto, scripted_server
 
 pytestmark = pytest.mark.slow

@@ -11,9 +11,9 @@ from tasks.learning.batching import collate
 from tasks.learning.critic import Critic
 from tasks.learning.policy import Policy, PolicyError
 from tasks.sampling.engines.engine import GenerationRequest
+from tasks.sampling.engines.testing import resumed, run
 from tasks.sampling.engines.torch_engine import TorchEngine
 from tasks.sampling.engines.weight_tensors import as_block
-from tests.contracts.engine_contract import resumed, run
 from tests.tasks.models.families import DENSE, MIXTURES, write_family
 
 pytestmark = pytest.mark.slow

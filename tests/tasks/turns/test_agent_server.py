@@ -7,8 +7,8 @@ import pytest
 from storage.journal.shard import Finish
 from tasks.turns.agent_server import BODY_BYTES_MAX
 from tasks.turns.chat_request import MODEL
+from tasks.turns.testing import answered
 from tests.agent_conversations import TOKENIZER, called, noted, talk
-from tests.character_turns import answered
 
 pytestmark = pytest.mark.slow
 GOOD = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "begin"}]})

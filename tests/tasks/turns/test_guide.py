@@ -11,9 +11,9 @@ import yaml
 from storage.journal.shard import Finish
 from tasks.configuration.turns import TurnsConfig
 from tasks.prompts.loading import DataConfig, load_prompts
+from tasks.turns.testing import answered, record_of
 from tasks.turns.tool_schemas import call_problem, check_names, describe_tools
 from tests.agent_conversations import called, talk
-from tests.character_turns import answered, record_of
 
 PAGE = (Path(__file__).parents[3] / "docs/guide/turns.md").read_text(encoding="utf-8")
 

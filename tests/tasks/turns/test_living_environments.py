@@ -16,7 +16,8 @@ from storage.stores.store import StoreUnavailable
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.living_environments import Reset
 from tasks.turns.process_environments import ProcessEnvironments
-from tests.character_turns import STOP, CharacterConversation, answered, record_of, said, text_of, then, walk
+from tasks.turns.testing import answered, record_of
+from tests.character_turns import STOP, CharacterConversation, said, text_of, then, walk
 from tests.processes import are_gone, command, wait_until
 
 pytestmark = pytest.mark.slow

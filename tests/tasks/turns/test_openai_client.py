@@ -3,8 +3,8 @@
 import pytest
 
 from storage.journal.shard import Finish
+from tasks.turns.testing import answered, record_of
 from tests.agent_conversations import called, noted, talk
-from tests.character_turns import answered, record_of
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("openai")

@@ -28,7 +28,8 @@ from storage.weights import tensor_sets
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.living_environments import Reset
 from tasks.turns.process_environments import ProcessEnvironments, reset_texts
-from tests.character_turns import LIMIT_S, STOP, CharacterConversation, record_of, text_of, walk
+from tasks.turns.testing import LIMIT_S, record_of
+from tests.character_turns import STOP, CharacterConversation, text_of, walk
 from tests.chat_tokenizers import written
 from tests.memorised_policy import memorised
 from tests.small_run import commit_iteration, config, memory_store, plan_iteration, roll_out, train_small

@@ -10,7 +10,8 @@ import pytest
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.living_environments import Reset
 from tasks.turns.process_environments import ProcessEnvironments
-from tests.character_turns import LIMIT_S, STOP, CharacterConversation, gathered, said, text_of
+from tasks.turns.testing import LIMIT_S, gathered
+from tests.character_turns import STOP, CharacterConversation, said, text_of
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
 VERL, EXAMPLES = "0.9.1", "tests/experimental/agent_loop/function_tool_examples.py"

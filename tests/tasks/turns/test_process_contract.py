@@ -10,8 +10,8 @@ from tasks.configuration.turns import TurnsConfig
 from tasks.turns.environments import OpenTurn
 from tasks.turns.living_environments import Reset
 from tasks.turns.process_environments import ProcessEnvironments
-from tests.character_turns import LIMIT_S, STOP, CharacterConversation, said, then
-from tests.contracts.environments_contract import EnvironmentsContract, Told
+from tasks.turns.testing import LIMIT_S, EnvironmentsContract, Told
+from tests.character_turns import STOP, CharacterConversation, said, then
 
 
 class ToldToProcesses(Told):

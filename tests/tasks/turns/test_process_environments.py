@@ -17,16 +17,9 @@ from storage.journal.shard import Finish
 from storage.journal.turns import call_id
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.process_environments import load_schemas, reset_texts
+from tasks.turns.testing import LIMIT_S, answered, gathered, record_of
 from tasks.turns.tool_processes import ToolsUnusable
-from tests.character_turns import (
-    LIMIT_S,
-    answered,
-    gathered,
-    record_of,
-    said,
-    text_of,
-    then,
-)
+from tests.character_turns import said, text_of, then
 from tests.opened_tools import Open, config, workers
 from tests.processes import are_gone, wait_until
 

@@ -6,7 +6,8 @@ from storage.journal.turns import call_id
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.living_environments import Reset
 from tasks.turns.process_environments import ProcessEnvironments, reset_texts
-from tests.character_turns import LIMIT_S, STOP, CharacterConversation, gathered, record_of, said, text_of, walk
+from tasks.turns.testing import LIMIT_S, gathered, record_of
+from tests.character_turns import STOP, CharacterConversation, said, text_of, walk
 
 pytestmark = pytest.mark.slow
 DICE = TurnsConfig(environment="tests.trl_shapes:Dice", processes=1, call_time_limit_s=LIMIT_S, replay=True)

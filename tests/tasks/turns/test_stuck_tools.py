@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tasks.turns.living_environments import Reset
+from tasks.turns.testing import LIMIT_S, answered, gathered, record_of
 from tasks.turns.tool_processes import ToolProcesses
-from tests.character_turns import LIMIT_S, answered, gathered, record_of, said, text_of
+from tests.character_turns import said, text_of
 from tests.opened_tools import Open, config, workers
 from tests.processes import are_gone, wait_until
 

@@ -22,7 +22,8 @@ from tasks.configuration.turns import TurnsConfig
 from tasks.turns.environments import Answer
 from tasks.turns.living_environments import Reset
 from tasks.turns.process_environments import ProcessEnvironments, reset_texts
-from tests.character_turns import LIMIT_S, STOP, CharacterConversation, gathered, record_of, said, text_of, walk
+from tasks.turns.testing import LIMIT_S, gathered, record_of
+from tests.character_turns import STOP, CharacterConversation, said, text_of, walk
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
 TOOLS_OF_DOCUMENTATION = ("trl_counter:multiply", "trl_counter:async_add")

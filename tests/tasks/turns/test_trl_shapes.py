@@ -9,16 +9,8 @@ from storage.journal.shard import Finish
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.living_environments import Reset
 from tasks.turns.process_environments import ProcessEnvironments, reset_texts
-from tests.character_turns import (
-    LIMIT_S,
-    STOP,
-    CharacterConversation,
-    gathered,
-    record_of,
-    said,
-    text_of,
-    walk,
-)
+from tasks.turns.testing import LIMIT_S, gathered, record_of
+from tests.character_turns import STOP, CharacterConversation, said, text_of, walk
 
 pytestmark = pytest.mark.slow
 GAME = TurnsConfig(environment="tests.trl_shapes:WordGame", replay=True)

@@ -15,8 +15,7 @@ from tasks.sampling.engines.kernels import Kernels, kernels_for
 from tasks.sampling.engines.kv_cache import KeyValueCache
 from tasks.sampling.engines.packed_cache import PackedCache
 from tasks.sampling.engines.row_attention import plain
-from tasks.sampling.engines.torch_engine import TorchEngine
-from tests.contracts.engine_contract import (
+from tasks.sampling.engines.testing import (
     CONTEXT_LENGTH,
     ENDLESS,
     EngineContract,
@@ -27,6 +26,7 @@ from tests.contracts.engine_contract import (
     request,
     run,
 )
+from tasks.sampling.engines.torch_engine import TorchEngine
 from tests.recorded_steps import FROM_THE_HOST, WAITS, Operations, Recorder
 from tests.tiny_model import tiny_config, tiny_model, weight_blocks
 

@@ -10,8 +10,8 @@ from storage.records import layout
 from storage.stores.memory import MemoryStore
 from storage.weights.tensor_sets import publish
 from storage.weights.versions import publish_version, pull_version
+from tasks.sampling.engines.testing import CONTEXT_LENGTH, Result, assert_same, drain, request, run
 from tasks.sampling.engines.torch_engine import TorchEngine
-from tests.contracts.engine_contract import CONTEXT_LENGTH, Result, assert_same, drain, request, run
 from tests.tiny_model import tiny_config, tiny_model, weight_blocks
 from tests.weight_chains import cache_at
 

@@ -7,7 +7,7 @@ from storage.journal.noise_keys import noise_key
 from storage.records.records import SamplingParams
 from tasks.sampling.engines.engine import EngineError, FinishReason
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
-from tests.contracts.engine_contract import CONTEXT_LENGTH, ENDLESS, VOCAB_SIZE, EngineContract, request, run
+from tasks.sampling.engines.testing import CONTEXT_LENGTH, ENDLESS, VOCAB_SIZE, EngineContract, request, run
 
 
 class TestScriptedEngine(EngineContract):

@@ -10,9 +10,7 @@ from tasks.sampling.engines.engine import EngineError, FinishReason, GenerationR
 from tasks.sampling.engines.fused_decoder import FusedDecoder
 from tasks.sampling.engines.hf_decoder import HuggingFaceDecoder
 from tasks.sampling.engines.keyed_noise import sample, signed64
-from tasks.sampling.engines.torch_engine import TorchEngine
-from tasks.sampling.engines.weight_tensors import as_block, as_torch
-from tests.contracts.engine_contract import (
+from tasks.sampling.engines.testing import (
     CONTEXT_LENGTH,
     ENDLESS,
     STOPS,
@@ -21,6 +19,8 @@ from tests.contracts.engine_contract import (
     resumed,
     run,
 )
+from tasks.sampling.engines.torch_engine import TorchEngine
+from tasks.sampling.engines.weight_tensors import as_block, as_torch
 from tests.tiny_model import VOCAB_SIZE, plain_logprobs, tiny_config, tiny_model, weight_blocks
 
 FAMILIES = {

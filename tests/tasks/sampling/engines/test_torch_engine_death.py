@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tasks.sampling.engines.engine import EngineDied
+from tasks.sampling.engines.testing import assert_same, request, run
 from tasks.sampling.engines.torch_engine import TorchEngine
-from tests.contracts.engine_contract import assert_same, request, run
 from tests.tiny_model import tiny_config, tiny_model, weight_blocks
 
 

@@ -8,9 +8,9 @@ from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.adapted_weights import AdaptedWeights
 from tasks.sampling.engines.adapter_merge import merged_blocks
 from tasks.sampling.engines.engine import EngineDied, EngineError
+from tasks.sampling.engines.testing import CONTEXT_LENGTH, request, resumed, run
 from tasks.sampling.engines.torch_engine import TorchEngine
 from tasks.sampling.engines.weight_tensors import as_block
-from tests.contracts.engine_contract import CONTEXT_LENGTH, request, resumed, run
 from tests.tiny_model import tiny_model, weight_blocks
 from tests.vllm_engines import MISSING, WHY_NOT, EnginePool, vllm_tiny_config
 

@@ -14,11 +14,11 @@ from storage.clock import SystemClock
 from storage.stores.memory import MemoryStore
 from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.engine import EngineDied, EngineError
+from tasks.sampling.engines.testing import CONTEXT_LENGTH, ENDLESS, Result, assert_same, drain, request, resumed, run
 from tasks.sampling.engines.vllm_engine import VllmEngine
 from tasks.sampling.engines.vllm_settings import Limits
 from tasks.sampling.session.session import Session
 from tasks.sampling.session.session_config import SessionConfig
-from tests.contracts.engine_contract import CONTEXT_LENGTH, ENDLESS, Result, assert_same, drain, request, resumed, run
 from tests.sessions import PROMPTS, a_plan, responses
 from tests.tiny_model import VOCAB_SIZE, tiny_model, weight_blocks
 from tests.vllm_engines import MISSING, WHY_NOT, vllm_tiny_config

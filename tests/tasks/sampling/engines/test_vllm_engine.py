@@ -9,9 +9,7 @@ import torch
 from storage.records.records import SamplingParams
 from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.engine import EngineDied, EngineError
-from tasks.sampling.engines.torch_engine import TorchEngine
-from tasks.sampling.engines.vllm_engine import VllmEngine
-from tests.contracts.engine_contract import (
+from tasks.sampling.engines.testing import (
     CONTEXT_LENGTH,
     ENDLESS,
     SAMPLING,
@@ -25,6 +23,8 @@ from tests.contracts.engine_contract import (
     resumed,
     run,
 )
+from tasks.sampling.engines.torch_engine import TorchEngine
+from tasks.sampling.engines.vllm_engine import VllmEngine
 from tests.tiny_model import VOCAB_SIZE, plain_logprobs, tiny_model, weight_blocks
 from tests.vllm_engines import MISSING, WHY_NOT, EnginePool, vllm_tiny_config
 

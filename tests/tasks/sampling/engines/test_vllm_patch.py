@@ -20,12 +20,12 @@ from storage.weights.versions import publish_version
 from tasks.configuration.rollout import VllmConfig
 from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.engines.patched_weights import PatchedWeights
+from tasks.sampling.engines.testing import CONTEXT_LENGTH, assert_same, request, run
 from tasks.sampling.engines.torch_engine import TorchEngine
 from tasks.sampling.engines.vllm_engine import VllmEngine
 from tasks.sampling.engines.vllm_settings import prepare_environment
 from tasks.sampling.engines.vllm_weights import VERIFY_INTERVAL
 from tasks.sampling.session.pulled_model import pull_model
-from tests.contracts.engine_contract import CONTEXT_LENGTH, assert_same, request, run
 from tests.tiny_model import VOCAB_SIZE, tiny_model, weight_blocks
 from tests.vllm_engines import MISSING, WHY_NOT, vllm_tiny_config
 from tests.vllm_without_packing import leave_weights

@@ -1,4 +1,8 @@
-"""What every ObjectStore must do. A backend's test file subclasses StoreContract and supplies the fixture `store`."""
+"""What every ObjectStore must do: tests for pytest that the author of a store inherits.
+
+A test file subclasses StoreContract and supplies the fixture `store`, an empty store for each test. The class variables
+say how thorough the tests are; a slow store lowers them.
+"""
 
 import os
 import threading

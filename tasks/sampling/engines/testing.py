@@ -1,7 +1,12 @@
-"""What every Engine must do; an engine's test file inherits this class and supplies `engine_factory`."""
+"""What every Engine must do: tests for pytest that the author of an engine inherits.
 
-from collections.abc import Callable, Mapping, Sequence
+A test file subclasses EngineContract, supplies the fixture `engine_factory` and overrides `weights`. The functions and
+constants of this module make requests and run engines in an engine's own tests.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -18,6 +23,8 @@ ENDLESS = SamplingParams(max_completion_length=24)
 LONG = SamplingParams(max_completion_length=100)
 TURNS = SamplingParams(max_completion_length=120, stop_token_ids=tuple(range(3, VOCAB_SIZE, 6)))
 OBSERVATION = (40, 41, 42, 43, 44)
+
+EngineFactory = Callable[[int], Engine]
 
 
 @dataclass
@@ -95,7 +102,7 @@ class EngineContract:
     prefill_block = 1  # tokens; what the responses of a group share of their prompt is a multiple of it
 
     @pytest.fixture
-    def engine_factory(self) -> Callable[[int], Engine]:
+    def engine_factory(self) -> EngineFactory:
         raise NotImplementedError
 
     def weights(self, version: int) -> Mapping[str, TensorBlock]:
@@ -107,8 +114,8 @@ class EngineContract:
         engine.close()
 
     @pytest.fixture
-    def new_engine(self, engine_factory):
-        made = {}
+    def new_engine(self, engine_factory: EngineFactory) -> Iterator[EngineFactory]:
+        made: dict[int, Engine] = {}
 
         def make(max_responses_in_flight: int) -> Engine:
             engine = engine_factory(max_responses_in_flight)
@@ -120,27 +127,27 @@ class EngineContract:
             self.release(engine)
 
     @pytest.fixture
-    def engine(self, new_engine):
+    def engine(self, new_engine: EngineFactory) -> Engine:
         return new_engine(8)
 
-    def test_two_engines_agree(self, new_engine):
+    def test_two_engines_agree(self, new_engine: EngineFactory) -> None:
         requests = [request(r) for r in range(8)]
         assert_same(run(new_engine(8), requests), run(new_engine(8), requests))
 
-    def test_batch_mates_and_order_do_not_matter(self, engine):
+    def test_batch_mates_and_order_do_not_matter(self, engine: Engine) -> None:
         requests = [request(r) for r in range(8)]
         together = run(engine, requests)
         assert_same(run(engine, requests[::-1]), together)
         for item in requests:
             assert_same(run(engine, [item]), {item.response: together[item.response]})
 
-    def test_responses_differ_within_a_group(self, engine):
+    def test_responses_differ_within_a_group(self, engine: Engine) -> None:
         results = run(engine, [request(r, ENDLESS) for r in range(4)])
         assert len({tuple(result.token_ids) for result in results.values()}) == 4
 
-    def test_refilled_slots_change_nothing(self, engine, new_engine):
+    def test_refilled_slots_change_nothing(self, engine: Engine, new_engine: EngineFactory) -> None:
         requests = [request(r) for r in range(12)]
-        wanted = {}
+        wanted: dict[int, Result] = {}
         for item in requests:
             wanted |= run(engine, [item])
         small = new_engine(3)
@@ -154,7 +161,7 @@ class EngineContract:
             drain(small, results, max_steps=1)
         assert_same(results, wanted)
 
-    def test_resumed_anywhere_is_uninterrupted(self, engine):
+    def test_resumed_anywhere_is_uninterrupted(self, engine: Engine) -> None:
         requests = [request(r) for r in range(8)]
         whole = run(engine, requests)
         for cut in (1, 2, 5, 13, 30):
@@ -169,14 +176,14 @@ class EngineContract:
                 assert rest.logprobs == pytest.approx(whole[response].logprobs[cut:], abs=1e-4)
                 assert rest.finish_reason == whole[response].finish_reason
 
-    def test_resumed_response_has_only_the_remaining_budget(self, engine):
+    def test_resumed_response_has_only_the_remaining_budget(self, engine: Engine) -> None:
         original = request(0, ENDLESS)
         token_ids = run(engine, [original])[0].token_ids
         assert len(token_ids) == 24
         rest = run(engine, [resumed(original, token_ids[:23])])[0]
         assert (len(rest.token_ids), rest.finish_reason) == (1, FinishReason.LENGTH)
 
-    def test_stop_token_is_the_last_and_only_there(self, engine):
+    def test_stop_token_is_the_last_and_only_there(self, engine: Engine) -> None:
         results = [run(engine, [request(r)])[r] for r in range(24)]
         assert {result.finish_reason for result in results} >= {FinishReason.STOP}
         for result in results:
@@ -185,7 +192,7 @@ class EngineContract:
             assert stopped[-1] == (result.finish_reason is FinishReason.STOP)
             assert stopped[-1] or len(result.token_ids) == SAMPLING.max_completion_length
 
-    def test_context_ends_a_response(self, engine):
+    def test_context_ends_a_response(self, engine: Engine) -> None:
         sampling = SamplingParams(max_completion_length=10_000)
         item = replace(long_request(0, CONTEXT_LENGTH - 100), sampling=sampling)
         result = run(engine, [item])[0]
@@ -194,11 +201,11 @@ class EngineContract:
         rest = run(engine, [resumed(item, result.token_ids[:70])])[0]
         assert rest.token_ids == result.token_ids[70:]
 
-    def test_logprobs_are_logprobs(self, engine):
+    def test_logprobs_are_logprobs(self, engine: Engine) -> None:
         for result in run(engine, [request(r) for r in range(8)]).values():
             assert all(-50 < logprob <= 0 for logprob in result.logprobs)
 
-    def test_aborted_response_is_silent_and_can_start_again(self, engine):
+    def test_aborted_response_is_silent_and_can_start_again(self, engine: Engine) -> None:
         requests = [request(r, LONG) for r in range(4)]
         whole = run(engine, requests)
         engine.start(requests)
@@ -212,12 +219,12 @@ class EngineContract:
         engine.start([resumed(requests[r], results[r].token_ids) for r in aborted])
         assert_same(drain(engine, results), whole)
 
-    def test_nothing_in_flight_gives_nothing(self, engine):
+    def test_nothing_in_flight_gives_nothing(self, engine: Engine) -> None:
         assert engine.step() == []
         engine.start([])
         assert engine.step() == []
 
-    def test_never_more_than_the_maximum_in_flight(self, new_engine):
+    def test_never_more_than_the_maximum_in_flight(self, new_engine: EngineFactory) -> None:
         engine = new_engine(3)
         assert engine.max_responses_in_flight == 3
         engine.start([request(r, ENDLESS) for r in range(2)])
@@ -243,21 +250,23 @@ class EngineContract:
         ],
         ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
     )
-    def test_bad_request_is_refused_and_changes_nothing(self, engine, changes, message):
+    def test_bad_request_is_refused_and_changes_nothing(
+        self, engine: Engine, changes: dict[str, Any], message: str
+    ) -> None:
         engine.start([request(0)])
         with pytest.raises(EngineError, match=message.replace(".", r"\.")):
             engine.start([request(4), replace(request(5), **changes)])
         results = drain(engine, {0: Result()})
         assert_same(results, run(engine, [request(0)]))
 
-    def test_weights_are_not_replaced_under_responses_in_flight(self, engine):
+    def test_weights_are_not_replaced_under_responses_in_flight(self, engine: Engine) -> None:
         engine.start([request(0, ENDLESS)])
         with pytest.raises(EngineError, match="1 responses in flight"):
             engine.load_weights(1, self.weights(1))
         engine.abort([0])
         engine.load_weights(1, self.weights(1))
 
-    def test_new_weights_take_effect_and_old_ones_come_back(self, engine):
+    def test_new_weights_take_effect_and_old_ones_come_back(self, engine: Engine) -> None:
         old = run(engine, [request(0, ENDLESS)])
         assert engine.weight_version == 0
         engine.load_weights(1, self.weights(1))
@@ -271,7 +280,7 @@ class EngineContract:
         engine.load_weights(0, self.weights(0))
         return engine.prefill_tokens
 
-    def test_prompt_is_computed_once_per_group(self, engine):
+    def test_prompt_is_computed_once_per_group(self, engine: Engine) -> None:
         length, before = 3 * self.prefill_block + 5, self.forget_tokens(engine)
         items = [long_request(r, length) for r in range(4)]
         results = {r: Result() for r in range(4)}
@@ -286,14 +295,14 @@ class EngineContract:
         drain(engine, results)
         assert engine.prefill_tokens - before - one <= 3 * (self.prefill_block + 1)
 
-    def test_prefix_is_counted_as_prefill(self, engine):
+    def test_prefix_is_counted_as_prefill(self, engine: Engine) -> None:
         original = request(0, ENDLESS)
         token_ids = run(engine, [original])[0].token_ids
         before = self.forget_tokens(engine)
         run(engine, [resumed(original, token_ids[:20])])
         assert 19 <= engine.prefill_tokens - before - len(original.prompt_ids) <= 20
 
-    def test_resumed_beside_its_group_only_the_prefix_is_computed(self, engine):
+    def test_resumed_beside_its_group_only_the_prefix_is_computed(self, engine: Engine) -> None:
         mate, original = (long_request(r, 3 * self.prefill_block + 5) for r in (0, 1))
         token_ids = run(engine, [original])[1].token_ids
         self.forget_tokens(engine)
@@ -302,10 +311,11 @@ class EngineContract:
         run(engine, [resumed(original, token_ids[:20])])
         assert 19 <= engine.prefill_tokens - before <= 20 + self.prefill_block + 1
 
-    def test_answered_turns_go_on_as_in_an_engine_that_never_saw_them(self, new_engine):
+    def test_answered_turns_go_on_as_in_an_engine_that_never_saw_them(self, new_engine: EngineFactory) -> None:
         """With fewer rows than responses, which come and go; every turn but the last ends by a stop token."""
         items = [replace(request(r), sampling=TURNS) for r in range(9)]
-        wanted, engine = {}, new_engine(8)
+        wanted: dict[int, list[Result]] = {}
+        engine = new_engine(8)
         for item in items:
             turns: list[Result] = []
             back: GenerationRequest | None = item
@@ -315,8 +325,9 @@ class EngineContract:
             wanted[item.response] = turns
         assert sum(len(turns) - 1 for turns in wanted.values()) > 9, "so few turns were answered"
         small = new_engine(3)
-        found = {item.response: [] for item in items}
-        waiting, running = list(items), {}
+        found: dict[int, list[Result]] = {item.response: [] for item in items}
+        waiting = list(items)
+        running: dict[int, tuple[GenerationRequest, Result]] = {}
         while waiting or running:
             started = [waiting.pop(0) for _ in range(min(3 - len(running), len(waiting)))]
             small.start(started)
@@ -333,12 +344,13 @@ class EngineContract:
             for mine, theirs in zip(found[response], turns, strict=True):
                 assert_same({response: mine}, {response: theirs})
 
-    def test_of_an_answered_turn_only_the_observation_is_computed(self, engine):
+    def test_of_an_answered_turn_only_the_observation_is_computed(self, engine: Engine) -> None:
         length = 3 * self.prefill_block + 5
         items = [replace(long_request(r, length), sampling=TURNS) for r in range(24)]
         ended = ((item, run(engine, [item])[item.response]) for item in items)
         item, result = next((i, r) for i, r in ended if r.finish_reason is FinishReason.STOP)
         back = answered(item, result, [])
+        assert back is not None
         before = engine.prefill_tokens
         again = run(engine, [back])
         # The stop token was sampled and not fed; the last token of the observation belongs to the first step.
@@ -350,7 +362,7 @@ class EngineContract:
             assert engine.prefill_tokens - before >= length + len(result.token_ids)
         assert_same(anew, again)
 
-    def test_restarted_it_knows_nothing_and_goes_on_as_before_after_new_weights(self, engine):
+    def test_restarted_it_knows_nothing_and_goes_on_as_before_after_new_weights(self, engine: Engine) -> None:
         requests = [request(r, LONG) for r in range(4)]
         whole = run(engine, requests)
         engine.start(requests)
@@ -372,6 +384,6 @@ class EngineContract:
         engine.load_weights(0, self.weights(0))
         assert_same(run(engine, requests), whole)
 
-    def test_says_what_it_is(self, engine):
+    def test_says_what_it_is(self, engine: Engine) -> None:
         assert engine.name
         assert engine.batch_invariant
