@@ -21,10 +21,10 @@ from storage.errors import GleanerError
 from storage.journal.retention import sweep as sweep_run
 from storage.package_version import VERSION
 from storage.records import canonical
+from storage.records.fitness import Finding, prove
 from storage.records.records import PlanRecord
 from storage.records.run import connect_to_run, count_committed, read_plan
 from storage.stores.connect import connect
-from storage.stores.fitness import Finding, prove
 from tasks.admitting.commands import fleet
 from tasks.adopting.init_command import init
 from tasks.configuration.in_force import in_force

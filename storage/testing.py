@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pytest
 
-from storage.stores.fitness import probe
+from storage.records.fitness import probe
 from storage.stores.store import ObjectMissing, ObjectStore, commit, read_into
 
 THREADS = 16

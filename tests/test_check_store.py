@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from gleaner import main
+from storage.records.fitness import prove
 from storage.stores import connect
-from storage.stores.fitness import prove
 from storage.stores.memory import MemoryStore
 from tests.storage.stores.test_race import CheckThenAct
 

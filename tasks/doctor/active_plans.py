@@ -6,7 +6,7 @@ removed from the files stays active.
 
 from collections.abc import Iterator, Mapping
 
-from storage.stores.fitness import Finding
+from storage.records.fitness import Finding
 from tasks.configuration.run_config import ConfigError, RunConfig, differences, dump, parse, settings_digest
 from tasks.configuration.schedules import ScheduledRun
 from tasks.doctor.cluster import WORKFLOW, Admin, ClusterDemand, ClusterTarget, Plan

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from resources.cluster_errors import NoAnswer, NotReadable
 from resources.pools import PoolConfig, PoolsConfig, pool_path
+from storage.records.fitness import Finding, prove
 from storage.stores.connect import connect
-from storage.stores.fitness import Finding, prove
 from storage.stores.store import StorageError
 from tasks.configuration.run_config import RunConfig
 from tasks.configuration.schedules import ScheduledRun

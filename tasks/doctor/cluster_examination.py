@@ -9,7 +9,7 @@ from resources.cluster_errors import NotReadable
 from resources.flyte_admin import FlyteAdmin
 from resources.kubernetes_api import KubernetesApi
 from resources.pools import PoolsConfig
-from storage.stores.fitness import Finding
+from storage.records.fitness import Finding
 from tasks.configuration.run_config import load
 from tasks.configuration.schedules import names_runs, scheduled_runs
 from tasks.configuration.trainer import TrainerConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 from resources.cluster_errors import NotReadable
 from resources.pools import PoolConfig
-from storage.stores.fitness import Finding
+from storage.records.fitness import Finding
 from tasks.doctor.cluster import Cluster, ClusterDemand, ClusterTarget, Unread, looked_at
 from tasks.doctor.network_policies import NAME, policy_finding
 

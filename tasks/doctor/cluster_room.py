@@ -6,7 +6,7 @@ from typing import Any
 
 from resources.pools import PoolConfig
 from resources.quantities import amount
-from storage.stores.fitness import Finding
+from storage.records.fitness import Finding
 from tasks.doctor.cluster import WORKFLOW, Admin, Cluster, ClusterDemand, ClusterTarget, Unread
 
 LIMITS = "task_resources.limits"

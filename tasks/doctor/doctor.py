@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import click
 
-from storage.stores.fitness import Finding
+from storage.records.fitness import Finding
 from tasks.doctor.cluster import ClusterTarget, Unread
 from tasks.reporting.progress import progress
 

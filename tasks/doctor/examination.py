@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from storage.package_version import VERSION
-from storage.stores.fitness import Finding
+from storage.records.fitness import Finding
 from tasks.device.gpu_check import WrongGpus, check_gpus
 from tasks.device.visible_gpus import VisibleGpus, visible_gpus
 from tasks.doctor.free_space import GIB, room_findings

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from resources.cluster_errors import NotReadable
-from storage.stores.fitness import Finding
+from storage.records.fitness import Finding
 from tasks.doctor.cluster import Cluster, ClusterDemand, ClusterTarget
 
 PENDING = "plugins.k8s.pod-pending-timeout"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.stores.fitness import Finding
+from storage.records.fitness import Finding
 
 GIB = 1 << 30
 # Less than this and no model can be trained or served.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from resources.labels import POOL_LABEL, RUN_LABEL, url_label
-from storage.stores.fitness import Finding
+from storage.records.fitness import Finding
 from tasks.doctor.cluster import Cluster, ClusterDemand, ClusterTarget
 
 NAME = "network policy"

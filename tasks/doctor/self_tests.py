@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own custom
 
 from storage.journal.noise_keys import mix64
-from storage.stores.fitness import Finding
+from storage.records.fitness import Finding
 from tasks.sampling.engines.keyed_noise import sample, signed64
 
 _GAMMA, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1

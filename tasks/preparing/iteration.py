@@ -15,6 +15,7 @@ from storage.errors import GleanerError
 from storage.fleet.nesting import FLEET, check_own_place
 from storage.process_identity import has_ended, number_here
 from storage.records import layout, model_files, prompt_table, records
+from storage.records.fitness import probe
 from storage.records.planning_records import LengthsRecord
 from storage.records.prompt_table import PromptRow
 from storage.records.records import PlanRecord, SettingsRecord
@@ -33,7 +34,6 @@ from storage.records.run import (
     release_lease,
 )
 from storage.stores.connect import connect
-from storage.stores.fitness import probe
 from storage.stores.store import ConflictingRecord, ObjectStore, commit
 from storage.weights.tensor_sets import publish
 from tasks.configuration.iteration_config import settings_of

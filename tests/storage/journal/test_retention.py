@@ -12,8 +12,8 @@ from storage.journal.response_parts import ResponsesRecord
 from storage.journal.retention import sweep
 from storage.journal.retention_config import RetentionConfig
 from storage.records import layout
+from storage.records.fitness import probe
 from storage.records.records import decode
-from storage.stores.fitness import probe
 from storage.stores.memory import MemoryStore
 from storage.stores.store import ObjectMissing, StoreDenied, StoreUnavailable
 from storage.weights.manifest import TensorBlock

@@ -4,8 +4,8 @@ import uuid
 
 import pytest
 
+from storage.records.fitness import prove
 from storage.stores.connect import connect
-from storage.stores.fitness import prove
 from storage.stores.store import ObjectStore, StoreDenied
 from storage.testing import StoreContract
 

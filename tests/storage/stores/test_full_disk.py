@@ -14,9 +14,9 @@ from storage.clock import SystemClock
 from storage.journal.assembly import JournalReader
 from storage.records import layout, records
 from storage.records.crew_records import HeartbeatRecord
+from storage.records.fitness import probe
 from storage.records.run import read_plan
 from storage.stores.connect import connect
-from storage.stores.fitness import probe
 from storage.stores.local import LocalStore
 from storage.stores.store import ObjectMissing, StoreDenied, commit
 from tasks.sampling.session.member import generate_slot

@@ -1,6 +1,6 @@
 import pytest
 
-from storage.stores.fitness import probe
+from storage.records.fitness import probe
 from storage.stores.memory import MemoryStore
 from storage.stores.store import ObjectMissing, StoreDenied, StoreUnavailable, StoreUnfit
 

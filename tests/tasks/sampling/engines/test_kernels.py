@@ -88,6 +88,8 @@ class TestRecorded(_Contract):
 @pytest.mark.slow
 class TestPackedInBfloat16(_Contract):
     dtype = "bfloat16"
+    # Processors with AMX sum products of bfloat16 in an order that depends on the number of rows.
+    logprobs_within = 5e-3
     records = False
 
     def test_says_what_it_is(self, engine):

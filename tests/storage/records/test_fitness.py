@@ -3,8 +3,8 @@ import uuid
 
 import pytest
 
+from storage.records.fitness import Finding, prove
 from storage.stores.connect import connect
-from storage.stores.fitness import Finding, prove
 from storage.stores.local import LocalStore
 from storage.stores.memory import MemoryStore
 from storage.stores.store import ObjectStore, StoreDenied
