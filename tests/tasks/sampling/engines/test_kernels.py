@@ -88,8 +88,9 @@ class TestRecorded(_Contract):
 @pytest.mark.slow
 class TestPackedInBfloat16(_Contract):
     dtype = "bfloat16"
-    # Processors with AMX sum products of bfloat16 in an order that depends on the number of rows.
-    logprobs_within = 5e-3
+    # Neighbouring bfloat16 logits of 4 to 8 are 0.03 apart, and processors with AMX sum products in an order that
+    # depends on the number of rows.
+    logprobs_within = 0.03
     records = False
 
     def test_says_what_it_is(self, engine):
