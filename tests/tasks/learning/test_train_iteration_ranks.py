@@ -60,7 +60,7 @@ def test_two_ranks_learn_what_one_learns(tmp_path, ranks_server, name):
     roll_out(str(one), 0)
     shutil.copytree(one, two)
     alone = train_small(str(one), 0)
-    ranks_server.launch("advance 0", two, 2)
+    ranks_server.launch("train_iteration 0", two, 2)
     together = records.read(connect(str(two)), TrainingRecord, layout.training(0))
     assert learned(together.metrics) == pytest.approx(learned(alone.metrics), rel=1e-4, abs=1e-5)
     assert together.metrics["requests/train_gets"] > alone.metrics["requests/train_gets"]
@@ -89,7 +89,7 @@ def test_two_ranks_replay_what_one_has_trained_and_store_their_shares_of_the_che
     assert connect(str(one)).list(layout.CHECKPOINTS) == []
     shutil.copytree(one, two)
     alone = train_small(str(one), 2)
-    ranks_server.launch("advance 2", two, 2)
+    ranks_server.launch("train_iteration 2", two, 2)
     together = records.read(connect(str(two)), TrainingRecord, layout.training(2))
     assert together.metrics["replay/iterations"] == alone.metrics["replay/iterations"] == 2
     # Two ranks add in another order. What is published next refers to what one rank has published.

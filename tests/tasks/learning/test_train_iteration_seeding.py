@@ -124,7 +124,7 @@ def test_beside_a_crew_that_has_finished_no_member_is_begun(settings, trained_by
 def test_every_rank_of_the_trainer_seeds_its_own_slot(tmp_path, ranks_server, model, trained_by_a_crew):
     often = {"heartbeat_interval_s": 0.1, "flush_interval_s": 0.1}
     store, _ = seeded_plan(config(str(tmp_path / "run"), model, rollout=often), [TRAIN_POOL, TRAIN_POOL], None)
-    ranks_server.launch("advance 0", tmp_path / "run", 2)
+    ranks_server.launch("train_iteration 0", tmp_path / "run", 2)
     assert {beat.slot: beat.state for beat in beats(store, TRAIN_POOL)} == {0: "gone", 1: "gone"}
     metrics = records.read(store, TrainingRecord, layout.training(0)).metrics
     report = commit_iteration(str(tmp_path / "run"), 0)
@@ -376,7 +376,7 @@ def test_a_plan_that_seeds_goes_on_while_nobody_has_come(model, trained_by_a_cre
 def test_all_ranks_drop_their_learners_and_generate(tmp_path, ranks_server, model, trained_group_by_group):
     url = str(tmp_path / "run")
     store = half_done(model, url)
-    ranks_server.launch("advance 0", tmp_path / "run", 2)
+    ranks_server.launch("train_iteration 0", tmp_path / "run", 2)
     assert {beat.state for beat in beats(store, TRAIN_POOL)} == {"gone"}
     assert records.read(store, TrainingRecord, layout.training(0)).metrics["seeding/tokens"] > 0
     commit_iteration(url, 0)

@@ -56,7 +56,7 @@ def alone(tmp_path, model, ranks_server):
         for iteration in range(iterations):
             plan_iteration(settings)
             roll_out(str(url), iteration)
-            ranks_server.launch(f"advance {iteration}", url, 2)
+            ranks_server.launch(f"train_iteration {iteration}", url, 2)
             commit_iteration(str(url), iteration)
         return states(str(url))
 
