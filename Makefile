@@ -58,7 +58,7 @@ demo-tools: $(VENV)/installed  ## train a tiny policy to use a tool, kill it ins
 demo-vllm: $(VLLM_VENV)/installed  ## the same with vLLM as the engine
 	$(VLLM_BIN)/python -m examples.demo --engine vllm
 
-test: $(VENV)/installed  ## every behaviour, but for vLLM: no exhaustive tests, which repeat others with more
+test: $(VENV)/installed  ## the tests of a change: without vLLM, and without exhaustive tests
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not exhaustive"
 
 test-fast: $(VENV)/installed  ## what a change breaks first: no slow tests, few examples of properties

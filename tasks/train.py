@@ -33,7 +33,7 @@ def train(plan: PlanReference) -> TrainOutcome:
 def trained(plan: PlanReference, advance: Callable[[str, int, str, Clock], TrainingRecord]) -> TrainOutcome:
     """The body of the task; raises FlyteRecoverableException if another attempt may help, and ends at SIGTERM.
 
-    advance: `tasks.learning.train_iteration.advance`, or what calls that.
+    advance: `tasks.learning.train_iteration.train_iteration`, or what calls that.
     """
     from tasks.learning.launch import MAY_PASS  # noqa: PLC0415 - when the task runs
     from tasks.learning.rank_ends import RanksFailed  # noqa: PLC0415

@@ -37,7 +37,7 @@ LONGEST = (
     "hostile/test_own_rewards.py",
     "simulation/test_fleet_histories.py",
     "tasks/learning/test_sharded.py",
-    "tasks/learning/test_advance_ranks.py",
+    "tasks/learning/test_train_iteration_ranks.py",
     "storage/stores/test_s3_deadlines.py",
     "storage/stores/test_s3.py",
     "workflows/test_absent_crew.py",
@@ -51,6 +51,7 @@ LONGEST = (
     "hostile/test_hubs.py",
     "hostile/test_forecast.py",
 )
+assert all((Path(__file__).parent / name).exists() for name in LONGEST)
 
 # How long an example takes says more about the machine's other work than about us.
 for profile, examples in (("fast", 10), ("gleaner", 30), ("all", 60), ("thorough", 1000)):

@@ -23,7 +23,7 @@ class CriticConfig:
     """The critic of PPO: the run's pretrained model with a value in place of logits.
 
     Attributes:
-        optimizer: The critic's own optimizer; see `tasks.configuration.algorithm.OptimizerConfig`.
+        optimizer: The critic's own optimizer; see `tasks.configuration.optimizer.OptimizerConfig`.
         warmup_iterations: The first iterations of the run, in which only the critic is trained.
     """
 

@@ -130,13 +130,17 @@ def advice(location: tuple[Any, ...]) -> str | None:
     return next((told for path, told in DELETED.items() if _matches(path.split("."), location)), None)
 
 
-def without_deleted(document: Mapping[str, Any]) -> dict[str, Any]:
+def without_deleted(document: Mapping[str, Any], *, to_read: bool = False) -> dict[str, Any]:
     """The document of a run without deleted fields.
+
+    Args:
+        document: The run's configuration, or settings, as JSON values.
+        to_read: The run is shown and does not go on, so the values of deleted fields do not matter.
 
     Raises:
         ConstantDiffersError: A deleted field decides what is learned, and differs from the constant.
     """
-    kept: dict[str, Any] = _kept(document, ())
+    kept: dict[str, Any] = _kept(document, (), to_read)
     return kept
 
 
@@ -161,22 +165,22 @@ def _set(inside: Any, path: Sequence[str], value: object) -> None:
         _set(inside[name], rest, value)
 
 
-def _kept(value: Any, location: tuple[Any, ...]) -> Any:
+def _kept(value: Any, location: tuple[Any, ...], to_read: bool) -> Any:
     if isinstance(value, Mapping):
         return {
-            name: _kept(held, (*location, name))
+            name: _kept(held, (*location, name), to_read)
             for name, held in value.items()
-            if not _is_deleted((*location, name), held)
+            if not _is_deleted((*location, name), held, to_read)
         }
     if isinstance(value, list | tuple):
-        return [_kept(item, (*location, index)) for index, item in enumerate(value)]
+        return [_kept(item, (*location, index), to_read) for index, item in enumerate(value)]
     return value
 
 
-def _is_deleted(location: tuple[Any, ...], held: object) -> bool:
-    """Whether the field is deleted; raises ConstantDiffersError for another value than the constant."""
+def _is_deleted(location: tuple[Any, ...], held: object, to_read: bool) -> bool:
+    """Whether the field is deleted; raises ConstantDiffersError for a run that goes on with a different value."""
     constant = next((path for path in CONSTANTS if _matches(path.split("."), location)), None)
-    if constant is not None and held != CONSTANTS[constant]:
+    if constant is not None and held != CONSTANTS[constant] and not to_read:
         shown = ".".join(map(str, location))
         raise ConstantDiffersError(
             f"{shown}: value {json.dumps(held)} held; allowed: {json.dumps(CONSTANTS[constant])}, because the field is "

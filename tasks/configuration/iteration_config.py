@@ -42,14 +42,14 @@ def resolved_in_force(store: ObjectStore, plan: PlanRecord) -> dict[str, Any]:
 
     Raises ObjectMissing without run.json, and CorruptObject if the settings hold what is not theirs to say.
     """
-    held = read_run(store).config
+    held = without_deleted(read_run(store).config, to_read=True)
     settings = read_settings(store, plan.iteration)
     if settings is None:
         # The run is from before settings had their own place, or this is the moment between plan and settings.
         planned = plan.config if plan.weights_url else {**plan.config, "evaluation": None}
         return _overlaid(held, _selected(planned), layout.plan(plan.iteration))
     key = layout.settings(plan.iteration)
-    given = without_deleted(settings.config)
+    given = without_deleted(settings.config, to_read=True)
     selected = _selected(given)
     strange = differences(given, selected)
     if strange:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from storage.records.records import GradedResponse, PlanRecord
+from tasks.configuration.deleted_fields import ConstantDiffersError, without_deleted
 from tasks.configuration.run_config import parse
 from tasks.learning.advantage import advantages_of
 from tasks.learning.estimates import counted, length_penalties, trained
@@ -15,10 +16,14 @@ def recorded_advantages(plan: PlanRecord, responses: Sequence[GradedResponse]) -
 
     responses: the responses of all micro-batches of the iteration, filtered groups excepted. Returns None without
     responses, and for an estimator that gives a number per token, is the user's own, or needs values outside the
-    records: the critic's values, or the KL to the reference. Raises ValueError if the estimator raises ValueError.
+    records: the critic's values, or the KL to the reference. Returns None, too, for a run of another version whose
+    deleted fields decide what is learned. Raises ValueError if the estimator raises ValueError.
     """
-    config = parse(plan.config, held=True)
-    algorithm = config.algorithm
+    try:
+        document = without_deleted(plan.config)
+    except ConstantDiffersError:
+        return None
+    algorithm = parse(document, held=True).algorithm
     # A user's own function would have to be imported, which a reader of a run must not do.
     unknown = (
         algorithm.estimator.is_own

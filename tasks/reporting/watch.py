@@ -18,6 +18,7 @@ from storage.records.failures import last_failures
 from storage.records.records import BatchRecord, PlanRecord
 from storage.records.run import exists, holds_run, next_iteration, read_plan, read_report
 from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore, StoreUnavailable
+from tasks.configuration.deleted_fields import without_deleted
 from tasks.configuration.iteration_config import resolved_in_force
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.run_config import parse
@@ -233,7 +234,7 @@ class OpenIteration:
 def known_prices(config: Mapping[str, Any]) -> dict[str, float]:
     """Return dollars per hour of a slot by pool; empty if the machine's price table lacks a pool."""
     try:
-        pools = parse(config, held=True).pools.rollout_pools
+        pools = parse(without_deleted(config, to_read=True), held=True).pools.rollout_pools
         return {name: pool.price_usd_per_h for name, pool in pools.items()}
     except (ValueError, LookupError):
         return {}

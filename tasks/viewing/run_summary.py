@@ -13,6 +13,7 @@ from storage.records.failures import last_failures
 from storage.records.records import RunRecord
 from storage.records.run import next_iteration, plans_in_flight, read_report, read_run
 from storage.stores.store import ObjectMissing, ObjectStore
+from tasks.configuration.deleted_fields import without_deleted
 from tasks.configuration.in_force import in_force
 from tasks.reporting import charts
 from tasks.reporting.key_metrics import COMPARED, Metrics, compared_rows, costs_anything
@@ -89,7 +90,7 @@ def summary(store: ObjectStore, now_s: float) -> dict[str, Any]:
         "facts": run_facts(run) | spent_facts(run, history),
         "last_s": times[-1] if times else None,
         "looked_at_s": now_s,
-        "config": in_force(config) if config else "",
+        "config": in_force(without_deleted(config, to_read=True)) if config else "",
         "columns": list(columns),
         "iterations": [[_finite(metrics.get(name)) for name in columns.values()] for metrics in history],
         "planned": planned,

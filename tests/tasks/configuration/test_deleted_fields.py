@@ -1,5 +1,6 @@
 """A deleted field in a file is refused with what to do; a run that holds one goes on, and is the same run."""
 
+import json
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import replace
@@ -10,9 +11,10 @@ from storage.records import layout, records
 from storage.records.records import RunRecord, SettingsRecord
 from storage.stores.memory import MemoryStore
 from tasks.configuration.deleted_fields import CONSTANTS, DELETED, without_deleted
-from tasks.configuration.iteration_config import config_in_force, settings_of
+from tasks.configuration.iteration_config import config_in_force, resolved_in_force, settings_of
 from tasks.configuration.problems import names_at
 from tasks.configuration.run_config import ConfigError, RunConfig, digest, dump, identity, parse
+from tasks.learning.recorded_advantages import recorded_advantages
 from tests.forecast_documents import document
 from tests.sessions import a_plan
 
@@ -86,6 +88,16 @@ def test_a_run_that_holds_another_value_than_the_constant_is_refused(path):
     with pytest.raises(ConfigError, match=f"^the configuration .*\n  {shown}: value 0.125 held; allowed: ") as caught:
         parse(held, held=True)
     assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize("path", CONSTANTS)
+def test_a_run_that_holds_another_value_than_the_constant_can_still_be_read(path):
+    held = with_field(with_all_sections(document()), path, 0.125)
+    assert parse(without_deleted(held, to_read=True), held=True) == parse(with_all_sections(document()))
+    store, plan = MemoryStore("read"), replace(a_plan(), config=held)
+    records.put(store, layout.RUN, RunRecord(config=held, digest="0", vocab_size=9, model_files={}, created_at_s=0))
+    assert "0.125" not in json.dumps(resolved_in_force(store, plan))
+    assert recorded_advantages(plan, []) is None
 
 
 def test_a_run_that_holds_deleted_fields_goes_on_as_the_same_run():

@@ -69,7 +69,7 @@ def test_intervals_limits_and_devices_are_those_of_the_execution():
 
 @pytest.mark.parametrize("where", ["settings", "plan"])
 def test_what_an_evaluation_runs_and_measures_is_no_setting_but_its_limits_are(where):
-    told = changed(DOCUMENT, evaluation__rewards__0__time_limit_s=4.0, evaluation__num_prompts=1)
+    told = changed(DOCUMENT, evaluation__rewards__0__time_limit_s=4.0, evaluation__num_generations=2)
     asked = parse(changed(DOCUMENT, evaluation__rewards__0__time_limit_s=4.0))
     given = settings_of(parse(told), of_evaluation=True) if where == "settings" else None
     assert config_in_force(*held(given, told, of_evaluation=True)) == asked

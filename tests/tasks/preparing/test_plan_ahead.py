@@ -20,7 +20,7 @@ from tests.small_run import EXECUTION, NEVER_GRADED, config, document, everythin
 URL = "memory://plan-ahead"
 AHEAD = {"max_staleness": 1}
 ITERATIONS = 3
-FIRST_PLAN_WRITES = 8  # where it dies before, tests/tasks/test_plan.py says what happens
+FIRST_PLAN_WRITES = 8  # earlier deaths: tests/tasks/preparing/test_iteration.py
 
 
 OBSERVED = PoolObservation(
