@@ -362,7 +362,7 @@ def test_another_context_can_be_named(place):
     assert found["Kubernetes"].startswith("not readable: no context of Kubernetes: ")
     _, found = place.doctor(place.run, "--kube-context", "test", "--namespace", "elsewhere")
     assert "v1.34.1, context test at http://127.0.0.1" in found["Kubernetes"]
-    assert "not in namespace elsewhere" in found["service account gleaner"]
+    assert "not in namespace elsewhere" in found["secret word"]
 
 
 def test_a_store_that_cannot_be_used_is_wrong(place):
