@@ -1,7 +1,8 @@
 """A small run of format 1: an object of every kind, always with the same content.
 
 `python -m tests.format_one` writes it to tests/data/format_1. tests/storage/records/test_format_one.py compares the
-files with what the code writes and reads. The files are written again only if the format changes on purpose, with its number.
+files with what the code writes and reads. The files are written again only if the format changes on purpose, with its
+number.
 """
 
 from dataclasses import replace
