@@ -118,7 +118,7 @@ def test_lines_of_the_result_stay_whole_on_one_terminal_with_the_progress(testin
 
 def test_a_forecast_counts_its_simulations(forecasting):
     done = on_terminal(*forecasting)
-    assert re.search(r"simulating .* \([01] of 2\)", done.terminal)
+    assert re.search(r"simulating .* \([0-4] of 5\)", done.terminal)
     assert done.terminal.rstrip().endswith(ERASED)
     assert "Recommended: " in done.output
 
