@@ -196,7 +196,7 @@ def _phase(facts: KnownFacts) -> PhaseScenario | None:
     if placement in ("own", "standing"):
         return None
     share = facts.config.phase_start_share
-    due, source = f"phase due when {share:.0%} of the groups are recorded; ", "trainer.phase_start_share"
+    due, source = f"phase due when {share:.0%} of the groups are recorded; ", "trainer.placement"
     if placement == "shared":
         due += "waits for other runs' phases and the host's idle time are not included"
         facts.show(f"{TRAIN_POOL}: shared", due, source)
