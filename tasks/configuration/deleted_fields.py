@@ -144,14 +144,16 @@ def without_deleted(document: Mapping[str, Any], *, to_read: bool = False) -> di
     return kept
 
 
-def with_constants(identity: dict[str, Any]) -> dict[str, Any]:
-    """The settings that decide what is learned, with the constants in place of deleted fields.
+def with_constants(settings: dict[str, Any], constants: Mapping[str, object] = CONSTANTS) -> dict[str, Any]:
+    """Settings whose digest names a run or an evaluation, with the constants in place of deleted fields.
 
-    identity: Nested JSON values; changed in place, and returned.
+    Args:
+        settings: Nested JSON values; changed in place, and returned.
+        constants: The values by path; the default is for the settings that decide what a run learns.
     """
-    for path, value in CONSTANTS.items():
-        _set(identity, path.split("."), value)
-    return identity
+    for path, value in constants.items():
+        _set(settings, path.split("."), value)
+    return settings
 
 
 def _set(inside: Any, path: Sequence[str], value: object) -> None:

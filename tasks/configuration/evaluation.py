@@ -15,6 +15,7 @@ from storage.digests import digest_of
 from tasks.configuration.data import OPERATIONAL as OPERATIONAL_OF_DATA
 from tasks.configuration.data import YOUNG as YOUNG_OF_DATA
 from tasks.configuration.data import DataConfig
+from tasks.configuration.deleted_fields import with_constants
 from tasks.configuration.rewards import OPERATIONAL, RewardConfig, reward_names
 from tasks.configuration.sampling import YOUNG as YOUNG_OF_SAMPLING
 from tasks.configuration.sampling import SamplingConfig
@@ -23,9 +24,16 @@ from tasks.configuration.sampling import SamplingConfig
 PASS_THRESHOLD = 1.0
 # Of the sampling noise, the same for every weight version.
 SEED = 0
-# The values that the settings of every evaluation name, so that an evaluation made with them is found.
+# The constants in the place of deleted fields, by path, that the settings of every evaluation name: an evaluation made
+# with these values is found.
 _CONSTANTS: Mapping[str, object] = MappingProxyType(
-    {"num_prompts": None, "pass_threshold": PASS_THRESHOLD, "seed": SEED}
+    {
+        "data.id_column": None,
+        "num_prompts": None,
+        "pass_threshold": PASS_THRESHOLD,
+        "rewards.*.max_length": None,
+        "seed": SEED,
+    }
 )
 NO_MODELS: Mapping[str, str] = MappingProxyType({})
 
@@ -107,19 +115,17 @@ def settings(
                 del resolved[section][name]
     for name in OPERATIONAL_OF_DATA:
         del resolved["data"][name]
-    resolved["data"]["id_column"] = None
     decisive = rewards if evaluation.rewards is None else evaluation.rewards
     resolved["rewards"] = [
         _deciding(reward, models.get(name)) for name, reward in zip(reward_names(decisive), decisive, strict=True)
     ]
     del resolved["interval"]
-    return resolved | dict(_CONSTANTS)
+    return with_constants(resolved, _CONSTANTS)
 
 
 def _deciding(reward: RewardConfig, content: str | None) -> dict[str, Any]:
     fields: dict[str, Any] = json.loads(json.dumps(asdict(reward)))
-    deciding = {name: value for name, value in fields.items() if name not in OPERATIONAL}
-    return deciding | {"max_length": None, "model": content}
+    return {name: value for name, value in fields.items() if name not in OPERATIONAL} | {"model": content}
 
 
 def settings_digest(resolved: dict[str, Any]) -> str:
