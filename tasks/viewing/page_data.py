@@ -63,10 +63,14 @@ def index_data(reader: IterationReader) -> dict[str, Any]:
 
 def response_data(reader: IterationReader, number: int) -> dict[str, Any]:
     """The view of a response, with its advantage if that was asked for before."""
-    view = asdict(reader.view(number, with_advantage=reader.has_advantages))
-    values: dict[str, Any] = _plain_values(view)
+    return response_values(reader.view(number, with_advantage=reader.has_advantages))
+
+
+def response_values(view: ResponseView) -> dict[str, Any]:
+    """Return the view of a response as JSON values."""
+    values: dict[str, Any] = _plain_values(asdict(view))
     # The page shows the id of the prompt, and asks for the prompt by the id as it is.
-    return values | {"prompt_key": view["prompt_id"]}
+    return values | {"prompt_key": view.prompt_id}
 
 
 def text_data(reader: IterationReader, *numbers: int) -> list[str | None]:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from resources.visible_text import markup
 from storage.clock import Clock
-from tasks.viewing.page_data import encode, page_data
+from tasks.viewing.page_data import encode, excerpt, page_data, response_values
 from tasks.viewing.run_reader import TOKENS_AT_ONCE, RunReader
 
 # What one file holds; a browser opens it at once.
@@ -147,10 +147,11 @@ def _add_groups(
         for kind in ("iterations", "advantages"):
             answers[f"{kind}/{iteration}"] = page_data(reader, clock, f"{kind}/{iteration}")
         for number in numbers:
-            response = page_data(reader, clock, f"responses/{iteration}/{number}")
-            answers[f"responses/{iteration}/{number}"] = response
-            answers[f"texts/{iteration}/{number}"] = page_data(reader, clock, f"texts/{iteration}/{number}")
-            for first in range(0, max(1, response["tokens"]), TOKENS_AT_ONCE):
+            # Both values from a single view: tokens become text only once.
+            view = of_iteration.view(number, with_advantage=of_iteration.has_advantages)
+            answers[f"responses/{iteration}/{number}"] = response_values(view)
+            answers[f"texts/{iteration}/{number}"] = [excerpt(view)]
+            for first in range(0, max(1, view.tokens), TOKENS_AT_ONCE):
                 path = f"tokens/{iteration}/{number}/{first}"
                 answers[path] = page_data(reader, clock, path)
 
