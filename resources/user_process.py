@@ -24,6 +24,9 @@ from resources.process import adopt_orphans, descendants, end_with
 from resources.wire import pack, read_message
 
 Inbox = queue.SimpleQueue[dict[str, Any]]
+# Seconds for each start of a user's code: the import of a function, the construction of an environment, the first
+# request of an agent, the weights of a reward model. Code that downloads or compiles once takes minutes.
+LOAD_TIME_LIMIT_S = 600.0
 _ERROR_CHARACTERS_MAX = 1000
 _PROJECT_ROOT = Path(__file__).resolve().parents[1]
 _END_LIMIT_S = 5.0

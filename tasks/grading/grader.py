@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
+from resources.user_process import LOAD_TIME_LIMIT_S
 from storage.paths import expanded
 from tasks.configuration.rewards import BUILT_IN, RewardConfig, reward_names
 from tasks.configuration.turns import TurnsConfig
@@ -30,8 +31,6 @@ from tasks.prompts.prompt import Prompt, PromptSet
 _LOG = logging.getLogger(__name__)
 # Of a micro-batch's responses: a function that fails for more than half of them teaches the value of failures.
 FAILED_SHARE_MAX = 0.5
-# Seconds for the import of a function, and for the weights of a reward model, which lie on a slow disk at worst.
-LOAD_TIME_LIMIT_S = 600.0
 _CHECKED_PROMPTS = 8
 # In one call, which has the time limit of loading: a long formula takes a tenth of a second on a slow machine.
 _CHECKED_TRUTHS = 200

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
+from resources.user_process import LOAD_TIME_LIMIT_S
 from storage.journal.shard import Finish
 from storage.journal.turns import Rebuilt, TurnRecord, added_messages, call_id, decode_turn, encode_turn
 from tasks.configuration.turns import TurnsConfig
@@ -24,7 +25,7 @@ from tasks.turns.environments import Answer, OpenTurn
 from tasks.turns.first_request import read_opening
 from tasks.turns.living_environments import EnvironmentLost, Reset
 from tasks.turns.own_template import Message
-from tasks.turns.tool_processes import LOAD_TIME_LIMIT_S, Failed, NotBegun, ProcessLost, TimedOut
+from tasks.turns.tool_processes import Failed, NotBegun, ProcessLost, TimedOut
 
 _LIVES_MAX = 5
 _ADDED_ROLES = ("tool", "user", "system", "developer")

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from resources.user_process import LOAD_TIME_LIMIT_S
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.agent_answering import AgentAnswer
 from tasks.turns.agent_language import AgentLanguage
@@ -12,7 +13,7 @@ from tasks.turns.environments import Answer, OpenTurn
 from tasks.turns.first_request import FirstRequest
 from tasks.turns.living_environments import Reset
 from tasks.turns.loop_environments import LoopEnvironments
-from tasks.turns.tool_processes import LOAD_TIME_LIMIT_S, Failed, NotBegun, ProcessLost, TimedOut
+from tasks.turns.tool_processes import Failed, NotBegun, ProcessLost, TimedOut
 from tasks.turns.tool_schemas import ToolsUnusable
 
 _BEGINS_MAX = 3

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
+from resources.user_process import LOAD_TIME_LIMIT_S
 from storage.digests import digest_of
 from storage.journal.turns import CallRecord, TurnRecord
 from storage.stores.store import StoreUnavailable
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.environments import OpenTurn
 from tasks.turns.tool_processes import (
-    LOAD_TIME_LIMIT_S,
     Failed,
     NotBegun,
     Offer,
@@ -232,8 +232,7 @@ class LivingEnvironments:
     def _problem_of_build(self, error: Exception) -> str:
         """Why an environment was not built, if a second try may help; else raises EnvironmentLost."""
         if isinstance(error, TimedOut):
-            limit = f"{LOAD_TIME_LIMIT_S:g} s"
-            raise EnvironmentLost(f"building it takes longer than {limit}") from None
+            raise EnvironmentLost(f"building it takes longer than {LOAD_TIME_LIMIT_S:g} s") from None
         if isinstance(error, Failed):
             raise EnvironmentLost(f"it cannot be built: {error}") from None
         return f"its process {error}" if isinstance(error, ProcessLost) else "its processes end before they begin"

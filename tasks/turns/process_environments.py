@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from resources.user_process import LOAD_TIME_LIMIT_S
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.answering import CodecOf, Language, TurnAnswer
 from tasks.turns.environments import Answer, OpenTurn
 from tasks.turns.living_environments import LivingEnvironments, Reset
 from tasks.turns.loop_environments import LoopEnvironments
-from tasks.turns.tool_processes import LOAD_TIME_LIMIT_S, Failed, NotBegun, ProcessLost, TimedOut, ToolProcesses
+from tasks.turns.tool_processes import Failed, NotBegun, ProcessLost, TimedOut, ToolProcesses
 from tasks.turns.tool_schemas import ToolsUnusable
 
 T = TypeVar("T")

@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from resources import user_process
+from resources.user_process import LOAD_TIME_LIMIT_S
 from resources.wire import HEADER_BYTES, PeerGone, body_bytes, pack, parse
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.tool_schemas import ToolsUnusable
 
-# Seconds for the import of the code, each construction of an environment, and an agent's first request; whatever
-# downloads or compiles something once takes minutes.
-LOAD_TIME_LIMIT_S = 600.0
 # Calls, or agents, that one process performs side by side; threads that wait cost little.
 CALLS_PER_PROCESS = 32
 _MODULE = "tasks.turns.environment_worker"
@@ -349,8 +347,7 @@ class ToolProcesses:
         if isinstance(problem, Failed):
             raise ToolsUnusable(str(problem))
         if isinstance(problem, TimedOut):
-            limit = f"{LOAD_TIME_LIMIT_S:g} s"
-            raise ToolsUnusable(f"turns: loading {named} takes longer than {limit}")
+            raise ToolsUnusable(f"turns: loading {named} takes longer than {LOAD_TIME_LIMIT_S:g} s")
         raise ToolsUnusable(f"turns: {named}: the process that loads them {str(problem) or 'ended'}")
 
     async def alone(self) -> ToolProcess:
