@@ -22,7 +22,7 @@ from storage.fleet.fleet_records import (
 )
 from storage.fleet.seats import newest_seat
 from storage.fleet.spent_records import SpentRecord
-from storage.journal.liveness import AnyHeartbeat, Heartbeats
+from storage.journal.liveness import Heartbeats, HeartbeatT
 from storage.records.run import exists
 from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore, StoreDenied
 from storage.waiting import Wait
@@ -30,7 +30,6 @@ from storage.waiting import Wait
 log = logging.getLogger(__name__)
 LOOK_INTERVAL_S = 1.0
 
-Beat = TypeVar("Beat", bound=AnyHeartbeat)
 Result = TypeVar("Result")
 
 
@@ -156,14 +155,14 @@ def waiting_runs(
 
 def _living(
     what: str,
-    heartbeats: Heartbeats[Beat],
+    heartbeats: Heartbeats[HeartbeatT],
     names: Iterable[str],
     fleet: FleetRecord,
     clock: Clock,
     meanwhile: Callable[[], None],
-) -> dict[str, Beat | None]:
+) -> dict[str, HeartbeatT | None]:
     """The changed heartbeats by name, without processes that leave; None: changed, but unreadable."""
-    unknown, living = set(names), dict[str, Beat | None]()
+    unknown, living = set(names), dict[str, HeartbeatT | None]()
     then = "then those that have not are left out (host_ttl_s of the fleet)"
     waiting = Wait(f"{what} of the fleet to show that they live", clock, fleet.host_ttl_s, then)
     while True:

@@ -21,6 +21,8 @@ from tasks.learning.step import reference_kl
 
 ByResponse = dict[int, Tensor]
 Passes = Callable[[Sequence[GradedResponse]], Iterator[TokenBatch]]
+# How far the reward has fallen at the end of the buffer, as in DAPO (arXiv 2503.14476, equation 13).
+OVERLONG_PENALTY = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +100,6 @@ def estimate(
         values=values,
         returns=None if values is None or returns is None else dict(zip(names, returns, strict=True)),
     )
-
-
-# How far the reward has fallen at the end of the buffer, as in DAPO (arXiv 2503.14476, equation 13).
-OVERLONG_PENALTY = 1.0
 
 
 def length_penalties(

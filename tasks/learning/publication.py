@@ -55,7 +55,7 @@ def publish_and_save(
     """
     # What is drawn after this belongs to the next step.
     state = TrainerState.capture(version, learner.optimizer)
-    conflict = _publish_together(store, version, learner, base, WEIGHTS_FULL_INTERVAL, clock)
+    conflict = _publish_together(store, version, learner, base, clock)
     if saves:
         # With its checkpoint a trainer that was second with the weights decides from which state the run goes on.
         conflict = save(store, version, learner, state, clock)
@@ -91,7 +91,6 @@ def _publish_together(
     version: int,
     learner: Learner,
     base: Mapping[str, TensorBlock],
-    full_interval: int,
     clock: Clock,
 ) -> str | None:
     """Publish the weights of a version; return on every rank the difference to stored weights, or None."""
@@ -99,7 +98,7 @@ def _publish_together(
     blocks = published_blocks(store, learner.policy, ranks)
     if ranks.is_first:
         try:
-            _publish(store, version, learner.policy, blocks, base, full_interval, clock)
+            _publish(store, version, learner.policy, blocks, base, clock)
         except ConflictingRecord as error:
             conflict = str(error)
             log.info("another trainer has published weight version %d first", version)
@@ -115,7 +114,6 @@ def _publish(
     policy: Policy,
     blocks: Blocks,
     base: Mapping[str, TensorBlock],
-    full_interval: int,
     clock: Clock,
 ) -> Manifest:
     """Publish the result of `published_blocks`, as an adapter or as differences to `base`."""
@@ -127,7 +125,7 @@ def _publish(
     if adapter is not None:
         return publish_adapter(store, version, blocks, adapter, SOURCE, before_manifest=published_at)
     return publish_version(
-        store, version, blocks, SOURCE, base=base, full_interval=full_interval, before_manifest=published_at
+        store, version, blocks, SOURCE, base=base, full_interval=WEIGHTS_FULL_INTERVAL, before_manifest=published_at
     )
 
 

@@ -56,7 +56,7 @@ def answered(item: GenerationRequest, result: Result, turns: list[Result]) -> Ge
 
 
 def long_request(response: int, prompt_length: int) -> GenerationRequest:
-    """Of one group with all others of this length, whose prompt no `request` begins with."""
+    """A request of group 99, whose prompt begins like no prompt of `request`."""
     prompt = tuple((11 * k) % 80 + 5 for k in range(prompt_length))
     return replace(request(response, ENDLESS), group=99, prompt_ids=prompt)
 
