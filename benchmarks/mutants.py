@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from benchmarks.reporting import Target, finish
+from tests.architecture import Tree
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("storage", "resources", "tasks", "workflows")
@@ -34,6 +36,7 @@ COPIED = (*PRODUCT, "simulation", "benchmarks", "examples", "tests", "docs")
 UNTRIED = re.compile(r"tasks/sampling/engines/(vllm_|keyed_noise_triton|step_graphs)|tasks/device/")
 FILES_MAX = 12
 NOTICED_MIN = 0.9
+HANGS = "the tests do not end"
 COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.Lt: ("<", "<="),
     ast.LtE: ("<=", "<"),
@@ -194,15 +197,10 @@ def draw(root: Path, count: int, seed: int) -> list[Mutant]:
 
 def mapped_tests(root: Path, path: str) -> list[str]:
     """The test files of a module in the order in which they run; those of its folder where there are none."""
-    name = path.removesuffix(".py").replace("/", ".")
-    importing = [test for test, imported in _imports(root, "tests/**/test_*.py") if name in imported]
-    users = (
-        user.relative_to(root).as_posix()
-        for folder in PRODUCT
-        for user, imported in _imports(root, f"{folder}/**/*.py")
-        if name in imported
-    )
-    found = [*_mirrors(root, path), *importing, *(test for user in users for test in _mirrors(root, user))]
+    users = _importing(root)[path.removesuffix(".py").replace("/", ".")]
+    importing = [root / user for user in users if Path(user).name.startswith("test_")]
+    of_users = (test for user in users if user.startswith(PRODUCT) for test in _mirrors(root, user))
+    found = [*_mirrors(root, path), *importing, *of_users]
     chosen = list(dict.fromkeys(found)) or sorted((root / "tests" / path).parent.glob("test_*.py"))
     return [test.relative_to(root).as_posix() for test in chosen[:FILES_MAX]]
 
@@ -214,19 +212,13 @@ def _mirrors(root: Path, path: str) -> list[Path]:
 
 
 @cache
-def _imports(root: Path, pattern: str) -> list[tuple[Path, frozenset[str]]]:
-    """Each file with the dotted names that it imports, the smallest file first."""
-    files = sorted(root.glob(pattern), key=lambda path: (path.stat().st_size, path))
-    return [(path, frozenset(_imported(path))) for path in files]
-
-
-def _imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{name.name}" for name in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
+def _importing(root: Path) -> dict[str, list[str]]:
+    """The files that import each module, the smallest file first."""
+    tree, found = Tree(root), defaultdict[str, list[str]](list)
+    for source in sorted(tree.sources, key=lambda source: (len(source.text), source.path)):
+        for module in {tree.module(one.target) for one in source.imports} - {None}:
+            found[str(module)].append(source.path)
+    return found
 
 
 def judge(copy: Path, mutant: Mutant, limit_s: float) -> Verdict:
@@ -245,9 +237,6 @@ def judge(copy: Path, mutant: Mutant, limit_s: float) -> Verdict:
     if failed and _first_failure(copy, tests if failed == HANGS else [failed.split("::")[0]], limit_s):
         failed = ""
     return Verdict(mutant, failed, len(tests))
-
-
-HANGS = "the tests do not end"
 
 
 def _first_failure(copy: Path, tests: Sequence[str], limit_s: float) -> str:

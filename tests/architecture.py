@@ -103,7 +103,7 @@ class Source:
             if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef) or _is_type_checking(outer)
             for inner in ast.walk(outer)
         }
-        nodes = ast.walk(self.tree)
+        nodes = (n for n in ast.walk(self.tree) if isinstance(n, ast.Import | ast.ImportFrom | ast.Call))
         return tuple(Import(name, node.lineno, node not in late) for node in nodes for name in _imported(node))
 
 
@@ -118,7 +118,7 @@ def _imported(node: ast.AST) -> list[str]:
         module = "." * node.level + (node.module or "")
         return [f"{module}.{alias.name}" for alias in node.names]
     if isinstance(node, ast.Call) and _last_name(node.func) == "import_module":
-        return [name.value for name in node.args[:1] if isinstance(name, ast.Constant)]
+        return [name.value for name in node.args[:1] if isinstance(name, ast.Constant) and isinstance(name.value, str)]
     return []
 
 
@@ -183,7 +183,7 @@ def slow_imports(tree: Tree) -> Iterator[str]:
     entries = {name for name in eager if FLYTE_ENTRIES.fullmatch(name) and tree.layer(name) in ("task", "workflows")}
     for start in sorted({*filter(LIGHT.fullmatch, eager), *entries}):
         heavy = HEAVY - FLYTE if start in entries else HEAVY
-        chains = [(start,)]
+        chains: list[tuple[str, ...]] = [(start,)]
         seen = {start}
         while chains:
             chain = chains.pop()
