@@ -49,7 +49,10 @@ ENVIRONMENT = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "3"}
 
 @pytest.fixture(scope="module")
 def starter():
-    return running_starter({**os.environ, "PYTHONPATH": str(ROOT)})
+    """A starter of these tests alone: other files' processes are children of the shared starter."""
+    own = Starter({**os.environ, "PYTHONPATH": str(ROOT)})
+    yield own
+    own.close()
 
 
 def script(folder: Path, text: str) -> str:

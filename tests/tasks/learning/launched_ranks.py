@@ -1,6 +1,5 @@
 """Programs on several ranks of this machine: as torchrun starts them, and forked from a server, which is faster."""
 
-import io
 import json
 import os
 import subprocess
@@ -8,8 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from tests.forked import ForkedProcess
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -34,12 +31,13 @@ def talk_of_ranks(directory, count):
 class RankServer:
     """A process of rank_programs, from which ranks are forked."""
 
-    def __init__(self, process: ForkedProcess) -> None:
-        self._requests, self._answers = process.streams[0], io.BufferedReader(process.streams[1])
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._requests, self._answers = process.stdin, process.stdout
 
     def launch(self, what, directory, count):
         """Run `what` on `count` ranks, all of which must succeed; what each found, where it says so."""
         self._requests.write(json.dumps([what, str(directory), count]).encode() + b"\n")
+        self._requests.flush()
         statuses = json.loads(self._answers.readline())
         logs = [(directory / f"{what}{rank}.log").read_text()[-3000:] for rank in range(count)]
         assert statuses == [0] * count, "\n".join(logs)
@@ -49,8 +47,11 @@ class RankServer:
 
 @contextmanager
 def rank_server() -> Iterator[RankServer]:
-    """A server, until the end of the block."""
-    process = ForkedProcess(["tests.tasks.learning.rank_programs"], (0, 1))
-    with process.streams[0], process.streams[1]:
+    """A server, until the end of the block.
+
+    The server is no child of this process's starter: tests of workers kill all that the starter has forked.
+    """
+    command = [sys.executable, "-m", "tests.tasks.learning.rank_programs"]
+    with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         yield RankServer(process)
-    process.wait()
+        process.stdin.close()
