@@ -19,7 +19,7 @@ from tasks.concluding.responses_tab import responses_tab
 from tasks.configuration.in_force import in_force
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.references import IterationOutcome, PlanReference
-from tasks.configuration.run_config import RunConfig, dump, parse
+from tasks.configuration.run_config import RunConfig, dump, parse_held
 from tasks.reporting import charts
 from tasks.reporting.conclusion import conclude_iteration, cut_line
 from tasks.reporting.costs import CONTROL_POOL
@@ -47,7 +47,7 @@ def commit_and_report(plan: PlanReference, *, last: bool) -> tuple[IterationOutc
     at_work("waiting for members to say that they have left")
     await_goodbyes(store, written, config.rollout.flush_interval_s + GOODBYE_S, SystemClock())
     # A pool may have been removed from the configuration since.
-    rollout_pools = parse(written.config, held=True).pools.rollout_pools | pools.rollout_pools
+    rollout_pools = parse_held(written.config).pools.rollout_pools | pools.rollout_pools
     prices = {name: pool.price_usd_per_h for name, pool in rollout_pools.items()} | {
         TRAIN_POOL: config.trainer.nnodes * pools.train.price_usd_per_h,
         CONTROL_POOL: pools.control.price_usd_per_h,

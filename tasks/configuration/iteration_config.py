@@ -16,7 +16,7 @@ from storage.stores.store import ConflictingRecord, CorruptObject, ObjectStore
 from tasks.configuration.deleted_fields import without_deleted
 from tasks.configuration.operational import OPERATIONAL
 from tasks.configuration.rewards import OPERATIONAL as OPERATIONAL_OF_REWARD
-from tasks.configuration.run_config import RunConfig, changes, differences, dump, parse
+from tasks.configuration.run_config import RunConfig, changes, differences, dump, parse_held
 
 _LIMITS_OF_REWARD = {*OPERATIONAL_OF_REWARD} - {"model", "revision"}
 # The fields of each section; None: all of it. Of what may change in a run, these name neither code nor a model. Those
@@ -42,19 +42,19 @@ def resolved_in_force(store: ObjectStore, plan: PlanRecord) -> dict[str, Any]:
 
     Raises ObjectMissing without run.json, and CorruptObject if the settings hold what is not theirs to say.
     """
-    held = without_deleted(read_run(store).config, to_read=True)
-    settings = read_settings(store, plan.iteration)
+    run, settings = read_run(store), read_settings(store, plan.iteration)
+    held = without_deleted(run.config, to_read=True)
     if settings is None:
         # The run is from before settings had their own place, or this is the moment between plan and settings.
         planned = plan.config if plan.weights_url else {**plan.config, "evaluation": None}
-        return _overlaid(held, _selected(planned), layout.plan(plan.iteration))
-    key = layout.settings(plan.iteration)
-    given = without_deleted(settings.config, to_read=True)
-    selected = _selected(given)
-    strange = differences(given, selected)
-    if strange:
-        raise CorruptObject(key, f"config: {strange[0].partition(': ')[0]} given; allowed: intervals, limits, devices")
-    return _overlaid(held, selected, key)
+        resolved, strange = _overlaid(held, _selected(planned))
+    else:
+        given = without_deleted(settings.config, to_read=True)
+        resolved, strange = _overlaid(held, given)
+    if strange is not None:
+        place = layout.plan if settings is None else layout.settings
+        raise CorruptObject(place(plan.iteration), f"config: {strange}")
+    return resolved
 
 
 def config_in_force(store: ObjectStore, plan: PlanRecord) -> RunConfig:
@@ -64,8 +64,8 @@ def config_in_force(store: ObjectStore, plan: PlanRecord) -> RunConfig:
     configuration than the run's.
     """
     resolved = resolved_in_force(store, plan)
-    config = parse(resolved, f"the configuration of iteration {plan.iteration}", held=True)
-    unlike = changes(parse(plan.config, held=True), config)
+    config = parse_held(resolved, f"the configuration of iteration {plan.iteration}")
+    unlike = changes(parse_held(plan.config), config)
     if unlike:
         reasons = "\n".join(f"  {line}" for line in unlike)
         raise ConflictingRecord(
@@ -86,9 +86,12 @@ def _selected(resolved: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _overlaid(held: Mapping[str, Any], settings: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The run's configuration with these settings, which `_selected` has chosen; key: where they stand."""
-    merged = deepcopy(dict(held))
+def _overlaid(held: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """The run's configuration with these settings, and the first fault of the settings."""
+    merged, settings = deepcopy(dict(held)), _selected(given)
+    strange = differences(given, settings)
+    if strange:
+        return merged, f"{strange[0].partition(': ')[0]} given; allowed: intervals, limits, devices"
     for path, names in SETTINGS.items():
         section = _at(settings, path.split("."))
         if section is None:
@@ -102,11 +105,11 @@ def _overlaid(held: Mapping[str, Any], settings: Mapping[str, Any], key: str) ->
         elif isinstance(section, list):
             count = len(inside[last])
             if len(section) != count:
-                raise CorruptObject(key, f"config: {path}: {len(section)} items; allowed: {count}, as in {layout.RUN}")
+                return merged, f"{path}: {len(section)} items; allowed: {count}, as in {layout.RUN}"
             inside[last] = [{**own, **each} for own, each in zip(inside[last], section, strict=True)]
         else:
             inside[last] = {**inside[last], **section}
-    return merged
+    return merged, None
 
 
 def _at(resolved: Mapping[str, Any], path: Iterable[str]) -> Any:

@@ -1,20 +1,36 @@
-"""What is wrong with a configuration, in one line per problem: the field, the value, and what is allowed."""
+"""What is wrong with a configuration, in one line per problem: the field, the value, and what is allowed.
+
+Flyte carries what its console and flytectl send as a protobuf Struct, whose numbers are all floats: 7 arrives as 7.0.
+So a whole float is an integer here, also in mappings whose fields are free; a field of the type float makes it a float
+again.
+"""
 
 import difflib
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
-from resources.documents import SURROGATE
+from pydantic import TypeAdapter, ValidationError
+
+from resources.documents import EXPONENT, SURROGATE, exact_float
+from resources.secret_text import names_secret, secret_in
 from tasks.configuration.deleted_fields import advice
 from tasks.configuration.other_names import OTHER_NAMES
 
+Value = TypeVar("Value")
 INTEGER_BITS_MAX = 63
 # What stands in place of a value that only the user knows, as in OmegaConf.
 UNFILLED = "???"
 _SHOWN_CHARACTERS_MAX = 200
+# Below, every integer is a float of its own.
+EXACT_BELOW = 1 << 53
+_ELSEWHERE = "a run keeps its configuration and shows it; give it to the pods by the field secrets of their pool"
+# Where a pod's variables are, Kubernetes has a way of its own.
+_OF_A_VARIABLE = "valueFrom with a secretKeyRef, or the pool's secrets"
+_OF_A_URL = "a url without it; a store's credentials come from the environment"
 # No name, path or url has them on purpose, and two that differ in them alone look alike.
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029]")
 # Values of a user's own, which may have lines.
@@ -23,6 +39,14 @@ _MAY_HAVE_LINES = re.compile(
     r"|pools\..*\benv\.\d+\.value",
     re.DOTALL,
 )
+
+
+def given_problems(document: object) -> list[str]:
+    """What no user's document may hold, wherever it stands: secrets, what JSON cannot hold, and rounded integers.
+
+    Secrets come alone, because another problem could show the value.
+    """
+    return list(given_secrets(document)) or [*not_json(document), *rounded_integers(document)]
 
 
 def not_json(document: object, path: str = "") -> Iterator[str]:
@@ -59,6 +83,101 @@ def _unfit(value: object) -> str | None:
     return f"allowed: text, a number, true, false, null, a list or a mapping, not a {type(value).__name__}"
 
 
+def given_secrets(document: object, path: str = "", name: str = "") -> Iterator[str]:
+    """The problem of each value below a path that is, or holds, a secret; name: that the value is given for."""
+    if isinstance(document, Mapping):
+        for key, value in document.items():
+            yield from given_secrets(value, f"{path}.{key}".lstrip("."), _name_of(document, str(key), name))
+    elif isinstance(document, list | tuple):
+        for index, value in enumerate(document):
+            # Items that are mappings have names of their own.
+            yield from given_secrets(value, f"{path}.{index}", "" if isinstance(value, Mapping) else name)
+    elif isinstance(document, str):
+        what = secret_in(document, name)
+        if what is not None:
+            yield f"{path}: {what} given; allowed: {_allowed(path, what)}"
+    elif isinstance(document, int | float) and not isinstance(document, bool) and names_secret(name):
+        yield f"{path}: a number whose name says that it is secret given; allowed: {_allowed(path, '')}"
+
+
+def _name_of(section: Mapping[object, object], key: str, name: str) -> str:
+    """What a value of a section is called: a variable by the name beside it, and `api: {key: ...}` as `api_key`."""
+    beside = section.get("name")
+    if key == "value" and isinstance(beside, str):
+        return beside
+    return f"{name}_{key}" if name else key
+
+
+def _allowed(path: str, what: str) -> str:
+    if ".env." in path:
+        return f"{_OF_A_VARIABLE}, because a run keeps its configuration and shows it"
+    is_place = what.startswith("a url") and ".arguments" not in path
+    return _OF_A_URL if is_place else f"nothing secret, because {_ELSEWHERE}"
+
+
+def integers_restored(document: Any) -> Any:
+    """The document with integers in place of whole floats."""
+    if isinstance(document, Mapping):
+        return {name: integers_restored(value) for name, value in document.items()}
+    if isinstance(document, list | tuple):
+        return [integers_restored(value) for value in document]
+    if isinstance(document, float) and document.is_integer() and abs(document) < EXACT_BELOW:
+        return int(document)
+    return document
+
+
+def rounded_integers(document: Any) -> Iterator[str]:
+    """A problem for each number of a document with floats alone that may be an integer, and then was rounded."""
+    numbers = list(_numbers(document))
+    if any(isinstance(number, int) for _, number in numbers):
+        return
+    for path, number in numbers:
+        if isinstance(number, float) and number.is_integer() and abs(number) >= EXACT_BELOW:
+            yield (
+                f"{path}: {number} given; allowed in a document whose numbers are all floats, as Flyte's console and "
+                f"flytectl send them: below 2^53 ({EXACT_BELOW}), because larger integers are rounded there"
+            )
+
+
+def _numbers(document: Any, path: str = "") -> Iterator[tuple[str, int | float]]:
+    """The path and the value of each number."""
+    if isinstance(document, Mapping | list | tuple):
+        items = document.items() if isinstance(document, Mapping) else enumerate(document)
+        for name, value in items:
+            yield from _numbers(value, f"{path}.{name}".lstrip("."))
+    elif isinstance(document, int | float) and not isinstance(document, bool):
+        yield path, document
+
+
+def validated(adapter: TypeAdapter[Value], document: str) -> Value:
+    """What a JSON document describes; text such as "1e-6", as YAML 1.1 reads it, is a number where a float is wanted.
+
+    Raises ValidationError.
+    """
+    try:
+        return adapter.validate_json(document)
+    except ValidationError as error:
+        mended, found = json.loads(document), False
+        for details in error.errors(include_url=False):
+            wanted = _float_in(details["input"]) if details["type"] == "float_type" else None
+            if wanted is not None:
+                *path, last = details["loc"]
+                parent = functools.reduce(lambda node, part: node[part], path, mended)
+                parent[last] = wanted
+                found = True
+        if not found:
+            raise
+        return adapter.validate_json(json.dumps(mended))
+
+
+def _float_in(text: object) -> float | None:
+    """The number in text; None if it is none, or beyond the range."""
+    try:
+        return exact_float(text) if isinstance(text, str) and EXPONENT.fullmatch(text) else None
+    except ValueError:
+        return None
+
+
 def unfilled(document: object, path: str = "") -> Iterator[str]:
     """The path of each field that is still to fill in. A reward function's own arguments may hold any text."""
     if isinstance(document, Mapping):
@@ -70,6 +189,14 @@ def unfilled(document: object, path: str = "") -> Iterator[str]:
             yield from unfilled(value, f"{path}.{index}")
     elif document == UNFILLED:
         yield path
+
+
+def with_unfilled(wrong: list[str], waiting: list[str]) -> list[str]:
+    """The problems, with a line for each field to fill in instead of what else is wrong with the field."""
+    if not waiting:
+        return wrong
+    others = (line for line in wrong if UNFILLED not in line and line.partition(":")[0] not in waiting)
+    return [*(f"{path}: {UNFILLED} given; fill it in" for path in waiting), *others]
 
 
 def problems(errors: list[Any], kind: type) -> list[str]:

@@ -24,15 +24,22 @@ from tasks.configuration.data import DataConfig
 from tasks.configuration.deleted_fields import ConstantDiffersError, with_constants, without_deleted
 from tasks.configuration.evaluation import EvaluationConfig, is_inherited, with_inherited_sampling
 from tasks.configuration.forecast import ForecastConfig
-from tasks.configuration.given_secrets import given_secrets
 from tasks.configuration.lora import LoraConfig
-from tasks.configuration.numbers import float_in, integers_restored, rounded_integers
 from tasks.configuration.operational import DEFAULTS_SINCE, OPERATIONAL, YOUNG
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.placement_clashes import needs_all_groups, placements_that_clash
 from tasks.configuration.planning import PlanningConfig, without_deleted_predictor
 from tasks.configuration.pool_clashes import pools_that_clash
-from tasks.configuration.problems import UNFILLED, names, not_json, problems, unfilled
+from tasks.configuration.problems import (
+    given_problems,
+    integers_restored,
+    names,
+    not_json,
+    problems,
+    unfilled,
+    validated,
+    with_unfilled,
+)
 from tasks.configuration.rewards import RewardConfig, reward_names
 from tasks.configuration.rollout import OUR_ENGINES, RolloutConfig
 from tasks.configuration.sampling import SamplingConfig
@@ -242,67 +249,59 @@ def load(path: str | Path) -> RunConfig:
     return parse(document, str(path))
 
 
-def parse(document: object, source: str = "the configuration", *, held: bool = False) -> RunConfig:
-    """The RunConfig that a mapping describes; raises ConfigError.
-
-    held: a run holds the document: secrets are no longer kept out, and deleted fields are left out.
-    """
-    if not isinstance(document, Mapping) or not document:
-        what = "empty" if not document else f"a {type(document).__name__}"
-        raise ConfigError(source, [f"it is {what}; allowed: a mapping with sections {', '.join(names(RunConfig))}"])
+def parse(document: object, source: str = "the configuration") -> RunConfig:
+    """The RunConfig that a user's mapping describes; raises ConfigError."""
+    given = _mapping(document, source)
     try:
-        document = without_deleted(document) if held else document
-        secrets = [] if held else list(given_secrets(document))
-        if secrets:
-            # Alone, because another problem could show the value.
-            raise ConfigError(source, secrets)
-        unfit = [*not_json(document), *rounded_integers(document)]
-        if unfit:
+        if unfit := given_problems(given):
             raise ConfigError(source, unfit)
-        waiting, whole = list(unfilled(document)), integers_restored(document)
-        # Through JSON, so that lists become tuples.
-        whole = without_deleted_predictor(whole) if held else whole
-        parsed, wrong = _validate(json.dumps(with_inherited_sampling(whole))), list[str]()
-    except ValidationError as error:
-        errors = [each for each in error.errors(include_url=False) if not is_inherited(each["loc"], whole)]
-        parsed, wrong = None, problems(errors, RunConfig)
+        waiting, whole = list(unfilled(given)), integers_restored(given)
+        parsed, wrong = _validated(whole)
+    except RecursionError:
+        raise ConfigError(source, ["it is nested too deeply"]) from None
+    if parsed is None or waiting:
+        raise ConfigError(source, with_unfilled(wrong, waiting))
+    return parsed
+
+
+def parse_held(document: object, source: str = "the configuration") -> RunConfig:
+    """The RunConfig in a record of a run, without deleted fields; raises ConfigError.
+
+    `parse` kept secrets out, filled every field in and restored integers when the run began.
+    """
+    try:
+        held = without_deleted_predictor(without_deleted(_mapping(document, source)))
+        parsed, wrong = (None, unfit) if (unfit := list(not_json(held))) else _validated(held)
     except ConstantDiffersError as error:
         raise ConfigError(source, [str(error)]) from None
     except RecursionError:
         raise ConfigError(source, ["it is nested too deeply"]) from None
-    if waiting:
-        # A problem that shows the mark is one of a field that is named already.
-        wrong = [f"{path}: {UNFILLED} given; fill it in" for path in waiting] + [
-            line for line in wrong if UNFILLED not in line and line.partition(":")[0] not in waiting
-        ]
-    if parsed is None or wrong:
+    if parsed is None:
         raise ConfigError(source, wrong)
     return parsed
+
+
+def _mapping(document: object, source: str) -> Mapping[str, Any]:
+    if not isinstance(document, Mapping) or not document:
+        what = "empty" if not document else f"a {type(document).__name__}"
+        raise ConfigError(source, [f"it is {what}; allowed: a mapping with sections {', '.join(names(RunConfig))}"])
+    return document
+
+
+def _validated(document: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]]:
+    """The RunConfig, or None and what is wrong."""
+    try:
+        # Through JSON, so that lists become tuples.
+        return validated(_adapter(), json.dumps(with_inherited_sampling(document))), []
+    except ValidationError as error:
+        errors = [each for each in error.errors(include_url=False) if not is_inherited(each["loc"], document)]
+        return None, problems(errors, RunConfig)
 
 
 @functools.cache
 def _adapter() -> TypeAdapter[RunConfig]:
     """The validator, built once: that takes 0.1 s, and each iteration of a chain parses its configuration."""
     return TypeAdapter(RunConfig)
-
-
-def _validate(document: str) -> RunConfig:
-    """The RunConfig in a JSON document; text such as "1e-6" is a number where a float is wanted."""
-    adapter = _adapter()
-    try:
-        return adapter.validate_json(document)
-    except ValidationError as error:
-        mended, found = json.loads(document), False
-        for details in error.errors(include_url=False):
-            wanted = float_in(details["input"]) if details["type"] == "float_type" else None
-            if wanted is not None:
-                *path, last = details["loc"]
-                parent = functools.reduce(lambda node, part: node[part], path, mended)
-                parent[last] = wanted
-                found = True
-        if not found:
-            raise
-        return adapter.validate_json(json.dumps(mended))
 
 
 def dump(config: RunConfig) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import torch
 
 from storage.records.records import GradedResponse, PlanRecord
 from tasks.configuration.deleted_fields import ConstantDiffersError, without_deleted
-from tasks.configuration.run_config import parse
+from tasks.configuration.run_config import parse_held
 from tasks.learning.advantage import advantages_of
 from tasks.learning.estimates import counted, length_penalties, trained
 
@@ -23,7 +23,7 @@ def recorded_advantages(plan: PlanRecord, responses: Sequence[GradedResponse]) -
         document = without_deleted(plan.config)
     except ConstantDiffersError:
         return None
-    algorithm = parse(document, held=True).algorithm
+    algorithm = parse_held(document).algorithm
     # A user's own function would have to be imported, which a reader of a run must not do.
     unknown = (
         algorithm.estimator.is_own

@@ -6,14 +6,14 @@ from typing import Any
 from storage.records.run import AnotherRun, next_iteration, read_report, read_run
 from storage.stores.connect import LOCAL, connect, place
 from storage.stores.store import ObjectMissing, ObjectStore, StoreDenied, StoreUnavailable, StoreUnfit
-from tasks.configuration.run_config import RunConfig, changes, parse
+from tasks.configuration.run_config import RunConfig, changes, parse_held
 from tasks.planning.explain import advice_to_stand
 from tasks.sharing.membership import check_admitted
 
 
 def check_same_run(config: RunConfig, stored: Mapping[str, Any], url: str) -> None:
     """Raise AnotherRun, with a line for each learned setting in which a run's stored configuration differs."""
-    unlike = changes(config, parse(stored, held=True))
+    unlike = changes(config, parse_held(stored))
     if unlike:
         raise AnotherRun(url, unlike)
 

@@ -38,7 +38,7 @@ from storage.stores.store import ConflictingRecord, ObjectStore, commit
 from storage.weights.tensor_sets import publish
 from tasks.configuration.iteration_config import settings_of
 from tasks.configuration.references import PlanReference
-from tasks.configuration.run_config import RunConfig, changes, digest, dump, parse
+from tasks.configuration.run_config import RunConfig, changes, digest, dump, parse_held
 from tasks.evaluation.measure import evaluation_of, rewards_of
 from tasks.grading.grader import check_rewards
 from tasks.grading.run_rewards import held_models, models_named, publish_models
@@ -227,7 +227,7 @@ def _open(
         vocab_size=vocabulary_size(model_dir),
         model_files=files,
         clock=clock,
-        explain=lambda stored: changes(config, parse(stored, held=True)),
+        explain=lambda stored: changes(config, parse_held(stored)),
         sources=inputs.store_found(store) if inputs else None,
     )
     acquire_lease(store, execution, config.run.lease_ttl_s, clock, known_dead=partial(_is_dead_holder, store.url))

@@ -17,7 +17,7 @@ from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.weights.tensor_sets import TensorBlock, pull, read_manifest
 from tasks.configuration.deleted_fields import without_deleted
 from tasks.configuration.lora import LoraConfig
-from tasks.configuration.run_config import RunConfig, parse
+from tasks.configuration.run_config import RunConfig, parse_held
 from tasks.reporting.export_model import (
     CARD,
     appearing,
@@ -157,7 +157,7 @@ def _read_run(store: ObjectStore) -> tuple[RunConfig, LoraConfig]:
         record = read_run(store)
     except ObjectMissing:
         raise LookupError(f"{store.url} holds no run") from None
-    config = parse(without_deleted(record.config, to_read=True), "the configuration of the run", held=True)
+    config = parse_held(without_deleted(record.config, to_read=True), "the configuration of the run")
     if config.lora is None:
         raise ValueError(
             f"lora: value null in the configuration of {store.url}, which trains the whole policy; allowed: a section "

@@ -21,7 +21,7 @@ from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore, Stor
 from tasks.configuration.deleted_fields import without_deleted
 from tasks.configuration.iteration_config import resolved_in_force
 from tasks.configuration.rollout import RolloutConfig
-from tasks.configuration.run_config import parse
+from tasks.configuration.run_config import parse_held
 from tasks.reporting.crew_view import UNREAD, CrewView, Phase, Progress, RunView, Totals, WatchedHeartbeat
 from tasks.reporting.last_failures import holder_of, silent_end
 
@@ -234,7 +234,7 @@ class OpenIteration:
 def known_prices(config: Mapping[str, Any]) -> dict[str, float]:
     """Return dollars per hour of a slot by pool; empty if the machine's price table lacks a pool."""
     try:
-        pools = parse(without_deleted(config, to_read=True), held=True).pools.rollout_pools
+        pools = parse_held(without_deleted(config, to_read=True)).pools.rollout_pools
         return {name: pool.price_usd_per_h for name, pool in pools.items()}
     except (ValueError, LookupError):
         return {}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gleaner import main
 from resources.secret_text import names_secret, secret_in, without_secrets
-from tasks.configuration.given_secrets import given_secrets
+from tasks.configuration.problems import given_secrets
 from tasks.configuration.run_config import ConfigError, dump, parse
 from tests.small_run import document
 

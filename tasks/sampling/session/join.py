@@ -19,7 +19,7 @@ from storage.waiting import Wait
 from storage.weights.cache import open_cache
 from tasks.configuration import user_function
 from tasks.configuration.iteration_config import config_in_force
-from tasks.configuration.run_config import RunConfig, parse
+from tasks.configuration.run_config import RunConfig, parse_held
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.session.member import (
     POLL_INTERVAL_S,
@@ -194,7 +194,7 @@ def _waiting_for_plan(store: ObjectStore, limits: JoinLimits, clock: Clock) -> W
     what = f"the next iteration of {store.url} to be planned"
     if limits.patience_s is not None:
         return Wait(what, clock, limits.patience_s, f"then {LEAVES}")
-    ttl_s = parse(read_run(store).config, held=True).run.lease_ttl_s
+    ttl_s = parse_held(read_run(store).config).run.lease_ttl_s
     return Wait(what, clock, ttl_s, f"unless the run shows a sign of life before, {LEAVES}")
 
 

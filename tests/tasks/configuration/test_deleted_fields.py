@@ -13,7 +13,7 @@ from storage.stores.memory import MemoryStore
 from tasks.configuration.deleted_fields import CONSTANTS, DELETED, without_deleted
 from tasks.configuration.iteration_config import config_in_force, resolved_in_force, settings_of
 from tasks.configuration.problems import names_at
-from tasks.configuration.run_config import ConfigError, RunConfig, digest, dump, identity, parse
+from tasks.configuration.run_config import ConfigError, RunConfig, digest, dump, identity, parse, parse_held
 from tasks.learning.recorded_advantages import recorded_advantages
 from tests.forecast_documents import document
 from tests.sessions import a_plan
@@ -86,14 +86,14 @@ def test_a_constant_that_decides_what_is_learned_is_in_the_digest_of_a_run(path)
 def test_a_run_that_holds_another_value_than_the_constant_is_refused(path):
     held, shown = with_field(with_all_sections(document()), path, 0.125), ".".join(map(str, places(path)))
     with pytest.raises(ConfigError, match=f"^the configuration .*\n  {shown}: value 0.125 held; allowed: ") as caught:
-        parse(held, held=True)
+        parse_held(held)
     assert len(caught.value.problems) == 1
 
 
 @pytest.mark.parametrize("path", CONSTANTS)
 def test_a_run_that_holds_another_value_than_the_constant_can_still_be_read(path):
     held = with_field(with_all_sections(document()), path, 0.125)
-    assert parse(without_deleted(held, to_read=True), held=True) == parse(with_all_sections(document()))
+    assert parse_held(without_deleted(held, to_read=True)) == parse(with_all_sections(document()))
     store, plan = MemoryStore("read"), replace(a_plan(), config=held)
     records.put(store, layout.RUN, RunRecord(config=held, digest="0", vocab_size=9, model_files={}, created_at_s=0))
     assert "0.125" not in json.dumps(resolved_in_force(store, plan))
@@ -104,7 +104,7 @@ def test_a_run_that_holds_deleted_fields_goes_on_as_the_same_run():
     forecast = {"more_rollout": {"far": {"link_gbps": 2.0}}}
     config = parse(with_all_sections(document(URL, pools=deepcopy(FAR), forecast=forecast)))
     held, planned = with_all(dump(config)), with_all(dump(config))
-    assert parse(held, held=True) == config
+    assert parse_held(held) == config
     store = MemoryStore("held")
     run = RunRecord(config=held, digest=digest(config), vocab_size=9, model_files={}, created_at_s=0)
     records.put(store, layout.RUN, run)

@@ -11,7 +11,7 @@ from storage.stores.memory import MemoryStore
 from storage.stores.store import ConflictingRecord, CorruptObject, ObjectMissing
 from tasks.configuration.iteration_config import SETTINGS, config_in_force, resolved_in_force, settings_of
 from tasks.configuration.operational import OPERATIONAL
-from tasks.configuration.run_config import ConfigError, digest, dump, identity, parse
+from tasks.configuration.run_config import ConfigError, digest, dump, identity, parse, parse_held
 from tests.sessions import a_plan
 
 DOCUMENT = {
@@ -178,7 +178,7 @@ def test_a_run_that_holds_a_secret_already_goes_on():
     with pytest.raises(ConfigError, match=r"pools\.rollout\.env\.0\.value"):
         parse(secret)
     store = MemoryStore("held")
-    config = parse(secret, held=True)
+    config = parse_held(secret)
     run = RunRecord(config=dump(config), digest=digest(config), vocab_size=9, model_files={}, created_at_s=0)
     records.put(store, layout.RUN, run)
     assert config_in_force(store, replace(a_plan(), config=dump(config))) == config

@@ -9,7 +9,7 @@ from google.protobuf import json_format, struct_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.configuration.numbers import integers_restored, rounded_integers
+from tasks.configuration.problems import integers_restored, rounded_integers
 from tasks.configuration.run_config import ConfigError, differences, digest, dump, identity, parse
 
 MINIMAL: dict[str, Any] = {
