@@ -145,7 +145,7 @@ class MappedProcesses(Processes):
         self._end_pull(stock, machine)
         if not iteration.is_generated:
             machine.settle(self.events.now_s, "process")
-            # In a thread of its own, as in tasks.sampling.session.pull_ahead.
+            # In a thread of its own, as in tasks.sampling.session.pulled_model.
             self._pull(stock, machine, iteration.version, partial(self._pulled, iteration, machine))
             self.events.after(stock.pool.process_s, partial(self._claim, iteration, stock, machine, slot))
 

@@ -14,9 +14,9 @@ from storage.records import layout
 from storage.records.records import JOINED_POOL, PlanRecord
 from storage.records.run import exists, next_iteration, read_plan, read_run
 from storage.stores.connect import connect
+from storage.stores.metered import metered
 from storage.stores.store import ObjectMissing, ObjectStore
 from storage.waiting import Wait
-from storage.weights.cache import open_cache
 from tasks.configuration import user_function
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.run_config import RunConfig, parse_held
@@ -24,6 +24,7 @@ from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.session.member import (
     POLL_INTERVAL_S,
     Build,
+    PlannedIteration,
     equipped,
     helping_slot,
     run_session,
@@ -72,7 +73,7 @@ def join_run(
     After a notice, and after EngineDied, everything is flushed and free for other members.
     """
     _check_run_tools(run_tools)
-    store = connect(run_url)
+    store = metered(connect(run_url))
     ends_s = None if limits.time_limit_s is None else clock.monotonic() + limits.time_limit_s
     helped = 0
     if not _has_begun(store, limits, ends_s, notice, clock):
@@ -80,15 +81,12 @@ def join_run(
     plan = _next_plan(store, 0, limits, ends_s, notice, clock)
     if plan is None:
         return 0
-    paid_since_s, config = started_at_s(), config_in_force(store, plan)
-    tell(_what_runs(config, run_tools))
-    with equipped(store, plan, config, build) as equipment:
-        while plan is not None:
-            config = config_in_force(store, plan)
-            # Not the run's own setting: its writers must not choose where this machine deletes files.
-            cache = open_cache(None, config.rollout.weight_cache_bytes_max)
+    paid_since_s, planned = started_at_s(), PlannedIteration(store, plan, config_in_force(store, plan))
+    tell(_what_runs(planned.config, run_tools))
+    with equipped(planned, build, clock) as equipment:
+        while True:
             left_s = None if ends_s is None else max(0.0, ends_s - clock.monotonic())
-            settings = session_config(config, slot=helping_slot(store, plan), pool=JOINED_POOL)
+            settings = session_config(planned.config, slot=helping_slot(store, plan), pool=JOINED_POOL)
             settings = replace(
                 settings,
                 started_at_s=paid_since_s,
@@ -98,7 +96,7 @@ def join_run(
                 idle_timeout_s=math.inf if limits.patience_s is None else limits.patience_s,
             )
             try:
-                outcome = run_session(store, plan, equipment, cache, settings, notice, clock)
+                outcome = run_session(planned, equipment, settings, notice, clock)
             except Preempted:
                 return helped + 1
             report(plan, outcome)
@@ -107,6 +105,9 @@ def join_run(
             if helped == limits.iterations or plan.weights_url is not None:
                 break
             plan = _next_plan(store, plan.iteration + 1, limits, ends_s, notice, clock)
+            if plan is None:
+                break
+            planned = PlannedIteration(store, plan, config_in_force(store, plan))
     return helped
 
 

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from resources.granted import check_granted
@@ -22,7 +23,7 @@ from storage.stores.metered import metered
 from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.waiting import Wait
 from storage.weights.adapters import loaded_bytes
-from storage.weights.cache import WeightCache, open_cache
+from storage.weights.cache import open_cache
 from tasks.configuration.engine_settings import engine_settings
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.rollout import RolloutConfig
@@ -30,8 +31,7 @@ from tasks.configuration.run_config import RunConfig
 from tasks.device.gpu_check import check_gpus
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import Engine, EngineError
-from tasks.sampling.session.pull_ahead import PullAhead
-from tasks.sampling.session.pulled_model import pull_model
+from tasks.sampling.session.pulled_model import WeightSource
 from tasks.sampling.session.session import Session
 from tasks.sampling.session.session_config import SessionConfig
 from tasks.sampling.session.session_outcome import EngineHealth, Preempted, SessionOutcome
@@ -43,6 +43,29 @@ POLL_INTERVAL_S = 1.0
 # In one iteration: an engine that died three times there would die again, so the machine is at fault.
 ENGINE_RESTARTS_MAX = 2
 Build = Callable[[RolloutConfig, Path, int], Engine]
+
+
+@dataclass(frozen=True)
+class PlannedIteration:
+    """An iteration as a member works on it, read once.
+
+    Attributes:
+        store: the directory of the run or of the evaluation, with a count of requests.
+        plan: the plan.
+        config: the configuration in force.
+    """
+
+    store: ObjectStore
+    plan: PlanRecord
+    config: RunConfig
+
+    @cached_property
+    def weights(self) -> ObjectStore:
+        """The directory of weights and model files: the run's, also for an evaluation.
+
+        Raises ValueError when the plan is an evaluation's, but the url of `store` is not that of an evaluation.
+        """
+        return self.store if self.plan.weights_url is None else connect(layout.evaluated(self.store.url)[0])
 
 
 def generate_slot(
@@ -65,59 +88,60 @@ def generate_slot(
         plan = read_plan(store, iteration)
     except ObjectMissing as error:
         raise EngineError(f"this machine does not see iteration {iteration} of the run at {run_url}") from error
-    config, pool = config_in_force(store, plan), plan.slots[slot].pool
-    check_machine(f"slot {slot} of iteration {iteration} of {run_url}", store, plan, config, pool)
-    patience_s = config.rollout.idle_timeout_s
-    current = still_open(store, plan, execution, patience_s, notice, clock)
-    if current is None:
+    pool, first = plan.slots[slot].pool, PlannedIteration(store, plan, config_in_force(store, plan))
+    planned = still_open(first, execution, notice, clock)
+    if planned is None:
         return SessionOutcome.of_nothing()
-    check_pool(config, pool)
-    cache = weight_cache(config)
-    with (
-        PullAhead(weights_store(store, current), current.weight_version, cache, clock) as ahead,
-        equipped(store, current, config, build) as equipment,
-    ):
+    check_machine(f"slot {slot} of iteration {iteration} of {run_url}", planned, pool)
+    with equipped(planned, build, clock, ahead=planned.plan.weight_version) as equipment:
         # The iteration may have been closed while the engine started.
-        current = still_open(store, current, execution, patience_s, notice, clock)
-        if current is None:
+        planned = still_open(planned, execution, notice, clock)
+        if planned is None:
             return SessionOutcome.of_nothing()
-        config = config_in_force(store, current)
         number = slot
-        if current.iteration != plan.iteration:
+        if planned.plan.iteration != iteration:
             # The slot's pool may be missing from the other iteration's configuration, and then has no price there.
-            pools = config.pools.rollout_pools
-            number, pool = helping_slot(store, current), pool if pool in pools else next(iter(pools))
-        settings = session_config(config, slot=number, pool=pool)
-        return run_session(store, current, equipment, cache, settings, notice, clock, ahead=ahead)
+            pools = planned.config.pools.rollout_pools
+            number, pool = helping_slot(store, planned.plan), pool if pool in pools else next(iter(pools))
+        settings = session_config(planned.config, slot=number, pool=pool)
+        return run_session(planned, equipment, settings, notice, clock)
 
 
-def check_machine(what: str, store: ObjectStore, plan: PlanRecord, config: RunConfig, pool: str) -> None:
-    """In a pod, log what it was granted; raises MachineTooSmall if it cannot hold the weights of the plan."""
-    settings = config.pools.rollout_pools.get(pool)
-    if settings is None:
+def check_machine(what: str, planned: PlannedIteration, pool: str) -> None:
+    """Log what a pod was granted, and refuse a machine that is not as its pool of the crew says.
+
+    Raises MachineTooSmall if a pod cannot hold the weights of the plan, and WrongGpus.
+    """
+    config, version = planned.config, planned.plan.weight_version
+    machine = config.pools.rollout_pools.get(pool)
+    if machine is None:
         return
 
     def weights_bytes() -> int:
         # A template's volume may hold weights that another process has fetched; they reach a GPU piece by piece.
-        if settings.gpus and settings.pod_template:
+        if machine.gpus and machine.pod_template:
             return 0
         try:
-            return loaded_bytes(weights_store(store, plan), plan.weight_version)
+            return loaded_bytes(planned.weights, version)
         except ObjectMissing:  # retention may have deleted it: the iteration is over
             return 0
 
-    check_granted(what, pool, settings, weights_bytes, "a weight version")
+    check_granted(what, pool, machine, weights_bytes, "a weight version")
+    if config.rollout.engine != "scripted":
+        check_gpus(pool_path(pool), machine.gpus, config.rollout.device)
 
 
 def still_open(
-    store: ObjectStore, plan: PlanRecord, execution: str, patience_s: float, notice: Callable[[], bool], clock: Clock
-) -> PlanRecord | None:
-    """Return the plan if its iteration is open, else the first open iteration's plan, or None if there is none.
+    planned: PlannedIteration, execution: str, notice: Callable[[], bool], clock: Clock
+) -> PlannedIteration | None:
+    """Return the iteration if it is open, else the first open iteration, or None if there is none.
 
-    Between two iterations of the execution, waits up to patience_s for the next plan. Raises Preempted after a notice.
+    Between two iterations of the execution, waits up to rollout.idle_timeout_s for the next plan. Raises Preempted
+    after a notice.
     """
+    store, plan, patience_s = planned.store, planned.plan, planned.config.rollout.idle_timeout_s
     if not exists(store, layout.closed(plan.iteration)):
-        return plan
+        return planned
     if plan.weights_url is not None:
         return None  # An evaluation has one iteration only.
     what = f"the plan after iteration {plan.iteration}, which is closed"
@@ -130,23 +154,13 @@ def still_open(
         with suppress(ObjectMissing):
             if execution_of(store, iteration) == execution:
                 log.info("iteration %d is closed; helping with iteration %d", plan.iteration, iteration)
-                return read_plan(store, iteration)
+                plan = read_plan(store, iteration)
+                return PlannedIteration(store, plan, config_in_force(store, plan))
         if lease_holder(store) != execution or waiting.is_over:
             log.info("iteration %d is closed, and no other is open", plan.iteration)
             return None
         waiting.pause(POLL_INTERVAL_S)
     raise Preempted
-
-
-def weights_store(store: ObjectStore, plan: PlanRecord) -> ObjectStore:
-    """The store of the plan's weights and model files: the run itself, or the run to which an evaluation belongs.
-
-    Raises ValueError when the plan is an evaluation's, but the url of `store` is not that of an evaluation.
-    """
-    if plan.weights_url is None:
-        return store
-    run_url, _ = layout.evaluated(store.url)
-    return connect(run_url)
 
 
 def session_config(config: RunConfig, *, slot: int, pool: str) -> SessionConfig:
@@ -171,81 +185,65 @@ def session_config(config: RunConfig, *, slot: int, pool: str) -> SessionConfig:
     )
 
 
-def check_pool(config: RunConfig, pool: str) -> None:
-    """Raise WrongGpus if the machine's GPUs are not the configured GPUs of its pool of the crew."""
-    machine = config.pools.rollout_pools.get(pool)
-    if machine is not None and config.rollout.engine != "scripted":
-        check_gpus(pool_path(pool), machine.gpus, config.rollout.device)
-
-
-def weight_cache(config: RunConfig) -> WeightCache | None:
-    """The folder in which processes of this machine share pulled weights; None when the configuration turns it off."""
-    return open_cache(None, config.rollout.weight_cache_bytes_max)
-
-
 @dataclass(frozen=True)
 class Equipment:
-    """The engine and environments of a process, which outlive a session.
+    """What a process opens once and uses in all its sessions.
 
     Attributes:
         engine: the engine, which keeps its weights between sessions.
+        weights: where the engine's weights come from.
         environments: the answers to the policy's turns; None in a run without turns.
         health: whether the engine has died.
     """
 
     engine: Engine
+    weights: WeightSource
     environments: Environments | None
     health: EngineHealth = field(default_factory=EngineHealth)
 
 
 @contextmanager
-def equipped(store: ObjectStore, plan: PlanRecord, config: RunConfig, build: Build) -> Iterator[Equipment]:
-    """Build an engine for the run's model, without weights, and open environments; close both at the end."""
-    run = weights_store(store, plan)
-    at_work("starting the engine")
-    with model_files.downloaded(run) as folder:
-        engine = build(engine_settings(config), folder, read_run(run).vocab_size)
-        try:
-            with opened_environments(config.turns, store, plan, folder) as environments:
-                yield Equipment(engine, environments)
-        finally:
-            engine.close()
+def equipped(planned: PlannedIteration, build: Build, clock: Clock, ahead: int | None = None) -> Iterator[Equipment]:
+    """Build an engine for the run's model, without weights, and open weights and environments; close all at the end.
+
+    ahead: a weight version that is pulled while the engine starts.
+    """
+    config, run = planned.config, planned.weights
+    # The folder in which processes of this machine share weights. Its place is not the run's own setting: the run's
+    # writers must not choose where this machine deletes files.
+    cache = open_cache(None, config.rollout.weight_cache_bytes_max)
+    with WeightSource(run, cache, clock, ahead) as weights:
+        at_work("starting the engine")
+        with model_files.downloaded(run) as folder:
+            engine = build(engine_settings(config), folder, read_run(run).vocab_size)
+            try:
+                with opened_environments(config.turns, planned.store, planned.plan, folder) as environments:
+                    yield Equipment(engine, weights, environments)
+            finally:
+                engine.close()
 
 
 def run_session(
-    store: ObjectStore,
-    plan: PlanRecord,
+    planned: PlannedIteration,
     equipment: Equipment,
-    cache: WeightCache | None,
     settings: SessionConfig,
     notice: Callable[[], bool],
     clock: Clock,
-    *,
     enough: Callable[[], bool] | None = None,
-    ahead: PullAhead | None = None,
 ) -> SessionOutcome:
-    """Run one session of one iteration. ahead: has pulled weights since before the engine was built.
+    """Run one session of one iteration.
 
     Once the iteration is closed, missing or corrupt objects are no error, because retention may be deleting them.
     Raises Preempted after a notice, EngineDied, and EngineError when an evaluation's weight version is gone.
     """
-    store = metered(store)
-    weights = weights_store(store, plan)
-
-    def load(into: Engine, heed: Callable[[], None]) -> None:
-        tensors = None if ahead is None else ahead.take(plan.weight_version, heed)
-        if tensors is None:
-            held = into.patch_base
-            _, tensors = pull_model(weights, plan.weight_version, cache, clock, check=heed, held=held)
-        into.load_weights(plan.weight_version, tensors)
-
+    store, plan = planned.store, planned.plan
     session = Session(
         store,
         plan,
         prompts=prompt_table.read_prompts(store, plan),
         engine=equipment.engine,
         environments=equipment.environments,
-        load=load,
+        load=lambda engine, heed: equipment.weights.load(engine, plan.weight_version, heed),
         config=settings,
         clock=clock,
         notice=notice,
@@ -258,8 +256,12 @@ def run_session(
         outcome = session.run()
     except (ObjectMissing, CorruptObject) as error:
         if not exists(store, layout.closed(plan.iteration)):
-            if plan.weights_url is not None:
-                check_weights(weights, plan.weight_version)
+            version, run = plan.weight_version, planned.weights
+            if plan.weights_url is not None and not exists(run, layout.manifest(layout.weights(version))):
+                raise EngineError(
+                    f"weight version {version} is not in {run.url} any more; allowed: to evaluate a version that the "
+                    "run's section `retention` keeps"
+                ) from error
             raise
         log.info("slot %d: iteration %d was closed meanwhile: %s", settings.slot, plan.iteration, error)
         return session.outcome()
@@ -277,12 +279,3 @@ def helping_slot(store: ObjectStore, plan: PlanRecord) -> int:
     names = [key.rsplit("/", 1)[1] for key in store.list(layout.alive_all(plan.iteration))]
     known = [int(found[1]) for name in names if (found := re.fullmatch(r"(\d{5,9})-[0-9A-Za-z]+\.json", name))]
     return max([len(plan.slots) - 1, *known]) + 1
-
-
-def check_weights(run: ObjectStore, version: int) -> None:
-    """Raise EngineError when the run no longer holds the weight version that is to be evaluated."""
-    if not exists(run, layout.manifest(layout.weights(version))):
-        raise EngineError(
-            f"weight version {version} is not in {run.url} any more; allowed: to evaluate a version that the run's "
-            "section `retention` keeps"
-        )

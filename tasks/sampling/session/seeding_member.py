@@ -18,6 +18,7 @@ from storage.journal.assembly import unended_responses
 from storage.records import layout
 from storage.records.records import TRAIN_POOL, PlanRecord
 from storage.records.run import exists
+from storage.stores.metered import metered
 from storage.stores.store import ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.sampling.engines.choose import build_engine
@@ -25,11 +26,11 @@ from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.session.crew_watch import CrewWatch
 from tasks.sampling.session.member import (
     Build,
+    PlannedIteration,
     equipped,
     helping_slot,
     run_session,
     session_config,
-    weight_cache,
 )
 from tasks.sampling.session.session_config import SessionConfig
 
@@ -163,13 +164,13 @@ def _generate(
     rollout = replace(config.rollout, vllm=replace(config.rollout.vllm, process="own"))
     began_s = clock.monotonic()
     watch = CrewWatch(store, plan, config.rollout, config.planning, clock, execution=machine.execution)
-    with _one_device(machine.device), equipped(store, plan, replace(config, rollout=rollout), build) as equipment:
+    planned = PlannedIteration(metered(store), plan, replace(config, rollout=rollout))
+    with _one_device(machine.device), equipped(planned, build, clock) as equipment:
         if settings.time_limit_s is not None:
             left_s = max(0.0, settings.time_limit_s - (clock.monotonic() - began_s))
             settings = replace(settings, time_limit_s=left_s)
         enough = (watch.works if again else watch.lives) if config.planning.seeding == "auto" else None
-        cache, notice = weight_cache(config), lambda: False
-        outcome = run_session(store, plan, equipment, cache, settings, notice, clock, enough=enough)
+        outcome = run_session(planned, equipment, settings, lambda: False, clock, enough)
     return Seeded(clock.monotonic() - began_s, outcome.tokens_generated)
 
 

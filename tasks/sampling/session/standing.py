@@ -28,16 +28,13 @@ from tasks.sampling.session.member import (
     POLL_INTERVAL_S,
     Build,
     Equipment,
+    PlannedIteration,
     check_machine,
-    check_pool,
     equipped,
     helping_slot,
     run_session,
     session_config,
-    weight_cache,
 )
-from tasks.sampling.session.pull_ahead import PullAhead
-from tasks.sampling.session.pulled_model import pull_model
 from tasks.sampling.session.route import Route
 from tasks.sampling.session.session_outcome import EngineHealth, Preempted, SessionOutcome
 
@@ -82,21 +79,16 @@ def stand(post: Post, notice: Callable[[], bool], clock: Clock, build: Build = b
     flushed and all responses free for other members, if the store works.
     """
     store = metered(connect(post.run_url))
-    first = read_plan(store, post.first)
-    config = config_in_force(store, first)
-    pool = pool_of(config.pools, post.slot)
-    check_machine(f"slot {post.slot} of {post.run_url}", store, first, config, pool)
-    check_pool(config, pool)
-    if post.iterations == 1 and not unended_responses(store, first):
+    plan = read_plan(store, post.first)
+    first = PlannedIteration(store, plan, config_in_force(store, plan))
+    check_machine(f"slot {post.slot} of {post.run_url}", first, pool_of(first.config.pools, post.slot))
+    if post.iterations == 1 and not unended_responses(store, plan):
         log.info("slot %d: iteration %d has nothing left to generate", post.slot, post.first)
         return SessionOutcome.of_nothing()
     route = Route(store, post.execution, post.first, post.last)
     version = route.first_weights()
-    with (
-        PullAhead(store, first.weight_version if version is None else version, weight_cache(config), clock) as ahead,
-        equipped(store, first, config, build) as equipment,
-    ):
-        process = _Process(post, store, equipment, ahead, notice, clock)
+    with equipped(first, build, clock, ahead=plan.weight_version if version is None else version) as equipment:
+        process = _Process(post, store, equipment, notice, clock)
         return Standing(route, process.work, process.warm, notice, clock, f"slot {post.slot}", equipment.health).stand()
 
 
@@ -214,57 +206,39 @@ class _Process:
         post: Post,
         store: ObjectStore,
         equipment: Equipment,
-        ahead: PullAhead,
         notice: Callable[[], bool],
         clock: Clock,
     ) -> None:
         self._post = post
         self._store = store
         self._equipment = equipment
-        self._engine = equipment.engine
-        self._ahead = ahead
         self._notice = notice
         self._clock = clock
         self._paid_since_s = started_at_s()
 
     def work(self, plan: PlanRecord, enough: Callable[[], bool] | None) -> SessionOutcome:
         """One session on the plan."""
-        config = config_in_force(self._store, plan)
-        pool = pool_of(config.pools, self._post.slot)
+        planned = PlannedIteration(self._store, plan, config_in_force(self._store, plan))
+        pool = pool_of(planned.config.pools, self._post.slot)
         settings = replace(
-            session_config(config, slot=slot_in(self._store, plan, self._post.slot), pool=pool),
+            session_config(planned.config, slot=slot_in(self._store, plan, self._post.slot), pool=pool),
             started_at_s=self._paid_since_s,
         )
         if enough is not None:
             # It is paid for whether or not it decodes, so it takes what it can.
             settings = replace(settings, standing=True, idle_timeout_s=math.inf)
-        outcome = run_session(
-            self._store,
-            plan,
-            self._equipment,
-            weight_cache(config),
-            settings,
-            self._notice,
-            self._clock,
-            enough=enough,
-            ahead=self._ahead,
-        )
+        outcome = run_session(planned, self._equipment, settings, self._notice, self._clock, enough)
         self._paid_since_s = self._clock.wall()
         return outcome
 
     def warm(self, route: Route) -> bool:
         """Give the engine the newest weights; returns whether the engine did not hold them yet."""
-        version = route.newer_weights(self._engine.weight_version)
+        engine = self._equipment.engine
+        version = route.newer_weights(engine.weight_version)
         if version is None:
             return False
-        plan = read_plan(self._store, max(self._post.first, version - 1))
-        cache = weight_cache(config_in_force(self._store, plan))
         try:
-            tensors = self._ahead.take(version, self._heed)
-            if tensors is None:
-                held = self._engine.patch_base
-                _, tensors = pull_model(self._store, version, cache, self._clock, check=self._heed, held=held)
-            self._engine.load_weights(version, tensors)
+            self._equipment.weights.load(engine, version, self._heed)
         except (ObjectMissing, CorruptObject):
             # Retention deletes a version as soon as a newer one is committed.
             if exists(self._store, layout.manifest(layout.weights(version))):

@@ -337,9 +337,9 @@ def test_when_members_return_it_hands_over_and_trains_on(model, trained_group_by
     store = half_done(model)
     began, built = threading.Event(), seeding_member.equipped
 
-    def told(store, plan, config, build):
+    def told(planned, build, clock):
         began.set()
-        return built(store, plan, config, slow(0.2))
+        return built(planned, slow(0.2), clock)
 
     def returns():
         began.wait(600)

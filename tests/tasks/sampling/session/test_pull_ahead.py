@@ -9,7 +9,7 @@ from storage.clock import SystemClock
 from storage.records import layout
 from storage.stores.memory import MemoryStore
 from storage.weights.tensor_sets import TensorBlock, publish
-from tasks.sampling.session.pull_ahead import PullAhead
+from tasks.sampling.session.pulled_model import WeightSource
 
 VALUES = np.arange(12, dtype=np.float32)
 
@@ -42,20 +42,20 @@ def with_weights(store):
 
 
 def test_the_tensors_are_given_once():
-    with PullAhead(with_weights(MemoryStore("m")), 0, None, SystemClock()) as ahead:
+    with WeightSource(with_weights(MemoryStore("m")), None, SystemClock(), ahead=0) as ahead:
         tensors = ahead.take(0, no_notice)
         assert bytes(tensors["w"].data) == VALUES.tobytes()
         assert ahead.take(0, no_notice) is None
 
 
 def test_a_version_that_is_not_wanted_is_not_kept():
-    with PullAhead(with_weights(MemoryStore("m")), 0, None, SystemClock()) as ahead:
+    with WeightSource(with_weights(MemoryStore("m")), None, SystemClock(), ahead=0) as ahead:
         assert ahead.take(1, no_notice) is None
         assert ahead.take(0, no_notice) is None
 
 
 def test_what_cannot_be_pulled_is_left_to_the_session():
-    with PullAhead(MemoryStore("empty"), 0, None, SystemClock()) as ahead:
+    with WeightSource(MemoryStore("empty"), None, SystemClock(), ahead=0) as ahead:
         assert ahead.take(0, no_notice) is None
 
 
@@ -69,13 +69,13 @@ def test_a_notice_ends_the_waiting():
         raise Told
 
     store = Held()
-    with PullAhead(store, 0, None, SystemClock()) as ahead, pytest.raises(Told):
+    with WeightSource(store, None, SystemClock(), ahead=0) as ahead, pytest.raises(Told):
         ahead.take(0, notice)
 
 
 def test_a_member_that_leaves_gives_the_pull_up():
     store = Held()
-    with PullAhead(store, 0, None, SystemClock()) as ahead:
+    with WeightSource(store, None, SystemClock(), ahead=0) as ahead:
         assert store.asked.wait(60)
         threading.Timer(0.2, store.let_go.set).start()
     assert ahead.take(0, no_notice) is None
