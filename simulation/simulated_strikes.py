@@ -16,8 +16,8 @@ from simulation.simulated_machine import HangingEngine
 from simulation.simulated_session import Machine
 from simulation.virtual_time import Timeline
 from storage.records import layout
+from storage.records.canonical import wrap
 from storage.records.crew_records import HeartbeatRecord
-from storage.records.envelope import wrap
 
 HOUR_S = 3600.0
 # How many of those that live when the iteration is closed are frozen then, and for how long.

@@ -10,11 +10,11 @@ from typing import Any
 from storage.journal.shard import Finish
 from storage.records.prompt_table import PromptRow
 from tasks.configuration.turns import TurnsConfig
-from tasks.turns.agent_environments import AgentEnvironments, first_requests
 from tasks.turns.agent_language import AgentLanguage
 from tasks.turns.environments import Answer, OpenTurn
 from tasks.turns.first_request import read_opening
 from tasks.turns.living_environments import Reset
+from tasks.turns.opened_environments import AgentEnvironments, first_requests
 from tasks.turns.testing import LIMIT_S
 from tests.chat_tokenizers import QWEN, chat_tokenizer, written
 

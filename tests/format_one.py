@@ -14,7 +14,7 @@ import numpy as np
 from storage.digests import digest_of
 from storage.fleet.fleet_records import DueRecord
 from storage.fleet.phase_failure import NonFiniteRecord, PhaseFailureRecord
-from storage.journal.asks import AskRecord
+from storage.journal.claims import AskRecord
 from storage.journal.response_parts import ResponsesRecord, StoredPart
 from storage.journal.responses import Response, encode_responses
 from storage.journal.shard import Finish, Origin, Row, encode_shard

@@ -9,8 +9,8 @@ from storage.journal.claims import take_over
 from storage.journal.journal import JournalWriter, PendingRows
 from storage.journal.shard import Finish
 from storage.records import canonical, layout, records
+from storage.records.canonical import wrap
 from storage.records.crew_records import HeartbeatRecord
-from storage.records.envelope import wrap
 from storage.records.records import PlanRecord, SamplingParams, SlotPlan
 from storage.stores.store import ObjectStore
 from tasks.planning.division import assign_groups

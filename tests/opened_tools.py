@@ -7,7 +7,7 @@ from typing import Any
 from resources.process import descendants
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.living_environments import Reset
-from tasks.turns.process_environments import ProcessEnvironments
+from tasks.turns.opened_environments import ProcessEnvironments
 from tests.processes import command, parent
 
 Open = Callable[..., ProcessEnvironments]

@@ -4,15 +4,15 @@ import math
 import os
 
 from storage.clock import ManualClock
-from storage.journal.asks import AskRecord, Asks
 from storage.journal.assembly import JournalReader
+from storage.journal.claims import AskRecord, Asks
 from storage.records.prompt_table import PromptRow
 from storage.records.records import PlanRecord, SamplingParams, SlotPlan
 from storage.stores.memory import MemoryStore
 from tasks.planning.division import assign_groups
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.session.actions import Lane
-from tasks.sampling.session.heartbeat import HeartbeatWriter
+from tasks.sampling.session.performer import HeartbeatWriter
 from tasks.sampling.session.session import BESIDE, Session
 from tasks.sampling.session.session_config import SessionConfig
 

@@ -1,20 +1,27 @@
-"""Claims: the owner of each response, and the earlier shards that count (docs/format.md section 5).
+"""Claims: the owner of each response, and the earlier shards that count; and asks (docs/format.md section 5).
 
 The responses of a slot's first assignment form a unit. The claims of a unit are a log, serialised by create-if-absent.
 Applying the log in epoch order gives every response one owner and one lineage, whatever else lies in the journal.
+
+With an ask, a member that could decode a running response asks its holder to hand the response over. A claim on a
+running response loses the tokens since the last flush of its holder; a holder with an ask flushes first and releases
+the response afterwards. Asks are hints: a damaged or unanswered ask changes nothing.
 """
 
+import logging
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from storage.journal.journal import PARALLEL_READS, ShardReader
 from storage.records import layout, records
-from storage.records.records import ClaimRecord, PlanRecord, Span
+from storage.records.records import STRICT, ClaimRecord, PlanRecord, Span, nonce
 from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 
+log = logging.getLogger(__name__)
 # Those of members have 22 characters; a key has room for so many.
 _INCARNATION = re.compile(r"\w[\w-]{0,127}", re.ASCII)
 
@@ -217,3 +224,44 @@ def take_over(
         return True
     book.probe(unit)
     return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskRecord:
+    """An incarnation asks for `responses` of another incarnation."""
+
+    KIND: ClassVar[str] = "ask"
+    __pydantic_config__ = STRICT
+    asker: str
+    responses: tuple[int, ...]
+    nonce: str = field(default_factory=nonce)
+
+
+class Asks:
+    """The asks of an iteration, as a member writes and reads them. Asks to one holder are numbered without gaps."""
+
+    def __init__(self, store: ObjectStore, iteration: int) -> None:
+        self._store = store
+        self._iteration = iteration
+        self._next: Counter[str] = Counter()
+
+    def write(self, holder: str, ask: AskRecord) -> None:
+        """Ask a holder."""
+        while not records.commit(self._store, self._key(holder), ask):
+            self._next[holder] += 1
+        self._next[holder] += 1
+
+    def read(self, holder: str) -> tuple[int, ...]:
+        """The responses that the holder was asked for since the last call, with one GET if there is no ask."""
+        responses: list[int] = []
+        while True:
+            try:
+                responses += records.read(self._store, AskRecord, self._key(holder)).responses
+            except ObjectMissing:
+                return tuple(responses)
+            except CorruptObject as error:
+                log.warning("an ask is passed over: %s", error)
+            self._next[holder] += 1
+
+    def _key(self, holder: str) -> str:
+        return layout.ask(self._iteration, holder, self._next[holder])

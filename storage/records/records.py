@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 from pydantic import ConfigDict, Field
 
 from storage.records import canonical
-from storage.records.envelope import unwrap, wrap
+from storage.records.canonical import unwrap, wrap
 from storage.records.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
 from storage.records.sources import HubSource
 from storage.stores.store import ObjectStore

@@ -1,8 +1,7 @@
 """The section `planning`: how groups are dealt, how many machines, at what cost."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
@@ -13,14 +12,6 @@ def _predictor(value: object) -> object:
     if value == "features":
         raise ValueError("allowed: 'auto', 'history', 'ranker' or 'none'; the ranker learns from the same features")
     return value
-
-
-def without_deleted_predictor(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A configuration that a run holds, with "auto" in place of the deleted length predictor "features"."""
-    planning = document.get("planning")
-    if isinstance(planning, Mapping) and planning.get("length_predictor") == "features":
-        return {**document, "planning": {**planning, "length_predictor": "auto"}}
-    return document
 
 
 @dataclass(frozen=True, kw_only=True)

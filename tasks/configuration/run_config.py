@@ -28,7 +28,7 @@ from tasks.configuration.lora import LoraConfig
 from tasks.configuration.operational import DEFAULTS_SINCE, OPERATIONAL, YOUNG
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.placement_clashes import needs_all_groups, placements_that_clash
-from tasks.configuration.planning import PlanningConfig, without_deleted_predictor
+from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.pool_clashes import pools_that_clash
 from tasks.configuration.problems import (
     given_problems,
@@ -270,7 +270,7 @@ def parse_held(document: object, source: str = "the configuration") -> RunConfig
     `parse` kept secrets out, filled every field in and restored integers when the run began.
     """
     try:
-        held = without_deleted_predictor(without_deleted(_mapping(document, source)))
+        held = without_deleted(_mapping(document, source))
         parsed, wrong = (None, unfit) if (unfit := list(not_json(held))) else _validated(held)
     except ConstantDiffersError as error:
         raise ConfigError(source, [str(error)]) from None

@@ -19,10 +19,9 @@ from tasks.prompts.row_comparison import compare
 from tasks.prompts.template_trial import try_templates
 from tasks.prompts.tokenise import Tokenizer
 from tasks.sampling.engines.choose import context_length
-from tasks.turns.agent_environments import first_requests
 from tasks.turns.conversation import Conversation
 from tasks.turns.first_request import read_opening
-from tasks.turns.process_environments import load_schemas, reset_texts
+from tasks.turns.opened_environments import first_requests, load_schemas, reset_texts
 from tasks.turns.tool_schemas import Schema, check_names
 
 # The result of `reset`, or the first request of an agent, for each of the columns and seeds.

@@ -17,7 +17,7 @@ from resources.documents import BYTES_MAX, parse_json, parse_yaml
 from resources.prices import PricesError, price_table
 from storage.journal.compaction import read_responses
 from storage.records import layout
-from storage.records.envelope import wrap
+from storage.records.canonical import wrap
 from storage.records.framing import append_trailer
 from storage.records.prompt_table import PromptRow, decode_prompts, encode_prompts, schema
 from storage.records.records import RESPONSES_MAX

@@ -68,7 +68,7 @@ def other_type(body):
 def with_fields(body, change):
     document = json.loads(body)
     changed = {name: change(value) for name, value in document["body"].items()}
-    from storage.records.envelope import wrap  # noqa: PLC0415
+    from storage.records.canonical import wrap  # noqa: PLC0415
 
     return wrap(document["key"], document["kind"], json.dumps(changed, sort_keys=True, separators=(",", ":")).encode())
 

@@ -16,8 +16,8 @@ from storage.records import layout, records
 from storage.records.records import TRAIN_POOL, ClosedRecord
 from tasks.sampling.session import decode_lane
 from tasks.sampling.session.actions import ReadClosed
-from tasks.sampling.session.claim_lane import ClaimLane
 from tasks.sampling.session.crew_watch import CrewWatch
+from tasks.sampling.session.storage_lanes import ClaimLane
 from tests.journals import beat
 from tests.judged_histories import drawn, is_found
 

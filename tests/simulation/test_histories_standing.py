@@ -10,10 +10,10 @@ from simulation.judge import live_and_judge
 from simulation.simulated_history import draw_history
 from tasks.sampling.session import decode_lane
 from tasks.sampling.session.actions import ReadClosed
-from tasks.sampling.session.claim_lane import ClaimLane
 from tasks.sampling.session.performer import Performer
 from tasks.sampling.session.route import Route
 from tasks.sampling.session.state import State
+from tasks.sampling.session.storage_lanes import ClaimLane
 from tests.judged_histories import DEFAULT_SEEDS, drawn, is_found
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,8 @@ from tasks.learning.recorded_batches import RecordedBatches
 from tasks.sampling.session import decode_lane
 from tasks.sampling.session.actions import WriteHeartbeat, WriteShard
 from tasks.sampling.session.claimant import Claimant
-from tasks.sampling.session.flush_lane import FlushLane
 from tasks.sampling.session.holdings import Holdings
+from tasks.sampling.session.storage_lanes import FlushLane
 from tests.judged_histories import drawn, is_found
 
 pytestmark = pytest.mark.slow

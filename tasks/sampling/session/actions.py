@@ -4,16 +4,15 @@ A member does three things side by side. The DECODE lane drives the engine, the 
 and the CLAIM lane reads and writes claims and looks for work. Each lane performs one action at a time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 from storage.journal.journal import PendingRows
 from storage.records.crew_records import HeartbeatRecord
 from tasks.crew_model.rebalance import Holder, Transfer
 from tasks.sampling.engines.engine import TokenDelta
-from tasks.sampling.session.heartbeat import HeartbeatState
 
 
 class Lane(Enum):
@@ -22,6 +21,27 @@ class Lane(Enum):
     DECODE = "decode"
     FLUSH = "flush"
     CLAIM = "claim"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeartbeatState:
+    """The part of a heartbeat that changes; the fields are those of HeartbeatRecord."""
+
+    state: Literal["loading", "working", "gone"]
+    tokens_generated: int
+    tokens_recovered: int
+    responses_finished: int
+    claims: int
+    unfinished: int
+    running: int
+    waiting: int
+    acting: int
+    released: int
+    plateau: int
+    room: int
+    working_at_s: float | None
+    decode_s: float
+    step_s: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,3 +369,5 @@ class Noticed:
 
 
 Event = Done | Failed | Noticed
+# A lane: it yields actions, and is sent what came of each.
+Steps = Generator[Action, Any, None]

@@ -10,9 +10,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from storage.clock import Clock
-from storage.journal.asks import AskRecord, Asks
 from storage.journal.assembly import JournalReader
-from storage.journal.claims import take_over
+from storage.journal.claims import AskRecord, Asks, take_over
 from storage.journal.journal import PARALLEL_READS
 from storage.journal.liveness import Liveness, MemberSign
 from storage.records import layout

@@ -19,11 +19,11 @@ from tasks.sampling.session.actions import (
     Rest,
     RestartEngine,
     StartResponses,
+    Steps,
     TakeAnswers,
     WriteHeartbeat,
     WriteShard,
 )
-from tasks.sampling.session.duties import Steps
 from tasks.sampling.session.session_outcome import Preempted
 from tasks.sampling.session.state import State
 

@@ -3,14 +3,19 @@
 The actions of one lane run in sequence; several threads may perform several lanes side by side.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from storage.clock import Clock
 from storage.journal.journal import JournalWriter
 from storage.journal.noise_keys import noise_key
+from storage.records import layout, records
+from storage.records.crew_records import HeartbeatRecord
 from storage.records.prompt_table import PromptRow
 from storage.records.records import PlanRecord
+from storage.stores.metered import requests_of
 from storage.stores.store import ObjectStore
 from tasks.sampling.engines.engine import Engine, GenerationRequest
 from tasks.sampling.session.actions import (
@@ -25,6 +30,7 @@ from tasks.sampling.session.actions import (
     Done,
     Event,
     Failed,
+    HeartbeatState,
     HeldTurn,
     Lane,
     LoadWeights,
@@ -42,7 +48,6 @@ from tasks.sampling.session.actions import (
     WriteShard,
 )
 from tasks.sampling.session.claimant import Claimant
-from tasks.sampling.session.heartbeat import HeartbeatWriter
 from tasks.sampling.session.session_config import SessionConfig
 from tasks.turns.environments import Environments, OpenTurn
 
@@ -237,3 +242,65 @@ class Performer:
             noise_key(self._plan.run_seed, self._plan.iteration, response),
             self._plan.sampling,
         )
+
+
+class HeartbeatWriter:
+    """An incarnation's report about itself, which overwrites one object at an interval.
+
+    A heartbeat tells the crew that the incarnation lives, how much it holds and how fast it decodes, with the counts of
+    requests if `store` is metered. The heartbeat is a hint: no token counts because of a heartbeat.
+    """
+
+    def __init__(
+        self, store: ObjectStore, iteration: int, incarnation: str, engine: Engine, config: SessionConfig, clock: Clock
+    ) -> None:
+        self._store = store
+        self._key = layout.alive(iteration, incarnation)
+        self._incarnation = incarnation
+        self._engine = engine
+        self._config = config
+        self._clock = clock
+        self._started_at_s = clock.wall() if config.started_at_s is None else config.started_at_s
+        self._prefill_before = engine.prefill_tokens
+        self._beats = 0
+        self._decoded: deque[tuple[float, int]] = deque()
+
+    def beat(self, heartbeat_state: HeartbeatState) -> None:
+        """Overwrite the heartbeat."""
+        self._beats += 1
+        requests = requests_of(self._store)
+        record = HeartbeatRecord(
+            incarnation=self._incarnation,
+            slot=self._config.slot,
+            beat=self._beats,
+            pool=self._config.pool,
+            host=self._config.host,
+            pid=self._config.pid,
+            started_at_s=self._started_at_s,
+            updated_at_s=self._clock.wall(),
+            prefill_tokens=self._engine.prefill_tokens - self._prefill_before,
+            engine=self._engine.name,
+            batch_invariant=self._engine.batch_invariant,
+            tokens_per_s=self._tokens_per_s(heartbeat_state),
+            usd_per_hour=self._config.usd_per_hour,
+            puts=requests.puts,
+            gets=requests.gets,
+            bytes_read=requests.bytes_read,
+            **asdict(heartbeat_state),
+        )
+        records.put(self._store, self._key, record)
+
+    def _tokens_per_s(self, heartbeat_state: HeartbeatState) -> float | None:
+        """The decode rate over the last `claim_ttl_s`; None until it has decoded for half of that without a pause.
+
+        Over a shorter time, a long prefill would look as if the member had stopped.
+        """
+        if not heartbeat_state.running:
+            self._decoded.clear()
+            return None
+        now_s, ttl_s = self._clock.monotonic(), self._config.claim_ttl_s
+        while self._decoded and now_s - self._decoded[0][0] > ttl_s:
+            self._decoded.popleft()
+        self._decoded.append((now_s, heartbeat_state.tokens_generated))
+        since_s, before = self._decoded[0]
+        return (heartbeat_state.tokens_generated - before) / (now_s - since_s) if now_s - since_s >= ttl_s / 2 else None

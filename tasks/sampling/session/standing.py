@@ -23,7 +23,6 @@ from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore, Stor
 from tasks.configuration.iteration_config import config_in_force
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import EngineDied
-from tasks.sampling.session.duties import FAILURES_MAX
 from tasks.sampling.session.member import (
     POLL_INTERVAL_S,
     Build,
@@ -37,6 +36,7 @@ from tasks.sampling.session.member import (
 )
 from tasks.sampling.session.route import Route
 from tasks.sampling.session.session_outcome import EngineHealth, Preempted, SessionOutcome
+from tasks.sampling.session.storage_lanes import FAILURES_MAX
 
 log = logging.getLogger(__name__)
 LEASE_INTERVAL_S = 10.0

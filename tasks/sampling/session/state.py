@@ -11,8 +11,7 @@ from storage.records.records import PlanRecord
 from tasks.crew_model.decode_rate import DecodeRate
 from tasks.crew_model.rebalance import Seeker, should_cut
 from tasks.sampling.engines.engine import EngineDied
-from tasks.sampling.session.actions import Action, ClaimedResponse, Claims, HeldTurn, Lane, Seen, Taken
-from tasks.sampling.session.heartbeat import HeartbeatState
+from tasks.sampling.session.actions import Action, ClaimedResponse, Claims, HeartbeatState, HeldTurn, Lane, Seen, Taken
 from tasks.sampling.session.holdings import Holdings
 from tasks.sampling.session.session_config import SessionConfig
 from tasks.sampling.session.session_outcome import EngineHealth, SessionOutcome

@@ -12,15 +12,14 @@ from tasks.sampling.session.actions import (
     Lane,
     Noticed,
     Rest,
+    Steps,
     Wake,
     WriteHeartbeat,
     WriteShard,
 )
-from tasks.sampling.session.claim_lane import ClaimLane
 from tasks.sampling.session.decode_lane import decode_lane
-from tasks.sampling.session.duties import Steps
-from tasks.sampling.session.flush_lane import FlushLane
 from tasks.sampling.session.state import State
+from tasks.sampling.session.storage_lanes import ClaimLane, FlushLane
 
 
 class StateMachine:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import storage
 from storage.journal.response_parts import ResponsesRecord
 from storage.records import layout, records
-from storage.records.envelope import unwrap, wrap
+from storage.records.canonical import unwrap, wrap
 from storage.stores.store import CorruptObject
 from storage.weights.manifest import Manifest
 from tests.fleet_of_format_one import of_the_fleet

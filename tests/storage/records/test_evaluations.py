@@ -7,7 +7,7 @@ import pytest
 from storage.journal.retention import sweep
 from storage.journal.retention_config import RetentionConfig
 from storage.records import canonical, layout, records
-from storage.records.envelope import wrap
+from storage.records.canonical import wrap
 from storage.records.evaluation_records import EvaluationRecord
 from storage.records.evaluations import (
     begun_evaluations,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.records import canonical, layout, records
-from storage.records.envelope import wrap
+from storage.records.canonical import wrap
 from storage.records.records import (
     BatchRecord,
     ClaimRecord,

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from storage.records import canonical, layout, records, reward_models
-from storage.records.envelope import wrap
+from storage.records.canonical import wrap
 from storage.records.reward_models import RewardModelRecord, StoredFile
 from storage.stores.memory import MemoryStore
 from storage.stores.store import ConflictingRecord, CorruptObject, ObjectMissing

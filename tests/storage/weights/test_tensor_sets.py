@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.records import canonical, layout, records
-from storage.records.envelope import wrap
+from storage.records.canonical import wrap
 from storage.stores.local import LocalStore
 from storage.stores.memory import MemoryStore
 from storage.stores.store import ConflictingRecord, CorruptObject, ObjectMissing, StoreUnavailable

@@ -14,7 +14,6 @@ from tasks.preparing.checks import check_files, check_settings
 from tasks.preparing.iteration import prepare
 from tasks.preparing.tools import openings, prompt_tokenizer
 from tasks.prompts.prompt import Prompt, PromptError
-from tasks.turns import process_environments
 from tasks.turns.opened_environments import opened_environments
 from tasks.turns.reading import message_reader
 from tasks.turns.tool_schemas import ToolsUnusable, name_of
@@ -94,7 +93,7 @@ def test_members_and_trainers_speak_the_plan_s_tools_whatever_their_code_says(st
     def no_process(*_: object, **__: object) -> None:
         raise AssertionError("the tools' code is not asked what it offers")
 
-    monkeypatch.setattr(process_environments, "with_processes", no_process)
+    monkeypatch.setattr("tasks.turns.opened_environments.with_processes", no_process)
     changed = replace(plan, tools=({**plan.tools[0], "function": {**plan.tools[0]["function"], "name": "peek"}},))
     said = chat_tokenizer(QWEN)('<tool_call>\n{"name": "peek", "arguments": {}}\n</tool_call><|im_end|>')["input_ids"]
     # A member may live longer than one execution, between which tools may change.

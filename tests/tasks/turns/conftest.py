@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.turns.process_environments import ProcessEnvironments
+from tasks.turns.opened_environments import ProcessEnvironments
 from tests.character_turns import STOP, CharacterConversation
 from tests.opened_tools import RESET, Open, config, no_objects
 

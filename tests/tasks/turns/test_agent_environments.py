@@ -9,8 +9,8 @@ import pytest
 from resources.process import descendants
 from storage.journal.shard import Finish
 from storage.journal.turns import call_id
-from tasks.turns.agent_environments import first_requests
 from tasks.turns.first_request import read_opening
+from tasks.turns.opened_environments import first_requests
 from tasks.turns.testing import LIMIT_S, answered, gathered, record_of
 from tasks.turns.tool_schemas import ToolsUnusable
 from tests.agent_conversations import ASKED, SEED, called, config, noted, talk, text_of

@@ -15,7 +15,7 @@ from storage.journal.turns import decode_turn, encode_turn
 from storage.stores.store import StoreUnavailable
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.living_environments import Reset
-from tasks.turns.process_environments import ProcessEnvironments
+from tasks.turns.opened_environments import ProcessEnvironments
 from tasks.turns.testing import answered, record_of
 from tests.character_turns import STOP, CharacterConversation, said, text_of, then, walk
 from tests.processes import are_gone, command, wait_until

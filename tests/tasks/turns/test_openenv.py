@@ -27,7 +27,7 @@ from storage.records import layout
 from storage.weights import tensor_sets
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.living_environments import Reset
-from tasks.turns.process_environments import ProcessEnvironments, reset_texts
+from tasks.turns.opened_environments import ProcessEnvironments, reset_texts
 from tasks.turns.testing import LIMIT_S, record_of
 from tests.character_turns import STOP, CharacterConversation, text_of, walk
 from tests.chat_tokenizers import written

@@ -9,7 +9,7 @@ import pytest
 
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.living_environments import Reset
-from tasks.turns.process_environments import ProcessEnvironments
+from tasks.turns.opened_environments import ProcessEnvironments
 from tasks.turns.testing import LIMIT_S, gathered
 from tests.character_turns import STOP, CharacterConversation, said, text_of
 

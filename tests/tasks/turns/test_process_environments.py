@@ -16,7 +16,7 @@ from resources.process import descendants
 from storage.journal.shard import Finish
 from storage.journal.turns import call_id
 from tasks.configuration.turns import TurnsConfig
-from tasks.turns.process_environments import load_schemas, reset_texts
+from tasks.turns.opened_environments import load_schemas, reset_texts
 from tasks.turns.testing import LIMIT_S, answered, gathered, record_of
 from tasks.turns.tool_processes import ToolsUnusable
 from tests.character_turns import said, text_of, then
@@ -321,7 +321,7 @@ def test_processes_end_with_their_parent(notes: Callable[[], list[str]], tmp_pat
 from tests.character_turns import STOP, CharacterConversation, said
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.living_environments import Reset
-from tasks.turns.process_environments import ProcessEnvironments
+from tasks.turns.opened_environments import ProcessEnvironments
 config = TurnsConfig(tools=("tests.tool_functions:sleeps",), call_time_limit_s={LIMIT_S}, processes=2)
 reset = Reset({{}}, 0, None)
 environments = ProcessEnvironments(config, lambda _: CharacterConversation(), [STOP], lambda _: reset, bytes)

@@ -21,7 +21,7 @@ import pytest
 from tasks.configuration.turns import TurnsConfig
 from tasks.turns.environments import Answer
 from tasks.turns.living_environments import Reset
-from tasks.turns.process_environments import ProcessEnvironments, reset_texts
+from tasks.turns.opened_environments import ProcessEnvironments, reset_texts
 from tasks.turns.testing import LIMIT_S, gathered, record_of
 from tests.character_turns import STOP, CharacterConversation, said, text_of, walk
 

@@ -1,7 +1,7 @@
 """Which responses of a holder another member may take, by what the holder journalled."""
 
-from storage.journal.asks import Asks
 from storage.journal.assembly import JournalReader
+from storage.journal.claims import Asks
 from storage.journal.shard import Finish
 from storage.stores.memory import MemoryStore
 from tasks.sampling.session.candidates import candidates_of

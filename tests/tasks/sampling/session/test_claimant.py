@@ -3,8 +3,8 @@
 import pytest
 
 from storage.clock import ManualClock
-from storage.journal.asks import AskRecord, Asks
 from storage.journal.assembly import JournalReader
+from storage.journal.claims import AskRecord, Asks
 from storage.journal.shard import Finish
 from storage.records import layout, records
 from storage.records.records import ClosedRecord

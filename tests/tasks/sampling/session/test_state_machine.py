@@ -27,11 +27,10 @@ from tasks.sampling.session.actions import (
     WriteHeartbeat,
     WriteShard,
 )
-from tasks.sampling.session.duties import FAILURES_MAX
-from tasks.sampling.session.flush_lane import begins_s
 from tasks.sampling.session.session import BESIDE
 from tasks.sampling.session.session_outcome import Preempted
 from tasks.sampling.session.state_machine import StateMachine
+from tasks.sampling.session.storage_lanes import FAILURES_MAX, begins_s
 from tests.sessions import IN_FLIGHT, a_session
 from tests.told_machine import CONFIG, OWN, Told, a_state
 

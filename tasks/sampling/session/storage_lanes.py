@@ -1,13 +1,17 @@
-"""The claim lane: how a member claims its slot, notices others' claims and the end, and looks for work.
+"""The lanes of storage: the flush lane writes tokens and heartbeats, the claim lane reads claims and looks for work.
 
-A generator of actions, which is sent the result of each. The decode lane finds the results in the state at its next
-turn, so the engine never waits for a read or a claim.
+Each is a generator of actions, which is sent the result of each action. The flush lane reads nothing and waits for no
+other lane, so a slow engine or a long look for work puts off no flush. The claim lane claims the member's slot and
+notices others' claims and the end; the decode lane finds the results in the state at its next turn.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
+from storage.stores.store import StoreUnavailable
 from tasks.crew_model.rebalance import Transfers
 from tasks.sampling.session.actions import (
     Action,
@@ -23,12 +27,99 @@ from tasks.sampling.session.actions import (
     ReadOwnUnit,
     Rest,
     Seen,
+    Steps,
     Take,
     Taken,
     WriteHeartbeat,
+    WriteShard,
 )
-from tasks.sampling.session.duties import Duties, Steps
 from tasks.sampling.session.state import State
+
+log = logging.getLogger(__name__)
+FAILURES_MAX = 5
+# How much of the longest round so far the next one is still expected to take.
+REMEMBERED = 0.8
+
+
+class Duties:
+    """The failures in a row of each duty of a slot."""
+
+    def __init__(self, slot: int) -> None:
+        self._slot = slot
+        self._failures: Counter[str] = Counter()
+
+    def attempt(self, duty: str, steps: Steps) -> Steps:
+        """Do a duty. If the store is unavailable, the duty is tried again when it is next due, and others go on.
+
+        Raises StoreUnavailable at the FAILURES_MAX-th failure of the duty in a row.
+        """
+        try:
+            yield from steps
+        except StoreUnavailable as error:
+            self._failures[duty] += 1
+            log.warning("slot %d: %s failed %d times: %s", self._slot, duty, self._failures[duty], error)
+            if self._failures[duty] >= FAILURES_MAX:
+                raise
+        else:
+            self._failures[duty] = 0
+
+
+def begins_s(began_s: float, took_s: float, interval_s: float) -> float:
+    """When the next round begins, after one that began at `began_s` and took `took_s`.
+
+    Tokens are safe only when the round has ended, so it begins early enough to end within the interval even if it takes
+    twice as long as `took_s`.
+    """
+    return began_s + interval_s - min(2 * took_s, interval_s / 2)
+
+
+class FlushLane:
+    """Rounds of writing, from the first heartbeat until the member leaves."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._duties = Duties(state.config.slot)
+
+    def steps(self) -> Steps:
+        """Write at intervals; after each round the claim lane has its turn. It does not end by itself."""
+        state = self._state
+        began_s, took_s = state.now_s, 0.0
+        while True:
+            if Lane.FLUSH not in state.hastened:
+                yield Rest(begins_s(began_s, took_s, state.wake_interval_s))
+            state.hastened.discard(Lane.FLUSH)
+            began_s = state.now_s
+            if not state.announced:
+                continue
+            yield from self._round()
+            # Not the last round alone: a slow one after a quick one would end too late.
+            took_s = max(state.now_s - began_s, REMEMBERED * took_s)
+            state.hastened.add(Lane.CLAIM)
+
+    def _round(self) -> Steps:
+        """Write what is due, and what would be late at the next wake-up."""
+        state, now_s = self._state, self._state.now_s
+        soon_s = now_s + state.wake_interval_s
+        if soon_s > state.next_flush_s:
+            state.next_flush_s = now_s + state.config.flush_interval_s
+            yield from self._duties.attempt("flush", self._flush())
+        if soon_s > state.next_beat_s:
+            state.next_beat_s = now_s + state.config.heartbeat_interval_s
+            yield from self._duties.attempt("heartbeat", self._beat())
+
+    def _flush(self) -> Steps:
+        state, holdings = self._state, self._state.holdings
+        if state.leaving:
+            return  # the decode lane writes the rest
+        ends, released, asked = holdings.ends, dict(holdings.released), state.looks_asked
+        owed, state.unjournalled_tool_s = list(holdings.acting.values()), 0.0
+        yield WriteShard(holdings.take_pending())
+        for turn in owed:
+            turn.journalled = True
+        state.ends_journalled, state.released_journalled, state.looks_due = ends, released, asked
+
+    def _beat(self) -> Steps:
+        yield WriteHeartbeat(self._state.heartbeat_state())
 
 
 class ClaimLane:
