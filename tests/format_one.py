@@ -19,12 +19,12 @@ from storage.journal.response_parts import ResponsesRecord, StoredPart
 from storage.journal.responses import Response, encode_responses
 from storage.journal.shard import Finish, Origin, Row, encode_shard
 from storage.records import canonical, layout, records
-from storage.records.collected import CollectedRecord
 from storage.records.crew_records import HeartbeatRecord, RolloutEndedRecord
 from storage.records.evaluation_records import EvaluatedPrompt, EvaluationRecord
 from storage.records.failures import FailureRecord
 from storage.records.forecast_records import ForecastInput, ForecastRecord, SetupForecast, Spread
 from storage.records.framing import trailer_digest
+from storage.records.hints import CollectedRecord
 from storage.records.length_tables import LengthTable, empty_table, encode_lengths
 from storage.records.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
 from storage.records.prompt_table import PromptRow, encode_prompts

@@ -1,17 +1,17 @@
 """The work of the conclude task: verify and commit the iteration, and delete what is no longer needed."""
 
 import logging
+from collections.abc import Iterable
 
 from resources.prices import request_prices
 from resources.visible_text import markup
 from resources.work_log import at_work
 from storage.clock import SystemClock
 from storage.journal.retention import sweep
-from storage.journal.retention_config import RetentionConfig
 from storage.records import layout
 from storage.records.evaluations import evaluations
-from storage.records.failures import last_failures, slot_failures
-from storage.records.records import TRAIN_POOL, ReportRecord
+from storage.records.failures import FailureRecord, last_failures, slot_failures
+from storage.records.records import TRAIN_POOL, PlanRecord, ReportRecord
 from storage.records.run import connect_to_run, read_plan, read_run, release_lease
 from storage.stores.store import CorruptObject, ObjectStore
 from tasks.concluding.host_tab import host_tab
@@ -43,15 +43,14 @@ def commit_and_report(plan: PlanReference, *, last: bool) -> tuple[IterationOutc
     store = connect_to_run(plan.run_url)
     written = read_plan(store, plan.iteration)
     config = config_in_force(store, written)
-    pools = config.pools
+    # A pool may have been removed from the configuration since.
+    rollout_pools = parse_held(written.config).pools.rollout_pools | config.pools.rollout_pools
+    prices = {name: pool.price_usd_per_h for name, pool in rollout_pools.items()} | {
+        TRAIN_POOL: config.trainer.nnodes * config.pools.train.price_usd_per_h,
+        CONTROL_POOL: config.pools.control.price_usd_per_h,
+    }
     at_work("waiting for members to say that they have left")
     await_goodbyes(store, written, config.rollout.flush_interval_s + GOODBYE_S, SystemClock())
-    # A pool may have been removed from the configuration since.
-    rollout_pools = parse_held(written.config).pools.rollout_pools | pools.rollout_pools
-    prices = {name: pool.price_usd_per_h for name, pool in rollout_pools.items()} | {
-        TRAIN_POOL: config.trainer.nnodes * pools.train.price_usd_per_h,
-        CONTROL_POOL: pools.control.price_usd_per_h,
-    }
     at_work("comparing what was trained with the plan and the journal")
     report = conclude_iteration(
         store,
@@ -62,29 +61,20 @@ def commit_and_report(plan: PlanReference, *, last: bool) -> tuple[IterationOutc
         requests=request_prices(plan.run_url),
     )
     # What other tasks wait for comes before what is for people.
+    not_come = ""
     if last:
         release_lease(store, plan.execution)
-    not_come = described(slots_not_come(store, plan.iteration, plan.execution)) if last else ""
+        not_come = described(slots_not_come(store, plan.iteration, plan.execution))
     if not_come:
         log.warning(not_come)
     at_work("deleting what is no longer needed")
-    tidy(store, config.retention)
+    try:
+        swept = sweep(store, config.retention, newest=ITERATIONS_SWEPT)
+        log.info("compacted %d iterations, deleted %d objects", len(swept.compacted), len(swept.deleted))
+    except Exception as error:  # noqa: BLE001 - the iteration is committed, and the next conclusion deletes the rest
+        log.warning("not everything that is no longer needed was deleted: %s", error)
     at_work("drawing the Deck")
-    run, history = read_run(store), _write_all_metrics(store, report)
-    spent = spent_facts(run, [each.metrics for each in history])
-    tabs = render(
-        report,
-        history,
-        notes=[*still_failed(store, plan.iteration), *warnings(store, plan, report, not_come)],
-        facts={"run": store.url, **run_facts(run), **spent, "committed": charts.utc(report.created_at_s)},
-        evaluated=evaluations(store),
-    )
-    tabs = {"Overview": tabs.pop("Overview")} | responses_tab(store, plan.iteration) | tabs
-    tabs["Plan"] = plan_tab(written.decisions, report.metrics)
-    tabs |= host_tab(config)
-    tabs["Configuration"] = styled([f"<pre>{markup(in_force(dump(config)))}</pre>"])
-    store.put(layout.deck(plan.iteration), page(f"Gleaner, iteration {plan.iteration}", tabs).encode())
-    log_to_trackers(store, config, report)
+    tabs = _inform(store, plan, written, config, report, not_come)
     outcome = IterationOutcome(
         run_url=plan.run_url,
         iteration=plan.iteration,
@@ -98,10 +88,29 @@ def commit_and_report(plan: PlanReference, *, last: bool) -> tuple[IterationOutc
     return outcome, tabs
 
 
-def still_failed(store: ObjectStore, iteration: int) -> list[str]:
-    """What failed last, as this iteration is committed, and has not succeeded since."""
-    found = last_failures(store, iteration + 1)
-    return [failure_line(failure) for failure in found]
+def _inform(
+    store: ObjectStore, plan: PlanReference, written: PlanRecord, config: RunConfig, report: ReportRecord, not_come: str
+) -> dict[str, str]:
+    """Write the metrics and the page of a committed iteration, log to trackers, and return the page's tabs."""
+    run, history = read_run(store), _write_all_metrics(store, report)
+    # What failed last, as this iteration is committed, and has not succeeded since.
+    failed = last_failures(store, plan.iteration + 1)
+    attempts = slot_failures(store, plan.iteration, plan.execution)
+    evaluated = evaluations(store)
+    notes = [*map(failure_line, failed), *_warnings(attempts.values(), report, not_come)]
+    spent = spent_facts(run, [each.metrics for each in history])
+    facts = {"run": store.url, **run_facts(run), **spent, "committed": charts.utc(report.created_at_s)}
+    tabs = render(report, history, notes=notes, facts=facts, evaluated=evaluated)
+    tabs = {"Overview": tabs.pop("Overview")} | responses_tab(store, plan.iteration) | tabs
+    tabs["Plan"] = plan_tab(written.decisions, report.metrics)
+    tabs |= host_tab(config)
+    tabs["Configuration"] = styled([f"<pre>{markup(in_force(dump(config)))}</pre>"])
+    store.put(layout.deck(plan.iteration), page(f"Gleaner, iteration {plan.iteration}", tabs).encode())
+    if config.tracking.backends:
+        # A tracker that fails or hangs is logged, and skipped.
+        entry = tracked_iteration(report, config.tracking, run_id=run.nonce, run_url=store.url)
+        track(entry, {backend: TRACKERS[backend] for backend in config.tracking.backends})
+    return tabs
 
 
 def _write_all_metrics(store: ObjectStore, report: ReportRecord) -> list[ReportRecord]:
@@ -113,34 +122,15 @@ def _write_all_metrics(store: ObjectStore, report: ReportRecord) -> list[ReportR
         return [report]
 
 
-def warnings(store: ObjectStore, plan: PlanReference, report: ReportRecord, not_come: str) -> list[str]:
+def _warnings(attempts: Iterable[FailureRecord], report: ReportRecord, not_come: str) -> list[str]:
     """What people should know: failed attempts at slots, slots not started, estimated costs, responses all cut."""
-    failed = slot_failures(store, plan.iteration, plan.execution)
-    notes = [f"an attempt of slot {found.slot} failed, on {found.host}: {found.error}" for found in failed.values()]
+    notes = [f"an attempt of slot {found.slot} failed, on {found.host}: {found.error}" for found in attempts]
     estimated = int(report.metrics["cost/lives_estimated"])
     if estimated:
         notes.append(f"the heartbeats of {estimated} members cannot be read: what they cost is an upper bound")
     for note in notes:
-        log.warning("iteration %d: %s", plan.iteration, note)
+        log.warning("iteration %d: %s", report.iteration, note)
     cut = cut_line(report)
     if cut is not None:
         log.warning(cut)
     return [*([] if cut is None else [cut]), *notes, *([not_come] if not_come else [])]
-
-
-def tidy(store: ObjectStore, config: RetentionConfig) -> None:
-    """Compact and delete; an error is logged and left to the next conclusion, because the iteration is committed."""
-    try:
-        swept = sweep(store, config, newest=ITERATIONS_SWEPT)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it must not fail a committed iteration
-        log.warning("not everything that is no longer needed was deleted: %s", error)
-    else:
-        log.info("compacted %d iterations, deleted %d objects", len(swept.compacted), len(swept.deleted))
-
-
-def log_to_trackers(store: ObjectStore, config: RunConfig, report: ReportRecord) -> None:
-    """Log the iteration where the section `tracking` says; a tracker that fails or hangs is logged, and skipped."""
-    if not config.tracking.backends:
-        return
-    entry = tracked_iteration(report, config.tracking, run_id=read_run(store).nonce, run_url=store.url)
-    track(entry, {backend: TRACKERS[backend] for backend in config.tracking.backends})

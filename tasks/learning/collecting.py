@@ -18,7 +18,7 @@ from storage.fleet.fleet_records import DueRecord
 from storage.fleet.phase_failure import phase_failure
 from storage.fleet.seats import newest_seat
 from storage.records import layout, model_files, prompt_table, records
-from storage.records.collected import CollectedRecord
+from storage.records.hints import CollectedRecord
 from storage.records.records import PlanRecord, TrainingRecord
 from storage.records.run import connect_to_run, exists, is_trained, read_plan
 from storage.stores.connect import connect

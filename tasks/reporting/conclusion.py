@@ -16,9 +16,10 @@ from storage.clock import Clock
 from storage.journal.assembly import JournalReader
 from storage.journal.compaction import read_batches, unused_responses
 from storage.journal.response_parts import PART_TOKENS, parts_of_plan
+from storage.journal.shard import Finish, Origin
 from storage.records import layout, records
-from storage.records.collected import collected
-from storage.records.prompt_table import read_prompts
+from storage.records.hints import collected
+from storage.records.prompt_table import PromptRow, read_prompts
 from storage.records.records import GradedResponse, PlanRecord, ReportRecord, SlotLife, TrainingRecord
 from storage.records.run import exists, read_plan
 from storage.stores.store import ObjectMissing, ObjectStore, StorageError
@@ -28,7 +29,6 @@ from tasks.history.run_cost import USD_RUN, spent_usd
 from tasks.reporting.costs import Rates, cost_metrics
 from tasks.reporting.one_clock import CLOCKS_AGREE_S, concluded_at, on_one_clock
 from tasks.reporting.pool_observations import pool_observations
-from tasks.reporting.prefill import naive_prefill_tokens, prefill_metrics
 from tasks.reporting.slot_lives import JournalTally, read_heartbeats, slot_lives, unannounced
 from tasks.reporting.turns_tally import TurnsTally
 from tasks.reporting.verification import IntegrityError, verified_parts
@@ -239,3 +239,46 @@ def resume_metrics(lives: Sequence[SlotLife]) -> dict[str, float]:
         "resume/tokens_recovered": float(sum(life.tokens_recovered for life in lives)),
         "resume/tokens_regenerated": float(sum(life.tokens_regenerated for life in lives)),
     }
+
+
+def prefill_metrics(lives: Sequence[SlotLife], naive: int) -> dict[str, float]:
+    """Tokens computed, tokens without sharing (`naive`), and their quotient, which is absent if the second is 0.
+
+    The first is a lower bound if a life ended after its last heartbeat.
+    """
+    computed = sum(life.prefill_tokens for life in lives)
+    metrics = {"rollout/prefill_tokens": float(computed), "rollout/prefill_tokens_naive": float(naive)}
+    return metrics | ({"rollout/prefill_share": computed / naive} if naive else {})
+
+
+def naive_prefill_tokens(plan: PlanRecord, prompts: Sequence[PromptRow], reader: JournalReader, part: range) -> int:
+    """The tokens that engines without any sharing compute for the responses of a part, whose rows the reader holds.
+
+    They are prompt and prefix, each time that the policy begins or goes on after an observation. prompts: one row per
+    group of the plan. A response counts as begun under a claim if the policy has tokens in the journal under that
+    claim, counted or void.
+    """
+    return sum(
+        len(prompts[response // plan.num_generations].token_ids) + start
+        for response in part
+        for start in _starts(response, reader)
+    )
+
+
+def _starts(response: int, reader: JournalReader) -> list[int]:
+    """The number of tokens that a response already had, each time that the policy began a stretch of it."""
+    owner = reader.book.owner(response)
+    claims = [(span.incarnation, span.epoch) for span in reader.book.sealed(response)]
+    claims += [] if owner is None else [(owner.incarnation, owner.epoch)]
+    # A member that releases a response that it never began writes a row without tokens.
+    starts = []
+    for incarnation, epoch in claims:
+        rows = [row for _, row in reader.shards.rows(incarnation, epoch, response)]
+        rows = [row for row in rows if len(row.token_ids) or row.finish is Finish.AGAIN]
+        before = [None, *(row.origin for row in rows)]
+        starts += [
+            row.start
+            for row, last in zip(rows, before, strict=False)
+            if row.origin is Origin.POLICY and last is not Origin.POLICY
+        ]
+    return starts

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 
 from resources.prices import RequestPrices, dollars
-from storage.records.collected import CollectedRecord
+from storage.records.hints import CollectedRecord
 from storage.records.records import JOINED_POOL, TRAIN_POOL, ReportRecord, SlotLife, TrainingRecord
 
 CONTROL_POOL = "control"

@@ -65,12 +65,11 @@ def keep(work: TaskSubject, error: BaseException, cause: str, limit_s: float = K
     if isinstance(error, NO_FAILURES):
         return
 
-    def act() -> None:
-        store = connect(work.run_url)
+    def act(store: ObjectStore) -> None:
         if exists(store, layout.RUN):
             keep_failure(store, _record(store, work, cause))
 
-    _within(limit_s, act, "the failure is not kept in the run")
+    _within(work, limit_s, act, "the failure is not kept in the run")
 
 
 def keep_silent_end(work: TaskSubject, attempt: int, limit_s: float = KEEP_LIMIT_S) -> None:
@@ -79,14 +78,13 @@ def keep_silent_end(work: TaskSubject, attempt: int, limit_s: float = KEEP_LIMIT
     A container cannot report that its memory ran out. attempt: the number of the present attempt, from 0.
     """
 
-    def act() -> None:
-        store = connect(work.run_url)
+    def act(store: ObjectStore) -> None:
         kept = (each for each in last_failures(store, 0) if each.execution == work.execution)
         if not any(each.task == work.task for each in kept):
             keep_failure(store, _record(store, work, f"attempt {attempt} was killed: {KILLED}"))
 
     if attempt:
-        _within(limit_s, act, "that an attempt was killed is not kept in the run")
+        _within(work, limit_s, act, "that an attempt was killed is not kept in the run")
 
 
 def forget(work: TaskSubject, limit_s: float = KEEP_LIMIT_S) -> None:
@@ -94,13 +92,12 @@ def forget(work: TaskSubject, limit_s: float = KEEP_LIMIT_S) -> None:
     if work.slot is not None:
         return
 
-    def act() -> None:
-        store = connect(work.run_url)
+    def act(store: ObjectStore) -> None:
         forget_failure(store, work.task)
         if work.task == "conclude":
             forget_slots(store, work.execution)
 
-    _within(limit_s, act, "the last failure stays in the run, although the task has succeeded since")
+    _within(work, limit_s, act, "the last failure stays in the run, although the task has succeeded since")
 
 
 def failure_line(failure: FailureRecord) -> str:
@@ -168,12 +165,12 @@ def _iteration(store: ObjectStore, work: TaskSubject) -> int:
     return iteration
 
 
-def _within(limit_s: float, act: Callable[[], None], or_else: str) -> None:
-    """Run `act` in a thread, wait for at most `limit_s`, then leave the thread behind."""
+def _within(work: TaskSubject, limit_s: float, act: Callable[[ObjectStore], None], or_else: str) -> None:
+    """Run `act` on the run's store in a thread, wait for at most `limit_s`, then leave the thread behind."""
 
     def run() -> None:
         try:
-            act()
+            act(connect(work.run_url))
         except Exception as error:  # noqa: BLE001 - it must not hide the error to report, nor undo a success
             log.warning("%s: %s", or_else, one_line(str(error)))
 

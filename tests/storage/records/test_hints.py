@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from storage.records import layout, records
-from storage.records.collected import collected
+from storage.records.hints import collected
 from storage.records.records import ReportRecord
 from storage.records.run import read_report
 from storage.stores.memory import MemoryStore

@@ -8,7 +8,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 from storage.clock import ManualClock, SystemClock
 from storage.records import layout, records
-from storage.records.collected import collected
+from storage.records.hints import collected
 from storage.records.records import BatchRecord
 from storage.records.run import exists, lease_holder
 from storage.weights import tensor_sets

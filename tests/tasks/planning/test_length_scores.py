@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.planning.length_scores import rank_correlation, ranks, recall_of_longest
+from tasks.planning.lengths import rank_correlation, ranks, recall_of_longest
 
 LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=40)
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from storage.records.length_tables import empty_table
 from storage.records.prompt_table import PromptRow
-from tasks.planning.length_scores import rank_correlation
+from tasks.planning.lengths import rank_correlation
 from tasks.planning.prompt_features import PromptFeatures, prompt_features
 from tasks.planning.ranker import scores, trained
 

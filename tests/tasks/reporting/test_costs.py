@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resources.prices import RequestPrices
-from storage.records.collected import CollectedRecord
+from storage.records.hints import CollectedRecord
 from storage.records.records import TRAIN_POOL, ReportRecord, SlotLife, TrainingRecord
 from tasks.reporting.costs import Rates, cost_metrics, crew_cost, life_time, trainer_time, usd_per_reward_point
 

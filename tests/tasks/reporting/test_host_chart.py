@@ -3,7 +3,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from storage.fleet.spent_records import SpentEntry
-from tasks.reporting.host_chart import ENTRIES_MAX, host_chart
+from tasks.concluding.host_tab import ENTRIES_MAX, host_chart
 
 NAMES = {"own": "this run", "other": "another run <&>"}
 

@@ -9,7 +9,7 @@ from storage.journal.shard import Finish
 from storage.records.prompt_table import PromptRow
 from storage.records.records import PlanRecord, SlotLife
 from storage.stores.memory import MemoryStore
-from tasks.reporting.prefill import naive_prefill_tokens, prefill_metrics
+from tasks.reporting.conclusion import naive_prefill_tokens, prefill_metrics
 from tests.journals import Incarnation, a_plan
 
 PLAN = a_plan(groups=1, generations=4)

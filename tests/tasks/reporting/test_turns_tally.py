@@ -6,8 +6,7 @@ import pytest
 
 from storage.journal.shard import Finish
 from storage.records.prompt_table import PromptRow
-from tasks.reporting.conclusion import response_metrics
-from tasks.reporting.prefill import naive_prefill_tokens
+from tasks.reporting.conclusion import naive_prefill_tokens, response_metrics
 from tasks.reporting.slot_lives import JournalTally
 from tasks.reporting.verification import IntegrityError, verified_parts
 from tests.turn_journals import NAME, PLAN, read_back, said, turns_metrics
