@@ -2,7 +2,7 @@
 
 The benchmark trains the demo's tiny policy on few prompts, so that they recur, and walks through its records, iteration
 by iteration, as conclude does: every predictor predicts an iteration before it sees the lengths. With `--run` it walks
-through another run's directory. Recall is that of the longest fifth of the groups (tasks/planning/length_scores.py).
+through another run's directory. Recall is that of the longest fifth of the groups (tasks/planning/lengths.py).
 """
 
 import argparse

@@ -27,7 +27,7 @@ FILL_IN: dict[str, tuple[str, Any]] = {
     ),
 }
 # In place of fields that may be open, and that others need.
-# Without an integer, because a document of floats alone is read in its own way (tasks/configuration/numbers.py).
+# Without an integer, because a document of floats alone is read in its own way (tasks/configuration/problems.py).
 _STAND_INS: dict[str, Any] = {"optimizer.total_steps": 1e9}
 # Sections in which a value that is not known changes what is learned.
 _LEARNED = ("run.", "data.", "sampling.", "algorithm.", "optimizer.")

@@ -16,7 +16,6 @@ from resources.pools import PoolConfig
 from resources.prices import request_prices
 from storage.paths import expanded
 from storage.records.forecast_records import ForecastInput
-from tasks.configuration.engine_settings import engine_settings
 from tasks.configuration.forecast import VLLM_COLD_START_S, VLLM_INVARIANT_START_S, VLLM_START_S
 from tasks.configuration.rollout import OUR_ENGINES
 from tasks.configuration.run_config import RunConfig
@@ -30,6 +29,7 @@ from tasks.forecasting.trainer_inputs import state_s, trainer_scenario
 from tasks.hub.policy_size import config_folder
 from tasks.hub.repositories import HubError, names_repository
 from tasks.planning.division import groups_in_budget
+from tasks.sampling.engines.choose import engine_settings
 
 # Iterations simulated of each setup; the remaining ones are scaled.
 ITERATIONS_SIMULATED = 12

@@ -15,11 +15,10 @@ from resources.model_size import CACHE_VALUE_BYTES, ModelSize, size_from_config
 from resources.pools import PoolConfig, pool_path
 from resources.prices import machine_price
 from storage.errors import WrongInputError
-from tasks.configuration.engine_settings import engine_settings
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.run_config import RunConfig
 from tasks.preparing.adapter_fit import check_vllm_adapts
-from tasks.sampling.engines.choose import context_length
+from tasks.sampling.engines.choose import context_length, engine_settings
 
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}

@@ -1,6 +1,6 @@
 """Environments: the protocol by which a session has the policy's turns answered, and the values that it exchanges.
 
-Real ones are child processes (`process_environments.py`); `scripted_environments.py` is deterministic and runs on any
+Real ones are child processes (`opened_environments.py`); `scripted_environments.py` is deterministic and runs on any
 clock. Every implementation passes tasks/turns/testing.py.
 """
 

@@ -1,12 +1,14 @@
 """Builds a member's engine: the configured engine, or with "auto" the machine's best, and logs the choice."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from resources.model_config import ModelConfigError, model_fields, positions_max
 from storage.clock import SystemClock
 from tasks.configuration.rollout import RolloutConfig
+from tasks.configuration.run_config import RunConfig
 from tasks.sampling.engines.engine import Engine, EngineError
 from tasks.sampling.engines.vllm_names import installed_version
 
@@ -90,3 +92,15 @@ def context_length(config: RolloutConfig, model_dir: Path) -> int:
     if asked is not None and own is not None and asked > own:
         raise EngineError(f"rollout.context_length: {asked} given; allowed: up to the model's own {own}")
     return asked or own or 0
+
+
+def engine_settings(config: RunConfig) -> RolloutConfig:
+    """The section `rollout` for an engine: `vllm.batch_invariant` is true or false.
+
+    "auto" is false where the loss corrects for the sampler anyway, because batch-invariant kernels cost speed, and true
+    where nothing corrects. A user who wants resumed responses to be identical says true.
+    """
+    rollout = config.rollout
+    if rollout.vllm.batch_invariant != "auto":
+        return rollout
+    return replace(rollout, vllm=replace(rollout.vllm, batch_invariant=not config.algorithm.corrects_for_sampler))

@@ -24,12 +24,11 @@ from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.waiting import Wait
 from storage.weights.adapters import loaded_bytes
 from storage.weights.cache import open_cache
-from tasks.configuration.engine_settings import engine_settings
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.run_config import RunConfig
 from tasks.device.gpu_check import check_gpus
-from tasks.sampling.engines.choose import build_engine
+from tasks.sampling.engines.choose import build_engine, engine_settings
 from tasks.sampling.engines.engine import Engine, EngineError
 from tasks.sampling.session.pulled_model import WeightSource
 from tasks.sampling.session.session import Session

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tasks.configuration.engine_settings import engine_settings
 from tasks.configuration.run_config import parse
+from tasks.sampling.engines.choose import engine_settings
 
 MINIMAL = {
     "run": {"url": "runs/x"},
