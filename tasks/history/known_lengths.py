@@ -47,18 +47,14 @@ def learn_lengths(
     whole = np.array([all(g * size + k in lengths for k in range(size)) for g in range(len(rows))], dtype=bool)
     groups = [[lengths[group * size + sample] for sample in range(size)] for group in np.flatnonzero(whole).tolist()]
     found = np.array(groups, dtype=np.float64).reshape(-1, size)
-    table, scored = learn(
-        _table_before(store, plan.iteration),
-        prompt_features(rows).take(whole),
-        found,
-        iteration=plan.iteration,
-        length_max=plan.sampling.max_completion_length,
-    )
-    if not commit_lengths(store, table):
-        log.warning("iteration %d: a different table of learned lengths exists already", plan.iteration)
+    before, prompts = _table_before(store, plan.iteration), prompt_features(rows).take(whole)
+    length_max = plan.sampling.max_completion_length
+    table, scored = learn(before, prompts, found, iteration=plan.iteration, length_max=length_max)
     named = {f"{name}/": one for name, one in scored.items()}
     if plan.lengths is not None and len(plan.lengths.expected) == len(rows) and len(groups) > 1:
         named[""] = score(np.array(plan.lengths.expected)[whole], found.mean(axis=1))
+    if not commit_lengths(store, table):
+        log.warning("iteration %d: a different table of learned lengths exists already", plan.iteration)
     return {
         f"lengths/{name}{field}": value
         for name, one in named.items()

@@ -85,6 +85,7 @@ class Performer:
         self._clock = clock
         self._enough = enough
         self._is_useless = is_useless
+        self._heartbeat = HeartbeatWriter(store, plan.iteration, incarnation, engine, config, clock)
         self._claimant = Claimant(
             store,
             plan,
@@ -95,7 +96,6 @@ class Performer:
             parallel_reads=config.parallel_reads,
         )
         self._writer = JournalWriter(store, plan.iteration, incarnation, plan.weight_version)
-        self._heartbeat = HeartbeatWriter(store, plan.iteration, incarnation, engine, config, clock)
         self._claims_told: tuple[int, int] | None = None
         self._performs = {
             Lane.DECODE: self._engine_action,
