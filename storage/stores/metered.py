@@ -29,6 +29,9 @@ class Requests:
     def __add__(self, other: "Requests") -> "Requests":
         return Requests(self.puts + other.puts, self.gets + other.gets, self.bytes_read + other.bytes_read)
 
+    def __sub__(self, other: "Requests") -> "Requests":
+        return Requests(self.puts - other.puts, self.gets - other.gets, self.bytes_read - other.bytes_read)
+
 
 class MeteredStore:
     """`store` with a count, in `requests`, of what was asked of it through this object, answered or not."""

@@ -14,7 +14,7 @@ from storage.records import layout
 from storage.records.records import JOINED_POOL, PlanRecord
 from storage.records.run import exists, next_iteration, read_plan, read_run
 from storage.stores.connect import connect
-from storage.stores.metered import metered
+from storage.stores.metered import Requests, metered, requests_of
 from storage.stores.store import ObjectMissing, ObjectStore
 from storage.waiting import Wait
 from tasks.configuration import user_function
@@ -81,7 +81,8 @@ def join_run(
     plan = _next_plan(store, 0, limits, ends_s, notice, clock)
     if plan is None:
         return 0
-    paid_since_s, planned = started_at_s(), PlannedIteration(store, plan, config_in_force(store, plan))
+    paid_since_s, requests_before = started_at_s(), Requests()
+    planned = PlannedIteration(store, plan, config_in_force(store, plan))
     tell(_what_runs(planned.config, run_tools))
     with equipped(planned, build, clock) as equipment:
         while True:
@@ -90,6 +91,7 @@ def join_run(
             settings = replace(
                 settings,
                 started_at_s=paid_since_s,
+                requests_before=requests_before,
                 usd_per_hour=usd_per_hour,
                 time_limit_s=left_s,
                 # A joined member stays while it has no work, as it also waits between two iterations.
@@ -100,7 +102,7 @@ def join_run(
             except Preempted:
                 return helped + 1
             report(plan, outcome)
-            helped, paid_since_s = helped + 1, clock.wall()
+            helped, paid_since_s, requests_before = helped + 1, clock.wall(), requests_of(store)
             # An evaluation has one iteration only.
             if helped == limits.iterations or plan.weights_url is not None:
                 break

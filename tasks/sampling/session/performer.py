@@ -268,7 +268,7 @@ class HeartbeatWriter:
     def beat(self, heartbeat_state: HeartbeatState) -> None:
         """Overwrite the heartbeat."""
         self._beats += 1
-        requests = requests_of(self._store)
+        requests = requests_of(self._store) - self._config.requests_before
         record = HeartbeatRecord(
             incarnation=self._incarnation,
             slot=self._config.slot,

@@ -1,9 +1,10 @@
 """SessionConfig: the slot, names and intervals of one incarnation. It knows nothing of the run's configuration."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from storage.journal.journal import PARALLEL_READS
+from storage.stores.metered import Requests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +17,7 @@ class SessionConfig:
         host: the name of the machine.
         pid: the id of the process.
         started_at_s: the start of payment for the machine, on the machine's wall clock; None: the session's start.
+        requests_before: requests to the store that are not the session's.
         usd_per_hour: the price of the machine; None: the price of the pool.
         flush_interval_s: as in RolloutConfig.
         heartbeat_interval_s: as in RolloutConfig.
@@ -38,6 +40,7 @@ class SessionConfig:
     host: str
     pid: int
     started_at_s: float | None = None
+    requests_before: Requests = field(default_factory=Requests)
     usd_per_hour: float | None = None
     flush_interval_s: float
     heartbeat_interval_s: float

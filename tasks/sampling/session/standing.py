@@ -18,7 +18,7 @@ from storage.records import layout
 from storage.records.records import TRAIN_POOL, PlanRecord
 from storage.records.run import exists, read_plan
 from storage.stores.connect import connect
-from storage.stores.metered import metered
+from storage.stores.metered import Requests, metered, requests_of
 from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore, StoreUnavailable
 from tasks.configuration.iteration_config import config_in_force
 from tasks.sampling.engines.choose import build_engine
@@ -199,7 +199,7 @@ class Standing:
 
 
 class _Process:
-    """This process: the run's store, the engine, and since when it is paid for."""
+    """This process: the run's store, the engine, and since when its time and requests are paid for."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class _Process:
         self._equipment = equipment
         self._notice = notice
         self._clock = clock
-        self._paid_since_s = started_at_s()
+        self._paid_since_s, self._requests_before = started_at_s(), Requests()
 
     def work(self, plan: PlanRecord, enough: Callable[[], bool] | None) -> SessionOutcome:
         """One session on the plan."""
@@ -223,12 +223,13 @@ class _Process:
         settings = replace(
             session_config(planned.config, slot=slot_in(self._store, plan, self._post.slot), pool=pool),
             started_at_s=self._paid_since_s,
+            requests_before=self._requests_before,
         )
         if enough is not None:
             # It is paid for whether or not it decodes, so it takes what it can.
             settings = replace(settings, standing=True, idle_timeout_s=math.inf)
         outcome = run_session(planned, self._equipment, settings, self._notice, self._clock, enough)
-        self._paid_since_s = self._clock.wall()
+        self._paid_since_s, self._requests_before = self._clock.wall(), requests_of(self._store)
         return outcome
 
     def warm(self, route: Route) -> bool:

@@ -1,24 +1,28 @@
 """A member of the crew from nothing but a run's url and its slot."""
 
 import threading
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 import torch
 
-from storage.clock import SystemClock
+from storage.clock import ManualClock, SystemClock
 from storage.journal.assembly import JournalReader
 from storage.records import layout, records
 from storage.records.crew_records import HeartbeatRecord
 from storage.records.records import ClosedRecord
 from storage.records.run import read_plan
 from storage.stores.memory import MemoryStore
+from storage.stores.metered import metered, requests_of
 from storage.stores.store import CorruptObject, ObjectMissing
 from tasks.device.gpu_check import WrongGpus
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.engine import EngineError
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
-from tasks.sampling.session.member import generate_slot
+from tasks.sampling.session.actions import HeartbeatState
+from tasks.sampling.session.member import generate_slot, session_config
+from tasks.sampling.session.performer import HeartbeatWriter
 from tasks.sampling.session.session_outcome import Preempted
 from tests.processes import wait_until
 from tests.small_run import config, everything, memory_store, model_directory, plan_iteration, roll_out
@@ -270,6 +274,22 @@ def test_a_member_tells_what_it_took(store):
     assert told.gets >= 10
     read = [key for key in store.list("") if key.startswith((layout.MODEL, layout.weights(0)))]
     assert told.bytes_read > sum(len(store.get(key)) for key in read)
+
+
+def test_a_later_session_of_a_process_counts_only_its_own_requests(model):
+    store, clock = metered(MemoryStore("counted")), ManualClock()
+    store.put("earlier", bytes(7))
+    assert len(store.get("earlier")) == 7
+    settings = session_config(config(URL, model), slot=0, pool="rollout")
+    later = replace(settings, requests_before=requests_of(store))
+    assert len(store.get("earlier")) == 7
+    told = {"state": "working", "working_at_s": None, "decode_s": 0.0, "step_s": ()}
+    state = HeartbeatState(**{**dict.fromkeys((each.name for each in fields(HeartbeatState)), 0), **told})
+    for name, its_own in (("first", settings), ("later", later)):
+        HeartbeatWriter(store, 0, name, ScriptedEngine(9, 1), its_own, clock).beat(state)
+    first, second = (records.read(store, HeartbeatRecord, layout.alive(0, name)) for name in ("first", "later"))
+    assert (first.puts, first.gets, first.bytes_read) == (1, 2, 14)
+    assert (second.puts, second.gets, second.bytes_read) == (1, 1, 7)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
