@@ -62,14 +62,6 @@ def test_a_rate_is_told_after_half_a_claim_ttl_of_decoding(told):
     assert told([8] * 6, 10.0) == [None, None, None, *[pytest.approx(80.0)] * 3]
 
 
-def test_a_batch_that_shrinks_does_not_look_faster(told):
-    """Responses end, 80 at first and one at last: each decodes as fast as ever."""
-    runnings = [80, 80, 80, 60, 40, 20, 10, 5, 2, 1, 1]
-    rates = told(runnings, 10.0)[3:]
-    shown = [80, 80, 80, 60, 40, 20, 10, 5, 2, 1, 1]
-    assert rates == [pytest.approx(10.0 * running, rel=1e-3) for running in shown[2:-1]]
-
-
 def test_a_member_without_a_running_response_tells_no_rate_and_begins_anew(told):
     rates = told([4, 4, 4, 4, 0, 4, 4, 4, 4], 10.0)
     assert rates[5] is None
