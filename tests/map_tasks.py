@@ -69,3 +69,9 @@ def waits(number: int, folder: str) -> int:
     Path(folder, f"waits-{number}-{os.getpid()}").touch()
     time.sleep(600)
     return number
+
+
+@task
+def threads(number: int) -> int:
+    """The number of threads for which the process may use a core each."""
+    return int(os.environ["OMP_NUM_THREADS"])

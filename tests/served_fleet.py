@@ -1,8 +1,11 @@
 """A fleet that a host with real processes serves in a thread of this process, and runs to train on it."""
 
+import json
+import tempfile
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 
 from storage.clock import SystemClock
 from storage.fleet import fleet_layout
@@ -95,16 +98,21 @@ def a_shared_run(tmp_path, fleet, model, name, cycle_s=10.0, ranks=1, **sections
     return settings
 
 
-def alone(tmp_path, model, name, iterations, **sections):
-    """The states of the same run with a trainer of its own."""
-    url = str(tmp_path / "alone" / name)
-    settings = config(url, model, **{**KEPT, **sections})
-    for iteration in range(iterations):
-        plan_iteration(settings)
-        roll_out(url, iteration)
-        train_small(url, iteration)
-        commit_iteration(url, iteration)
-    return states(url)
+def alone(model, iterations, **sections):
+    """The states of a run of these settings with a trainer of its own, which is trained once."""
+    return _learned_alone(model, iterations, json.dumps(sections))
+
+
+@cache
+def _learned_alone(model, iterations, sections):
+    with tempfile.TemporaryDirectory() as url:
+        settings = config(url, model, **{**KEPT, **json.loads(sections)})
+        for iteration in range(iterations):
+            plan_iteration(settings)
+            roll_out(url, iteration)
+            train_small(url, iteration)
+            commit_iteration(url, iteration)
+        return states(url)
 
 
 def states(url):

@@ -2,7 +2,9 @@
 
 import importlib
 import re
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from storage.errors import UserCodeError
@@ -21,7 +23,7 @@ def load_function(spec: str) -> Any:
     Raises NotAFunction, or whatever importing the module raises.
     """
     module_name, _, path = spec.partition(":")
-    found: Any = importlib.import_module(module_name)
+    found: Any = _imported(module_name)
     for part in path.split("."):
         if not hasattr(found, part):
             there = ", ".join(name for name in dir(found) if not name.startswith("_"))
@@ -30,6 +32,21 @@ def load_function(spec: str) -> Any:
     if not callable(found):
         raise NotAFunction(f"it is of type {type(found).__name__}; allowed: a function")
     return found
+
+
+def _imported(module_name: str) -> Any:
+    """The module; where nobody has a module of this name, the error says which folders were searched."""
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            # The module is there, and imports what is not.
+            raise
+        installed = (sys.prefix, sys.base_prefix)
+        own = [Path(each) for each in sys.path if not each.startswith(installed)]
+        folders = dict.fromkeys(str(each.resolve()) for each in own if each.is_dir())
+        searched = ", ".join([*folders, "the installed packages"])
+        raise ModuleNotFoundError(f"{error}; searched: {searched}", name=error.name) from None
 
 
 def load_or_refuse(spec: str, refused: Callable[[str], ValueError]) -> Callable[..., Any]:

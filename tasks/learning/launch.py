@@ -20,7 +20,8 @@ from tasks.sampling.engines.engine import EngineDied
 PROGRAM = Path(__file__).with_name("training_rank.py")
 # What `train_iteration` raises where another attempt may help.
 MAY_PASS = (StoreUnavailable, EngineDied, WrongNode)
-IMPORTS = ("tasks.learning.train_iteration", "transformers.modeling_utils")
+# Arrow imports pandas for its first array.
+IMPORTS = ("tasks.learning.train_iteration", "transformers.modeling_utils", "pandas")
 
 
 def train_here(run_url: str, iteration: int, execution: str, clock: Clock) -> TrainingRecord:

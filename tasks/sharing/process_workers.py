@@ -18,7 +18,8 @@ from tasks.sharing.workers import Restored, WorkerPhase, WorkerState
 
 STATES = TypeAdapter(WorkerState)
 PROGRAM = Path(__file__).with_name("worker_process.py")
-IMPORTS = ("tasks.sharing.phase_trainer", "transformers.modeling_utils")
+# Arrow imports pandas for its first array.
+IMPORTS = ("tasks.sharing.phase_trainer", "transformers.modeling_utils", "pandas")
 # How far an order has got; phases with equal numbers are equally far.
 PROGRESS: dict[WorkerPhase, int] = {
     "absent": 0,

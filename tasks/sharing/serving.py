@@ -21,7 +21,13 @@ from tasks.sharing.process_workers import ProcessWorkers
 
 log = logging.getLogger(__name__)
 MEMBER_PROGRAM = Path(__file__).parents[2] / "gleaner.py"
-MEMBER_IMPORTS = ("tasks.sampling.session.join", "tasks.sampling.engines.torch_engine", "transformers.modeling_utils")
+# Arrow imports pandas for its first array.
+MEMBER_IMPORTS = (
+    "tasks.sampling.session.join",
+    "tasks.sampling.engines.torch_engine",
+    "transformers.modeling_utils",
+    "pandas",
+)
 MEMBER_END_LIMIT_S = 60.0
 
 

@@ -13,7 +13,7 @@ from flytekit.tools.translator import get_serializable
 
 from resources.process import descendants
 from tasks.local_map import SYSTEM_RETRIES, after_standing_map, crew_map
-from tests.map_tasks import element, lasts, stops
+from tests.map_tasks import element, lasts, stops, threads
 from tests.processes import ROOT, are_gone, wait_until
 
 SETTINGS = SerializationSettings(ImageConfig.auto(img_name="x/y:1"), "p", "d", "v")
@@ -33,6 +33,15 @@ def test_elements_are_processes_with_attempts_and_outputs_keep_their_order(tmp_p
     pids = {file.name.split("-")[2] for file in tmp_path.iterdir()}
     assert len(pids) == 5
     assert str(os.getpid()) not in pids
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1, 2])
+def test_elements_that_run_at_once_share_the_cores_unless_the_user_gives_their_number(monkeypatch, width):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert crew_map(threads)(number=list(range(width))) == [max(1, os.cpu_count() // width)] * width
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert crew_map(threads)(number=list(range(width))) == [7] * width
 
 
 def test_a_map_over_nobody_has_no_outputs(tmp_path):

@@ -263,7 +263,9 @@ class HeartbeatWriter:
         self._started_at_s = clock.wall() if config.started_at_s is None else config.started_at_s
         self._prefill_before = engine.prefill_tokens
         self._beats = 0
-        self._decoded: deque[tuple[float, int]] = deque()
+        # At each heartbeat: when, tokens until then, and seconds of all running responses until then.
+        self._decoded: deque[tuple[float, int, float]] = deque()
+        self._running = 0
 
     def beat(self, heartbeat_state: HeartbeatState) -> None:
         """Overwrite the heartbeat."""
@@ -291,16 +293,23 @@ class HeartbeatWriter:
         records.put(self._store, self._key, record)
 
     def _tokens_per_s(self, heartbeat_state: HeartbeatState) -> float | None:
-        """The decode rate over the last `claim_ttl_s`; None until it has decoded for half of that without a pause.
+        """The running responses' decode rate, from a response's mean rate over the last `claim_ttl_s`.
 
-        Over a shorter time, a long prefill would look as if the member had stopped.
+        None until the engine has decoded for half of that without a pause: over a shorter time, a long prefill would
+        look as if the member had stopped. Tokens are divided by the responses of their time: tokens of a batch that has
+        shrunk are not the pace of the few responses that are left.
         """
         if not heartbeat_state.running:
             self._decoded.clear()
             return None
         now_s, ttl_s = self._clock.monotonic(), self._config.claim_ttl_s
+        last_s, _, spent_s = self._decoded[-1] if self._decoded else (now_s, 0, 0.0)
+        spent_s += (now_s - last_s) * (self._running + heartbeat_state.running) / 2
+        self._running = heartbeat_state.running
         while self._decoded and now_s - self._decoded[0][0] > ttl_s:
             self._decoded.popleft()
-        self._decoded.append((now_s, heartbeat_state.tokens_generated))
-        since_s, before = self._decoded[0]
-        return (heartbeat_state.tokens_generated - before) / (now_s - since_s) if now_s - since_s >= ttl_s / 2 else None
+        self._decoded.append((now_s, heartbeat_state.tokens_generated, spent_s))
+        first_s, before, spent_before_s = self._decoded[0]
+        if now_s - first_s < ttl_s / 2:
+            return None
+        return (heartbeat_state.tokens_generated - before) / (spent_s - spent_before_s) * heartbeat_state.running

@@ -61,8 +61,8 @@ def test_a_member_helps_one_run_leaves_for_the_phase_of_another_and_its_tokens_s
         # It verifies that every token of the journal was trained exactly once.
         report = commit_iteration(a.run.url, 0)
     assert report.metrics["resume/tokens_recovered"] >= 1
-    assert states(a.run.url) == alone(tmp_path, model, "a", 1)
-    assert states(b.run.url) == alone(tmp_path, model, "b", 1)
+    assert states(a.run.url) == alone(model, 1)
+    assert states(b.run.url) == alone(model, 1)
     spent = spent_by(fleet, "host")
     entries = [entry for record in spent for entry in record.entries]
     assert all(left.ended_s == right.began_s for left, right in itertools.pairwise(entries))

@@ -3,11 +3,10 @@
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -23,6 +22,7 @@ from tasks.sharing.fleet_ledger import tier_accounts
 from tasks.sharing.fleet_report import account_for
 from tasks.sharing.fleet_view import look_at_fleet
 from tasks.sharing.process_workers import ProcessWorkers
+from tests.forked import ForkedProcess
 from tests.served_fleet import LIMIT_S, a_shared_run, alone, begin, in_thread, make_fleet, serving, spent_by, states
 from tests.small_run import EXECUTION, commit_iteration, plan_iteration, roll_out
 
@@ -73,8 +73,8 @@ def test_two_runs_on_one_host_learn_what_each_learns_alone_though_workers_and_th
     with serving(fleet, "second"):
         go_through(3)
     assert warm[1] == [1.0, 1.0]
-    assert states(a.run.url) == alone(tmp_path, model, "a", iterations)
-    assert states(b.run.url) == alone(tmp_path, model, "b", iterations, **OTHER)
+    assert states(a.run.url) == alone(model, iterations)
+    assert states(b.run.url) == alone(model, iterations, **OTHER)
     spent = [entry for record in spent_by(fleet, "first") for entry in record.entries]
     assert {entry.kind for entry in spent} >= {"switch", "train", "idle"}
     assert spent[0].began_s == 0
@@ -84,23 +84,27 @@ def test_two_runs_on_one_host_learn_what_each_learns_alone_though_workers_and_th
     assert {each.incarnation: each.state for each in view.hosts} == {"first": "gone", "second": "gone"}
 
 
-COLLECTOR = (
-    "import sys; from tasks.learning.collecting import collect_and_wait; from storage.clock import SystemClock; "
-    "collect_and_wait(sys.argv[1], int(sys.argv[2]), sys.argv[3], SystemClock())"
-)
+COLLECTOR = """
+import sys
+from storage.clock import SystemClock
+from tasks.learning.collecting import collect_and_wait
+collect_and_wait(sys.argv[1], int(sys.argv[2]), sys.argv[3], SystemClock())
+"""
 
 
-def begin_and_kill_the_collector(settings, iteration):
+def begin_and_kill_the_collector(folder, settings, iteration):
     """As `begin`, but the first attempt is a process that is killed as soon as it has recorded a micro-batch."""
     plan_iteration(settings, SystemClock())
     roll_out(settings.run.url, iteration)
     store = connect(settings.run.url)
-    with subprocess.Popen([sys.executable, "-c", COLLECTOR, settings.run.url, str(iteration), EXECUTION]) as collector:
+    (folder / "collector.py").write_text(COLLECTOR)
+    collector = ForkedProcess([str(folder / "collector.py"), settings.run.url, str(iteration), EXECUTION], (1,))
+    with collector.streams[1]:
         while not list(store.list(layout.batches(iteration))):
             assert collector.poll() is None, "it ended before it had recorded anything"
             time.sleep(0.005)
         collector.kill()
-    assert collector.returncode == -signal.SIGKILL
+        assert collector.wait() == -signal.SIGKILL
     return in_thread(collect_and_wait, settings.run.url, iteration, EXECUTION, SystemClock())
 
 
@@ -110,7 +114,8 @@ def test_three_runs_learn_what_each_learns_alone_though_a_collector_a_worker_and
     runs = {name: a_shared_run(tmp_path, fleet, model, name) for name in ("a", "b", "c")}
 
     def go_through(iteration, victim=None):
-        waiting = [(begin_and_kill_the_collector if name == victim else begin)(runs[name], iteration) for name in runs]
+        begins = {name: partial(begin_and_kill_the_collector, tmp_path) if name == victim else begin for name in runs}
+        waiting = [begins[name](runs[name], iteration) for name in runs]
         if iteration == 1:
             assert kill_workers() >= 3
         for wait in waiting:
@@ -123,8 +128,8 @@ def test_three_runs_learn_what_each_learns_alone_though_a_collector_a_worker_and
         go_through(1, victim="c")
     with serving(fleet, "second"):
         go_through(2, victim="b")
-    for name, each in runs.items():
-        assert states(each.run.url) == alone(tmp_path, model, name, 3)
+    for each in runs.values():
+        assert states(each.run.url) == alone(model, 3)
 
 
 def test_states_that_memory_does_not_hold_at_once_come_from_the_object_store_with_the_same_bits(tmp_path, fleet, model):
@@ -142,8 +147,8 @@ def test_states_that_memory_does_not_hold_at_once_come_from_the_object_store_wit
     assert all(each.num_bytes > 0 and each.seconds > 0 for each in restored)
     [account] = account_for(fleet).hosts
     assert sum(each.phases for each in tier_accounts(account.restored)) == 6
-    for name, each in runs.items():
-        assert states(each.run.url) == alone(tmp_path, model, name, 3)
+    for each in runs.values():
+        assert states(each.run.url) == alone(model, 3)
 
 
 def test_a_phase_in_which_every_attempt_would_fail_ends_the_run_by_name_and_no_other(tmp_path, fleet, model):

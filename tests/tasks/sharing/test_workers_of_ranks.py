@@ -1,11 +1,13 @@
 """Runs of two ranks on one host learn what they learn with two ranks of their own, whatever is killed."""
 
 import itertools
+import json
 import os
 import resource
 import signal
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from subprocess import Popen
 
@@ -44,15 +46,16 @@ def ranks_server():
         yield server
 
 
-@pytest.fixture
-def alone(tmp_path, model, ranks_server):
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, model, ranks_server):
     """alone(iterations, **sections) -> the states of a run with two ranks of its own, forked anew each time."""
-    numbers = itertools.count()
 
-    def learn(iterations, **sections):
-        url = tmp_path / f"alone{next(numbers)}"
-        trainer = {"nproc_per_node": 2} | sections.pop("trainer", {})
-        settings = config(str(url), model, **{**KEPT, "trainer": trainer, **sections})
+    @cache
+    def learned(iterations, sections):
+        url = tmp_path_factory.mktemp("alone") / "run"
+        chosen = json.loads(sections)
+        trainer = {"nproc_per_node": 2} | chosen.pop("trainer", {})
+        settings = config(str(url), model, **{**KEPT, "trainer": trainer, **chosen})
         for iteration in range(iterations):
             plan_iteration(settings)
             roll_out(str(url), iteration)
@@ -60,7 +63,7 @@ def alone(tmp_path, model, ranks_server):
             commit_iteration(str(url), iteration)
         return states(str(url))
 
-    return learn
+    return lambda iterations, **sections: learned(iterations, json.dumps(sections))
 
 
 @pytest.fixture
@@ -103,7 +106,7 @@ def test_two_runs_of_two_ranks_learn_what_each_learns_alone(tmp_path, fleet, mod
     assert all(left.ended_s == right.began_s for left, right in itertools.pairwise(entries))
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.exhaustive), 1])
 def test_a_rank_that_is_killed_ends_the_others_of_its_run_and_no_other_process(
     tmp_path, fleet, model, alone, started_here, victim
 ):
@@ -248,7 +251,7 @@ def test_what_every_attempt_of_the_ranks_would_end_with_ends_the_run_by_its_name
             waits()
 
 
-@pytest.mark.parametrize("lost_by", [None, 0, 1])
+@pytest.mark.parametrize("lost_by", [pytest.param(None, marks=pytest.mark.exhaustive), 0, 1])
 def test_a_state_that_one_rank_has_lost_is_used_by_none(tmp_path, fleet, model, ranks_server, alone, lost_by):
     a = a_shared_run(tmp_path, fleet, model, "a", ranks=2)
     waits = begin(a, 0)
@@ -260,7 +263,7 @@ def test_a_state_that_one_rank_has_lost_is_used_by_none(tmp_path, fleet, model, 
     assert states(a.run.url) == alone(1)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_a_state_that_one_rank_could_not_read_ahead_is_read_by_all_for_the_phase(
     tmp_path, fleet, model, ranks_server, alone, victim
 ):

@@ -1,0 +1,69 @@
+from dataclasses import replace
+
+import pytest
+
+from storage.clock import ManualClock
+from storage.records import layout, records
+from storage.records.crew_records import HeartbeatRecord
+from storage.stores.memory import MemoryStore
+from tasks.sampling.engines.scripted_engine import ScriptedEngine
+from tasks.sampling.session.actions import HeartbeatState
+from tasks.sampling.session.performer import HeartbeatWriter
+from tasks.sampling.session.session_config import SessionConfig
+
+EVERY_S, CLAIM_TTL_S = 5.0, 30.0
+STATE = HeartbeatState(
+    state="working",
+    tokens_generated=0,
+    tokens_recovered=0,
+    responses_finished=0,
+    claims=0,
+    unfinished=0,
+    running=0,
+    waiting=0,
+    acting=0,
+    released=0,
+    plateau=0,
+    room=0,
+    working_at_s=None,
+    decode_s=0.0,
+    step_s=(),
+)
+
+
+@pytest.fixture
+def told():
+    """told(runnings, per_response) -> the rates told when so many responses ran in each interval, at so many tokens/s."""
+
+    def tell(runnings, per_response):
+        store, clock = MemoryStore(), ManualClock(0.0)
+        config = SessionConfig(
+            slot=0,
+            pool="rollout",
+            host="h",
+            pid=1,
+            flush_interval_s=EVERY_S,
+            idle_timeout_s=60.0,
+            heartbeat_interval_s=EVERY_S,
+            claim_ttl_s=CLAIM_TTL_S,
+        )
+        writer = HeartbeatWriter(store, 0, "a", ScriptedEngine(50, 4), config, clock)
+        rates, tokens = [], 0.0
+        for before, after in zip([runnings[0], *runnings], runnings, strict=False):
+            writer.beat(replace(STATE, tokens_generated=round(tokens), running=before))
+            rates.append(records.read(store, HeartbeatRecord, layout.alive(0, "a")).tokens_per_s)
+            clock.sleep(EVERY_S)
+            tokens += EVERY_S * per_response * (before + after) / 2
+        return rates
+
+    return tell
+
+
+def test_a_rate_is_told_after_half_a_claim_ttl_of_decoding(told):
+    assert told([8] * 6, 10.0) == [None, None, None, *[pytest.approx(80.0)] * 3]
+
+
+def test_a_member_without_a_running_response_tells_no_rate_and_begins_anew(told):
+    rates = told([4, 4, 4, 4, 0, 4, 4, 4, 4], 10.0)
+    assert rates[5] is None
+    assert rates[6:] == [None, None, None]
