@@ -129,6 +129,7 @@ class RolloutPoolConfig(PoolConfig):
         count: number of slots; 0 leaves the pool out of training's iterations.
         count_min: smallest number of slots of a planned iteration when the planner chooses the width.
         egress_usd_per_gb: price of reading the run's store from another region or cloud.
+        trace_path: for forecasts, a trace of such machines; None: the process AWS_P3 of resources.spot_trace.
     """
 
     __pydantic_config__ = STRICT
@@ -136,6 +137,7 @@ class RolloutPoolConfig(PoolConfig):
     count: Annotated[int, Field(ge=0, le=10_000)] = 2
     count_min: Annotated[int, Field(ge=0, le=10_000)] = 1
     egress_usd_per_gb: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    trace_path: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,7 +18,7 @@ _TEMPLATE = "make a PodTemplate with it in the cluster, and name the template in
 _FLOOR = "remove it; linear and cosine fall to 0"
 _FAILED = "remove it; grading ends when a function fails for more than half of a micro-batch"
 _LOADING = "remove it; importing code and loading weights may take 600 s"
-_LOSSES = "remove it; a trace_path says how machines are lost"
+_LOSSES = "remove it; a pool's trace_path says how machines are lost"
 _LIMITS = "remove it; vLLM has 900 s to start, 600 s to load weights, 120 s for a step"
 _LENGTH = "remove it; set model_max_length in the reward model's tokenizer_config.json"
 _IDS = "remove it; an id is extra_info.index where unique, else the row number"
@@ -38,23 +38,22 @@ DELETED = {
     "forecast.accelerator_train": "set pools.train.accelerator",
     "forecast.bandwidth_efficiency": f"{_SPEED} forecast.step_s",
     "forecast.control_s": "remove it; 30 s are assumed until the run's first iteration measures them",
+    "forecast.link_gbps": "remove it; 10 Gbit/s are assumed",
     "forecast.loss_process": _LOSSES,
     "forecast.iterations_simulated": "remove it; twelve iterations are simulated, and scaled",
     "forecast.lengths_column": "remove it; the column of lengths is called response_tokens",
     "forecast.loss_rate_factor": f"{_LOSSES}; the forecast shows 0.3 and 3 times the losses, too",
     "forecast.mfu": f"{_SPEED} forecast.train_s_per_token",
-    "forecast.more_rollout.*.accelerator": "set the accelerator of the pool in pools.more_rollout",
-    "forecast.more_rollout.*.loss_process": _LOSSES,
-    "forecast.more_rollout.*.loss_rate_factor": _LOSSES,
-    "forecast.more_rollout.*.start_s": "remove it; forecast.start_s is for all pools",
-    "forecast.more_rollout.*.step_s": "remove it; the run's first iteration measures step times",
+    "forecast.more_rollout": "set the trace_path of the pools in pools.more_rollout",
     "forecast.observation_tokens": _TOOLS,
     "forecast.process_s": "remove it; 60 s are assumed until the run's first iteration measures starts",
     "forecast.prompts_in_dataset": "remove it; a forecast expects that no prompt recurs",
+    "forecast.response_sigma": "remove it; 0.8 is assumed; a lengths_path says otherwise",
     "forecast.runs_per_trainer": "remove it; gleaner fleet admit --dry-run says what other runs add",
     "forecast.seeds": "remove it; each setup is simulated five times",
     "forecast.tool_answers": _TOOLS,
     "forecast.tool_s": _TOOLS,
+    "forecast.trace_path": "set pools.rollout.trace_path",
     "forecast.train_link_gbps": "remove it; 100 Gbit/s are assumed until the run's first iteration measures restoring",
     "optimizer.min_learning_rate_ratio": _FLOOR,
     "planning.recall_min": "remove it; a predictor with a recall below 0.3 is not used",

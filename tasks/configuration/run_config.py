@@ -128,7 +128,7 @@ class RunConfig:
             *_machines_that_clash(self),
             *_crews_that_clash(self),
             *_adapters_that_clash(self),
-            *pools_that_clash(self.pools, self.rollout, self.planning, self.forecast),
+            *pools_that_clash(self.pools, self.rollout, self.planning),
             *placements_that_clash(self.trainer, self.run.url, self.pools.train, self.planning, self.rewards),
         ]
         if problems_found:

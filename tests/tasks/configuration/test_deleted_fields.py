@@ -101,8 +101,7 @@ def test_a_run_that_holds_another_value_than_the_constant_can_still_be_read(path
 
 
 def test_a_run_that_holds_deleted_fields_goes_on_as_the_same_run():
-    forecast = {"more_rollout": {"far": {"link_gbps": 2.0}}}
-    config = parse(with_all_sections(document(URL, pools=deepcopy(FAR), forecast=forecast)))
+    config = parse(with_all_sections(document(URL, pools=deepcopy(FAR))))
     held, planned = with_all(dump(config)), with_all(dump(config))
     assert parse(held, held=True) == config
     store = MemoryStore("held")

@@ -37,7 +37,7 @@ def problems_of(document):
         ("run.sede", "seed"),
         ("rewards.0.wieght", "weight"),
         ("pools.more_rollout.far.cuont", "count"),
-        ("forecast.more_rollout.far.lnk_gbps", "link_gbps"),
+        ("pools.more_rollout.far.trace_pth", "trace_path"),
     ],
 )
 def test_the_hint_names_the_field_that_is_meant(path, meant):

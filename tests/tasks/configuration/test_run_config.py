@@ -324,10 +324,6 @@ def test_the_overlong_buffer_is_within_the_length_of_responses():
             r"pools\.train\.gpus: value 1; allowed: 0, or a multiple of",
         ),
         (
-            {"forecast": {"more_rollout": {"far": {}}}},
-            r"forecast\.more_rollout: 'far' given; allowed: none, because pools\.more_rollout has none",
-        ),
-        (
             {
                 "planning": {"seeding": "auto"},
                 "trainer": {"nproc_per_node": 2},
