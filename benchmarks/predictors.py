@@ -63,7 +63,7 @@ def record(folder: Path, iterations: int, prompts: int) -> ObjectStore:
         run={"url": str(folder / "run"), "seed": SEED, **shape},
         data={"source": "arithmetic", "seed": SEED, "size": prompts, "arithmetic": {"items_max": task.items_max}},
         sampling={"max_completion_length": LENGTH_MAX},
-        rollout=engine | {"flush_interval_s": 0.2, "heartbeat_interval_s": 0.05},
+        rollout=engine | {"flush_interval_s": 0.2},
     )
     for iteration in range(iterations):
         run.iterate(SEED, iteration)

@@ -198,10 +198,10 @@ def make_config(folder: Path, model: Path, prompts: int) -> RunConfig:
         "data": {"source": "arithmetic", "arithmetic": {"items_max": TASK.items_max, "base": TASK.base}},
         "rewards": [{"function": "arithmetic"}],
         "sampling": {"max_completion_length": 64},
-        "rollout": {"engine": "torch", "context_length": 96, "idle_timeout_s": 0.0},
+        "rollout": {"engine": "torch", "context_length": 96, "flush_interval_s": 0.05, "idle_timeout_s": 0.0},
         "algorithm": {"kl_coef": 0.02},
         "optimizer": OPTIMIZER,
-        "trainer": {"poll_interval_s": 0.01, "group_timeout_s": 60.0, "micro_batch_tokens_max": 256},
+        "trainer": {"group_timeout_s": 60.0, "micro_batch_tokens_max": 256},
         "pools": {"rollout": {"count": 1, "interruptible": True}},
     }
     return parse(document)

@@ -68,7 +68,6 @@ def config_of(url: str, model: Path) -> dict[str, Any]:
         "rewards": [{"function": "arithmetic"}],
         "sampling": {"max_completion_length": 24},
         "rollout": {"engine": "torch", "context_length": 96, "flush_interval_s": 0.1, "weight_cache_bytes_max": 0},
-        "trainer": {"poll_interval_s": 0.05},
         "pools": {"rollout": {"count": 1}},
     }
 

@@ -47,7 +47,6 @@ def configuration(folder: Path) -> RunConfig:
                 "context_length": 192,
                 "max_responses_in_flight": 4,
                 "flush_interval_s": 0.05,
-                "heartbeat_interval_s": 0.02,
             },
             "pools": {"rollout": {"count": 2, "interruptible": True}},
         }

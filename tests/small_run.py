@@ -51,13 +51,12 @@ def document(url: str, model: Path, **sections: Any) -> dict[str, Any]:
         "sampling": {"max_completion_length": 40},
         "rollout": {
             "engine": "scripted",
-            "heartbeat_interval_s": 5.0,
-            "flush_interval_s": 5.0,
+            "flush_interval_s": 1.0,
             "idle_timeout_s": 0.0,
             "weight_cache_bytes_max": 0,
         },
         "optimizer": {"learning_rate": 1e-2},
-        "trainer": {"poll_interval_s": 0.01, "group_timeout_s": 5.0, "micro_batch_tokens_max": 320},
+        "trainer": {"group_timeout_s": 5.0, "micro_batch_tokens_max": 320},
         "pools": {"rollout": {"count": 2, "interruptible": True}},
     }
     for name, values in sections.items():

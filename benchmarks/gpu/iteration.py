@@ -103,7 +103,6 @@ def settings(size: Size, model: Path, url: str) -> RunConfig:
                 "context_length": min(CONTEXT_LENGTH_MAX, size.iteration_tokens + 128),
                 "max_responses_in_flight": size.responses,
                 "flush_interval_s": size.flush_interval_s,
-                "heartbeat_interval_s": 0.5,
                 "claim_ttl_s": 5.0,
                 # Both members start beside each other and beside the trainer, so vLLM may not measure memory.
                 "vllm": {

@@ -21,6 +21,8 @@ _LOADING = "remove it; importing code and loading weights may take 600 s"
 _LOSSES = "remove it; a pool's trace_path says how machines are lost"
 _LIMITS = "remove it; vLLM has 900 s to start, 600 s to load weights, 120 s for a step"
 _LENGTH = "remove it; set model_max_length in the reward model's tokenizer_config.json"
+_PASSES = "remove it; a pass has at most 16,384 tokens, and one input where padding changes a score"
+_PLACE = "remove it; a reward model is on the trainer's device"
 _IDS = "remove it; an id is extra_info.index where unique, else the row number"
 # What to do, by path; * stands for the name of a pool, or a place in a list.
 DELETED = {
@@ -30,6 +32,8 @@ DELETED = {
     "evaluation.data.id_column": _IDS,
     "evaluation.num_prompts": "set evaluation.data.limit",
     "evaluation.pass_threshold": "remove it; a reward of 1 is correct; evaluation.rewards may have other weights",
+    "evaluation.rewards.*.batch_tokens_max": _PASSES,
+    "evaluation.rewards.*.device": _PLACE,
     "evaluation.rewards.*.failed_share_max": _FAILED,
     "evaluation.rewards.*.load_time_limit_s": _LOADING,
     "evaluation.rewards.*.max_length": _LENGTH,
@@ -57,6 +61,7 @@ DELETED = {
     "forecast.train_link_gbps": "remove it; 100 Gbit/s are assumed until the run's first iteration measures restoring",
     "optimizer.min_learning_rate_ratio": _FLOOR,
     "planning.recall_min": "remove it; a predictor with a recall below 0.3 is not used",
+    "planning.seeding_after_s": "remove it; the trainer's machines generate after four times rollout.claim_ttl_s",
     "planning.seeding_s_initial": "remove it; the trainer's machines generate for 150 s the first time",
     "planning.seeding_s_min": "remove it; seeding takes at least 5 s, or none",
     "pools.control.affinity": _TEMPLATE,
@@ -87,10 +92,13 @@ DELETED = {
     "pools.train.service_account": _TEMPLATE,
     "pools.train.shared_memory": _SHARED,
     "pools.train.volumes": _TEMPLATE,
+    "rewards.*.batch_tokens_max": _PASSES,
+    "rewards.*.device": _PLACE,
     "rewards.*.failed_share_max": _FAILED,
     "rewards.*.load_time_limit_s": _LOADING,
     "rewards.*.max_length": _LENGTH,
     "rollout.engine_restarts_max": "remove it; an engine is restarted twice in an iteration",
+    "rollout.heartbeat_interval_s": "remove it; it is rollout.flush_interval_s, at most a third of claim_ttl_s",
     "rollout.vllm.block_size": "remove it; vLLM chooses",
     "rollout.vllm.load_timeout_s": _LIMITS,
     "rollout.vllm.max_num_batched_tokens": "remove it; vLLM chooses",
@@ -99,6 +107,7 @@ DELETED = {
     "rollout.weight_cache_dir": "remove it; the weight cache lies below TMPDIR (env of a pool)",
     "tracking.directory": "remove it; files of trackers lie in the folder tracking, below that of the process",
     "trainer.phase_start_share": "remove it; training begins when 0.9 of the groups are recorded",
+    "trainer.poll_interval_s": "remove it; it is a fifth of rollout.flush_interval_s",
     "trainer.weights_full_interval": "remove it; every tenth version is stored whole",
     "turns.attempts_max": "remove it; a response has three attempts",
     "turns.calls_per_process": "remove it; a process makes 32 calls side by side; set turns.processes",

@@ -18,15 +18,13 @@ BUILT_IN = ("arithmetic", "environment", "format", "length", "math", "reward_mod
 SETTINGS: dict[str, tuple[str, ...]] = {
     "format": ("pattern",),
     "length": ("free_tokens", "scale_tokens"),
-    "reward_model": ("model", "revision", "label", "device", "dtype", "batch_tokens_max"),
+    "reward_model": ("model", "revision", "label", "dtype"),
 }
 REQUIRED = {"format": ("pattern",), "length": ("free_tokens", "scale_tokens"), "reward_model": ("model",)}
 # Settings for where a function runs and how long one call may take; rewards do not depend on them.
 OPERATIONAL = (
     "model",
     "revision",
-    "device",
-    "batch_tokens_max",
     "time_limit_s",
 )
 # The name becomes part of metric names and of storage keys.
@@ -57,9 +55,7 @@ class RewardConfig:
             hub.
         revision: Of an id in `model`: branch, tag or commit.
         label: The index of the logit that is the reward; None if the model has one logit.
-        device: "auto" takes the trainer's.
         dtype: The dtype of the reward model's weights and activations.
-        batch_tokens_max: Padded tokens of one forward pass of the reward model; a longer input has a pass alone.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
@@ -76,9 +72,7 @@ class RewardConfig:
     model: Annotated[str, Field(min_length=1)] | None = None
     revision: Annotated[str, Field(min_length=1)] | None = None
     label: Annotated[int, Field(ge=0)] | None = None
-    device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    batch_tokens_max: Annotated[int, Field(ge=1)] = 16_384
 
     def __post_init__(self) -> None:
         if self.function not in BUILT_IN and not user_function.PATTERN.fullmatch(self.function):

@@ -301,9 +301,8 @@ def _open_reward(
             "name": name,
             "folder": str(folders.get(name, expanded(config.model))),
             "label": config.label,
-            "device": device if config.device == "auto" else config.device,
+            "device": device,
             "dtype": config.dtype,
-            "batch_tokens_max": config.batch_tokens_max,
         }
     stops = config.on_failure == "stop"
     return IsolatedReward(

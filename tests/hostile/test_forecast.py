@@ -21,7 +21,6 @@ REFUSED = {
     "forecast.response_median": 1e308,
     "trainer.nnodes": 10**15,
     "trainer.nproc_per_node": 10**15,
-    "rollout.heartbeat_interval_s": 1e-300,
     "pools.rollout.usd_per_hour": 1e308,
     "pools.rollout.egress_usd_per_gb": 1e308,
     "pools.train.usd_per_hour": 1e308,

@@ -79,7 +79,7 @@ def test_settings_that_are_missing_bad_or_of_another_function_are_refused(values
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("free_tokens", -1), ("scale_tokens", 0), ("batch_tokens_max", 0), ("device", "tpu")],
+    [("free_tokens", -1), ("scale_tokens", 0), ("label", -1), ("dtype", "int8")],
 )
 def test_numbers_and_choices_have_bounds(field: str, value: Any):
     with pytest.raises(ValidationError) as caught:

@@ -83,7 +83,7 @@ def start(build):
             grader=graders[-1],
             decode=lambda ids: str(len(ids)),
             algorithm=AlgorithmConfig(micro_batch_order=order),
-            trainer=TrainerConfig(micro_batch_tokens_max=tokens_max, group_timeout_s=5.0, poll_interval_s=1.0),
+            trainer=TrainerConfig(micro_batch_tokens_max=tokens_max, group_timeout_s=5.0),
             clock=clock or ManualClock(),
         )
         return Training(learner, trainer)
