@@ -21,7 +21,7 @@ from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 EXECUTION = "test"
 # The shorter, the better, graded in this process. A function of the user's own has a process, whose start takes as long
 # as a whole step does with a model this small.
-SHORTER: list[dict[str, Any]] = [{"function": "length", "free_tokens": 0, "scale_tokens": 40}]
+SHORTER: list[dict[str, Any]] = [{"function": "length", "arguments": {"free_tokens": 0, "scale_tokens": 40}}]
 OWN_REWARD: list[dict[str, Any]] = [{"function": "tests.reward_functions:even_length"}]
 # For runs whose responses are not graded: another function has a process, which each plan starts to check it.
 NEVER_GRADED: list[dict[str, Any]] = [{"function": "arithmetic"}]

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from storage.errors import WrongInputError
+from tasks.configuration.older_rewards import with_present_rewards
 
 _SPEED = "remove it; a measured speed goes into"
 _TOOLS = "remove it; the run's first iteration measures how long responses wait for tools"
@@ -23,6 +24,7 @@ _LIMITS = "remove it; vLLM has 900 s to start, 600 s to load weights, 120 s for 
 _LENGTH = "remove it; set model_max_length in the reward model's tokenizer_config.json"
 _PASSES = "remove it; a pass has at most 16,384 tokens, and one input where padding changes a score"
 _PLACE = "remove it; a reward model is on the trainer's device"
+_FAILURE = "set on_failure to the number"
 _IDS = "remove it; an id is extra_info.index where unique, else the row number"
 # What to do, by path; * stands for the name of a pool, or a place in a list.
 DELETED = {
@@ -35,8 +37,12 @@ DELETED = {
     "evaluation.rewards.*.batch_tokens_max": _PASSES,
     "evaluation.rewards.*.device": _PLACE,
     "evaluation.rewards.*.failed_share_max": _FAILED,
+    "evaluation.rewards.*.failure_reward": _FAILURE,
+    "evaluation.rewards.*.free_tokens": "set arguments.free_tokens",
     "evaluation.rewards.*.load_time_limit_s": _LOADING,
     "evaluation.rewards.*.max_length": _LENGTH,
+    "evaluation.rewards.*.pattern": "set arguments.pattern",
+    "evaluation.rewards.*.scale_tokens": "set arguments.scale_tokens",
     "evaluation.seed": "remove it; the seed of the sampling noise is 0",
     "forecast.accelerator_rollout": "set pools.rollout.accelerator",
     "forecast.accelerator_train": "set pools.train.accelerator",
@@ -95,8 +101,12 @@ DELETED = {
     "rewards.*.batch_tokens_max": _PASSES,
     "rewards.*.device": _PLACE,
     "rewards.*.failed_share_max": _FAILED,
+    "rewards.*.failure_reward": _FAILURE,
+    "rewards.*.free_tokens": "set arguments.free_tokens",
     "rewards.*.load_time_limit_s": _LOADING,
     "rewards.*.max_length": _LENGTH,
+    "rewards.*.pattern": "set arguments.pattern",
+    "rewards.*.scale_tokens": "set arguments.scale_tokens",
     "rollout.engine_restarts_max": "remove it; an engine is restarted twice in an iteration",
     "rollout.heartbeat_interval_s": "remove it; it is rollout.flush_interval_s, at most a third of claim_ttl_s",
     "rollout.vllm.block_size": "remove it; vLLM chooses",
@@ -139,7 +149,7 @@ def advice(location: tuple[Any, ...]) -> str | None:
 
 
 def without_deleted(document: Mapping[str, Any], *, to_read: bool = False) -> dict[str, Any]:
-    """The document of a run without deleted fields.
+    """The document of a run without deleted fields; rewards of an older form are those of the present form.
 
     Args:
         document: The run's configuration, or settings, as JSON values.
@@ -148,7 +158,7 @@ def without_deleted(document: Mapping[str, Any], *, to_read: bool = False) -> di
     Raises:
         ConstantDiffersError: A deleted field decides what is learned, and differs from the constant.
     """
-    kept: dict[str, Any] = _kept(document, (), to_read)
+    kept: dict[str, Any] = _kept(with_present_rewards(document), (), to_read)
     return kept
 
 

@@ -16,6 +16,7 @@ from tasks.configuration.data import OPERATIONAL as OPERATIONAL_OF_DATA
 from tasks.configuration.data import YOUNG as YOUNG_OF_DATA
 from tasks.configuration.data import DataConfig
 from tasks.configuration.deleted_fields import with_constants
+from tasks.configuration.older_rewards import in_older_form
 from tasks.configuration.rewards import OPERATIONAL, RewardConfig, reward_names
 from tasks.configuration.sampling import YOUNG as YOUNG_OF_SAMPLING
 from tasks.configuration.sampling import SamplingConfig
@@ -125,7 +126,8 @@ def settings(
 
 def _deciding(reward: RewardConfig, content: str | None) -> dict[str, Any]:
     fields: dict[str, Any] = json.loads(json.dumps(asdict(reward)))
-    return {name: value for name, value in fields.items() if name not in OPERATIONAL} | {"model": content}
+    deciding = {name: value for name, value in fields.items() if name not in OPERATIONAL}
+    return in_older_form(deciding) | {"model": content}
 
 
 def settings_digest(resolved: dict[str, Any]) -> str:

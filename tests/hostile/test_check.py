@@ -125,7 +125,7 @@ REFUSED = [
     ),
     ({"rewards": [MATH, MATH]}, "  rewards: 'math' is configured twice"),
     (
-        {"rewards": [MATH | {"name": "a"}, {"function": "format", "pattern": "x", "name": "a"}]},
+        {"rewards": [MATH | {"name": "a"}, {"function": "format", "arguments": {"pattern": "x"}, "name": "a"}]},
         "  rewards: 2 functions",
     ),
     (
@@ -228,7 +228,7 @@ def test_it_is_refused_in_one_line_that_names_the_field(sections, message):
         pool(memory="64Mi", cpu="10m"),
         pool(memory="1Pi", cpu="10k"),
         pool(env=[{"name": "KEY", "value": "two\nlines"}]),
-        {"rewards": [{"function": "format", "pattern": "a\nb"}]},
+        {"rewards": [{"function": "format", "arguments": {"pattern": "a\nb"}}]},
         {"rewards": [{"function": "my:reward", "arguments": {"text": "a\nb"}}]},
         {"data": {"source": "rows.jsonl", "chat_template_kwargs": {"date": "a\nb"}}},
         {"run": {"url": "./a:b"}},
@@ -270,7 +270,7 @@ GENERATED = {"source": "arithmetic", "size": 10}
         ({}, []),
         ({"optimizer": {"learning_rate": 0}}, ["optimizer.learning_rate: value 0"]),
         ({"rewards": [MATH | {"weight": 0}]}, ["rewards: every weight is 0"]),
-        ({"rewards": [MATH | {"weight": 0}, {"function": "format", "pattern": "x"}]}, []),
+        ({"rewards": [MATH | {"weight": 0}, {"function": "format", "arguments": {"pattern": "x"}}]}, []),
         ({"sampling": {"temperature": 0}}, ["sampling.temperature: value 0"]),
         ({"evaluation": {"data": GENERATED | {"shuffle": False}}}, ["evaluation.data: the prompts of training"]),
         ({"evaluation": {"data": GENERATED | {"seed": 1}, "sampling": {"temperature": 0}}}, []),

@@ -11,6 +11,7 @@ from storage.records import layout, records
 from storage.records.records import RunRecord, SettingsRecord
 from storage.stores.memory import MemoryStore
 from tasks.configuration.deleted_fields import CONSTANTS, DELETED, without_deleted
+from tasks.configuration.evaluation import settings
 from tasks.configuration.iteration_config import config_in_force, resolved_in_force, settings_of
 from tasks.configuration.problems import names_at
 from tasks.configuration.run_config import ConfigError, RunConfig, digest, dump, identity, parse
@@ -122,3 +123,24 @@ def test_nothing_else_is_left_out():
     assert without_deleted(whole) == whole
     other = {"rewards": [{"arguments": {"forecast": {"mfu": 1}}}], "mfu": 1, "forecast": 3}
     assert without_deleted(other) == other
+
+
+def test_rewards_in_the_form_of_an_older_run_are_read_and_make_the_same_run():
+    penalty = {"function": "length", "arguments": {"free_tokens": 1, "scale_tokens": 4}, "on_failure": -1.0}
+    shape = {"function": "format", "arguments": {"pattern": "a"}, "on_failure": "stop"}
+    whole = with_all_sections(document()) | {"rewards": [penalty, shape]}
+    whole["evaluation"]["rewards"] = [penalty]
+    config = parse(whole)
+    held = dump(config)
+    none = {"arguments": None, "pattern": None, "free_tokens": None, "scale_tokens": None}
+    lasting = {"on_failure": "use_failure_reward", "failure_reward": -1.0}
+    older = [
+        held["rewards"][0] | none | {"free_tokens": 1, "scale_tokens": 4} | lasting,
+        held["rewards"][1] | none | {"pattern": "a", "failure_reward": 0.0},
+    ]
+    evaluation = held["evaluation"] | {"rewards": older[:1]}
+    assert parse(held | {"rewards": older, "evaluation": evaluation}, held=True) == config
+    deciding = [{name: reward[name] for name in (*none, *lasting)} for reward in older]
+    assert [{name: reward[name] for name in (*none, *lasting)} for reward in identity(config)["rewards"]] == deciding
+    named = settings(config.evaluation, config.rewards)["rewards"]
+    assert [{name: reward[name] for name in (*none, *lasting)} for reward in named] == deciding[:1]

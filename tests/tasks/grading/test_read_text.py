@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 URL = "memory://read-text"
 # Some response has one of these, and the stop token <eos> at its end is no part of any text.
-NAMES_SPECIAL = {"function": "format", "pattern": r"(?!.*<eos>).*<(pad|bos|unk)>.*"}
+NAMES_SPECIAL = {"function": "format", "arguments": {"pattern": r"(?!.*<eos>).*<(pad|bos|unk)>.*"}}
 
 
 def settings(model, *, skips: bool) -> RunConfig:

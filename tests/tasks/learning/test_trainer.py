@@ -307,7 +307,7 @@ def test_one_group_without_a_difference_leaves_the_gradient_to_the_others(start)
     assert norms[0] == norms[1] > 0
 
 
-FAILING = RewardConfig(function="tests.reward_functions:no_multiples_of_three", failure_reward=-2.0)
+FAILING = RewardConfig(function="tests.reward_functions:no_multiples_of_three", on_failure=-2.0)
 
 
 def test_a_reward_that_fails_is_recorded_with_its_response_and_counts_as_configured(finished, start):

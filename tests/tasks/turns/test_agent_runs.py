@@ -123,7 +123,7 @@ def lived(store, slot, chosen, model_dir, steps=10**9):
     """The engine of a member, whose process was killed after so many steps."""
     clock, plan = ManualClock(), read_plan(store, 0)
     engine = Counting(steps, clock)
-    limits = {"flush_interval_s": 4.0, "claim_ttl_s": 16.0, "idle_timeout_s": 0.0}
+    limits = {"flush_interval_s": 4.0, "heartbeat_interval_s": 4.0, "claim_ttl_s": 16.0, "idle_timeout_s": 0.0}
     member = SessionConfig(
         slot=slot, pool="rollout", host="here", pid=os.getpid(), engine_restarts_max=0, started_at_s=0.0, **limits
     )
