@@ -92,7 +92,7 @@ def document(url: Path, model: Path, arm: str, step_s: float) -> dict[str, Any]:
             "num_generations": GENERATIONS,
         },
         "policy": {"path": str(model)},
-        "data": {"source": "arithmetic", "size": 64},
+        "data": {"source": "arithmetic", "limit": 64},
         "rewards": [{"function": "arithmetic"}],
         "sampling": {"max_completion_length": LENGTH_MAX},
         "rollout": {

@@ -29,7 +29,7 @@ def settings(url: str, model: Path) -> dict[str, Any]:
     return {
         "run": {"url": url, "seed": 7, "num_prompts_per_step": 32, "num_generations": 8},
         "policy": {"path": str(model)},
-        "data": {"source": "arithmetic", "size": 4096},
+        "data": {"source": "arithmetic", "limit": 4096},
         "rewards": [{"function": "arithmetic"}],
         "sampling": {"max_completion_length": 112},
         "rollout": {

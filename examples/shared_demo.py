@@ -57,7 +57,7 @@ def settings(url: Path, model: Path, seed: int, trainer: dict[str, Any]) -> dict
     return {
         "run": {"url": str(url), "seed": seed, "num_prompts_per_step": 8, "num_generations": 4},
         "policy": {"path": str(model)},
-        "data": {"source": "arithmetic", "size": 256},
+        "data": {"source": "arithmetic", "limit": 256},
         "rewards": [{"function": "examples.even_share:even_share"}],
         "sampling": {"max_completion_length": RESPONSE_LENGTH},
         "rollout": {

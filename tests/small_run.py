@@ -46,7 +46,7 @@ def document(url: str, model: Path, **sections: Any) -> dict[str, Any]:
     whole: dict[str, Any] = {
         "run": {"url": url, "seed": 3, "num_prompts_per_step": 4, "num_generations": 3},
         "policy": {"path": str(model)},
-        "data": {"source": "arithmetic", "size": 10},
+        "data": {"source": "arithmetic", "limit": 10},
         "rewards": SHORTER,
         "sampling": {"max_completion_length": 40},
         "rollout": {

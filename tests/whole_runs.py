@@ -41,7 +41,7 @@ def config_file(folder: Path, model: Path, url: str, **sections: dict[str, Any])
     document: dict[str, Any] = {
         "run": {"url": url, "seed": 3, "num_prompts_per_step": 8, "num_generations": 4},
         "policy": {"path": str(model)},
-        "data": {"source": "arithmetic", "size": 20},
+        "data": {"source": "arithmetic", "limit": 20},
         "rewards": [{"function": "arithmetic"}],
         "sampling": {"max_completion_length": 40},
         "rollout": {

@@ -93,7 +93,7 @@ def settings(size: Size, model: Path, url: str) -> RunConfig:
         {
             "run": {"url": url, "num_prompts_per_step": size.iteration_prompts, "num_generations": 8},
             "policy": {"path": str(model)},
-            "data": {"source": "arithmetic", "size": len(_ITERATIONS) * size.iteration_prompts},
+            "data": {"source": "arithmetic", "limit": len(_ITERATIONS) * size.iteration_prompts},
             "rewards": [{"function": "arithmetic"}],
             "sampling": {"max_completion_length": size.iteration_tokens},
             "rollout": {

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from storage.errors import WrongInputError
-from tasks.configuration.older_rewards import with_present_rewards
+from tasks.configuration.older_form import in_present_form
 
 _SPEED = "remove it; a measured speed goes into"
 _TOOLS = "remove it; the run's first iteration measures how long responses wait for tools"
@@ -24,14 +24,20 @@ _LIMITS = "remove it; vLLM has 900 s to start, 600 s to load weights, 120 s for 
 _LENGTH = "remove it; set model_max_length in the reward model's tokenizer_config.json"
 _PASSES = "remove it; a pass has at most 16,384 tokens, and one input where padding changes a score"
 _PLACE = "remove it; a reward model is on the trainer's device"
+_QUEUE = "set the label kueue.x-k8s.io/queue-name"
+_BASE = "remove it; sums are modulo 10"
 _FAILURE = "set on_failure to the number"
 _IDS = "remove it; an id is extra_info.index where unique, else the row number"
 # What to do, by path; * stands for the name of a pool, or a place in a list.
 DELETED = {
     "algorithm.overlong_penalty_factor": "remove it; the penalty at the end of the buffer is 1",
     "critic.optimizer.min_learning_rate_ratio": _FLOOR,
+    "data.arithmetic.base": _BASE,
     "data.id_column": _IDS,
+    "data.size": "set data.limit",
+    "evaluation.data.arithmetic.base": _BASE,
     "evaluation.data.id_column": _IDS,
+    "evaluation.data.size": "set evaluation.data.limit",
     "evaluation.num_prompts": "set evaluation.data.limit",
     "evaluation.pass_threshold": "remove it; a reward of 1 is correct; evaluation.rewards may have other weights",
     "evaluation.rewards.*.batch_tokens_max": _PASSES,
@@ -74,6 +80,7 @@ DELETED = {
     "pools.control.annotations": _TEMPLATE,
     "pools.control.mounts": _TEMPLATE,
     "pools.control.priority_class": _TEMPLATE,
+    "pools.control.queue": _QUEUE,
     "pools.control.service_account": _TEMPLATE,
     "pools.control.shared_memory": _SHARED,
     "pools.control.volumes": _TEMPLATE,
@@ -81,6 +88,7 @@ DELETED = {
     "pools.more_rollout.*.annotations": _TEMPLATE,
     "pools.more_rollout.*.mounts": _TEMPLATE,
     "pools.more_rollout.*.priority_class": _TEMPLATE,
+    "pools.more_rollout.*.queue": _QUEUE,
     "pools.more_rollout.*.service_account": _TEMPLATE,
     "pools.more_rollout.*.shared_memory": _SHARED,
     "pools.more_rollout.*.volumes": _TEMPLATE,
@@ -88,6 +96,7 @@ DELETED = {
     "pools.rollout.annotations": _TEMPLATE,
     "pools.rollout.mounts": _TEMPLATE,
     "pools.rollout.priority_class": _TEMPLATE,
+    "pools.rollout.queue": _QUEUE,
     "pools.rollout.service_account": _TEMPLATE,
     "pools.rollout.shared_memory": _SHARED,
     "pools.rollout.volumes": _TEMPLATE,
@@ -95,6 +104,7 @@ DELETED = {
     "pools.train.annotations": _TEMPLATE,
     "pools.train.mounts": _TEMPLATE,
     "pools.train.priority_class": _TEMPLATE,
+    "pools.train.queue": _QUEUE,
     "pools.train.service_account": _TEMPLATE,
     "pools.train.shared_memory": _SHARED,
     "pools.train.volumes": _TEMPLATE,
@@ -129,6 +139,7 @@ DELETED = {
 CONSTANTS: dict[str, object] = {
     "algorithm.overlong_penalty_factor": 1.0,
     "critic.optimizer.min_learning_rate_ratio": 0.0,
+    "data.arithmetic.base": 10,
     "data.id_column": None,
     "optimizer.min_learning_rate_ratio": 0.0,
     "rewards.*.max_length": None,
@@ -149,7 +160,7 @@ def advice(location: tuple[Any, ...]) -> str | None:
 
 
 def without_deleted(document: Mapping[str, Any], *, to_read: bool = False) -> dict[str, Any]:
-    """The document of a run without deleted fields; rewards of an older form are those of the present form.
+    """The document of a run without deleted fields; rewards and data of an older form are in the present form.
 
     Args:
         document: The run's configuration, or settings, as JSON values.
@@ -158,7 +169,7 @@ def without_deleted(document: Mapping[str, Any], *, to_read: bool = False) -> di
     Raises:
         ConstantDiffersError: A deleted field decides what is learned, and differs from the constant.
     """
-    kept: dict[str, Any] = _kept(with_present_rewards(document), (), to_read)
+    kept: dict[str, Any] = _kept(in_present_form(document), (), to_read)
     return kept
 
 

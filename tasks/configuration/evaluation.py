@@ -16,7 +16,7 @@ from tasks.configuration.data import OPERATIONAL as OPERATIONAL_OF_DATA
 from tasks.configuration.data import YOUNG as YOUNG_OF_DATA
 from tasks.configuration.data import DataConfig
 from tasks.configuration.deleted_fields import with_constants
-from tasks.configuration.older_rewards import in_older_form
+from tasks.configuration.older_form import data_in_older_form, reward_in_older_form
 from tasks.configuration.rewards import OPERATIONAL, RewardConfig, reward_names
 from tasks.configuration.sampling import YOUNG as YOUNG_OF_SAMPLING
 from tasks.configuration.sampling import SamplingConfig
@@ -29,6 +29,7 @@ SEED = 0
 # with these values is found.
 _CONSTANTS: Mapping[str, object] = MappingProxyType(
     {
+        "data.arithmetic.base": 10,
         "data.id_column": None,
         "num_prompts": None,
         "pass_threshold": PASS_THRESHOLD,
@@ -109,6 +110,7 @@ def settings(
     found.
     """
     resolved: dict[str, Any] = json.loads(json.dumps(asdict(evaluation)))
+    resolved["data"] = data_in_older_form(resolved["data"])
     young = {"data": {**YOUNG_OF_DATA, "subset": None, "revision": None}, "sampling": YOUNG_OF_SAMPLING}
     for section, defaults in young.items():
         for name, default in defaults.items():
@@ -127,7 +129,7 @@ def settings(
 def _deciding(reward: RewardConfig, content: str | None) -> dict[str, Any]:
     fields: dict[str, Any] = json.loads(json.dumps(asdict(reward)))
     deciding = {name: value for name, value in fields.items() if name not in OPERATIONAL}
-    return in_older_form(deciding) | {"model": content}
+    return reward_in_older_form(deciding) | {"model": content}
 
 
 def settings_digest(resolved: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, JsonValue
 
 from tasks.configuration import user_function
-from tasks.configuration.older_rewards import ARGUMENTS
+from tasks.configuration.older_form import ARGUMENTS
 
 BUILT_IN = ("arithmetic", "environment", "format", "length", "math", "reward_model")
 # The settings that belong to one built-in function only, and those of them that it requires.
@@ -126,7 +126,7 @@ def _check_argument(name: str, value: JsonValue) -> None:
             raise ValueError(f"arguments.{name}: value {value!r}; allowed: an integer of at least {least}")
         return
     if not isinstance(value, str):
-        raise ValueError(f"arguments.{name}: value {value!r}; allowed: a regular expression, which is a text")
+        raise ValueError(f"arguments.{name}: value {value!r}; allowed: a regular expression")  # noqa: TRY004 - for pydantic
     try:
         re.compile(value, re.DOTALL)
     except (re.error, OverflowError, RecursionError) as error:

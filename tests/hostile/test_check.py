@@ -164,7 +164,6 @@ REFUSED = [
     (pool(cpu="2 Gi"), '  pools.rollout.cpu: "2 Gi" given; allowed: a Kubernetes quantity'),
     (pool(cpu=True), "  pools.rollout.cpu: true given; allowed: a Kubernetes quantity"),
     (pool(memory="-1Gi"), '  pools.rollout.memory: "-1Gi" given; allowed: a Kubernetes quantity of at least 0'),
-    (pool(queue="team/gpus"), "  pools.rollout.queue: value 'team/gpus'"),
     (pool(labels={"run": "s3://bucket/run"}), "  pools.rollout.labels.run: value 's3://bucket/run'"),
     (pool(env=[{"name": "A", "value": 1}]), "  pools.rollout.env.0.value: value 1; allowed: text"),
     ({"pools": {"labels": {"gleaner-pool": "x"}}}, "  pools.labels.gleaner-pool: value 'x'"),
@@ -173,7 +172,7 @@ REFUSED = [
     (pool(node_selector={"karpenter.sh/capacity-type": "spot"}), "  pools.rollout.node_selector.karpenter.sh/capac"),
     (pool(node_selector={"eks.amazonaws.com/capacityType": "SPOT"}), "  pools.rollout.node_selector.eks.amazonaws"),
     ({"optimizer": {"learning_rate": "1e-400"}}, '  optimizer.learning_rate: "1e-400" given; input should be a valid'),
-    ({"data": {"size": 1 << 63}}, "  data.size: an integer of 64 bits given"),
+    ({"data": {"limit": 1 << 63}}, "  data.limit: an integer of 64 bits given"),
     ({"run": {"seed": 10**6000}}, "  run.seed: an integer of "),
     ({"tracking": {"name": "\ud83d"}}, '  tracking.name: "\\ud83d" given; allowed: text without lone surrogates'),
     ({"tracking": {"\udc00": 1}}, '  tracking: the key "\\udc00" given; allowed: text without'),
@@ -210,7 +209,7 @@ def test_it_is_refused_in_one_line_that_names_the_field(sections, message):
     [
         tolerates(key="spot", operator="Exists"),
         tolerates(operator="Exists"),
-        pool(labels={"team": None}, queue="spot", env=[{"name": "A", "value": "x"}]),
+        pool(labels={"team": None, "kueue.x-k8s.io/queue-name": "spot"}, env=[{"name": "A", "value": "x"}]),
         tolerates(key="nvidia.com/gpu", operator="Equal", value="present", effect="NoSchedule"),
         tolerates(key="a", effect="NoExecute", tolerationSeconds=30),
         pool(node_selector={"cloud.google.com/gke-accelerator": "nvidia-l4", "empty": ""}),
@@ -261,7 +260,7 @@ def test_the_command_names_the_field_or_the_line(path, model, text, problems):
     assert [line[: len(problem)] for line, problem in zip(shown, problems, strict=True)] == problems
 
 
-GENERATED = {"source": "arithmetic", "size": 10}
+GENERATED = {"source": "arithmetic", "limit": 10}
 
 
 @pytest.mark.parametrize(

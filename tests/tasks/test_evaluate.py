@@ -50,7 +50,7 @@ from workflows.evaluation import grades_with_a_model
 
 MATH = [{"function": "math"}]
 # Of as many other prompts.
-OTHER = EVALUATION | {"data": {"source": "arithmetic", "size": 5, "seed": 12}}
+OTHER = EVALUATION | {"data": {"source": "arithmetic", "limit": 5, "seed": 12}}
 
 
 def test_a_plan_is_an_iteration_without_training_below_the_run(store, settings):

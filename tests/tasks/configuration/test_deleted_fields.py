@@ -50,7 +50,7 @@ def with_field(whole: dict, path: str, value: object = 1.0) -> dict:
 
 def with_all(whole: dict, paths: Iterable[str] = DELETED) -> dict:
     for path in paths:
-        with_field(whole, path, CONSTANTS.get(path, 1.0))
+        with_field(whole, path, 4096 if path.endswith("data.size") else CONSTANTS.get(path, 1.0))
     return whole
 
 
@@ -144,3 +144,15 @@ def test_rewards_in_the_form_of_an_older_run_are_read_and_make_the_same_run():
     assert [{name: reward[name] for name in (*none, *lasting)} for reward in identity(config)["rewards"]] == deciding
     named = settings(config.evaluation, config.rewards)["rewards"]
     assert [{name: reward[name] for name in (*none, *lasting)} for reward in named] == deciding[:1]
+
+
+def test_a_number_of_generated_prompts_is_read_as_a_limit_and_makes_the_same_run():
+    config = parse(document(data={"limit": 20}))
+    held = dump(config)
+    older = held["data"] | {"size": 20, "limit": None}
+    assert parse(held | {"data": older}, held=True) == config
+    assert parse(held | {"data": older | {"size": 90, "limit": 20}}, held=True) == config
+    found = identity(config)["data"]
+    assert (found["size"], found["limit"]) == (20, None)
+    found = identity(parse(document(data={"source": "a.csv", "limit": 20})))["data"]
+    assert (found["size"], found["limit"]) == (4096, 20)

@@ -27,7 +27,7 @@ NAMES_SPECIAL = {"function": "format", "arguments": {"pattern": r"(?!.*<eos>).*<
 
 def settings(model, *, skips: bool) -> RunConfig:
     sampling = {"max_completion_length": 40, "skip_special_tokens": skips}
-    evaluation = {"data": {"source": "arithmetic", "size": 12, "seed": 5}, "sampling": sampling}
+    evaluation = {"data": {"source": "arithmetic", "limit": 12, "seed": 5}, "sampling": sampling}
     return config(URL, model, rewards=[NAMES_SPECIAL], sampling=sampling, evaluation=evaluation)
 
 

@@ -43,7 +43,7 @@ def test_without_the_section_the_prompts_of_training_are_evaluated_and_the_log_s
     assert "none is held out" in doubt
     plan = read_plan(connect(reference.run_url), 0)
     assert slots
-    assert sum(len(slot.groups) for slot in plan.slots) == settings.data.size
+    assert sum(len(slot.groups) for slot in plan.slots) == settings.data.limit
     assert plan.sampling == settings.sampling.params(plan.sampling.stop_token_ids)
 
 
