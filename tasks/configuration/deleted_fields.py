@@ -38,6 +38,7 @@ DELETED = {
     "evaluation.data.arithmetic.base": _BASE,
     "evaluation.data.id_column": _IDS,
     "evaluation.data.size": "set evaluation.data.limit",
+    "evaluation.k": "remove it; k takes the powers of two up to num_generations, and that number",
     "evaluation.num_prompts": "set evaluation.data.limit",
     "evaluation.pass_threshold": "remove it; a reward of 1 is correct; evaluation.rewards may have other weights",
     "evaluation.rewards.*.batch_tokens_max": _PASSES,

@@ -50,7 +50,6 @@ class EvaluationConfig:
         sampling: For the evaluation alone; temperature 0 is greedy. A document's fields override those of the run's
             section `sampling` (`with_inherited_sampling`).
         num_generations: Responses per prompt, the n of mean@n.
-        k: The values of k in pass@k, ascending, each at most num_generations.
         interval: Training evaluates every weight version that this divides; 0: only `workflows/evaluation.py`
             evaluates.
     """
@@ -60,22 +59,22 @@ class EvaluationConfig:
     rewards: Annotated[tuple[RewardConfig, ...], Field(min_length=1)] | None = None
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     num_generations: Annotated[int, Field(ge=1)] = 1
-    k: Annotated[tuple[int, ...], Field(min_length=1)] = (1,)
     interval: Annotated[int, Field(ge=0)] = 0
 
     def __post_init__(self) -> None:
         if self.rewards is not None:
             reward_names(self.rewards)
-        if list(self.k) != sorted(set(self.k)) or self.k[0] < 1 or self.k[-1] > self.num_generations:
-            raise ValueError(
-                f"k: value {list(self.k)}; allowed: ascending integers from 1 to num_generations "
-                f"({self.num_generations}), each once"
-            )
         if self.sampling.temperature == 0 and self.num_generations > 1:
             raise ValueError(
                 f"num_generations: value {self.num_generations}; allowed with sampling.temperature 0: 1, because all "
                 "responses to a prompt would be the same"
             )
+
+    @property
+    def k(self) -> tuple[int, ...]:
+        """The values of k in pass@k: the powers of two below num_generations, and num_generations itself."""
+        below = (self.num_generations - 1).bit_length()
+        return (*(1 << power for power in range(below)), self.num_generations)
 
     def is_due(self, version: int) -> bool:
         """Whether training evaluates this weight version."""
@@ -111,6 +110,7 @@ def settings(
     """
     resolved: dict[str, Any] = json.loads(json.dumps(asdict(evaluation)))
     resolved["data"] = data_in_older_form(resolved["data"])
+    resolved["k"] = list(evaluation.k)
     young = {"data": {**YOUNG_OF_DATA, "subset": None, "revision": None}, "sampling": YOUNG_OF_SAMPLING}
     for section, defaults in young.items():
         for name, default in defaults.items():

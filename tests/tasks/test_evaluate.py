@@ -198,7 +198,7 @@ def test_reward_models_are_those_of_the_run_or_the_evaluations_own_in_the_run(tm
     assert [key for key in held if key.endswith(".json")] == [layout.reward_model("evaluation-reward_model")]
     assert not [key for key in held if key.startswith(layout.EVALUATIONS)]
     before = set(whole.list(layout.REWARD_MODELS))
-    planned(config(URL, model, rewards=OWN_REWARD, evaluation=EVALUATION | {"rewards": scored, "k": [1]}), 0)
+    planned(config(URL, model, rewards=OWN_REWARD, evaluation=EVALUATION | {"rewards": scored}), 0)
     assert set(whole.list(layout.REWARD_MODELS)) == before  # the next one finds it there
     moved = shutil.move(folder, tmp_path / "elsewhere")
     of_own, _ = measure(own, SystemClock())

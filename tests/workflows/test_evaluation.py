@@ -36,7 +36,6 @@ from workflows.evaluation import evaluate_version, evaluation
 EVALUATION = {
     "data": {"source": "arithmetic", "limit": 8, "seed": 99},
     "num_generations": 4,
-    "k": [1, 2, 4],
     "sampling": KILLABLE["sampling"],
     "interval": 2,
 }
