@@ -95,7 +95,7 @@ def make_run(folder: Path, model: Path, seed: int, *, killed: bool, **sections: 
             "flush_interval_s": 0.05,
         },
         "algorithm": {"loss_agg_mode": "seq-mean-token-mean"},
-        "optimizer": {"learning_rate": 3e-4, "beta2": 0.99, "warmup_steps": 2},
+        "optimizer": {"learning_rate": 3e-4, "betas": [0.9, 0.99], "warmup_steps": 2},
         "trainer": {"group_timeout_s": 60.0},
         "pools": {"rollout": {"count": SLOTS, "interruptible": True}},
     }

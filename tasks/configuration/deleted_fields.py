@@ -25,12 +25,15 @@ _LENGTH = "remove it; set model_max_length in the reward model's tokenizer_confi
 _PASSES = "remove it; a pass has at most 16,384 tokens, and one input where padding changes a score"
 _PLACE = "remove it; a reward model is on the trainer's device"
 _QUEUE = "set the label kueue.x-k8s.io/queue-name"
+_BETAS = "set betas, such as [0.9, 0.999]"
 _BASE = "remove it; sums are modulo 10"
 _FAILURE = "set on_failure to the number"
 _IDS = "remove it; an id is extra_info.index where unique, else the row number"
 # What to do, by path; * stands for the name of a pool, or a place in a list.
 DELETED = {
     "algorithm.overlong_penalty_factor": "remove it; the penalty at the end of the buffer is 1",
+    "critic.optimizer.beta1": _BETAS,
+    "critic.optimizer.beta2": _BETAS,
     "critic.optimizer.min_learning_rate_ratio": _FLOOR,
     "data.arithmetic.base": _BASE,
     "data.id_column": _IDS,
@@ -72,6 +75,8 @@ DELETED = {
     "forecast.tool_s": _TOOLS,
     "forecast.trace_path": "set pools.rollout.trace_path",
     "forecast.train_link_gbps": "remove it; 100 Gbit/s are assumed until the run's first iteration measures restoring",
+    "optimizer.beta1": _BETAS,
+    "optimizer.beta2": _BETAS,
     "optimizer.min_learning_rate_ratio": _FLOOR,
     "planning.recall_min": "remove it; a predictor with a recall below 0.3 is not used",
     "planning.seeding_after_s": "remove it; the trainer's machines generate after four times rollout.claim_ttl_s",
@@ -161,7 +166,7 @@ def advice(location: tuple[Any, ...]) -> str | None:
 
 
 def without_deleted(document: Mapping[str, Any], *, to_read: bool = False) -> dict[str, Any]:
-    """The document of a run without deleted fields; rewards and data of an older form are in the present form.
+    """The document of a run without deleted fields; what has an older form is in the present form.
 
     Args:
         document: The run's configuration, or settings, as JSON values.

@@ -1,8 +1,8 @@
-"""Rewards and data in the fields of older runs: what they held, and the form in which they enter the digest of a run.
+"""What older runs hold in other fields, and the form in which those settings enter the digest of a run.
 
 An older reward has the settings of a built-in function as fields of its own, and the value of a failure beside the name
-"use_failure_reward". Older data has a number of generated prompts beside the limit on rows. The digest of a run has the
-older form, so an older run stays the same run.
+"use_failure_reward". Older data has a number of generated prompts beside the limit on rows, and an older optimizer two
+fields for its decays. The digest of a run has the older form, so an older run stays the same run.
 """
 
 from collections.abc import Mapping
@@ -12,18 +12,23 @@ from typing import Any
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {"format": ("pattern",), "length": ("free_tokens", "scale_tokens")}
 # The generator of prompts, and the number of its prompts without a limit.
 ARITHMETIC, SIZE = "arithmetic", 4096
+# The decays of an optimizer without fields for them.
+BETAS = (0.9, 0.999)
 _USE, _STOP = "use_failure_reward", "stop"
 
 
 def in_present_form(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A document that a run holds, with rewards and data in the present form; other values stay as they are."""
+    """A document that a run holds, in the present form; other values stay as they are."""
     found = dict(document)
     if isinstance(found.get("rewards"), list):
         found["rewards"] = [_reward(each) if isinstance(each, Mapping) else each for each in found["rewards"]]
     if isinstance(found.get("data"), Mapping):
         found["data"] = _data(found["data"])
-    if isinstance(found.get("evaluation"), Mapping):
-        found["evaluation"] = in_present_form(found["evaluation"])
+    if isinstance(found.get("optimizer"), Mapping):
+        found["optimizer"] = _optimizer(found["optimizer"])
+    for section in ("critic", "evaluation"):
+        if isinstance(found.get(section), Mapping):
+            found[section] = in_present_form(found[section])
     return found
 
 
@@ -39,6 +44,24 @@ def _data(held: Mapping[str, Any]) -> dict[str, Any]:
     if held.get("source", ARITHMETIC) != ARITHMETIC or size == SIZE:
         return dict(held)
     return {**held, "limit": size if limit is None else min(size, limit)}
+
+
+def _optimizer(held: Mapping[str, Any]) -> dict[str, Any]:
+    if "betas" in held or not {"beta1", "beta2"} & held.keys():
+        return dict(held)
+    return {**held, "betas": [held.get(name, default) for name, default in zip(("beta1", "beta2"), BETAS, strict=True)]}
+
+
+def in_older_form(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """A whole configuration of the present form, as JSON values, in the older form, except `evaluation`."""
+    critic = resolved["critic"]
+    return {
+        **resolved,
+        "rewards": [reward_in_older_form(reward) for reward in resolved["rewards"]],
+        "data": data_in_older_form(resolved["data"]),
+        "optimizer": _optimizer_in_older_form(resolved["optimizer"]),
+        "critic": {**critic, "optimizer": _optimizer_in_older_form(critic["optimizer"])},
+    }
 
 
 def reward_in_older_form(reward: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,3 +82,8 @@ def data_in_older_form(data: Mapping[str, Any]) -> dict[str, Any]:
     if data["source"] != ARITHMETIC:
         return {**data, "size": SIZE}
     return {**data, "size": data["limit"] or SIZE, "limit": None}
+
+
+def _optimizer_in_older_form(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in optimizer.items() if name != "betas"}
+    return {**kept, **dict(zip(("beta1", "beta2"), optimizer["betas"], strict=True))}

@@ -27,7 +27,7 @@ from tasks.configuration.forecast import ForecastConfig
 from tasks.configuration.given_secrets import given_secrets
 from tasks.configuration.lora import LoraConfig
 from tasks.configuration.numbers import float_in, integers_restored, rounded_integers
-from tasks.configuration.older_form import data_in_older_form, reward_in_older_form
+from tasks.configuration.older_form import in_older_form
 from tasks.configuration.operational import DEFAULTS_SINCE, OPERATIONAL, YOUNG
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.placement_clashes import needs_all_groups, placements_that_clash
@@ -329,7 +329,7 @@ def changes(ours: RunConfig, theirs: RunConfig) -> list[str]:
 
 def _learned(config: RunConfig) -> dict[str, Any]:
     """The identity with every field, those too at which a younger field counts as absent."""
-    resolved = dump(config)
+    resolved = in_older_form(dump(config))
     for path, operational in OPERATIONAL.items():
         *parents, section = path.split(".")
         parent = functools.reduce(operator.getitem, parents, resolved)
@@ -337,8 +337,6 @@ def _learned(config: RunConfig) -> dict[str, Any]:
             del parent[section]
         else:
             parent[section] = _without(parent[section], operational)
-    resolved["rewards"] = [reward_in_older_form(reward) for reward in resolved["rewards"]]
-    resolved["data"] = data_in_older_form(resolved["data"])
     for path, (default, older) in DEFAULTS_SINCE.items():
         parent, name = _place(resolved, path)
         if parent[name] == default:

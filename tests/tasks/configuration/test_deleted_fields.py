@@ -111,8 +111,9 @@ def test_a_run_that_holds_deleted_fields_goes_on_as_the_same_run():
     plan = replace(a_plan(), config=planned)
     # Without settings of its own, as in a run from before these had a place, and with them.
     assert config_in_force(store, plan) == config
-    settings = [path for path in DELETED if path not in CONSTANTS and not path.startswith("evaluation.")]
-    records.put(store, layout.settings(plan.iteration), SettingsRecord(config=with_all(settings_of(config), settings)))
+    others = ("evaluation.", "optimizer.", "critic.")
+    paths = [path for path in DELETED if path not in CONSTANTS and not path.startswith(others)]
+    records.put(store, layout.settings(plan.iteration), SettingsRecord(config=with_all(settings_of(config), paths)))
     found = config_in_force(store, plan)
     assert identity(found) == identity(config)
     assert digest(found) == run.digest
@@ -156,3 +157,18 @@ def test_a_number_of_generated_prompts_is_read_as_a_limit_and_makes_the_same_run
     assert (found["size"], found["limit"]) == (20, None)
     found = identity(parse(document(data={"source": "a.csv", "limit": 20})))["data"]
     assert (found["size"], found["limit"]) == (4096, 20)
+
+
+def test_two_fields_for_the_decays_of_an_optimizer_are_read_as_one_and_make_the_same_run():
+    ppo = {"advantage_estimator": "gae"}
+    config = parse(
+        document(algorithm=ppo, optimizer={"betas": [0.8, 0.95]}, critic={"optimizer": {"betas": [0.9, 0.7]}})
+    )
+    held = dump(config)
+    for section, betas in ((held, [0.8, 0.95]), (held["critic"], [0.9, 0.7])):
+        assert section["optimizer"].pop("betas") == betas
+        section["optimizer"] |= {"beta1": betas[0], "beta2": betas[1]}
+    assert parse(held, held=True) == config
+    assert identity(config)["optimizer"] == identity(parse(held, held=True))["optimizer"]
+    assert identity(config)["critic"]["optimizer"].keys() >= {"beta1", "beta2"}
+    assert "betas" not in identity(config)["optimizer"]

@@ -362,7 +362,7 @@ def test_sections_that_go_together_are_not():
         MINIMAL
         | {
             "algorithm": {"preset": "ppo", "num_mini_batches": 32},
-            "critic": {"optimizer": {"beta2": 0.99}},
+            "critic": {"optimizer": {"betas": [0.9, 0.99]}},
             "pools": {"train": {"gpus": 8}},
             "trainer": {"nproc_per_node": 8, "nnodes": 2},
             "lora": {"rank": 8, "target_modules": ["q_proj"]},
