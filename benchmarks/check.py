@@ -55,7 +55,7 @@ def write_inputs(directory: Path) -> dict[str, Path]:
     tokenizer.chat_template = CHAT_TEMPLATE
     build_model(len(tokenizer)).save_pretrained(model)
     tokenizer.save_pretrained(model)
-    demo = {"source": "arithmetic", "size": 4096}
+    demo = {"source": "arithmetic", "limit": 4096}
     documents = {"demo": config_of(directory / "run", model, demo, "arithmetic")}
     for kind in ("texts", "chats"):
         rows = directory / f"{kind}.jsonl"

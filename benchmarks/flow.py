@@ -92,7 +92,7 @@ def document(url: Path, model: Path, arm: str, step_s: float) -> dict[str, Any]:
             "num_generations": GENERATIONS,
         },
         "policy": {"path": str(model)},
-        "data": {"source": "arithmetic", "size": 64},
+        "data": {"source": "arithmetic", "limit": 64},
         "rewards": [{"function": "arithmetic"}],
         "sampling": {"max_completion_length": LENGTH_MAX},
         "rollout": {
@@ -101,11 +101,10 @@ def document(url: Path, model: Path, arm: str, step_s: float) -> dict[str, Any]:
             "context_length": LENGTH_MAX + 100,
             "max_responses_in_flight": IN_FLIGHT,
             "flush_interval_s": 0.5,
-            "heartbeat_interval_s": 0.5,
             "claim_ttl_s": 10.0,
         },
         "retention": {"keep_weights": ITERATIONS + 1},
-        "trainer": {"poll_interval_s": 0.1, "group_timeout_s": TIME_LIMIT_S},
+        "trainer": {"group_timeout_s": TIME_LIMIT_S},
         "pools": {"rollout": {"count": MEMBERS, "interruptible": True}},
     }
     for section, values in ARMS[arm].items():

@@ -37,7 +37,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "ppo": {},
 }
 SECTIONS: dict[str, dict[str, Any]] = {
-    "ppo": {"critic": {"optimizer": {"learning_rate": 1e-3, "beta2": 0.99}, "warmup_iterations": 1}},
+    "ppo": {"critic": {"optimizer": {"learning_rate": 1e-3, "betas": [0.9, 0.99]}, "warmup_iterations": 1}},
 }
 
 

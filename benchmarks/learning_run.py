@@ -93,11 +93,10 @@ def make_run(folder: Path, model: Path, seed: int, *, killed: bool, **sections: 
             "context_length": 96,
             "max_responses_in_flight": 4,
             "flush_interval_s": 0.05,
-            "heartbeat_interval_s": 0.05,
         },
         "algorithm": {"loss_agg_mode": "seq-mean-token-mean"},
-        "optimizer": {"learning_rate": 3e-4, "beta2": 0.99, "warmup_steps": 2},
-        "trainer": {"poll_interval_s": 0.01, "group_timeout_s": 60.0},
+        "optimizer": {"learning_rate": 3e-4, "betas": [0.9, 0.99], "warmup_steps": 2},
+        "trainer": {"group_timeout_s": 60.0},
         "pools": {"rollout": {"count": SLOTS, "interruptible": True}},
     }
     return Run(parse(document | sections), Crew(folder / f"{name}-logs"), killed)

@@ -29,12 +29,17 @@ def settings(url: str, model: Path) -> dict[str, Any]:
     return {
         "run": {"url": url, "seed": 7, "num_prompts_per_step": 32, "num_generations": 8},
         "policy": {"path": str(model)},
-        "data": {"source": "arithmetic", "size": 4096},
+        "data": {"source": "arithmetic", "limit": 4096},
         "rewards": [{"function": "arithmetic"}],
         "sampling": {"max_completion_length": 112},
-        "rollout": {"engine": "torch", "context_length": 192, "max_responses_in_flight": 64},
+        "rollout": {
+            "engine": "torch",
+            "context_length": 192,
+            "max_responses_in_flight": 64,
+            "flush_interval_s": 0.05,
+        },
         "optimizer": {"learning_rate": 1e-4},
-        "trainer": {"poll_interval_s": 0.01, "group_timeout_s": 600},
+        "trainer": {"group_timeout_s": 600},
         "pools": {"rollout": {"count": 1}},
     }
 

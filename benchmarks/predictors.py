@@ -61,9 +61,9 @@ def record(folder: Path, iterations: int, prompts: int) -> ObjectStore:
         SEED,
         killed=False,
         run={"url": str(folder / "run"), "seed": SEED, **shape},
-        data={"source": "arithmetic", "seed": SEED, "size": prompts, "arithmetic": {"items_max": task.items_max}},
+        data={"source": "arithmetic", "seed": SEED, "limit": prompts, "arithmetic": {"items_max": task.items_max}},
         sampling={"max_completion_length": LENGTH_MAX},
-        rollout=engine | {"flush_interval_s": 0.2, "heartbeat_interval_s": 0.05},
+        rollout=engine | {"flush_interval_s": 0.2},
     )
     for iteration in range(iterations):
         run.iterate(SEED, iteration)
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--iterations", type=int, default=6)
     parser.add_argument("--prompts", type=int, default=2 * PROMPTS_PER_STEP, help="how many the run has")
-    parser.add_argument("--run", help="url of a run whose prompts recur, such as the demo's with a small data.size")
+    parser.add_argument("--run", help="url of a run whose prompts recur, such as the demo's with a small data.limit")
     given = parser.parse_args()
     if given.run:
         report(recorded(connect(given.run)), {"run": given.run}, as_json=given.json)

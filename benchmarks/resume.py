@@ -75,7 +75,7 @@ def make_run(
             "num_generations": GENERATIONS,
         },
         "policy": {"path": str(model)},
-        "data": {"source": "arithmetic", "size": prompts},
+        "data": {"source": "arithmetic", "limit": prompts},
         "rewards": [{"function": "arithmetic"}],
         "sampling": {"max_completion_length": length},
         "rollout": {

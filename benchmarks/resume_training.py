@@ -47,7 +47,7 @@ PRELOAD = ["tasks.learning.train_iteration", "tasks.sampling.engines.torch_engin
 POLL_INTERVAL_S = 0.001
 SEED = 7  # for the kills; those of run k are drawn with SEED + k
 # In these few steps, sums modulo 2 are learned by half, so groups have mixed rewards and gradients are not zero.
-TASK = ArithmeticConfig(items_max=5, base=2)
+TASK = ArithmeticConfig(items_max=5)
 WARM_START = WarmStart(steps=120, batch=16, learning_rate=3e-3, task=TASK)
 # With these settings, a step depends on everything in a checkpoint: the moments and the schedule's position.
 OPTIMIZER = {"learning_rate": 1e-3, "weight_decay": 0.01, "warmup_steps": 2, "schedule": "linear", "total_steps": 8}
@@ -195,13 +195,13 @@ def make_config(folder: Path, model: Path, prompts: int) -> RunConfig:
     document = {
         "run": {"url": str(folder), "seed": 11, "num_prompts_per_step": prompts, "num_generations": 4},
         "policy": {"path": str(model)},
-        "data": {"source": "arithmetic", "arithmetic": {"items_max": TASK.items_max, "base": TASK.base}},
+        "data": {"source": "arithmetic", "arithmetic": {"items_max": TASK.items_max}},
         "rewards": [{"function": "arithmetic"}],
         "sampling": {"max_completion_length": 64},
-        "rollout": {"engine": "torch", "context_length": 96, "idle_timeout_s": 0.0},
+        "rollout": {"engine": "torch", "context_length": 96, "flush_interval_s": 0.05, "idle_timeout_s": 0.0},
         "algorithm": {"kl_coef": 0.02},
         "optimizer": OPTIMIZER,
-        "trainer": {"poll_interval_s": 0.01, "group_timeout_s": 60.0, "micro_batch_tokens_max": 256},
+        "trainer": {"group_timeout_s": 60.0, "micro_batch_tokens_max": 256},
         "pools": {"rollout": {"count": 1, "interruptible": True}},
     }
     return parse(document)

@@ -49,15 +49,19 @@ def settings(url: str, model: Path, prompts: int) -> RunConfig:
         {
             "run": {"url": url, "seed": 7, "num_prompts_per_step": prompts, "num_generations": 8},
             "policy": {"path": str(model)},
-            "data": {"source": "arithmetic", "size": 4096},
+            "data": {"source": "arithmetic", "limit": 4096},
             "rewards": [{"function": "arithmetic"}],
             "sampling": {"max_completion_length": 112},
-            "rollout": {"engine": "torch", "context_length": 192, "max_responses_in_flight": 64},
+            "rollout": {
+                "engine": "torch",
+                "context_length": 192,
+                "max_responses_in_flight": 64,
+                "flush_interval_s": 0.05,
+            },
             "optimizer": {"learning_rate": 1e-4},
             "planning": {"seeding": "off"},
             "trainer": {
                 "placement": "pod",
-                "poll_interval_s": 0.01,
                 "group_timeout_s": 600,
                 "micro_batch_tokens_max": 4096,
             },

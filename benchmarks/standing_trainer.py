@@ -87,10 +87,11 @@ def make_config(url: str, model: Path, placement: str, step_s: float) -> RunConf
         "rollout": {
             "engine": "scripted",
             "scripted_step_s": step_s,
+            "flush_interval_s": 0.25,
             "idle_timeout_s": 0.0,
             "weight_cache_bytes_max": 0,
         },
-        "trainer": {"placement": placement, "poll_interval_s": 0.05, "group_timeout_s": 600.0},
+        "trainer": {"placement": placement, "group_timeout_s": 600.0},
         "planning": {"seeding": "off"},
         "pools": {"rollout": {"count": 1, "interruptible": True}},
     }

@@ -64,11 +64,10 @@ def config_of(url: str, model: Path) -> dict[str, Any]:
     return {
         "run": {"url": url, "seed": 3, "num_prompts_per_step": 2, "num_generations": 2},
         "policy": {"path": str(model)},
-        "data": {"source": "arithmetic", "size": 8},
+        "data": {"source": "arithmetic", "limit": 8},
         "rewards": [{"function": "arithmetic"}],
         "sampling": {"max_completion_length": 24},
         "rollout": {"engine": "torch", "context_length": 96, "flush_interval_s": 0.1, "weight_cache_bytes_max": 0},
-        "trainer": {"poll_interval_s": 0.05},
         "pools": {"rollout": {"count": 1}},
     }
 

@@ -86,7 +86,6 @@ def make_run(
             "context_length": CONTEXT_LENGTH,
             "max_responses_in_flight": IN_FLIGHT,
             "flush_interval_s": 0.25,
-            "heartbeat_interval_s": 0.25,
             "idle_timeout_s": 0.0,
         },
         "pools": {"rollout": {"count": SLOTS, "interruptible": True}},

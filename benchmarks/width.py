@@ -222,8 +222,8 @@ class Followed:
 
 def follow(width: int) -> Followed:
     """Follow a crew for WARM_INTERVALS and then MEASURED_INTERVALS flush intervals."""
-    interval_s = RolloutConfig().flush_interval_s
-    trainer = TrainerConfig()
+    rollout, trainer = RolloutConfig(), TrainerConfig()
+    interval_s = rollout.flush_interval_s
     clock = CrewClock(width, interval_s)
     began = _Mark()
 
@@ -236,7 +236,7 @@ def follow(width: int) -> Followed:
     config = FollowConfig(
         in_plan_order=False,
         timeout_s=trainer.group_timeout_s,
-        poll_interval_s=trainer.poll_interval_s,
+        poll_interval_s=rollout.poll_interval_s,
         flush_interval_s=interval_s,
     )
     follower = GroupFollower(JournalReader(clock.asked, clock.plan), clock.plan, config, clock, watch)
@@ -255,7 +255,7 @@ def follow(width: int) -> Followed:
     lags = sorted(
         clock.store.lags_s.get(key, clock.monotonic() - written_s) / interval_s
         for key, written_s in clock.store.written_s.items()
-        if began.at_s - interval_s <= written_s <= clock.monotonic() - trainer.poll_interval_s
+        if began.at_s - interval_s <= written_s <= clock.monotonic() - rollout.poll_interval_s
     )
     tokens = sum(member.tokens for member in clock.members)
     return Followed(

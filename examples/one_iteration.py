@@ -28,8 +28,8 @@ from tasks.sampling.session.session_outcome import Preempted
 # A run belongs to one execution at a time; on Flyte this is the execution's name.
 EXECUTION = "one-iteration"
 CLOCK = SystemClock()
-# Running sums of up to three numbers below 4, which a tiny policy learns in seconds.
-TASK = ArithmeticConfig(items_max=3, stop_probability=0.4, base=4)
+# Running sums of up to three digits, which a tiny policy learns in seconds.
+TASK = ArithmeticConfig(items_max=3, stop_probability=0.4)
 
 
 def configuration(folder: Path) -> RunConfig:
@@ -38,7 +38,7 @@ def configuration(folder: Path) -> RunConfig:
         {
             "run": {"url": str(folder / "run"), "seed": 7, "num_prompts_per_step": 8, "num_generations": 8},
             "policy": {"path": str(folder / "policy")},
-            "data": {"source": "arithmetic", "size": 64, "arithmetic": asdict(TASK)},
+            "data": {"source": "arithmetic", "limit": 64, "arithmetic": asdict(TASK)},
             "rewards": [{"function": "arithmetic"}],
             "sampling": {"max_completion_length": 96},
             # A member writes what it has decoded after each interval: that is all that a lost machine can cost.
@@ -47,7 +47,6 @@ def configuration(folder: Path) -> RunConfig:
                 "context_length": 192,
                 "max_responses_in_flight": 4,
                 "flush_interval_s": 0.05,
-                "heartbeat_interval_s": 0.02,
             },
             "pools": {"rollout": {"count": 2, "interruptible": True}},
         }

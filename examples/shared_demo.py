@@ -57,7 +57,7 @@ def settings(url: Path, model: Path, seed: int, trainer: dict[str, Any]) -> dict
     return {
         "run": {"url": str(url), "seed": seed, "num_prompts_per_step": 8, "num_generations": 4},
         "policy": {"path": str(model)},
-        "data": {"source": "arithmetic", "size": 256},
+        "data": {"source": "arithmetic", "limit": 256},
         "rewards": [{"function": "examples.even_share:even_share"}],
         "sampling": {"max_completion_length": RESPONSE_LENGTH},
         "rollout": {
@@ -65,12 +65,11 @@ def settings(url: Path, model: Path, seed: int, trainer: dict[str, Any]) -> dict
             "scripted_step_s": STEP_S,
             "context_length": 192,
             "flush_interval_s": 0.5,
-            "heartbeat_interval_s": 0.5,
             "idle_timeout_s": 0.0,
         },
         "algorithm": {"micro_batch_order": "plan"},
         "optimizer": {"learning_rate": 1e-3},
-        "trainer": {"poll_interval_s": 0.1, "group_timeout_s": 300, **trainer},
+        "trainer": {"group_timeout_s": 300, **trainer},
         "planning": {"seeding": "off"},
         "retention": {"keep_weights": 1000, "keep_checkpoints": 1000},
         "pools": {"rollout": {"count": 1, "cpu": "1", "memory": "2Gi"}, "train": {"cpu": "1", "memory": "2Gi"}},

@@ -18,7 +18,7 @@ from resources.kubernetes_fields import (
     check_tolerations,
     refuse,
 )
-from resources.labels import COST_LABELS, QUEUE_LABEL, check_label_value, check_labels, is_spot_label
+from resources.labels import COST_LABELS, check_label_value, check_labels, is_spot_label
 from resources.prices import UnknownMachine, machine_price, price_table
 from resources.quantities import quantity_text
 
@@ -56,7 +56,6 @@ class PoolConfig:
         retries: attempts after a failure of our own; Flyte retries a lost machine from a budget of its own.
         grace_s: seconds between the notice (SIGTERM) and the kill, as requested from Kubernetes.
         pod_template: name of a PodTemplate in the cluster, on which Flyte builds the pod.
-        queue: local queue of Kueue in which the pods wait.
         secrets: secrets that Flyte manages, as variables.
     """
 
@@ -73,7 +72,6 @@ class PoolConfig:
     grace_s: Annotated[int, Field(ge=1, le=3600)] = 60
     image: str | None = None
     pod_template: str | None = None
-    queue: str | None = None
     labels: Labels = field(default_factory=dict)
     node_selector: Labels = field(default_factory=dict)
     tolerations: Items = ()
@@ -86,14 +84,9 @@ class PoolConfig:
             checked_image(self.image)
         if self.accelerator is not None:
             check_label_value("accelerator", self.accelerator)
-        for name in ("pod_template", "queue"):
-            if value := getattr(self, name):
-                check_subdomain(name, value)
-        if self.queue:
-            check_label_value("queue", self.queue)
+        if self.pod_template:
+            check_subdomain("pod_template", self.pod_template)
         check_pod_labels("labels", self.labels)
-        if self.queue and QUEUE_LABEL in self.labels:
-            raise refuse(f"labels.{QUEUE_LABEL}", self.labels[QUEUE_LABEL], "nothing beside the field queue")
         check_labels("node_selector", self.node_selector)
         check_tolerations("tolerations", self.tolerations)
         check_env("env", self.env)
@@ -129,6 +122,7 @@ class RolloutPoolConfig(PoolConfig):
         count: number of slots; 0 leaves the pool out of training's iterations.
         count_min: smallest number of slots of a planned iteration when the planner chooses the width.
         egress_usd_per_gb: price of reading the run's store from another region or cloud.
+        trace_path: for forecasts, a trace of such machines; None: the process AWS_P3 of resources.spot_trace.
     """
 
     __pydantic_config__ = STRICT
@@ -136,6 +130,7 @@ class RolloutPoolConfig(PoolConfig):
     count: Annotated[int, Field(ge=0, le=10_000)] = 2
     count_min: Annotated[int, Field(ge=0, le=10_000)] = 1
     egress_usd_per_gb: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    trace_path: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -286,9 +281,8 @@ def pod_template(pool: PoolConfig, labels: Mapping[str, str | None] | None = Non
     from resources.pod_template import PoolPodTemplate, secret_requests  # noqa: PLC0415 - as flytekit
 
     asked_labels, asked_annotations = secret_requests(pool.secrets)
-    queue = {QUEUE_LABEL: pool.queue} if pool.queue else {}
     return PoolPodTemplate(
-        labels={**(labels or {}), **pool.labels, **queue, **asked_labels},
+        labels={**(labels or {}), **pool.labels, **asked_labels},
         annotations=asked_annotations,
         pod={
             "termination_grace_period_seconds": pool.grace_s,

@@ -42,11 +42,12 @@ def new_watch(history: History, store: ObjectStore, clock: Clock, *, at_once: bo
     return CrewWatch(
         store,
         history.plan,
-        RolloutConfig(claim_ttl_s=history.claim_ttl_s, heartbeat_interval_s=history.heartbeat_interval_s),
-        PlanningConfig(seeding="auto", seeding_after_s=history.absence.seeding_after_s),
+        RolloutConfig(claim_ttl_s=history.claim_ttl_s, flush_interval_s=history.heartbeat_interval_s),
+        PlanningConfig(seeding="auto"),
         clock,
         execution=EXECUTION,
         at_once=at_once,
+        seeding_after_s=history.absence.seeding_after_s,
         parallel_reads=1,
     )
 

@@ -20,9 +20,8 @@ from tests.small_run import (
 
 URL = "memory://evaluate"
 EVALUATION = {
-    "data": {"source": "arithmetic", "size": 5, "seed": 99},
+    "data": {"source": "arithmetic", "limit": 5, "seed": 99},
     "num_generations": 3,
-    "k": [1, 3],
     "sampling": {"max_completion_length": 20, "temperature": 0.7},
     "interval": 2,
 }

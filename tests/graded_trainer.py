@@ -43,7 +43,7 @@ def graded_trainer(
         follow=FollowConfig(
             in_plan_order=algorithm.in_plan_order(exact_engine=True),
             timeout_s=trainer.group_timeout_s,
-            poll_interval_s=trainer.poll_interval_s,
+            poll_interval_s=RolloutConfig().poll_interval_s,
             flush_interval_s=RolloutConfig().flush_interval_s,
         ),
         tokens_max=trainer.micro_batch_tokens_max,

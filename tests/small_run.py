@@ -21,7 +21,7 @@ from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 EXECUTION = "test"
 # The shorter, the better, graded in this process. A function of the user's own has a process, whose start takes as long
 # as a whole step does with a model this small.
-SHORTER: list[dict[str, Any]] = [{"function": "length", "free_tokens": 0, "scale_tokens": 40}]
+SHORTER: list[dict[str, Any]] = [{"function": "length", "arguments": {"free_tokens": 0, "scale_tokens": 40}}]
 OWN_REWARD: list[dict[str, Any]] = [{"function": "tests.reward_functions:even_length"}]
 # For runs whose responses are not graded: another function has a process, which each plan starts to check it.
 NEVER_GRADED: list[dict[str, Any]] = [{"function": "arithmetic"}]
@@ -46,18 +46,17 @@ def document(url: str, model: Path, **sections: Any) -> dict[str, Any]:
     whole: dict[str, Any] = {
         "run": {"url": url, "seed": 3, "num_prompts_per_step": 4, "num_generations": 3},
         "policy": {"path": str(model)},
-        "data": {"source": "arithmetic", "size": 10},
+        "data": {"source": "arithmetic", "limit": 10},
         "rewards": SHORTER,
         "sampling": {"max_completion_length": 40},
         "rollout": {
             "engine": "scripted",
-            "heartbeat_interval_s": 5.0,
-            "flush_interval_s": 5.0,
+            "flush_interval_s": 1.0,
             "idle_timeout_s": 0.0,
             "weight_cache_bytes_max": 0,
         },
         "optimizer": {"learning_rate": 1e-2},
-        "trainer": {"poll_interval_s": 0.01, "group_timeout_s": 5.0, "micro_batch_tokens_max": 320},
+        "trainer": {"group_timeout_s": 5.0, "micro_batch_tokens_max": 320},
         "pools": {"rollout": {"count": 2, "interruptible": True}},
     }
     for name, values in sections.items():

@@ -295,7 +295,7 @@ def report(model: Path, algorithm: str) -> ReportRecord:
         "run": {"url": f"memory://documented-metrics-{algorithm}", "num_prompts_per_step": 1, "num_generations": 2},
         "algorithm": ALGORITHMS[algorithm],
         "policy": {"path": str(model)},
-        "data": {"source": "arithmetic", "size": 4},
+        "data": {"source": "arithmetic", "limit": 4},
         "rewards": [{"function": "arithmetic"}],
         "sampling": {"max_completion_length": 8},
         "rollout": {"engine": "scripted"},

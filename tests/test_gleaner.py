@@ -141,7 +141,7 @@ def test_resolved_is_the_whole_configuration_and_reads_back(write):
     result = gleaner("check", "--resolved", file)
     assert result.exit_code == 0
     assert parse(yaml.safe_load(result.stdout)) == load(file)
-    assert yaml.safe_load(result.stdout)["optimizer"]["beta1"] == 0.9
+    assert yaml.safe_load(result.stdout)["optimizer"]["betas"] == [0.9, 0.999]
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def planned(folder: Path) -> str:
     settings = config(
         str(folder / "run"),
         model_directory(folder / "model"),
-        rollout=rollout | {"heartbeat_interval_s": 0.1},
+        rollout=rollout,
         sampling={"max_completion_length": 90},
     )
     plan_iteration(settings)

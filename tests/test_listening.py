@@ -26,7 +26,7 @@ from tests.small_run import OWN_REWARD, config, model_directory, plan_iteration
 
 pytestmark = pytest.mark.slow
 
-SLOW_ENGINE = {"engine": "torch", "device": "cpu", "max_responses_in_flight": 2, "heartbeat_interval_s": 0.1}
+SLOW_ENGINE = {"engine": "torch", "device": "cpu", "max_responses_in_flight": 2, "flush_interval_s": 0.1}
 
 
 def planned(folder: Path, **sections):

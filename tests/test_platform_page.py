@@ -241,7 +241,7 @@ def test_the_fragments_about_pods_are_valid():
     assert len(PODS) == 5
     pools = [parse(CONFIG | yaml.safe_load(fragment)).pools for fragment in PODS]
     said = {name for each in pools for pool in all_pools(each) for name, value in vars(pool).items() if value}
-    assert {"labels", "queue", "env", "secrets", "tolerations", "node_selector"} <= said
+    assert {"labels", "env", "secrets", "tolerations", "node_selector"} <= said
 
 
 def test_flyte_builds_a_pod_on_the_container_of_the_pod_template_that_mounts_its_volumes():

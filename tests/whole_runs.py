@@ -41,7 +41,7 @@ def config_file(folder: Path, model: Path, url: str, **sections: dict[str, Any])
     document: dict[str, Any] = {
         "run": {"url": url, "seed": 3, "num_prompts_per_step": 8, "num_generations": 4},
         "policy": {"path": str(model)},
-        "data": {"source": "arithmetic", "size": 20},
+        "data": {"source": "arithmetic", "limit": 20},
         "rewards": [{"function": "arithmetic"}],
         "sampling": {"max_completion_length": 40},
         "rollout": {
@@ -49,10 +49,9 @@ def config_file(folder: Path, model: Path, url: str, **sections: dict[str, Any])
             "context_length": 240,
             "max_responses_in_flight": 16,
             "flush_interval_s": 0.1,
-            "heartbeat_interval_s": 0.1,
         },
         "optimizer": {"learning_rate": 1e-4},
-        "trainer": {"poll_interval_s": 0.05, "group_timeout_s": 3600},
+        "trainer": {"group_timeout_s": 3600},
         "pools": {"rollout": {"count": 2, "interruptible": True}},
     }
     for name, values in sections.items():

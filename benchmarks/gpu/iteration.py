@@ -93,7 +93,7 @@ def settings(size: Size, model: Path, url: str) -> RunConfig:
         {
             "run": {"url": url, "num_prompts_per_step": size.iteration_prompts, "num_generations": 8},
             "policy": {"path": str(model)},
-            "data": {"source": "arithmetic", "size": len(_ITERATIONS) * size.iteration_prompts},
+            "data": {"source": "arithmetic", "limit": len(_ITERATIONS) * size.iteration_prompts},
             "rewards": [{"function": "arithmetic"}],
             "sampling": {"max_completion_length": size.iteration_tokens},
             "rollout": {
@@ -103,7 +103,6 @@ def settings(size: Size, model: Path, url: str) -> RunConfig:
                 "context_length": min(CONTEXT_LENGTH_MAX, size.iteration_tokens + 128),
                 "max_responses_in_flight": size.responses,
                 "flush_interval_s": size.flush_interval_s,
-                "heartbeat_interval_s": 0.5,
                 "claim_ttl_s": 5.0,
                 # Both members start beside each other and beside the trainer, so vLLM may not measure memory.
                 "vllm": {

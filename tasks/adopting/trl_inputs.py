@@ -142,7 +142,7 @@ def _ours(function: Any) -> Any:
     if not isinstance(function, dict) or "function" not in function:
         return UNFILLED
     if function == {"function": f"{_TRLS_OWN}think_format_reward"}:
-        return {"function": "format", "name": "think_format_reward", "pattern": _THINK_FORMAT}
+        return {"function": "format", "name": "think_format_reward", "arguments": {"pattern": _THINK_FORMAT}}
     return dict(function)
 
 

@@ -250,11 +250,10 @@ def _optimizer(adoption: Adoption) -> None:
     rate = f"{ACTOR}optim."
     adoption.carry("optimizer.weight_decay", adoption.value(f"{rate}weight_decay", 0.01), f"{rate}weight_decay")
     betas, name = adoption.value(f"{rate}betas", [0.9, 0.999]), f"{rate}betas"
-    for index, field in enumerate(("optimizer.beta1", "optimizer.beta2")):
-        if adoption.has(name) and isinstance(betas, list) and len(betas) == 2:
-            adoption.carry(field, betas[index], name)
-        elif adoption.has(name) or not adoption.is_known(name):
-            adoption.leave_open(field, f"{name}, {betas}")
+    if adoption.has(name) and isinstance(betas, list) and len(betas) == 2:
+        adoption.carry("optimizer.betas", betas, name)
+    elif adoption.has(name) or not adoption.is_known(name):
+        adoption.leave_open("optimizer.betas", f"{name}, {betas}")
     parts = adoption.fields.get("algorithm.num_mini_batches")
     each = (1 if parts is None else parts.value) * max(1, adoption.count(f"{ACTOR}ppo_epochs", 1))
     total = adoption.count(f"{rate}total_training_steps", -1)

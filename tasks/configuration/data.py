@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, JsonValue
 
-ARITHMETIC = "arithmetic"
+from tasks.configuration.older_form import ARITHMETIC
+
 STRICT = ConfigDict(extra="forbid", strict=True)
 # What tasks/prompts/row_comparison.py finds when it compares prompts with their rows.
 Kind = Literal[
@@ -52,13 +53,11 @@ class ArithmeticConfig:
     Attributes:
         items_max: The most items of a problem.
         stop_probability: The probability that a problem ends after an item.
-        base: The modulus of the running sum.
     """
 
     __pydantic_config__ = STRICT
     items_max: Annotated[int, Field(ge=1, le=26)] = 16
     stop_probability: Annotated[float, Field(gt=0, le=1)] = 0.2
-    base: Annotated[int, Field(ge=2, le=10)] = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +73,7 @@ class DataConfig:
         prompt_column: The column with the prompt.
         shuffle: A new order in each epoch.
         seed: Seed of the generated problems and of the order.
-        limit: The first rows alone, so many.
-        size: The number of generated prompts.
+        limit: The first rows alone, so many; the number of generated prompts, older_form.SIZE by default.
         max_prompt_length: A prompt with more tokens is refused.
         chat_template_kwargs: Arguments of the chat template; a row's column of this name comes first.
         continue_final_message: The policy goes on with a last message by the assistant.
@@ -92,7 +90,6 @@ class DataConfig:
     shuffle: bool = True
     seed: Annotated[int, Field(ge=0)] = 0
     limit: Annotated[int, Field(ge=1)] | None = None
-    size: Annotated[int, Field(ge=1)] = 4096
     max_prompt_length: Annotated[int, Field(ge=1)] | None = None
     chat_template_kwargs: dict[str, JsonValue] = field(default_factory=dict)
     continue_final_message: bool = False

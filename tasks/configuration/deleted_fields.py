@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from storage.errors import WrongInputError
+from tasks.configuration.older_form import in_present_form
 
 _SPEED = "remove it; a measured speed goes into"
 _TOOLS = "remove it; the run's first iteration measures how long responses wait for tools"
@@ -18,52 +19,74 @@ _TEMPLATE = "make a PodTemplate with it in the cluster, and name the template in
 _FLOOR = "remove it; linear and cosine fall to 0"
 _FAILED = "remove it; grading ends when a function fails for more than half of a micro-batch"
 _LOADING = "remove it; importing code and loading weights may take 600 s"
-_LOSSES = "remove it; a trace_path says how machines are lost"
+_LOSSES = "remove it; a pool's trace_path says how machines are lost"
 _LIMITS = "remove it; vLLM has 900 s to start, 600 s to load weights, 120 s for a step"
 _LENGTH = "remove it; set model_max_length in the reward model's tokenizer_config.json"
+_PASSES = "remove it; a pass has at most 16,384 tokens, and one input where padding changes a score"
+_PLACE = "remove it; a reward model is on the trainer's device"
+_QUEUE = "set the label kueue.x-k8s.io/queue-name"
+_BETAS = "set betas, such as [0.9, 0.999]"
+_BASE = "remove it; sums are modulo 10"
+_FAILURE = "set on_failure to the number"
 _IDS = "remove it; an id is extra_info.index where unique, else the row number"
 # What to do, by path; * stands for the name of a pool, or a place in a list.
 DELETED = {
     "algorithm.overlong_penalty_factor": "remove it; the penalty at the end of the buffer is 1",
+    "critic.optimizer.beta1": _BETAS,
+    "critic.optimizer.beta2": _BETAS,
     "critic.optimizer.min_learning_rate_ratio": _FLOOR,
+    "data.arithmetic.base": _BASE,
     "data.id_column": _IDS,
+    "data.size": "set data.limit",
+    "evaluation.data.arithmetic.base": _BASE,
     "evaluation.data.id_column": _IDS,
+    "evaluation.data.size": "set evaluation.data.limit",
+    "evaluation.k": "remove it; k takes the powers of two up to num_generations, and that number",
     "evaluation.num_prompts": "set evaluation.data.limit",
     "evaluation.pass_threshold": "remove it; a reward of 1 is correct; evaluation.rewards may have other weights",
+    "evaluation.rewards.*.batch_tokens_max": _PASSES,
+    "evaluation.rewards.*.device": _PLACE,
     "evaluation.rewards.*.failed_share_max": _FAILED,
+    "evaluation.rewards.*.failure_reward": _FAILURE,
+    "evaluation.rewards.*.free_tokens": "set arguments.free_tokens",
     "evaluation.rewards.*.load_time_limit_s": _LOADING,
     "evaluation.rewards.*.max_length": _LENGTH,
+    "evaluation.rewards.*.pattern": "set arguments.pattern",
+    "evaluation.rewards.*.scale_tokens": "set arguments.scale_tokens",
     "evaluation.seed": "remove it; the seed of the sampling noise is 0",
     "forecast.accelerator_rollout": "set pools.rollout.accelerator",
     "forecast.accelerator_train": "set pools.train.accelerator",
     "forecast.bandwidth_efficiency": f"{_SPEED} forecast.step_s",
     "forecast.control_s": "remove it; 30 s are assumed until the run's first iteration measures them",
+    "forecast.link_gbps": "remove it; 10 Gbit/s are assumed",
     "forecast.loss_process": _LOSSES,
     "forecast.iterations_simulated": "remove it; twelve iterations are simulated, and scaled",
     "forecast.lengths_column": "remove it; the column of lengths is called response_tokens",
     "forecast.loss_rate_factor": f"{_LOSSES}; the forecast shows 0.3 and 3 times the losses, too",
     "forecast.mfu": f"{_SPEED} forecast.train_s_per_token",
-    "forecast.more_rollout.*.accelerator": "set the accelerator of the pool in pools.more_rollout",
-    "forecast.more_rollout.*.loss_process": _LOSSES,
-    "forecast.more_rollout.*.loss_rate_factor": _LOSSES,
-    "forecast.more_rollout.*.start_s": "remove it; forecast.start_s is for all pools",
-    "forecast.more_rollout.*.step_s": "remove it; the run's first iteration measures step times",
+    "forecast.more_rollout": "set the trace_path of the pools in pools.more_rollout",
     "forecast.observation_tokens": _TOOLS,
     "forecast.process_s": "remove it; 60 s are assumed until the run's first iteration measures starts",
     "forecast.prompts_in_dataset": "remove it; a forecast expects that no prompt recurs",
+    "forecast.response_sigma": "remove it; 0.8 is assumed; a lengths_path says otherwise",
     "forecast.runs_per_trainer": "remove it; gleaner fleet admit --dry-run says what other runs add",
     "forecast.seeds": "remove it; each setup is simulated five times",
     "forecast.tool_answers": _TOOLS,
     "forecast.tool_s": _TOOLS,
+    "forecast.trace_path": "set pools.rollout.trace_path",
     "forecast.train_link_gbps": "remove it; 100 Gbit/s are assumed until the run's first iteration measures restoring",
+    "optimizer.beta1": _BETAS,
+    "optimizer.beta2": _BETAS,
     "optimizer.min_learning_rate_ratio": _FLOOR,
     "planning.recall_min": "remove it; a predictor with a recall below 0.3 is not used",
+    "planning.seeding_after_s": "remove it; the trainer's machines generate after four times rollout.claim_ttl_s",
     "planning.seeding_s_initial": "remove it; the trainer's machines generate for 150 s the first time",
     "planning.seeding_s_min": "remove it; seeding takes at least 5 s, or none",
     "pools.control.affinity": _TEMPLATE,
     "pools.control.annotations": _TEMPLATE,
     "pools.control.mounts": _TEMPLATE,
     "pools.control.priority_class": _TEMPLATE,
+    "pools.control.queue": _QUEUE,
     "pools.control.service_account": _TEMPLATE,
     "pools.control.shared_memory": _SHARED,
     "pools.control.volumes": _TEMPLATE,
@@ -71,6 +94,7 @@ DELETED = {
     "pools.more_rollout.*.annotations": _TEMPLATE,
     "pools.more_rollout.*.mounts": _TEMPLATE,
     "pools.more_rollout.*.priority_class": _TEMPLATE,
+    "pools.more_rollout.*.queue": _QUEUE,
     "pools.more_rollout.*.service_account": _TEMPLATE,
     "pools.more_rollout.*.shared_memory": _SHARED,
     "pools.more_rollout.*.volumes": _TEMPLATE,
@@ -78,6 +102,7 @@ DELETED = {
     "pools.rollout.annotations": _TEMPLATE,
     "pools.rollout.mounts": _TEMPLATE,
     "pools.rollout.priority_class": _TEMPLATE,
+    "pools.rollout.queue": _QUEUE,
     "pools.rollout.service_account": _TEMPLATE,
     "pools.rollout.shared_memory": _SHARED,
     "pools.rollout.volumes": _TEMPLATE,
@@ -85,13 +110,21 @@ DELETED = {
     "pools.train.annotations": _TEMPLATE,
     "pools.train.mounts": _TEMPLATE,
     "pools.train.priority_class": _TEMPLATE,
+    "pools.train.queue": _QUEUE,
     "pools.train.service_account": _TEMPLATE,
     "pools.train.shared_memory": _SHARED,
     "pools.train.volumes": _TEMPLATE,
+    "rewards.*.batch_tokens_max": _PASSES,
+    "rewards.*.device": _PLACE,
     "rewards.*.failed_share_max": _FAILED,
+    "rewards.*.failure_reward": _FAILURE,
+    "rewards.*.free_tokens": "set arguments.free_tokens",
     "rewards.*.load_time_limit_s": _LOADING,
     "rewards.*.max_length": _LENGTH,
+    "rewards.*.pattern": "set arguments.pattern",
+    "rewards.*.scale_tokens": "set arguments.scale_tokens",
     "rollout.engine_restarts_max": "remove it; an engine is restarted twice in an iteration",
+    "rollout.heartbeat_interval_s": "remove it; it is rollout.flush_interval_s, at most a third of claim_ttl_s",
     "rollout.vllm.block_size": "remove it; vLLM chooses",
     "rollout.vllm.load_timeout_s": _LIMITS,
     "rollout.vllm.max_num_batched_tokens": "remove it; vLLM chooses",
@@ -100,6 +133,7 @@ DELETED = {
     "rollout.weight_cache_dir": "remove it; the weight cache lies below TMPDIR (env of a pool)",
     "tracking.directory": "remove it; files of trackers lie in the folder tracking, below that of the process",
     "trainer.phase_start_share": "remove it; training begins when 0.9 of the groups are recorded",
+    "trainer.poll_interval_s": "remove it; it is a fifth of rollout.flush_interval_s",
     "trainer.weights_full_interval": "remove it; every tenth version is stored whole",
     "turns.attempts_max": "remove it; a response has three attempts",
     "turns.calls_per_process": "remove it; a process makes 32 calls side by side; set turns.processes",
@@ -111,6 +145,7 @@ DELETED = {
 CONSTANTS: dict[str, object] = {
     "algorithm.overlong_penalty_factor": 1.0,
     "critic.optimizer.min_learning_rate_ratio": 0.0,
+    "data.arithmetic.base": 10,
     "data.id_column": None,
     "optimizer.min_learning_rate_ratio": 0.0,
     "rewards.*.max_length": None,
@@ -132,7 +167,7 @@ def advice(location: tuple[Any, ...]) -> str | None:
 
 
 def without_deleted(document: Mapping[str, Any], *, to_read: bool = False) -> dict[str, Any]:
-    """The document of a run without deleted fields.
+    """The document of a run without deleted fields; what has an older form is in the present form.
 
     Args:
         document: The run's configuration, or settings, as JSON values.
@@ -141,7 +176,7 @@ def without_deleted(document: Mapping[str, Any], *, to_read: bool = False) -> di
     Raises:
         ConstantDiffersError: A deleted field decides what is learned, and differs from the constant.
     """
-    kept: dict[str, Any] = _kept(document, (), to_read)
+    kept: dict[str, Any] = _kept(in_present_form(document), (), to_read)
     planning = kept.get("planning")
     if not to_read and isinstance(planning, dict) and planning.get("length_predictor") == "features":
         planning["length_predictor"] = "auto"  # a deleted value, not a deleted field

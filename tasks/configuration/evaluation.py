@@ -16,6 +16,7 @@ from tasks.configuration.data import OPERATIONAL as OPERATIONAL_OF_DATA
 from tasks.configuration.data import YOUNG as YOUNG_OF_DATA
 from tasks.configuration.data import DataConfig
 from tasks.configuration.deleted_fields import with_constants
+from tasks.configuration.older_form import data_in_older_form, reward_in_older_form
 from tasks.configuration.rewards import OPERATIONAL, RewardConfig, reward_names
 from tasks.configuration.sampling import YOUNG as YOUNG_OF_SAMPLING
 from tasks.configuration.sampling import SamplingConfig
@@ -28,6 +29,7 @@ SEED = 0
 # with these values is found.
 _CONSTANTS: Mapping[str, object] = MappingProxyType(
     {
+        "data.arithmetic.base": 10,
         "data.id_column": None,
         "num_prompts": None,
         "pass_threshold": PASS_THRESHOLD,
@@ -48,7 +50,6 @@ class EvaluationConfig:
         sampling: For the evaluation alone; temperature 0 is greedy. A document's fields override those of the run's
             section `sampling` (`with_inherited_sampling`).
         num_generations: Responses per prompt, the n of mean@n.
-        k: The values of k in pass@k, ascending, each at most num_generations.
         interval: Training evaluates every weight version that this divides; 0: only `workflows/evaluation.py`
             evaluates.
     """
@@ -58,22 +59,22 @@ class EvaluationConfig:
     rewards: Annotated[tuple[RewardConfig, ...], Field(min_length=1)] | None = None
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     num_generations: Annotated[int, Field(ge=1)] = 1
-    k: Annotated[tuple[int, ...], Field(min_length=1)] = (1,)
     interval: Annotated[int, Field(ge=0)] = 0
 
     def __post_init__(self) -> None:
         if self.rewards is not None:
             reward_names(self.rewards)
-        if list(self.k) != sorted(set(self.k)) or self.k[0] < 1 or self.k[-1] > self.num_generations:
-            raise ValueError(
-                f"k: value {list(self.k)}; allowed: ascending integers from 1 to num_generations "
-                f"({self.num_generations}), each once"
-            )
         if self.sampling.temperature == 0 and self.num_generations > 1:
             raise ValueError(
                 f"num_generations: value {self.num_generations}; allowed with sampling.temperature 0: 1, because all "
                 "responses to a prompt would be the same"
             )
+
+    @property
+    def k(self) -> tuple[int, ...]:
+        """The values of k in pass@k: the powers of two below num_generations, and num_generations itself."""
+        below = (self.num_generations - 1).bit_length()
+        return (*(1 << power for power in range(below)), self.num_generations)
 
     def is_due(self, version: int) -> bool:
         """Whether training evaluates this weight version."""
@@ -108,6 +109,8 @@ def settings(
     found.
     """
     resolved: dict[str, Any] = json.loads(json.dumps(asdict(evaluation)))
+    resolved["data"] = data_in_older_form(resolved["data"])
+    resolved["k"] = list(evaluation.k)
     young = {"data": {**YOUNG_OF_DATA, "subset": None, "revision": None}, "sampling": YOUNG_OF_SAMPLING}
     for section, defaults in young.items():
         for name, default in defaults.items():
@@ -125,7 +128,8 @@ def settings(
 
 def _deciding(reward: RewardConfig, content: str | None) -> dict[str, Any]:
     fields: dict[str, Any] = json.loads(json.dumps(asdict(reward)))
-    return {name: value for name, value in fields.items() if name not in OPERATIONAL} | {"model": content}
+    deciding = {name: value for name, value in fields.items() if name not in OPERATIONAL}
+    return reward_in_older_form(deciding) | {"model": content}
 
 
 def settings_digest(resolved: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """The section `forecast`: the model's size, the expected lengths, the machines."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
@@ -10,27 +10,16 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _Above0 = Annotated[float, Field(gt=0, le=1e12)]
 _Seconds = Annotated[float, Field(ge=0, le=86_400)]
 _StepSeconds = Annotated[float, Field(ge=1e-5, le=10)]
-_Gbps = Annotated[float, Field(ge=0.01, le=1e5)]
 _Batch = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}$")]
 
 
+# Standard deviation of the natural logarithm of lengths.
+RESPONSE_SIGMA = 0.8
+# From the store to a member's machine, in Gbit/s.
+LINK_GBPS = 10.0
 # Seconds until vLLM 0.32.0 was ready on one H200, with the shape of Qwen2.5-0.5B, on 2026-11-27: 50 to 66 with full
 # caches of compiled code, 74 with empty ones; with batch-invariant kernels it took its first request after some 85.
 VLLM_START_S, VLLM_COLD_START_S, VLLM_INVARIANT_START_S = 60.0, 74.0, 85.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolForecast:
-    """What is different in a pool of pools.more_rollout: another kind of machine, another region.
-
-    Attributes:
-        link_gbps: Download rate of a member's machine, in Gbit/s; None: as in `ForecastConfig`.
-        trace_path: A trace of the pool's machines; None: as in `ForecastConfig`.
-    """
-
-    __pydantic_config__ = STRICT
-    link_gbps: _Gbps | None = None
-    trace_path: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +34,10 @@ class ForecastConfig:
         step_s: batch size to seconds of a decode step of a member of `rollout`, if measured; None: estimated.
         train_s_per_token: seconds per generated token, all machines of the trainer together; None: estimated.
         lengths_path: a file of response lengths, as in tasks.forecasting.response_lengths; None: a log-normal
-            distribution.
+            distribution with sigma RESPONSE_SIGMA.
         response_median: the distribution's median, in tokens; None: a quarter of the longest response.
-        response_sigma: standard deviation of the natural logarithm of the lengths.
         prompt_tokens: mean tokens of a prompt.
-        trace_path: a trace of interruptible machines; None: the process AWS_P3 of resources.spot_trace.
         start_s: seconds until a process can start on a new machine: provisioning and image.
-        link_gbps: download rate of a member's machine, in Gbit/s.
-        more_rollout: what is different in the pools of pools.more_rollout, by name.
     """
 
     __pydantic_config__ = STRICT
@@ -64,9 +49,5 @@ class ForecastConfig:
     train_s_per_token: Annotated[float, Field(ge=1e-12, le=60)] | None = None
     lengths_path: str | None = None
     response_median: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    response_sigma: Annotated[float, Field(ge=0, le=10)] = 0.8
     prompt_tokens: Annotated[int, Field(ge=1)] = 256
-    trace_path: str | None = None
     start_s: _Seconds = 180.0
-    link_gbps: _Gbps = 10.0
-    more_rollout: dict[str, PoolForecast] = field(default_factory=dict)

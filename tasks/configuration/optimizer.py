@@ -5,12 +5,15 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+from tasks.configuration.older_form import BETAS
+
 STRICT = ConfigDict(extra="forbid", strict=True)
 
 OptimizerName = Literal["adamw", "adamw_8bit", "muon"]
 ADAMW: OptimizerName = "adamw"
 # Younger than runs that go on; see tasks.configuration.operational.
 YOUNG: dict[str, object] = {"name": ADAMW}
+_Decay = Annotated[float, Field(ge=0, lt=1)]
 LearningRateSchedule = Literal["constant", "linear", "cosine"]
 
 
@@ -22,8 +25,7 @@ class OptimizerConfig:
         name: "adamw"; "adamw_8bit" keeps its moments in 8 bits (torchao); "muon" updates the matrices between embedding
             and head by Muon with one momentum, of 0.95, and the rest by AdamW.
         learning_rate: The peak, reached after the warm-up.
-        beta1: AdamW's decay of the running mean of the gradient.
-        beta2: AdamW's decay of the running mean of its square.
+        betas: AdamW's decays of the running means of the gradient and of its square.
         eps: Added to the root of the second moment.
         weight_decay: Decoupled weight decay; applied to matrices only, never to norms and biases.
         max_grad_norm: The gradient's 2-norm is clipped to this; infinity never clips.
@@ -35,8 +37,7 @@ class OptimizerConfig:
     __pydantic_config__ = STRICT
     name: OptimizerName = ADAMW
     learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-6
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    betas: tuple[_Decay, _Decay] = BETAS
     eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0

@@ -6,9 +6,9 @@ field is in neither table if it has no counterpart.
 
 # TRL's GRPOConfig with what it inherits, its script arguments, and PEFT's LoraConfig.
 TRL = {
-    "adam_beta1": "optimizer.beta1",
+    "adam_beta1": "optimizer.betas",
     "adam_epsilon": "optimizer.eps",
-    "adam_beta2": "optimizer.beta2",
+    "adam_beta2": "optimizer.betas",
     "beta": "algorithm.kl_coef",
     "bf16": "trainer.dtype",
     "chat_template_kwargs": "data.chat_template_kwargs",

@@ -29,9 +29,8 @@ class PlanningConfig:
         cost_weight: weight of dollars against time in width "cost"; 0: only time counts, 1: only dollars.
         usd_per_iteration_max: an iteration that is expected to cost more is planned smaller, or refused.
         usd_per_run_max: no iteration is planned that is expected to take the run's cost beyond this.
-        seeding: "auto" lets the trainer's machines generate, too, until training can be kept busy.
-        seeding_after_s: with seeding "auto", the trainer's machines generate again if no member has lived for this
-            long, until one does or nothing is left; should be somewhat longer than the start of an engine.
+        seeding: "auto" lets the trainer's machines generate, too, until training can be kept busy, and again while no
+            member has lived for `RolloutConfig.seeding_after_s`.
         cut_share: with objective "gpu_seconds", a member that has ended this share of its responses hands the others to
             members with room, and leaves; null: never.
     """
@@ -45,7 +44,6 @@ class PlanningConfig:
     usd_per_iteration_max: Annotated[float, Field(gt=0)] | None = None
     usd_per_run_max: Annotated[float, Field(gt=0)] | None = None
     seeding: Literal["off", "auto"] = "off"
-    seeding_after_s: Annotated[float, Field(gt=0)] = 120.0
     cut_share: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     def __post_init__(self) -> None:

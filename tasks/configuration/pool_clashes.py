@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from resources.pools import PoolConfig, PoolsConfig, pool_path
 from resources.quantities import amount
-from tasks.configuration.forecast import ForecastConfig
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rollout import RolloutConfig
 
@@ -22,9 +21,7 @@ def sizes_not_meant(pools: PoolsConfig) -> Iterator[str]:
                 yield f"{pool_path(pool_name)}.{name}: value {value!r}; allowed: {least} to {most}"
 
 
-def pools_that_clash(
-    pools: PoolsConfig, rollout: RolloutConfig, planning: PlanningConfig, forecast: ForecastConfig
-) -> Iterator[str]:
+def pools_that_clash(pools: PoolsConfig, rollout: RolloutConfig, planning: PlanningConfig) -> Iterator[str]:
     """A line about each field that cannot be, with what is allowed."""
     crew, per_engine = pools.rollout_pools, rollout.vllm.tensor_parallel_size
     if not sum(pool.count for pool in crew.values()) and planning.seeding == "off":
@@ -38,6 +35,3 @@ def pools_that_clash(
                 f"{pool_path(name)}.gpus: value {pool.gpus}; allowed: 0, or a multiple of "
                 f"rollout.vllm.tensor_parallel_size ({per_engine}), which a member uses"
             )
-    for name in sorted(forecast.more_rollout.keys() - pools.more_rollout.keys()):
-        allowed = ", ".join(pools.more_rollout) or "none, because pools.more_rollout has none"
-        yield f"forecast.more_rollout: {name!r} given; allowed: {allowed}"

@@ -3,34 +3,42 @@
 It imports no reward function; the process that runs a function does.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import BeforeValidator, ConfigDict, Field, JsonValue
 
 from tasks.configuration import user_function
+from tasks.configuration.older_form import ARGUMENTS
 
 BUILT_IN = ("arithmetic", "environment", "format", "length", "math", "reward_model")
 # The settings that belong to one built-in function only, and those of them that it requires.
-SETTINGS: dict[str, tuple[str, ...]] = {
-    "format": ("pattern",),
-    "length": ("free_tokens", "scale_tokens"),
-    "reward_model": ("model", "revision", "label", "device", "dtype", "batch_tokens_max"),
-}
-REQUIRED = {"format": ("pattern",), "length": ("free_tokens", "scale_tokens"), "reward_model": ("model",)}
+SETTINGS: dict[str, tuple[str, ...]] = {"reward_model": ("model", "revision", "label", "dtype")}
+REQUIRED = {"reward_model": ("model",)}
 # Settings for where a function runs and how long one call may take; rewards do not depend on them.
 OPERATIONAL = (
     "model",
     "revision",
-    "device",
-    "batch_tokens_max",
     "time_limit_s",
 )
+_LEAST = {"free_tokens": 0, "scale_tokens": 1}
 # The name becomes part of metric names and of storage keys.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+
+def _failure(value: object) -> object:
+    """The value if a failure can count as that; raises ValueError with one line for both kinds."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if is_number or value == "stop":
+        return value
+    raise ValueError("allowed: a finite number, or stop")
+
+
+OnFailure = Annotated[float | Literal["stop"], BeforeValidator(_failure)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,20 +54,16 @@ class RewardConfig:
         weight: The factor of the function's value in the reward, which is a weighted sum.
         time_limit_s: Seconds of one call: a whole micro-batch for TRL's signature and a reward model, else one
             response.
-        failure_reward: The value of a response for which the function failed.
-        on_failure: "stop" ends grading with the first failure.
-        arguments: Only for a function of the user's own: it is called with these arguments by name, and returns the
-            reward function.
-        pattern: Only for "format": a regular expression for the whole completion; "." matches line ends.
-        free_tokens: Only for "length": the reward is -max(0, tokens - free_tokens) / scale_tokens, at least -1.
-        scale_tokens: Only for "length": tokens beyond free_tokens that cost 1.
+        on_failure: The value of a response for which the function failed; "stop" ends grading with the first failure.
+        arguments: A function of the user's own is called with these arguments by name, and returns the reward function.
+            "format" needs `pattern`, a regular expression for the whole completion; "." matches line ends. "length"
+            needs `free_tokens` and `scale_tokens`: the reward is -max(0, tokens - free_tokens) / scale_tokens, at
+            least -1.
         model: Only for "reward_model": a Hugging Face directory with a sequence classification model, or an id on the
             hub.
         revision: Of an id in `model`: branch, tag or commit.
         label: The index of the logit that is the reward; None if the model has one logit.
-        device: "auto" takes the trainer's.
         dtype: The dtype of the reward model's weights and activations.
-        batch_tokens_max: Padded tokens of one forward pass of the reward model; a longer input has a pass alone.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
@@ -67,18 +71,12 @@ class RewardConfig:
     name: str | None = None
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
     time_limit_s: Annotated[float, Field(gt=0, le=86_400)] = 10.0
-    failure_reward: Annotated[float, Field(allow_inf_nan=False)] = 0.0
-    on_failure: Literal["use_failure_reward", "stop"] = "use_failure_reward"
+    on_failure: OnFailure = 0.0
     arguments: dict[str, JsonValue] | None = None
-    pattern: str | None = None
-    free_tokens: Annotated[int, Field(ge=0)] | None = None
-    scale_tokens: Annotated[int, Field(ge=1)] | None = None
     model: Annotated[str, Field(min_length=1)] | None = None
     revision: Annotated[str, Field(min_length=1)] | None = None
     label: Annotated[int, Field(ge=0)] | None = None
-    device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    batch_tokens_max: Annotated[int, Field(ge=1)] = 16_384
 
     def __post_init__(self) -> None:
         if self.function not in BUILT_IN and not user_function.PATTERN.fullmatch(self.function):
@@ -96,20 +94,43 @@ class RewardConfig:
                 value = getattr(self, name)
                 if owner != self.function and value != defaults[name]:
                     raise ValueError(f"{name}: value {value!r}; allowed: nothing, unless the function is {owner!r}")
-        if self.arguments is not None and self.function in BUILT_IN:
-            raise ValueError("arguments: given; allowed: nothing, unless the function is 'package.module:function'")
+        if self.function in BUILT_IN:
+            _check_arguments(self.function, self.arguments)
         for name in REQUIRED.get(self.function, ()):
             if getattr(self, name) is None:
                 raise ValueError(f"{name}: missing; the function {self.function!r} cannot do without it")
-        if self.pattern is not None:
-            _check_pattern(self.pattern)
 
 
-def _check_pattern(pattern: str) -> None:
+def _check_arguments(function: str, arguments: dict[str, JsonValue] | None) -> None:
+    """Raise ValueError unless a built-in function can be called with these arguments."""
+    names = ARGUMENTS.get(function)
+    if names is None:
+        if arguments is not None:
+            whose = ", ".join(map(repr, ARGUMENTS))
+            raise ValueError(f"arguments: given; allowed: nothing, unless the function is {whose} or your own")
+        return
+    given = arguments or {}
+    for name in names:
+        if name not in given:
+            raise ValueError(f"arguments.{name}: missing; the function {function!r} cannot do without it")
+    for name, value in given.items():
+        if name not in names:
+            raise ValueError(f"arguments.{name}: unknown; allowed with the function {function!r}: {', '.join(names)}")
+        _check_argument(name, value)
+
+
+def _check_argument(name: str, value: JsonValue) -> None:
+    least = _LEAST.get(name)
+    if least is not None:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ValueError(f"arguments.{name}: value {value!r}; allowed: an integer of at least {least}")
+        return
+    if not isinstance(value, str):
+        raise ValueError(f"arguments.{name}: value {value!r}; allowed: a regular expression")  # noqa: TRY004 - for pydantic
     try:
-        re.compile(pattern, re.DOTALL)
+        re.compile(value, re.DOTALL)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"pattern: value {pattern!r}; allowed: a regular expression: {error}") from None
+        raise ValueError(f"arguments.{name}: value {value!r}; allowed: a regular expression: {error}") from None
 
 
 def reward_names(configs: Sequence[RewardConfig]) -> list[str]:

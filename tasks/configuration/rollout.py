@@ -8,6 +8,9 @@ from pydantic import ConfigDict, Field
 STRICT = ConfigDict(extra="forbid", strict=True)
 
 HEARTBEATS_PER_TTL_MIN = 3
+LOOKS_PER_FLUSH = 5
+# Longer than most engines need to start.
+SEEDING_TTLS = 4
 # Engines of ours, which compute as the trainer does; "auto" may turn out to be another.
 OUR_ENGINES = ("torch", "scripted")
 
@@ -65,7 +68,6 @@ class RolloutConfig:
         max_responses_in_flight: how many responses one member decodes together.
         context_length: the most tokens of prompt + response; None takes the model's max_position_embeddings.
         flush_interval_s: seconds between two journal shards of a member; a hard kill loses at most this much.
-        heartbeat_interval_s: seconds between two heartbeats.
         claim_ttl_s: a member counts as dead once its heartbeat has not changed for this long, on the observer's clock.
         idle_timeout_s: how long a member without work waits for responses to become free before it leaves.
         weight_cache_bytes_max: the most bytes of weights that the processes of a machine keep in this user's directory
@@ -82,15 +84,25 @@ class RolloutConfig:
     max_responses_in_flight: Annotated[int, Field(ge=1)] = 64
     context_length: Annotated[int, Field(ge=2)] | None = None
     flush_interval_s: Annotated[float, Field(ge=0.05, le=60)] = 5.0
-    heartbeat_interval_s: Annotated[float, Field(ge=0.001, le=3600)] = 5.0
     claim_ttl_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
     idle_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 120.0
     weight_cache_bytes_max: Annotated[int, Field(ge=0)] = 32 << 30
     vllm: VllmConfig = field(default_factory=VllmConfig)
 
-    def __post_init__(self) -> None:
-        if self.claim_ttl_s < HEARTBEATS_PER_TTL_MIN * self.heartbeat_interval_s:
-            raise ValueError(
-                f"claim_ttl_s: value {self.claim_ttl_s}; allowed: at least {HEARTBEATS_PER_TTL_MIN} times "
-                f"heartbeat_interval_s ({self.heartbeat_interval_s}), or living members would count as dead"
-            )
+    @property
+    def heartbeat_interval_s(self) -> float:
+        """Seconds between two heartbeats of a member, and between two looks for work.
+
+        A living member beats often enough within claim_ttl_s not to count as dead.
+        """
+        return min(self.flush_interval_s, self.claim_ttl_s / HEARTBEATS_PER_TTL_MIN)
+
+    @property
+    def poll_interval_s(self) -> float:
+        """Seconds between two looks of the trainer at the journal."""
+        return self.flush_interval_s / LOOKS_PER_FLUSH
+
+    @property
+    def seeding_after_s(self) -> float:
+        """Seconds without a living member until the trainer's machines generate again, with planning.seeding "auto"."""
+        return SEEDING_TTLS * self.claim_ttl_s

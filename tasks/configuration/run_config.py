@@ -25,6 +25,7 @@ from tasks.configuration.deleted_fields import ConstantDiffersError, with_consta
 from tasks.configuration.evaluation import EvaluationConfig, is_inherited, with_inherited_sampling
 from tasks.configuration.forecast import ForecastConfig
 from tasks.configuration.lora import LoraConfig
+from tasks.configuration.older_form import in_older_form
 from tasks.configuration.operational import DEFAULTS_SINCE, OPERATIONAL, YOUNG
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.placement_clashes import needs_all_groups, placements_that_clash
@@ -135,7 +136,7 @@ class RunConfig:
             *_machines_that_clash(self),
             *_crews_that_clash(self),
             *_adapters_that_clash(self),
-            *pools_that_clash(self.pools, self.rollout, self.planning, self.forecast),
+            *pools_that_clash(self.pools, self.rollout, self.planning),
             *placements_that_clash(self.trainer, self.run.url, self.pools.train, self.planning, self.rewards),
         ]
         if problems_found:
@@ -327,7 +328,7 @@ def changes(ours: RunConfig, theirs: RunConfig) -> list[str]:
 
 def _learned(config: RunConfig) -> dict[str, Any]:
     """The identity with every field, those too at which a younger field counts as absent."""
-    resolved = dump(config)
+    resolved = in_older_form(dump(config))
     for path, operational in OPERATIONAL.items():
         *parents, section = path.split(".")
         parent = functools.reduce(operator.getitem, parents, resolved)

@@ -44,7 +44,6 @@ class TrainerConfig:
             "auto": in bfloat16 on a GPU, where the package is installed, knows the model, and computes the same.
         compile_layers: Compile the models' layers (torch.compile), if a trial computes the same.
         group_timeout_s: How long the trainer waits without any new token in the journal before it gives up.
-        poll_interval_s: The pause between two looks at the journal.
         checkpoint_interval: The trainer's state (parameters, moments) is stored every so many versions, and at the end
             of an execution; "auto": when replaying would cost more time than writing, as both were measured. A trainer
             that finds no state of the version before its own reads an older one, and trains on the recorded batches of
@@ -64,7 +63,6 @@ class TrainerConfig:
     use_liger_kernel: Literal[True, False, "auto"] = "auto"
     compile_layers: bool = False
     group_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
-    poll_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     checkpoint_interval: CheckpointInterval = 1
     nnodes: Annotated[int, Field(ge=1, le=10_000)] = 1
     nproc_per_node: Annotated[int, Field(ge=1, le=1024)] = 1

@@ -3,10 +3,11 @@
 If a named object is missing in the namespace, the pool's pods wait for ever, or are refused.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from resources.cluster_errors import NotReadable
+from resources.labels import QUEUE_LABEL
 from resources.pools import PoolConfig
 from storage.records.fitness import Finding
 from tasks.doctor.cluster import Cluster, ClusterDemand, ClusterTarget, Unread, looked_at
@@ -31,18 +32,21 @@ def kubernetes_findings(cluster: Cluster, place: ClusterTarget, demand: ClusterD
         yield from looked_at(NAME, lambda: [policy_finding(cluster, place, demand)])
     looks: dict[tuple[str, str], tuple[Look, list[str]]] = {}
     for path, pool in demand.named_pools().items():
-        for kind, name, look in named_objects(pool):
+        for kind, name, look in named_objects(pool, demand.pools.labels):
             looks.setdefault((kind, name), (look, []))[1].append(path)
     for (kind, name), (look, paths) in looks.items():
         yield _looked_up(cluster, place, kind, name, look, paths)
 
 
-def named_objects(pool: PoolConfig) -> Iterator[tuple[str, str, Look]]:
-    """(kind, name, function that returns the problem of the object) of each object that a pool's pods need."""
+def named_objects(pool: PoolConfig, labels: Mapping[str, str | None]) -> Iterator[tuple[str, str, Look]]:
+    """(kind, name, function that returns the problem of the object) of each object that a pool's pods need.
+
+    labels: of the pods of all pools.
+    """
     if pool.pod_template:
         yield "pod template", pool.pod_template, _pod_template
-    if pool.queue:
-        yield "queue", pool.queue, _queue
+    if queue := {**labels, **pool.labels}.get(QUEUE_LABEL):
+        yield "queue", queue, _queue
     for source, names in _sources(pool):
         named = source.get(names[0]) or {}
         if named.get(names[1]) and not named.get("optional"):
@@ -107,7 +111,7 @@ def _pod_template(cluster: Cluster, place: ClusterTarget, name: str) -> str | No
 def _queue(cluster: Cluster, place: ClusterTarget, name: str) -> str | None:
     group = cluster.get(KUEUE)
     if group is None:
-        return "Kueue is not installed, so its label holds nothing back: install it, or leave out queue"
+        return "Kueue is not installed, so its label holds nothing back: install it, or leave the label out"
     version = group["preferredVersion"]["groupVersion"]
     queue = cluster.get(_in_namespace(place, "localqueues", name, f"/apis/{version}"))
     if queue is None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from resources.pools import RolloutPoolConfig, pool_path
 from resources.spot_trace import AWS_P3
 from storage.records.forecast_records import Setting
-from tasks.configuration.forecast import VLLM_START_S, ForecastConfig
+from tasks.configuration.forecast import LINK_GBPS, VLLM_START_S
 from tasks.forecasting.engine_inputs import engine_figures
 from tasks.forecasting.known_facts import KnownFacts
 from tasks.forecasting.probe import PoolProbe
@@ -37,35 +37,9 @@ def crew_pools(facts: KnownFacts) -> tuple[CrewPool, ...]:
     return tuple(_crew_pool(facts, name, pool) for name, pool in facts.config.pools.rollout_pools.items())
 
 
-@dataclass(frozen=True, kw_only=True)
-class _PoolSettings:
-    """The settings of one pool in the section `forecast`; fields as in ForecastConfig."""
-
-    step_s: dict[str, float] | None
-    link_gbps: float
-    trace_path: str | None
-    start_s: float
-
-
-def _pool_settings(forecast: ForecastConfig, name: str) -> _PoolSettings:
-    """The settings of a pool: `rollout` has the section's own fields, further pools have entries in more_rollout.
-
-    A pool of more_rollout takes missing fields from the section, but no step times, because its machines may be of a
-    different kind.
-    """
-    fields = ("link_gbps", "trace_path", "start_s")
-    settings = {field: getattr(forecast, field) for field in fields}
-    if name == "rollout":
-        return _PoolSettings(step_s=forecast.step_s, **settings)
-    own = forecast.more_rollout.get(name)
-    given = {} if own is None else {field: value for field, value in vars(own).items() if value is not None}
-    return _PoolSettings(step_s=None, **{**settings, **given})
-
-
 def _crew_pool(facts: KnownFacts, name: str, pool: RolloutPoolConfig) -> CrewPool:
     path = pool_path(name)
-    settings = _pool_settings(facts.config.forecast, name)
-    configured = _scenario(facts, name, pool, settings)
+    configured = _scenario(facts, name, pool)
     per_engine = facts.gpus_per_engine
     if pool.gpus <= per_engine:
         return CrewPool(path=path, configured=configured, trimmed=configured, trim={})
@@ -80,8 +54,10 @@ def _crew_pool(facts: KnownFacts, name: str, pool: RolloutPoolConfig) -> CrewPoo
     return CrewPool(path=path, configured=configured, trimmed=trimmed, trim={f"{path}.gpus": per_engine})
 
 
-def _scenario(facts: KnownFacts, name: str, pool: RolloutPoolConfig, settings: _PoolSettings) -> PoolScenario:
-    figures = engine_figures(facts, name, pool, settings.step_s)
+def _scenario(facts: KnownFacts, name: str, pool: RolloutPoolConfig) -> PoolScenario:
+    # Machines of a further pool may be of another kind.
+    measured = facts.config.forecast.step_s if name == "rollout" else None
+    figures = engine_figures(facts, name, pool, measured)
     probed = None if facts.probe is None else facts.probe.pools.get(name)
     price = "configured (usd_per_hour)" if pool.usd_per_hour is not None else f"price table, {pool.machine}"
     facts.show(f"{name}: price", f"{pool.price_usd_per_h:.2f} $/h of a slot", price)
@@ -95,32 +71,32 @@ def _scenario(facts: KnownFacts, name: str, pool: RolloutPoolConfig, settings: _
         responses_max=figures.responses_max,
         step_s=figures.step_s,
         prefill_tokens_per_s=figures.prefill_tokens_per_s,
-        start_s=0.0 if facts.in_turn else settings.start_s,
-        process_s=_process_s(facts, name, settings, probed),
-        link_gbps=settings.link_gbps,
+        start_s=0.0 if facts.in_turn else facts.config.forecast.start_s,
+        process_s=_process_s(facts, name, probed),
+        link_gbps=LINK_GBPS,
         egress_usd_per_gb=pool.egress_usd_per_gb,
-        availability=_availability(facts, name, settings, probed) if pool.interruptible else None,
+        availability=_availability(facts, name, pool, probed) if pool.interruptible else None,
     )
 
 
-def _process_s(facts: KnownFacts, name: str, settings: _PoolSettings, probed: PoolProbe | None) -> float:
-    link = f"{settings.link_gbps:g} Gbit/s"
+def _process_s(facts: KnownFacts, name: str, probed: PoolProbe | None) -> float:
+    machine_s, link = facts.config.forecast.start_s, f"{LINK_GBPS:g} Gbit/s"
     if probed is None or probed.start_s is None or facts.probe is None:
-        words = f"machine {settings.start_s:g} s, process {VLLM_START_S:g} s, weights meanwhile at {link}"
-        facts.show(f"{name}: start", words, "configured (start_s, link_gbps); process assumed")
+        words = f"machine {machine_s:g} s, process {VLLM_START_S:g} s, weights meanwhile at {link}"
+        facts.show(f"{name}: start", words, "configured (start_s); process and link assumed")
         return VLLM_START_S
-    machine = "no machine" if facts.in_turn else f"machine {settings.start_s:g} s (configured)"
+    machine = "no machine" if facts.in_turn else f"machine {machine_s:g} s (configured)"
     words = f"{machine}, process until weights are in place {probed.start_s:.1f} s"
     facts.show(f"{name}: start", words, facts.probe.source)
     return probed.start_s
 
 
 def _availability(
-    facts: KnownFacts, name: str, settings: _PoolSettings, probed: PoolProbe | None
+    facts: KnownFacts, name: str, pool: RolloutPoolConfig, probed: PoolProbe | None
 ) -> AvailabilityScenario:
-    if settings.trace_path is not None:
-        facts.show(f"{name}: losses", settings.trace_path, "configured (trace_path)")
-        return AvailabilityScenario(path=settings.trace_path)
+    if pool.trace_path is not None:
+        facts.show(f"{name}: losses", pool.trace_path, "configured (trace_path)")
+        return AvailabilityScenario(path=pool.trace_path)
     process = AWS_P3
     if probed is not None and facts.probe is not None and probed.losses >= LOSSES_MIN:
         per_h = probed.losses / probed.machine_h

@@ -16,7 +16,7 @@ from resources.pools import PoolConfig
 from resources.prices import request_prices
 from storage.paths import expanded
 from storage.records.forecast_records import ForecastInput
-from tasks.configuration.forecast import VLLM_COLD_START_S, VLLM_INVARIANT_START_S, VLLM_START_S
+from tasks.configuration.forecast import RESPONSE_SIGMA, VLLM_COLD_START_S, VLLM_INVARIANT_START_S, VLLM_START_S
 from tasks.configuration.rollout import OUR_ENGINES
 from tasks.configuration.run_config import RunConfig
 from tasks.forecasting.crew_inputs import CrewPool, crew_pools
@@ -128,12 +128,12 @@ def _response_lengths(config: RunConfig, probe: Probe | None, shown: list[Foreca
         found = LengthsScenario(path=forecast.lengths_path, column=LENGTHS_COLUMN, cap=cap)
         words, source = f"{forecast.lengths_path}, at most {cap}", "configured (forecast.lengths_path)"
     else:
-        source = "configured (forecast.response_median, response_sigma)"
+        source = "configured (forecast.response_median)"
         median = forecast.response_median
         if median is None:
             median, source = cap / 4, "assumed: a quarter of sampling.max_completion_length"
-        words = f"log-normal, median {median:.0f}, sigma {forecast.response_sigma:g}, at most {cap}"
-        found = LengthsScenario(median=median, sigma=forecast.response_sigma, cap=cap)
+        words = f"log-normal, median {median:.0f}, sigma {RESPONSE_SIGMA:g}, at most {cap}"
+        found = LengthsScenario(median=median, sigma=RESPONSE_SIGMA, cap=cap)
     shown.append(ForecastInput(name="response lengths", value=words, source=source))
     return found
 

@@ -19,6 +19,7 @@ from resources.spot_trace import PROCESSES
 from storage.errors import WrongInputError
 from storage.records.records import TRAIN_POOL
 from tasks.configuration.planning import PlanningConfig
+from tasks.configuration.rollout import SEEDING_TTLS
 from tasks.crew_model.ownership import CrewRules
 from tasks.crew_model.step_time import StepTime
 
@@ -314,6 +315,11 @@ class Policy:
     weights_bytes: _AtLeast0
     weights_delta_bytes: _AtLeast0 | None = None
     transfer: Literal["pull", "barrier"] = "pull"
+
+    @property
+    def seeding_after_s(self) -> float:
+        """Seconds without a living member until the trainer's machines generate again."""
+        return SEEDING_TTLS * self.claim_ttl_s
 
     @property
     def crew_rules(self) -> CrewRules:

@@ -138,7 +138,7 @@ class _Simulation:
             training=Training(
                 self._events,
                 trainer,
-                self._policy.planning,
+                self._policy,
                 accounts[TRAIN_POOL],
                 responses,
                 streaming=self._policy.streaming,

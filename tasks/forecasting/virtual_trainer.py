@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count, takewhile
 
-from tasks.configuration.planning import PlanningConfig
 from tasks.crew_model.accounts import Account
 from tasks.crew_model.crew import CrewModel
 from tasks.crew_model.crew_member import EngineModel, ModelMember
 from tasks.crew_model.events import Events
 from tasks.crew_model.response_progress import Responses
-from tasks.forecasting.scenario import PhaseScenario, TrainerScenario
+from tasks.forecasting.scenario import PhaseScenario, Policy, TrainerScenario
 from tasks.planning.seeding import generates_again
 
 # Sums of seconds are rounded, so a condition is checked this much later than it becomes true.
@@ -33,7 +32,7 @@ class Training:
     Args:
         events: the events of the simulation.
         scenario: the trainer's machines.
-        planning: section `planning` of the configuration.
+        policy: the rules of the run.
         account: account of the trainer's machines.
         responses: progress of the iteration's responses.
         streaming: True if training begins with the first complete groups; False: after all responses.
@@ -56,7 +55,7 @@ class Training:
         self,
         events: Events,
         scenario: TrainerScenario,
-        planning: PlanningConfig,
+        policy: Policy,
         account: Account,
         responses: Responses,
         *,
@@ -68,7 +67,7 @@ class Training:
     ) -> None:
         self._events = events
         self._scenario = scenario
-        self._planning = planning
+        self._policy = policy
         self._account = account
         self._responses = responses
         self._streaming, self._in_order = streaming, in_order
@@ -165,15 +164,16 @@ class Training:
     def _watch(self) -> None:
         """While waiting: generate again if no member has lived for long enough, or check again at that second."""
         crew, trainer = self._crew, self._scenario
-        able = trainer.engines > 0 and trainer.waits and self._planning.seeding == "auto"
+        able = trainer.engines > 0 and trainer.waits and self._policy.planning.seeding == "auto"
         if crew is None or crew.ended_s is not None or crew.alone_from_s is None or not able:
             return
-        if generates_again(self._events.now_s - crew.alone_from_s, self._planning):
+        after_s = self._policy.seeding_after_s
+        if generates_again(self._events.now_s - crew.alone_from_s, after_s, self._policy.planning):
             self._book_wait()
             self._until_member = True
             self._generate(range(crew.slot_beyond, crew.slot_beyond + trainer.engines))
             return
-        long_enough_s = crew.alone_from_s + self._planning.seeding_after_s + _ROUNDING_S
+        long_enough_s = crew.alone_from_s + after_s + _ROUNDING_S
         if long_enough_s > self._events.now_s:
             self._checks += 1
             self._events.at(long_enough_s, partial(self._check, self._checks))

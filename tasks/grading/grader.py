@@ -44,7 +44,7 @@ class Graded:
     Attributes:
         response: The response's number.
         reward: The weighted sum of `values`.
-        values: The value of each function by name: None for a function that does not apply, failure_reward for a
+        values: The value of each function by name: None for a function that does not apply, on_failure for a
             function with an error, and 0 for a verifier that gave the answer up.
         errors: The errors by function name.
         given_up: The reasons of verifiers that gave the answer up, by function name.
@@ -108,7 +108,7 @@ class Grader:
     def grade(self, cases: Sequence[GradingCase]) -> list[Graded]:
         """Grade finished responses, in order.
 
-        A function that fails for a response counts as its failure_reward. Functions that return None are left out of
+        A function that fails for a response counts as its on_failure. Functions that return None are left out of
         the sum; if every function returns None, every function counts as failed. Raises GradingError, with the first
         error, for a failure if on_failure is "stop", for a function that fails for all of the first cases, and for a
         function whose share of failed cases exceeds FAILED_SHARE_MAX. An answer that a verifier gives up is no failure.
@@ -127,7 +127,7 @@ class Grader:
             reward.close()
 
     def _check_failures(self, graded: Sequence[Graded]) -> None:
-        """Raise GradingError for a function that mostly fails, because failure_reward would teach that a crash pays."""
+        """Raise GradingError for a function that mostly fails, because on_failure would teach that a crash pays."""
         if not graded:
             return
         for name in self.names:
@@ -165,9 +165,9 @@ class Grader:
             if outcome.error is not None:
                 if config.on_failure == "stop":
                     raise GradingError(outcome.error)
-                _LOG.warning("%s; it counts as %g", outcome.error, config.failure_reward)
+                _LOG.warning("%s; it counts as %g", outcome.error, config.on_failure)
                 errors[name] = outcome.error
-                value = config.failure_reward
+                value = config.on_failure
             values[name] = value
             total += 0.0 if value is None else config.weight * value
         given_up = {
@@ -289,21 +289,19 @@ def _open_reward(
         return ArithmeticReward(name)
     if config.function == "environment":
         return EnvironmentReward(name)
-    if config.free_tokens is not None and config.scale_tokens is not None:
-        return LengthReward(name, config.free_tokens, config.scale_tokens)
+    given: dict[str, Any] = config.arguments or {}
+    if config.function == "length":
+        return LengthReward(name, **given)
     settings: dict[str, Any] = {}
     if config.arguments is not None:
-        settings = {"arguments": config.arguments}
-    if config.pattern is not None:
-        settings = {"pattern": config.pattern}
+        settings = given if config.function == "format" else {"arguments": given}
     if config.model is not None:
         settings = {
             "name": name,
             "folder": str(folders.get(name, expanded(config.model))),
             "label": config.label,
-            "device": device if config.device == "auto" else config.device,
+            "device": device,
             "dtype": config.dtype,
-            "batch_tokens_max": config.batch_tokens_max,
         }
     stops = config.on_failure == "stop"
     return IsolatedReward(

@@ -35,8 +35,7 @@ class RewardModelSettings:
         label: The index of the logit that is the score; None for a model with a single label.
         device: "auto", "cpu" or "cuda".
         dtype: The name of torch's dtype.
-        batch_tokens_max: The most tokens of a batch, padding included.
-        max_length: The most tokens of an input; None for the model's limit.
+        batch_tokens_max: The most tokens of a batch, padding included; a longer input is a batch alone.
     """
 
     name: str
@@ -44,7 +43,7 @@ class RewardModelSettings:
     label: int | None
     device: str
     dtype: str
-    batch_tokens_max: int
+    batch_tokens_max: int = 16_384
 
 
 class RewardModel:
@@ -70,11 +69,12 @@ class RewardModel:
         self._length_max = self._longest(skeleton)
         self._check_weights(skeleton, shapes, is_quantized)
         self._model: Any = None
+        self._tokens_max = settings.batch_tokens_max
 
     def load(self) -> None:
-        """Load the weights and check that padding does not change a score.
+        """Load the weights, and try whether padding changes a score.
 
-        Raises GradingError if weights are missing, the device does not exist, or padding changes a score.
+        Raises GradingError if weights are missing or the device does not exist.
         """
         settings = self._settings
         has_cuda = torch.cuda.is_available()
@@ -93,7 +93,7 @@ class RewardModel:
             raise self._folder.refused(f"lacks the weights {', '.join(sorted(found['missing_keys'])[:5])}")
         model.config.use_cache = False
         self._model = model.to(device).eval().requires_grad_(requires_grad=False)
-        self._check_padding()
+        self._tokens_max = 1 if self._looks_at_padding() else settings.batch_tokens_max
 
     def check(self, cases: Sequence[GradingCase]) -> None:
         """Raise GradingError for the first case that cannot be tokenised for the model."""
@@ -114,7 +114,7 @@ class RewardModel:
         scores: dict[int, float] = {}
         wanted = [index for index, ids in enumerate(inputs) if not isinstance(ids, RewardOutcome)]
         lengths = [len(inputs[index]) for index in wanted]  # type: ignore[arg-type]
-        for places in batches_by_length(lengths, self._settings.batch_tokens_max):
+        for places in batches_by_length(lengths, self._tokens_max):
             batch = [wanted[place] for place in places]
             scores.update(zip(batch, self._forward([inputs[index] for index in batch]), strict=True))
         if self._model.device.type == "cuda":
@@ -232,27 +232,20 @@ class RewardModel:
         if len(head) < len(wanted) and not any(name.startswith(below) or below + name in wanted for name in shapes):
             raise self._folder.refused(f"lacks all weights whose names begin with {below!r}")
 
-    def _check_padding(self) -> None:
-        """Score a short input alone and padded beside a longer input; raises GradingError if the scores differ.
+    def _looks_at_padding(self) -> bool:
+        """Whether a short input has another score beside a longer input than alone, because of its padding.
 
         Some architectures attend to their padding. This call also does CUDA's initialisation at first use.
         """
-        settings = self._settings
         alone, *rest = (
             self._encode(GradingCase(0, "1", text, (), {})) for text in ("", *(" 2" * n for n in (64, 4, 1)))
         )
         longer = [ids for ids in rest if not isinstance(ids, RewardOutcome)]
         if isinstance(alone, RewardOutcome) or not longer:
-            return
+            return False
         [score] = self._forward([alone])
-        if settings.batch_tokens_max == 1:
-            return  # No input is ever padded.
         padded = self._forward([longer[0], alone])[1]
-        if abs(score - padded) > _PADDING_TOLERANCE[settings.dtype] * max(1.0, abs(score)):
-            raise GradingError(
-                f"reward {settings.name!r}: batch_tokens_max: value {settings.batch_tokens_max}; allowed: 1, because "
-                f"the model gives an input another score beside a longer one ({padded:g}) than alone ({score:g})"
-            )
+        return abs(score - padded) > _PADDING_TOLERANCE[self._settings.dtype] * max(1.0, abs(score))
 
 
 def batches_by_length(lengths: Sequence[int], tokens_max: int) -> list[list[int]]:

@@ -161,7 +161,7 @@ def _await_host(store: ObjectStore, config: RunConfig, iteration: int, clock: Cl
                 waiting.saw_life()
         if waiting.is_over:
             raise NoHost(f"iteration {iteration} waits for {missing.format(f'for {limit_s:.0f} s')}")
-        waiting.pause(config.trainer.poll_interval_s)
+        waiting.pause(config.rollout.poll_interval_s)
 
 
 def _host_in_words(config: RunConfig) -> tuple[str, str]:

@@ -50,7 +50,7 @@ class FollowConfig:
         return cls(
             in_plan_order=config.in_plan_order,
             timeout_s=config.trainer.group_timeout_s,
-            poll_interval_s=config.trainer.poll_interval_s,
+            poll_interval_s=config.rollout.poll_interval_s,
             flush_interval_s=config.rollout.flush_interval_s,
         )
 

@@ -70,7 +70,7 @@ class AdamW:
         adamw = torch.optim.AdamW(
             _decayed(parameters, config.weight_decay),
             lr=rate,
-            betas=(config.beta1, config.beta2),
+            betas=config.betas,
             eps=config.eps,
             fused=True,
         )
@@ -113,7 +113,7 @@ class AdamW8bit:
         adamw = self._torchao.optim.AdamW8bit(
             _decayed(held, config.weight_decay),
             lr=rate,
-            betas=(config.beta1, config.beta2),
+            betas=config.betas,
             eps=config.eps,
             block_size=BLOCK,
         )

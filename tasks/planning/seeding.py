@@ -146,15 +146,18 @@ def _adapted(
     return SeedingRecord(seeding_s=seeding_s, members=before.members, memory=memory)
 
 
-def generates_again(alone_s: float, settings: PlanningConfig, *, crew_ended: bool = False) -> bool:
+def generates_again(
+    alone_s: float, seeding_after_s: float, settings: PlanningConfig, *, crew_ended: bool = False
+) -> bool:
     """True if the trainer's machines begin to generate again in the middle of an iteration.
 
     Args:
         alone_s: seconds since the last live member of the crew.
+        seeding_after_s: seconds after which the trainer's machines generate.
         settings: section `planning` of the configuration.
         crew_ended: True if no member of the crew will come, so waiting is in vain.
     """
-    return settings.seeding == "auto" and (crew_ended or alone_s >= settings.seeding_after_s)
+    return settings.seeding == "auto" and (crew_ended or alone_s >= seeding_after_s)
 
 
 def is_initial(before: SeedingRecord | None) -> bool:

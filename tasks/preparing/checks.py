@@ -11,8 +11,8 @@ from storage.records import model_files
 from storage.records.prompt_table import PromptRow
 from storage.stores.connect import LOCAL, place
 from storage.waiting import Progress, no_progress
-from tasks.configuration.data import ARITHMETIC
 from tasks.configuration.evaluation import EvaluationConfig
+from tasks.configuration.older_form import ARITHMETIC
 from tasks.configuration.pool_clashes import sizes_not_meant
 from tasks.configuration.rewards import reward_names
 from tasks.configuration.run_config import RunConfig

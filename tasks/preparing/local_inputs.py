@@ -12,8 +12,9 @@ from tempfile import TemporaryDirectory
 from storage.records.run import read_run
 from storage.records.sources import HubSource, read_rows, store_rows
 from storage.stores.store import ObjectMissing, ObjectStore
-from tasks.configuration.data import ARITHMETIC, DataConfig
+from tasks.configuration.data import DataConfig
 from tasks.configuration.evaluation import EvaluationConfig
+from tasks.configuration.older_form import ARITHMETIC
 from tasks.configuration.rewards import RewardConfig, reward_names
 from tasks.configuration.run_config import PolicyConfig
 from tasks.hub.careful_client import COMMIT

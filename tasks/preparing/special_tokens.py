@@ -60,8 +60,7 @@ def _unseen(reward: RewardConfig, tokenizer: Any) -> Iterator[tuple[str, str]]:
         plural = "special tokens" if len(dropped) > 1 else "a special token"
         return f"{', '.join(map(repr, dropped))}, {plural} of the tokenizer" if dropped else ""
 
-    texts = [("pattern", reward.pattern)] if reward.pattern is not None else list(_texts("arguments", reward.arguments))
-    for setting, text in texts:
+    for setting, text in _texts("arguments", reward.arguments):
         if named := told(_named(text, list(ids))):
             yield f"{setting}: value {text[:80]!r}", named
     if reward.function == "math" and (named := told([tag for tag in MATH_TAGS if tag in ids])):
@@ -69,7 +68,7 @@ def _unseen(reward: RewardConfig, tokenizer: Any) -> Iterator[tuple[str, str]]:
 
 
 def _texts(name: str, value: object) -> Iterator[tuple[str, str]]:
-    """The texts in the arguments of a user's function, each with its place."""
+    """The texts in the arguments of a function, each with its place."""
     if isinstance(value, str):
         yield name, value
     elif isinstance(value, dict):

@@ -1,7 +1,7 @@
 """The keyed running sum: an endless supply of small tasks with worked answers whose lengths have a long tail.
 
 An example: the prompt `a7b3c9=` has the worked answer `a707;b370;c909;#9`, which lists for each item its key, its
-digit, the old sum and the new sum modulo `base`, and then the answer. A problem is a pure function of (seed, index).
+digit, the old sum and the new sum modulo 10, and then the answer. A problem is a pure function of (seed, index).
 """
 
 from collections.abc import Iterator
@@ -14,19 +14,18 @@ from tasks.prompts.prompt import Prompt
 
 ALPHABET = ascii_lowercase + digits + "=;#"
 """All characters of prompts and worked answers."""
+BASE = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem: the sum of digits, modulo a base.
+    """A problem: the sum of digits, modulo BASE.
 
     Attributes:
         digits: The digits to sum; their keys are a, b, c, ... in order.
-        base: The modulus.
     """
 
     digits: tuple[int, ...]
-    base: int
 
     @property
     def prompt(self) -> str:
@@ -34,7 +33,7 @@ class Problem:
 
     @property
     def answer(self) -> str:
-        return str(sum(self.digits) % self.base)
+        return str(sum(self.digits) % BASE)
 
     @property
     def worked(self) -> str:
@@ -48,7 +47,7 @@ def problem(seed: int, index: int, config: ArithmeticConfig) -> Problem:
     count = 1
     while count < config.items_max and rng.random() >= config.stop_probability:
         count += 1
-    return Problem(tuple(int(rng.random() * config.base) for _ in range(count)), config.base)
+    return Problem(tuple(int(rng.random() * BASE) for _ in range(count)))
 
 
 def demonstration(problem: Problem, rng: Random, noise: float) -> str:
@@ -65,9 +64,9 @@ def demonstration(problem: Problem, rng: Random, noise: float) -> str:
 def _worked(problem: Problem, rng: Random, noise: float) -> str:
     steps, total = [], 0
     for key, digit in zip(ascii_lowercase, problem.digits, strict=False):
-        new_total = (total + digit) % problem.base
+        new_total = (total + digit) % BASE
         if noise and rng.random() < noise:
-            new_total = int(rng.random() * problem.base)
+            new_total = int(rng.random() * BASE)
         steps.append(f"{key}{digit}{total}{new_total};")
         total = new_total
     return f"{''.join(steps)}#{total}"

@@ -10,7 +10,8 @@ from typing import Any
 
 from resources.regular_files import check_file
 from storage.paths import expanded
-from tasks.configuration.data import ARITHMETIC, DataConfig
+from tasks.configuration.data import DataConfig
+from tasks.configuration.older_form import ARITHMETIC, SIZE
 from tasks.configuration.problems import names
 from tasks.prompts.arithmetic import ArithmeticPrompts
 from tasks.prompts.csv_rows import CsvRows
@@ -80,8 +81,7 @@ def load_prompts(config: DataConfig, *, check_rows: bool = True, section: str = 
 
 def _loaded(config: DataConfig, *, check_rows: bool) -> PromptSet:
     if config.source == ARITHMETIC:
-        size = config.size if config.limit is None else min(config.size, config.limit)
-        return ArithmeticPrompts(size, config.seed, config.arithmetic)
+        return ArithmeticPrompts(config.limit or SIZE, config.seed, config.arithmetic)
     prompts = RowPrompts(_open_rows(config), config)
     if check_rows:
         for number, prompt in enumerate(prompts):

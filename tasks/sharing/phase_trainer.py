@@ -194,7 +194,7 @@ class PhaseTrainer:
         base, changed = base_of(store, iteration, learner, replayed, clock)
         batches = None
         if ranks.is_first:
-            batches = FollowedBatches(store, plan, clock, config.trainer.poll_interval_s, self._waits)
+            batches = FollowedBatches(store, plan, clock, config.rollout.poll_interval_s, self._waits)
         prompts = prompt_table.read_prompts(store, plan)
         self._says("training")
         record = take_step(store, plan, config, prompts, learner, batches, clock, ordered_s if stands else began_s)

@@ -36,7 +36,7 @@ def stand(plan: PlanReference, iterations: int) -> bool:
         memory_gib=0.0,
         devices=config.trainer.nproc_per_node,
         usd_per_hour=config.pools.train.price_usd_per_h,
-        settings=HostSettings(poll_interval_s=config.trainer.poll_interval_s, overtime_s_min=math.inf),
+        settings=HostSettings(poll_interval_s=config.rollout.poll_interval_s, overtime_s_min=math.inf),
         is_over=end.has_come,
     )
     return end.has_come()

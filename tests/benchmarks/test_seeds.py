@@ -315,13 +315,12 @@ def test_an_outage_costs_little_with_seeding_and_an_order_more_without():
 
 
 @pytest.mark.slow
-def test_an_outage_is_dear_with_seeding_at_the_beginning_only():
-    """As it was before the trainer's machines generated again."""
+def test_an_outage_is_dear_without_seeding():
     arms = {name: arm for name, arm in outage.arms().items() if name in ("14B colocated", "14B outage")}
-    never = with_policy(arms["14B outage"].scenario, planning={"seeding_after_s": 1e6})
-    arms["never again"] = replace(arms["14B outage"], scenario=never)
+    never = with_policy(arms["14B outage"].scenario, planning={"seeding": "off"})
+    arms["never seeds"] = replace(arms["14B outage"], scenario=never)
     got = run_all(arms, (1,), 0)
-    assert got.ratio("last_s", "never again", "14B colocated") > 10.0
+    assert got.ratio("last_s", "never seeds", "14B colocated") > 10.0
     assert got.ratio("last_s", "14B outage", "14B colocated") < outage.OVER_COLOCATED_MAX
 
 

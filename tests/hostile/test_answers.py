@@ -58,7 +58,7 @@ def case(response: int, completion: str, answer: str = "4") -> GradingCase:
 
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[Grader]:
-    with Grader([RewardConfig(function="math", time_limit_s=LIMIT_S, failure_reward=-1.0, on_failure="stop")]) as found:
+    with Grader([RewardConfig(function="math", time_limit_s=LIMIT_S, on_failure="stop")]) as found:
         yield found
 
 
@@ -106,7 +106,7 @@ def test_an_iteration_of_nothing_but_such_answers_goes_on(
 
 def test_text_on_which_an_expression_goes_back_and_forth_is_given_up():
     """The expression is one that a user might write for thoughts and an answer."""
-    with Grader([RewardConfig(function="format", pattern=THINKING, time_limit_s=LIMIT_S)]) as grader:
+    with Grader([RewardConfig(function="format", arguments={"pattern": THINKING}, time_limit_s=LIMIT_S)]) as grader:
         right = "<think>a b</think><answer>4</answer>"
         graded = grader.grade([case(0, right), case(1, "<think>" + "a" * 60 + "!"), case(2, right)])
     assert [(each.reward, each.errors) for each in graded] == [(1.0, {}), (0.0, {}), (1.0, {})]
@@ -115,7 +115,7 @@ def test_text_on_which_an_expression_goes_back_and_forth_is_given_up():
 
 
 def test_text_for_which_an_expression_needs_too_much_memory_is_given_up():
-    config = RewardConfig(function="format", pattern="(a|b)*c", time_limit_s=LONG)
+    config = RewardConfig(function="format", arguments={"pattern": "(a|b)*c"}, time_limit_s=LONG)
     with Grader([config]) as grader:
         graded = grader.grade([case(0, "ab" * 8_000_000), case(1, "abc")])
     assert "raised MemoryError" in graded[0].given_up["format"]

@@ -125,7 +125,7 @@ REFUSED = [
     ),
     ({"rewards": [MATH, MATH]}, "  rewards: 'math' is configured twice"),
     (
-        {"rewards": [MATH | {"name": "a"}, {"function": "format", "pattern": "x", "name": "a"}]},
+        {"rewards": [MATH | {"name": "a"}, {"function": "format", "arguments": {"pattern": "x"}, "name": "a"}]},
         "  rewards: 2 functions",
     ),
     (
@@ -164,7 +164,6 @@ REFUSED = [
     (pool(cpu="2 Gi"), '  pools.rollout.cpu: "2 Gi" given; allowed: a Kubernetes quantity'),
     (pool(cpu=True), "  pools.rollout.cpu: true given; allowed: a Kubernetes quantity"),
     (pool(memory="-1Gi"), '  pools.rollout.memory: "-1Gi" given; allowed: a Kubernetes quantity of at least 0'),
-    (pool(queue="team/gpus"), "  pools.rollout.queue: value 'team/gpus'"),
     (pool(labels={"run": "s3://bucket/run"}), "  pools.rollout.labels.run: value 's3://bucket/run'"),
     (pool(env=[{"name": "A", "value": 1}]), "  pools.rollout.env.0.value: value 1; allowed: text"),
     ({"pools": {"labels": {"gleaner-pool": "x"}}}, "  pools.labels.gleaner-pool: value 'x'"),
@@ -173,7 +172,7 @@ REFUSED = [
     (pool(node_selector={"karpenter.sh/capacity-type": "spot"}), "  pools.rollout.node_selector.karpenter.sh/capac"),
     (pool(node_selector={"eks.amazonaws.com/capacityType": "SPOT"}), "  pools.rollout.node_selector.eks.amazonaws"),
     ({"optimizer": {"learning_rate": "1e-400"}}, '  optimizer.learning_rate: "1e-400" given; input should be a valid'),
-    ({"data": {"size": 1 << 63}}, "  data.size: an integer of 64 bits given"),
+    ({"data": {"limit": 1 << 63}}, "  data.limit: an integer of 64 bits given"),
     ({"run": {"seed": 10**6000}}, "  run.seed: an integer of "),
     ({"tracking": {"name": "\ud83d"}}, '  tracking.name: "\\ud83d" given; allowed: text without lone surrogates'),
     ({"tracking": {"\udc00": 1}}, '  tracking: the key "\\udc00" given; allowed: text without'),
@@ -210,7 +209,7 @@ def test_it_is_refused_in_one_line_that_names_the_field(sections, message):
     [
         tolerates(key="spot", operator="Exists"),
         tolerates(operator="Exists"),
-        pool(labels={"team": None}, queue="spot", env=[{"name": "A", "value": "x"}]),
+        pool(labels={"team": None, "kueue.x-k8s.io/queue-name": "spot"}, env=[{"name": "A", "value": "x"}]),
         tolerates(key="nvidia.com/gpu", operator="Equal", value="present", effect="NoSchedule"),
         tolerates(key="a", effect="NoExecute", tolerationSeconds=30),
         pool(node_selector={"cloud.google.com/gke-accelerator": "nvidia-l4", "empty": ""}),
@@ -228,7 +227,7 @@ def test_it_is_refused_in_one_line_that_names_the_field(sections, message):
         pool(memory="64Mi", cpu="10m"),
         pool(memory="1Pi", cpu="10k"),
         pool(env=[{"name": "KEY", "value": "two\nlines"}]),
-        {"rewards": [{"function": "format", "pattern": "a\nb"}]},
+        {"rewards": [{"function": "format", "arguments": {"pattern": "a\nb"}}]},
         {"rewards": [{"function": "my:reward", "arguments": {"text": "a\nb"}}]},
         {"data": {"source": "rows.jsonl", "chat_template_kwargs": {"date": "a\nb"}}},
         {"run": {"url": "./a:b"}},
@@ -261,7 +260,7 @@ def test_the_command_names_the_field_or_the_line(path, model, text, problems):
     assert [line[: len(problem)] for line, problem in zip(shown, problems, strict=True)] == problems
 
 
-GENERATED = {"source": "arithmetic", "size": 10}
+GENERATED = {"source": "arithmetic", "limit": 10}
 
 
 @pytest.mark.parametrize(
@@ -270,7 +269,7 @@ GENERATED = {"source": "arithmetic", "size": 10}
         ({}, []),
         ({"optimizer": {"learning_rate": 0}}, ["optimizer.learning_rate: value 0"]),
         ({"rewards": [MATH | {"weight": 0}]}, ["rewards: every weight is 0"]),
-        ({"rewards": [MATH | {"weight": 0}, {"function": "format", "pattern": "x"}]}, []),
+        ({"rewards": [MATH | {"weight": 0}, {"function": "format", "arguments": {"pattern": "x"}}]}, []),
         ({"sampling": {"temperature": 0}}, ["sampling.temperature: value 0"]),
         ({"evaluation": {"data": GENERATED | {"shuffle": False}}}, ["evaluation.data: the prompts of training"]),
         ({"evaluation": {"data": GENERATED | {"seed": 1}, "sampling": {"temperature": 0}}}, []),

@@ -27,7 +27,7 @@ TTL_S = 30.0
 NAME = "00000-other"
 KEY = layout.alive(0, NAME)
 PLAN = a_plan(2, 2, slots=2)
-ROLLOUT = RolloutConfig(heartbeat_interval_s=5.0, claim_ttl_s=TTL_S)
+ROLLOUT = RolloutConfig(flush_interval_s=5.0, claim_ttl_s=TTL_S)
 WHOLE = records.encode(KEY, beat(NAME, number=1))
 
 

@@ -156,9 +156,8 @@ def test_tolerations(key, operator, value, effect, seconds):
 @pytest.mark.parametrize(
     ("pool", "message"),
     [
-        ({"queue": "team/gpu"}, "queue: value 'team/gpu'; allowed"),
-        ({"queue": "x" * 64}, "queue: value"),
-        ({"queue": "a", "labels": {"kueue.x-k8s.io/queue-name": "b"}}, "nothing beside the field queue"),
+        ({"labels": {"kueue.x-k8s.io/queue-name": "team/gpu"}}, "queue-name: value 'team/gpu'; allowed"),
+        ({"labels": {"kueue.x-k8s.io/queue-name": "x" * 64}}, "queue-name: value"),
         ({"labels": {"gleaner-run": "mine"}}, "every pod of a run gets this label"),
         ({"secrets": [{"group": "g", "key": "k"}]}, "secrets.0.env_var: missing"),
         ({"secrets": [{"group": "g", "key": "k", "env_var": "A=B"}]}, "secrets.0.env_var: value 'A=B'"),

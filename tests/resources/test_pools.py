@@ -37,8 +37,7 @@ EVERYTHING = PoolConfig(
     node_selector={"pool": "l4"},
     tolerations=({"key": "spot", "operator": "Exists", "effect": "NoSchedule"},),
     pod_template="with-cache",
-    queue="spot-gpus",
-    labels={"team": "research", "tier": None},
+    labels={"team": "research", "tier": None, "kueue.x-k8s.io/queue-name": "spot-gpus"},
     env=({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}},),
     secrets=({"group": "wandb", "key": 'a"key', "env_var": "WANDB_API_KEY"},),
 )

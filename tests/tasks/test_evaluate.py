@@ -50,7 +50,7 @@ from workflows.evaluation import grades_with_a_model
 
 MATH = [{"function": "math"}]
 # Of as many other prompts.
-OTHER = EVALUATION | {"data": {"source": "arithmetic", "size": 5, "seed": 12}}
+OTHER = EVALUATION | {"data": {"source": "arithmetic", "limit": 5, "seed": 12}}
 
 
 def test_a_plan_is_an_iteration_without_training_below_the_run(store, settings):
@@ -198,7 +198,7 @@ def test_reward_models_are_those_of_the_run_or_the_evaluations_own_in_the_run(tm
     assert [key for key in held if key.endswith(".json")] == [layout.reward_model("evaluation-reward_model")]
     assert not [key for key in held if key.startswith(layout.EVALUATIONS)]
     before = set(whole.list(layout.REWARD_MODELS))
-    planned(config(URL, model, rewards=OWN_REWARD, evaluation=EVALUATION | {"rewards": scored, "k": [1]}), 0)
+    planned(config(URL, model, rewards=OWN_REWARD, evaluation=EVALUATION | {"rewards": scored}), 0)
     assert set(whole.list(layout.REWARD_MODELS)) == before  # the next one finds it there
     moved = shutil.move(folder, tmp_path / "elsewhere")
     of_own, _ = measure(own, SystemClock())

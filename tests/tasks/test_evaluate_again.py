@@ -190,7 +190,7 @@ def test_what_nobody_has_begun_comes_before_what_was_interrupted(store, settings
 @pytest.mark.slow
 def test_what_was_begun_with_other_settings_or_is_not_due_or_gone_is_left_alone(store, settings):
     planned(settings, 1)  # its interval is 2
-    planned(replace(settings, evaluation=replace(settings.evaluation, k=(1,))), 0)
+    planned(replace(settings, evaluation=replace(settings.evaluation, num_generations=2)), 0)
     gone = planned(settings, 0)[0].run_url
     assert taken_up(settings, 0) == 0
     store.delete(layout.evaluation(layout.evaluated(gone)[1]))

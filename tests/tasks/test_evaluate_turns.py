@@ -41,7 +41,6 @@ def test_held_out_prompts_meet_the_environment_of_training(tmp_path, text, calls
         evaluation={
             "data": {"source": str(rows), "limit": 3},
             "num_generations": 2,
-            "k": [1],
             "sampling": {"max_completion_length": 24, "temperature": 0.1},
         },
     )

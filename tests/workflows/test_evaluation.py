@@ -34,9 +34,8 @@ from tests.workflows.test_iteration import CONFIG, SETTINGS, unrolled
 from workflows.evaluation import evaluate_version, evaluation
 
 EVALUATION = {
-    "data": {"source": "arithmetic", "size": 8, "seed": 99},
+    "data": {"source": "arithmetic", "limit": 8, "seed": 99},
     "num_generations": 4,
-    "k": [1, 2, 4],
     "sampling": KILLABLE["sampling"],
     "interval": 2,
 }

@@ -106,7 +106,7 @@ def test_held_out_prompts_that_are_gone_fail_the_end_of_the_execution_and_no_ite
     held_out.write_text('{"prompt": "a1b2="}\n')
     url = str(tmp_path / "run")
     known = EVALUATION | {"interval": 1, "data": {"source": str(held_out)}}
-    known["rewards"] = [{"function": "format", "pattern": ".*"}]
+    known["rewards"] = [{"function": "format", "arguments": {"pattern": ".*"}}]
     file = config_file(tmp_path, model, url, rollout={"engine": "scripted"}, pools=ONE_SLOT, evaluation=known)
     train_here(file, "--count", "1")
     held_out.unlink()

@@ -57,13 +57,14 @@ class CrewWatch:
         execution: str,
         crew_ended: bool = False,
         at_once: bool = True,
+        seeding_after_s: float | None = None,
         parallel_reads: int = PARALLEL_READS,
     ) -> None:
         """Begin the watch.
 
         execution: the Flyte execution whose rollout maps are watched. crew_ended: whether the caller knows that the
         maps have ended. at_once: whether LeftAlone is raised without the wait of seeding_after_s when the maps have
-        ended and no member has joined.
+        ended and no member has joined. seeding_after_s: None is the rollout's.
         """
         self._store = store
         self._plan = plan
@@ -73,6 +74,7 @@ class CrewWatch:
         self._execution = execution
         self._crew_ended = crew_ended
         self._at_once = at_once
+        self._seeding_after_s = rollout.seeding_after_s if seeding_after_s is None else seeding_after_s
         self._slots = {place.slot for place in plan.crew_slots}
         self._liveness = Liveness(store, plan.iteration, clock, parallel_reads)
         self._signs: dict[str, MemberSign] = {}
@@ -122,7 +124,7 @@ class CrewWatch:
         seems_over = self._slots <= over and not self._present(ended)
         # The last members may have written tokens that the caller has not read yet; by the next look it has.
         crew_ended, self._seemed_over = seems_over and self._seemed_over, seems_over
-        if generates_again(alone_s, self._planning, crew_ended=crew_ended and self._at_once):
+        if generates_again(alone_s, self._seeding_after_s, self._planning, crew_ended=crew_ended and self._at_once):
             raise LeftAlone(f"iteration {self._plan.iteration}: no member has lived for {alone_s:.0f} s")
         if crew_ended and self._planning.seeding == "off":
             raise CrewLost(self._describe(over))
@@ -196,7 +198,7 @@ class CrewWatch:
         if self._planning.seeding == "off":
             until = "; planning.seeding is 'off', so the trainer's machines do not generate"
         else:
-            until = f"; the trainer's machines generate after {self._planning.seeding_after_s:g} s"
+            until = f"; the trainer's machines generate after {self._seeding_after_s:g} s"
         log.warning(
             "iteration %d: no member has lived for %.0f s; waiting for %s%s%s",
             self._plan.iteration,

@@ -170,7 +170,11 @@ class Judge:
     def __call__(self, completions, **columns): return [1.0]
 THINK = r"<think>(?!.*<think>)(.*?)</think>.*"
 """
-THINK = {"function": "format", "name": "think_format_reward", "pattern": r"<think>(?!.*<think>)(.*?)</think>.*"}
+THINK = {
+    "function": "format",
+    "name": "think_format_reward",
+    "arguments": {"pattern": r"<think>(?!.*<think>)(.*?)</think>.*"},
+}
 
 
 @pytest.mark.parametrize(
@@ -224,7 +228,7 @@ def test_the_format_of_trls_thinking_is_the_same_expression(parts):
     """TRL matches `^<think>(?!.*<think>)(.*?)</think>.*$` from the beginning, with these flags."""
     text = "".join(parts)
     theirs = re.match(r"^<think>(?!.*<think>)(.*?)</think>.*$", text, re.DOTALL | re.MULTILINE)
-    ours = re.compile(THINK["pattern"], re.DOTALL).fullmatch(text)
+    ours = re.compile(THINK["arguments"]["pattern"], re.DOTALL).fullmatch(text)
     assert bool(theirs) is bool(ours)
 
 

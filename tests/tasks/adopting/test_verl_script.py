@@ -65,7 +65,7 @@ def test_a_yaml_file_of_verl_becomes_a_configuration(read):
         "lora.rank": 32,
         "lora.target_modules": [],
         "algorithm.num_mini_batches": 1,
-        "optimizer.beta2": 0.95,
+        "optimizer.betas": [0.9, 0.95],
         "optimizer.schedule": "cosine",
         "rewards": [{"function": "my.reward:score"}],
         "algorithm.overlong_buffer_length": 64,

@@ -44,7 +44,7 @@ def test_defaults_pass_their_own_checks_and_are_frozen(config):
         (AlgorithmConfig, "kl_coef", "0.1"),
         (AlgorithmConfig, "clip_ratio", 0.2),
         (AlgorithmConfig, "loss_agg_mode", "mean"),
-        (OptimizerConfig, "beta2", 1.0),
+        (OptimizerConfig, "betas", 0.9),
         (OptimizerConfig, "learning_rate", float("nan")),
         (OptimizerConfig, "max_grad_norm", 0),
         (OptimizerConfig, "warmup_steps", 1.5),

@@ -15,11 +15,11 @@ def test_the_defaults_are_the_generator():
     config = read({})
     assert config == DataConfig()
     assert config.source == "arithmetic"
-    assert config.arithmetic == ArithmeticConfig(items_max=16, stop_probability=0.2, base=10)
+    assert config.arithmetic == ArithmeticConfig(items_max=16, stop_probability=0.2)
 
 
 def test_nested_settings_are_read():
-    assert read({"arithmetic": {"base": 7}}).arithmetic.base == 7
+    assert read({"arithmetic": {"items_max": 7}}).arithmetic.items_max == 7
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,10 @@ def test_nested_settings_are_read():
         ({"seed": -1}, "seed"),
         ({"seed": "1"}, "seed"),
         ({"limit": 0}, "limit"),
-        ({"size": 0}, "size"),
         ({"max_prompt_length": 0}, "max_prompt_length"),
         ({"allow": ["anything"]}, "allow.0"),
         ({"chat_template_kwargs": None}, "chat_template_kwargs"),
         ({"continue_final_message": 1}, "continue_final_message"),
-        ({"arithmetic": {"base": 11}}, "arithmetic.base"),
         ({"arithmetic": {"items_max": 27}}, "arithmetic.items_max"),
         ({"arithmetic": {"stop_probability": 0.0}}, "arithmetic.stop_probability"),
     ],

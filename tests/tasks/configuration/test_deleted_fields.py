@@ -11,6 +11,7 @@ from storage.records import layout, records
 from storage.records.records import RunRecord, SettingsRecord
 from storage.stores.memory import MemoryStore
 from tasks.configuration.deleted_fields import CONSTANTS, DELETED, without_deleted
+from tasks.configuration.evaluation import settings
 from tasks.configuration.iteration_config import config_in_force, resolved_in_force, settings_of
 from tasks.configuration.problems import names_at
 from tasks.configuration.run_config import ConfigError, RunConfig, digest, dump, identity, parse, parse_held
@@ -49,7 +50,7 @@ def with_field(whole: dict, path: str, value: object = 1.0) -> dict:
 
 def with_all(whole: dict, paths: Iterable[str] = DELETED) -> dict:
     for path in paths:
-        with_field(whole, path, CONSTANTS.get(path, 1.0))
+        with_field(whole, path, 4096 if path.endswith("data.size") else CONSTANTS.get(path, 1.0))
     return whole
 
 
@@ -101,8 +102,7 @@ def test_a_run_that_holds_another_value_than_the_constant_can_still_be_read(path
 
 
 def test_a_run_that_holds_deleted_fields_goes_on_as_the_same_run():
-    forecast = {"more_rollout": {"far": {"link_gbps": 2.0}}}
-    config = parse(with_all_sections(document(URL, pools=deepcopy(FAR), forecast=forecast)))
+    config = parse(with_all_sections(document(URL, pools=deepcopy(FAR))))
     held, planned = with_all(dump(config)), with_all(dump(config))
     assert parse_held(held) == config
     store = MemoryStore("held")
@@ -111,8 +111,9 @@ def test_a_run_that_holds_deleted_fields_goes_on_as_the_same_run():
     plan = replace(a_plan(), config=planned)
     # Without settings of its own, as in a run from before these had a place, and with them.
     assert config_in_force(store, plan) == config
-    settings = [path for path in DELETED if path not in CONSTANTS and not path.startswith("evaluation.")]
-    records.put(store, layout.settings(plan.iteration), SettingsRecord(config=with_all(settings_of(config), settings)))
+    others = ("evaluation.", "optimizer.", "critic.")
+    paths = [path for path in DELETED if path not in CONSTANTS and not path.startswith(others)]
+    records.put(store, layout.settings(plan.iteration), SettingsRecord(config=with_all(settings_of(config), paths)))
     found = config_in_force(store, plan)
     assert identity(found) == identity(config)
     assert digest(found) == run.digest
@@ -123,3 +124,51 @@ def test_nothing_else_is_left_out():
     assert without_deleted(whole) == whole
     other = {"rewards": [{"arguments": {"forecast": {"mfu": 1}}}], "mfu": 1, "forecast": 3}
     assert without_deleted(other) == other
+
+
+def test_rewards_in_the_form_of_an_older_run_are_read_and_make_the_same_run():
+    penalty = {"function": "length", "arguments": {"free_tokens": 1, "scale_tokens": 4}, "on_failure": -1.0}
+    shape = {"function": "format", "arguments": {"pattern": "a"}, "on_failure": "stop"}
+    whole = with_all_sections(document()) | {"rewards": [penalty, shape]}
+    whole["evaluation"]["rewards"] = [penalty]
+    config = parse(whole)
+    held = dump(config)
+    none = {"arguments": None, "pattern": None, "free_tokens": None, "scale_tokens": None}
+    lasting = {"on_failure": "use_failure_reward", "failure_reward": -1.0}
+    older = [
+        held["rewards"][0] | none | {"free_tokens": 1, "scale_tokens": 4} | lasting,
+        held["rewards"][1] | none | {"pattern": "a", "failure_reward": 0.0},
+    ]
+    evaluation = held["evaluation"] | {"rewards": older[:1]}
+    assert parse_held(held | {"rewards": older, "evaluation": evaluation}) == config
+    deciding = [{name: reward[name] for name in (*none, *lasting)} for reward in older]
+    assert [{name: reward[name] for name in (*none, *lasting)} for reward in identity(config)["rewards"]] == deciding
+    named = settings(config.evaluation, config.rewards)["rewards"]
+    assert [{name: reward[name] for name in (*none, *lasting)} for reward in named] == deciding[:1]
+
+
+def test_a_number_of_generated_prompts_is_read_as_a_limit_and_makes_the_same_run():
+    config = parse(document(data={"limit": 20}))
+    held = dump(config)
+    older = held["data"] | {"size": 20, "limit": None}
+    assert parse_held(held | {"data": older}) == config
+    assert parse_held(held | {"data": older | {"size": 90, "limit": 20}}) == config
+    found = identity(config)["data"]
+    assert (found["size"], found["limit"]) == (20, None)
+    found = identity(parse(document(data={"source": "a.csv", "limit": 20})))["data"]
+    assert (found["size"], found["limit"]) == (4096, 20)
+
+
+def test_two_fields_for_the_decays_of_an_optimizer_are_read_as_one_and_make_the_same_run():
+    ppo = {"advantage_estimator": "gae"}
+    config = parse(
+        document(algorithm=ppo, optimizer={"betas": [0.8, 0.95]}, critic={"optimizer": {"betas": [0.9, 0.7]}})
+    )
+    held = dump(config)
+    for section, betas in ((held, [0.8, 0.95]), (held["critic"], [0.9, 0.7])):
+        assert section["optimizer"].pop("betas") == betas
+        section["optimizer"] |= {"beta1": betas[0], "beta2": betas[1]}
+    assert parse_held(held) == config
+    assert identity(config)["optimizer"] == identity(parse_held(held))["optimizer"]
+    assert identity(config)["critic"]["optimizer"].keys() >= {"beta1", "beta2"}
+    assert "betas" not in identity(config)["optimizer"]

@@ -9,7 +9,7 @@ from tests.forecast_documents import document
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"link_gbps": 0}, r"forecast\.link_gbps: 0 given"),
+        ({"start_s": -1}, r"forecast\.start_s: -1 given"),
         ({"iterations": 0}, r"forecast\.iterations: 0 given"),
         ({"step_s": {"many": 0.1}}, r"forecast\.step_s\.many"),
         ({"step_s": {}}, r"forecast\.step_s: \{\} given"),
@@ -26,4 +26,4 @@ def test_a_batch_may_be_a_number_in_yaml():
 
 
 def test_it_is_no_part_of_what_a_run_is():
-    assert digest(parse(document())) == digest(parse(document(forecast={"iterations": 9, "link_gbps": 0.2})))
+    assert digest(parse(document())) == digest(parse(document(forecast={"iterations": 9, "start_s": 2.0})))

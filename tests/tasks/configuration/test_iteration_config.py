@@ -52,7 +52,7 @@ def held(settings=None, planned=DOCUMENT, *, of_evaluation=False):
 OPERATED = {
     "run__lease_ttl_s": 60.0,
     "rewards__0__time_limit_s": 3.0,
-    "rewards__1__device": "cpu",
+    "rewards__1__time_limit_s": 4.0,
     "turns__processes": 7,
     "rollout__claim_ttl_s": 99.0,
     "rollout__vllm__tensor_parallel_size": 1,

@@ -26,7 +26,7 @@ MINIMAL: dict[str, Any] = {
     },
     "lora": {"rank": 8, "publish": "adapter"},
     "rollout": {"vllm": {"max_lora_rank": 8}, "claim_ttl_s": 30},
-    "evaluation": {"data": {"source": "arithmetic"}, "k": [1, 4], "num_generations": 4},
+    "evaluation": {"data": {"source": "arithmetic"}, "num_generations": 4},
 }
 ENDLESS = st.recursive(
     st.none() | st.booleans() | st.integers(-100, 100) | st.floats(-9, 9) | st.text(max_size=3),

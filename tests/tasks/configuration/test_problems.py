@@ -37,7 +37,7 @@ def problems_of(document):
         ("run.sede", "seed"),
         ("rewards.0.wieght", "weight"),
         ("pools.more_rollout.far.cuont", "count"),
-        ("forecast.more_rollout.far.lnk_gbps", "link_gbps"),
+        ("pools.more_rollout.far.trace_pth", "trace_path"),
     ],
 )
 def test_the_hint_names_the_field_that_is_meant(path, meant):
@@ -114,7 +114,7 @@ def test_every_field_that_is_still_to_fill_in_is_named_at_once_beside_what_else_
         "data": {"source": "???"},
         "rewards": [{"function": "m:f", "arguments": {"pattern": "???"}}, "???", {"function": "???", "weight": "???"}],
         "turns": {"tools": "???", "environment": "???"},
-        "optimizer": {"schedule": "linear", "total_steps": "???", "beta1": 2},
+        "optimizer": {"schedule": "linear", "total_steps": "???", "betas": [2, 0.9]},
         "lora": "???",
     }
     with pytest.raises(ConfigError) as caught:
@@ -123,7 +123,7 @@ def test_every_field_that_is_still_to_fill_in_is_named_at_once_beside_what_else_
     waiting += ["turns.tools", "turns.environment", "optimizer.total_steps", "lora"]
     assert caught.value.problems[: len(waiting)] == [f"{field}: ??? given; fill it in" for field in waiting]
     rest = [problem.partition(":")[0] for problem in caught.value.problems[len(waiting) :]]
-    assert rest == ["run.seed", "optimizer.beta1"]
+    assert rest == ["run.seed", "optimizer.betas.0"]
 
 
 def test_a_reward_functions_own_arguments_may_hold_any_text():

@@ -30,8 +30,9 @@ def test_other_functions_are_refused(function: str):
     [
         ("time_limit_s", 0),
         ("weight", "1"),
-        ("failure_reward", None),
+        ("on_failure", None),
         ("on_failure", "ignore"),
+        ("on_failure", True),
         ("timeout", 3),
     ],
 )
@@ -44,9 +45,9 @@ def test_bad_values_are_refused_by_the_name_of_their_field(field: str, value: An
 @pytest.mark.parametrize(
     "values",
     [
-        {"function": "format", "pattern": r"<answer>.*</answer>"},
+        {"function": "format", "arguments": {"pattern": r"<answer>.*</answer>"}},
         {"function": "rewards:make", "arguments": {"limit": 3, "names": ["a"], "nested": {"b": None}}},
-        {"function": "length", "free_tokens": 0, "scale_tokens": 1},
+        {"function": "length", "arguments": {"free_tokens": 0, "scale_tokens": 1}},
         {"function": "reward_model", "model": "models/judge", "name": "judge_2", "label": 1},
     ],
 )
@@ -57,12 +58,33 @@ def test_built_in_functions_have_settings_of_their_own(values: dict[str, Any]):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"function": "math", "arguments": {}}, "arguments: given; allowed: nothing, unless the function is 'package"),
-        ({"function": "format"}, "pattern: missing; the function 'format' cannot do without it"),
-        ({"function": "format", "pattern": "(a"}, "pattern: value '(a'; allowed: a regular expression: missing ), unt"),
-        ({"function": "length", "free_tokens": 9}, "scale_tokens: missing; the function 'length' cannot do without"),
+        (
+            {"function": "math", "arguments": {}},
+            "arguments: given; allowed: nothing, unless the function is 'format', 'length' or",
+        ),
+        ({"function": "format"}, "arguments.pattern: missing; the function 'format' cannot do without it"),
+        (
+            {"function": "format", "arguments": {"pattern": "(a"}},
+            "arguments.pattern: value '(a'; allowed: a regular expression: missing ), unt",
+        ),
+        (
+            {"function": "length", "arguments": {"free_tokens": 9}},
+            "arguments.scale_tokens: missing; the function 'length'",
+        ),
+        (
+            {"function": "length", "arguments": {"free_tokens": -1, "scale_tokens": 1}},
+            "arguments.free_tokens: value -1; al",
+        ),
+        (
+            {"function": "length", "arguments": {"free_tokens": 1, "scale_tokens": 0}},
+            "arguments.scale_tokens: value 0; al",
+        ),
+        (
+            {"function": "format", "arguments": {"pattern": 3}},
+            "arguments.pattern: value 3; allowed: a regular expression",
+        ),
+        ({"function": "format", "arguments": {"pattern": "a", "flags": 1}}, "arguments.flags: unknown; allowed with"),
         ({"function": "reward_model"}, "model: missing; the function 'reward_model' cannot do without it"),
-        ({"function": "math", "pattern": "a"}, "pattern: value 'a'; allowed: nothing, unless the function is 'format'"),
         (
             {"function": "a:f", "dtype": "bfloat16"},
             "dtype: value 'bfloat16'; allowed: nothing, unless the function is 'reward_model'",
@@ -79,7 +101,7 @@ def test_settings_that_are_missing_bad_or_of_another_function_are_refused(values
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("free_tokens", -1), ("scale_tokens", 0), ("batch_tokens_max", 0), ("device", "tpu")],
+    [("label", -1), ("dtype", "int8")],
 )
 def test_numbers_and_choices_have_bounds(field: str, value: Any):
     with pytest.raises(ValidationError) as caught:

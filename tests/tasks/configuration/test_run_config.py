@@ -324,10 +324,6 @@ def test_the_overlong_buffer_is_within_the_length_of_responses():
             r"pools\.train\.gpus: value 1; allowed: 0, or a multiple of",
         ),
         (
-            {"forecast": {"more_rollout": {"far": {}}}},
-            r"forecast\.more_rollout: 'far' given; allowed: none, because pools\.more_rollout has none",
-        ),
-        (
             {
                 "planning": {"seeding": "auto"},
                 "trainer": {"nproc_per_node": 2},
@@ -366,7 +362,7 @@ def test_sections_that_go_together_are_not():
         MINIMAL
         | {
             "algorithm": {"preset": "ppo", "num_mini_batches": 32},
-            "critic": {"optimizer": {"beta2": 0.99}},
+            "critic": {"optimizer": {"betas": [0.9, 0.99]}},
             "pools": {"train": {"gpus": 8}},
             "trainer": {"nproc_per_node": 8, "nnodes": 2},
             "lora": {"rank": 8, "target_modules": ["q_proj"]},

@@ -21,7 +21,7 @@ QUEUES = "/apis/kueue.x-k8s.io/v1beta1/namespaces/gleaner-development/localqueue
 POOLS = {
     "rollout": {
         "machine": "g6.xlarge",
-        "queue": "spot",
+        "labels": {"kueue.x-k8s.io/queue-name": "spot"},
         "pod_template": "gpu",
         "env": [
             {"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "word", "key": "it"}}},

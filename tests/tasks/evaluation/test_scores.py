@@ -32,7 +32,7 @@ RESPONSES = [
     graded(5, 0.999, 10, "length"),
     graded(7, 0.0, 10, "length"),
 ]
-CONFIG = EvaluationConfig(data=DataConfig(), num_generations=4, k=(1, 2, 4))
+CONFIG = EvaluationConfig(data=DataConfig(), num_generations=4)
 
 
 def metrics():

@@ -63,13 +63,14 @@ def test_the_same_configuration_gives_the_same_forecast(record: ForecastRecord):
 def test_a_setup_larger_than_the_trace_is_left_out_and_no_other(tmp_path: Path):
     trace = tmp_path / "trace.csv"
     trace.write_text("0,add,a\n0,add,b\n500000,remove,a\n600000,add,c\n40000000,remove,b\n")
-    found = made(forecast={**document()["forecast"], "trace_path": str(trace), "widths": [2, 3]})
+    traced = {"rollout": {**document()["pools"]["rollout"], "trace_path": str(trace)}}
+    found = made(forecast={**document()["forecast"], "widths": [2, 3]}, pools=traced)
     assert found.setup("as configured").hours is not None
     assert found.setup("spot only, 3").hours is None
     assert found.setup("spot only, 3").refused == "places: value 3; allowed: 1 to 2, the most nodes up at one time"
     trace.write_text("0,add\n")
     with pytest.raises(TraceError, match="line 1: value '0,add'"):
-        made(forecast={**document()["forecast"], "trace_path": str(trace)})
+        made(pools=traced)
 
 
 def test_a_standing_crew_is_recommended_where_engines_start_slowly_and_says_why(monkeypatch):

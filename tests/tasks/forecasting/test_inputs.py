@@ -6,7 +6,7 @@ import pytest
 
 from resources.spot_trace import AWS_P3
 from tasks.configuration.forecast import VLLM_START_S
-from tasks.configuration.run_config import ConfigError, RunConfig, parse
+from tasks.configuration.run_config import RunConfig, parse
 from tasks.forecasting.inputs import ForecastInputs, gather
 from tasks.forecasting.probe import NoProbe, PoolProbe, Probe
 from tasks.forecasting.scenario import AvailabilityScenario, PoolScenario
@@ -237,17 +237,12 @@ def test_a_trainer_reads_its_checkpoint_before_it_trains():
     assert gather(config(), probe(in_turn=True)).trainer.load_s == 0
 
 
-def test_each_pool_has_its_own_link_losses_and_data_sheet():
-    far = {"machine": "p5.48xlarge", "gpus": 1, "count": 3}
-    section = {
-        "link_gbps": 10.0,
-        "more_rollout": {
-            "far": {"link_gbps": 1.0, "trace_path": "far.csv"},
-        },
-    }
-    pools = {"more_rollout": {"far": far, "near": {**far, "machine": "g6.xlarge", "accelerator": "a100-80g"}}}
-    first, other, near = (pool.configured for pool in gather(config(pools=pools, forecast=section), UNPROBED).pools)
-    assert (first.link_gbps, other.link_gbps, near.link_gbps) == (10.0, 1.0, 10.0)
+def test_each_pool_has_its_own_losses_and_data_sheet():
+    far = {"machine": "p5.48xlarge", "gpus": 1, "count": 3, "trace_path": "far.csv"}
+    near = {"machine": "g6.xlarge", "gpus": 1, "count": 3, "accelerator": "a100-80g"}
+    pools = {"more_rollout": {"far": far, "near": near}}
+    first, other, near = (pool.configured for pool in gather(config(pools=pools), UNPROBED).pools)
+    assert {pool.link_gbps for pool in (first, other, near)} == {10.0}
     assert (first.start_s, other.start_s, near.start_s) == (180.0, 180.0, 180.0)
     assert other.availability == AvailabilityScenario(path="far.csv")
     assert first.availability == near.availability == AvailabilityScenario(process="aws-p3")
@@ -256,8 +251,6 @@ def test_each_pool_has_its_own_link_losses_and_data_sheet():
     message = r"pools\.more_rollout\.far: accelerator: value 'abacus'; .*; for a forecast name the most similar of them"
     with pytest.raises(LookupError, match=message):
         gather(config(pools={"more_rollout": odd}), UNPROBED)
-    with pytest.raises(ConfigError, match=r"forecast\.more_rollout: 'away' given; allowed: far, near"):
-        config(pools=pools, forecast={"more_rollout": {"away": {}}})
 
 
 def test_lengths_come_from_a_file(tmp_path: Path):

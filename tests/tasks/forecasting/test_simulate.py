@@ -62,7 +62,6 @@ def check(scenario: Scenario, run: SimulatedRun) -> None:
 planning = st.builds(
     PlanningConfig,
     seeding=st.sampled_from(["off", "auto"]),
-    seeding_after_s=st.floats(0.1, 10),
     width=st.sampled_from(["fixed", "cost", "balance"]),
 )
 gpu_seconds = st.builds(
@@ -70,7 +69,6 @@ gpu_seconds = st.builds(
     objective=st.just("gpu_seconds"),
     cut_share=st.sampled_from([None, 0.5]),
     seeding=st.sampled_from(["off", "auto"]),
-    seeding_after_s=st.floats(0.1, 10),
 )
 availability = st.one_of(
     st.none(),

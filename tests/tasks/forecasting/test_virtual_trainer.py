@@ -17,12 +17,13 @@ from tests.simulated_scenarios import a_pool, a_scenario, a_trainer, all_alike
 TTL_S, AFTER_S, START_S = 10.0, 20.0, 3.0
 # Of a full pull, of a prompt, and of a token while eight or fewer are decoded.
 PULL_S, PREFILL_S, TOKEN_S = 1.0, 100 / 1e4, 0.01
-NO_WINDOW = PlanningConfig(seeding="auto", seeding_after_s=AFTER_S)
+NO_WINDOW = PlanningConfig(seeding="auto")
 
 
 @pytest.fixture(autouse=True)
-def _no_window() -> Iterator[None]:
-    """No window is worth an engine's start, so there is none at the beginning."""
+def _no_window(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No window is worth an engine's start, so there is none at the beginning; the trainer generates after AFTER_S."""
+    monkeypatch.setattr("tasks.forecasting.scenario.SEEDING_TTLS", AFTER_S / TTL_S)
     with seeding_constants(0.0, 0.0):
         yield
 
@@ -72,7 +73,7 @@ def test_they_take_over_at_the_token_when_nobody_has_lived_for_long_enough():
 
 
 def test_with_seeding_off_they_never_do():
-    off = PlanningConfig(seeding_after_s=AFTER_S)
+    off = PlanningConfig()
     with pytest.raises(Stalled, match="nothing can happen"):
         simulate(one_group_at_a_time((0.0, 1), (10.0, 0), planning=off), seed=1)
     late = lived(one_group_at_a_time((0.0, 1), (10.0, 0), (5000.0, 1), planning=off))
@@ -175,7 +176,7 @@ def test_the_planner_learns_how_much_they_generated():
 def test_an_outage_costs_an_order_more_without(engines, max_staleness):
     """All members gone for three hours: with the rule little more than the trainer's machines take alone."""
     times = AvailabilityScenario(counts=((0.0, 3), (30.0, 0), (10_800.0, 3)))
-    planning = PlanningConfig(seeding="auto", seeding_after_s=AFTER_S)
+    planning = PlanningConfig(seeding="auto")
     trainer = a_trainer(engines=engines, process_s=START_S)
     scenario = a_scenario(
         a_pool(3, availability=times), trainer=trainer, groups=64, planning=planning, max_staleness=max_staleness

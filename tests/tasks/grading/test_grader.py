@@ -98,9 +98,9 @@ def test_verls_batched_form_is_graded():
 
 def test_a_function_may_be_there_twice_under_names_of_its_own():
     brief = [
-        RewardConfig(function="length", name="soft", free_tokens=1, scale_tokens=4),
-        RewardConfig(function="length", name="hard", free_tokens=2, scale_tokens=1, weight=3.0),
-        RewardConfig(function="format", pattern="a|b+"),
+        RewardConfig(function="length", name="soft", arguments={"free_tokens": 1, "scale_tokens": 4}),
+        RewardConfig(function="length", name="hard", arguments={"free_tokens": 2, "scale_tokens": 1}, weight=3.0),
+        RewardConfig(function="format", arguments={"pattern": "a|b+"}),
     ]
     with Grader([*brief, config("length")]) as grader:
         assert grader.names == ("soft", "hard", "format", "length")
@@ -122,14 +122,14 @@ def test_none_is_left_out_of_the_sum():
 
 
 def test_none_from_every_function_is_a_failure_by_name():
-    with Grader([config("only_long", failure_reward=-1.0)]) as grader:
+    with Grader([config("only_long", on_failure=-1.0)]) as grader:
         assert grader.grade([case(2, "abcd"), case(3, "a")])[1] == Graded(
             3, -1.0, {"only_long": -1.0}, {"only_long": "reward only_long of response 3 is None, as are all others"}
         )
 
 
 def test_a_failure_counts_what_is_configured_and_is_reported(caplog: pytest.LogCaptureFixture):
-    settings = {"weight": 2.0, "failure_reward": -0.25}
+    settings = {"weight": 2.0, "on_failure": -0.25}
     with Grader([config("failing", **settings), config("length")]) as grader, caplog.at_level(logging.WARNING):
         graded = grader.grade([case(4, "good"), case(5, "bad")])
     assert graded[0] == Graded(4, 6.0, {"failing": 1.0, "length": 4.0}, {})
@@ -166,7 +166,7 @@ def test_a_function_that_mostly_fails_ends_grading_with_its_first_error(
     share: float, micro_batches: list[list[str]], failed: str | None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("tasks.grading.grader.FAILED_SHARE_MAX", share)
-    with Grader([config("failing", failure_reward=-1.0), config("length")]) as grader:
+    with Grader([config("failing", on_failure=-1.0), config("length")]) as grader:
         *before, last = [
             [case(10 * i + j, text) for j, text in enumerate(each)] for i, each in enumerate(micro_batches)
         ]

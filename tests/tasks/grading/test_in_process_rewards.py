@@ -53,7 +53,7 @@ def case(response: int, reward: float | None) -> GradingCase:
 
 
 def test_the_environments_reward_is_the_responses_and_none_does_not_apply():
-    penalty = RewardConfig(function="length", free_tokens=0, scale_tokens=4)
+    penalty = RewardConfig(function="length", arguments={"free_tokens": 0, "scale_tokens": 4})
     with Grader([RewardConfig(function="environment", weight=2.0), penalty]) as grader:
         first, second = grader.grade([case(0, 0.75), case(1, None)])
     assert (first.values["environment"], first.reward) == (0.75, 1.5 - 0.25)

@@ -22,12 +22,12 @@ pytestmark = pytest.mark.slow
 
 URL = "memory://read-text"
 # Some response has one of these, and the stop token <eos> at its end is no part of any text.
-NAMES_SPECIAL = {"function": "format", "pattern": r"(?!.*<eos>).*<(pad|bos|unk)>.*"}
+NAMES_SPECIAL = {"function": "format", "arguments": {"pattern": r"(?!.*<eos>).*<(pad|bos|unk)>.*"}}
 
 
 def settings(model, *, skips: bool) -> RunConfig:
     sampling = {"max_completion_length": 40, "skip_special_tokens": skips}
-    evaluation = {"data": {"source": "arithmetic", "size": 12, "seed": 5}, "sampling": sampling}
+    evaluation = {"data": {"source": "arithmetic", "limit": 12, "seed": 5}, "sampling": sampling}
     return config(URL, model, rewards=[NAMES_SPECIAL], sampling=sampling, evaluation=evaluation)
 
 

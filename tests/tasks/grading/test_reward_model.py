@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(folder: Path, **changes: Any) -> RewardModel:
-    fields = {"label": None, "device": "cpu", "dtype": "float32", "batch_tokens_max": 16_384}
+    fields = {"label": None, "device": "cpu", "dtype": "float32"}
     return RewardModel(RewardModelSettings(name="judge", folder=str(folder), **(fields | changes)))
 
 
@@ -235,14 +235,9 @@ def test_the_unused_token_is_in_no_input(inputs: list[list[int]]):
     assert found not in used
 
 
-def test_a_model_that_looks_at_its_padding_is_refused_unless_nothing_is_padded(tmp_path: Path):
+def test_a_model_that_looks_at_its_padding_scores_each_input_alone(tmp_path: Path):
     folder = save_reward_model(tmp_path / "reward", "fnet", type_vocab_size=1, num_labels=1)
-    model = opened(folder)
-    with pytest.raises(
-        GradingError, match=r"^reward 'judge': batch_tokens_max: value 16384; allowed: 1, because the m"
-    ):
-        model.load()
-    found = scores(opened(folder, batch_tokens_max=1), [case(k, text) for k, text in enumerate(COMPLETIONS)])
+    found = scores(opened(folder), [case(k, text) for k, text in enumerate(COMPLETIONS)])
     assert found == pytest.approx([plain_score(folder, "1+1=" + text) for text in COMPLETIONS], abs=1e-5)
 
 

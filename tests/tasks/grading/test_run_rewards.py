@@ -116,7 +116,7 @@ def test_a_model_whose_scores_are_no_numbers_ends_grading(folder: Path):
     tensors["score.weight"].fill_(float("nan"))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     store = MemoryStore()
-    configs = [judge(folder, failure_reward=-1.0)]
+    configs = [judge(folder, on_failure=-1.0)]
     publish_models(store, configs)
     error = "the first error: reward judge of response 4 returned nan; allowed: a finite number or None"
     with open_grader(store, configs, "cpu") as grader, pytest.raises(GradingError, match=error):
@@ -239,8 +239,8 @@ def test_a_model_that_the_run_does_not_hold_is_missed(folder: Path):
 def several(folder: Path) -> list[dict[str, Any]]:
     return [
         {"function": "reward_model", "name": "judge", "model": str(folder), "time_limit_s": 60.0, "weight": 0.5},
-        {"function": "format", "pattern": r"\d.*"},
-        {"function": "length", "free_tokens": 2, "scale_tokens": 50, "weight": 2.0},
+        {"function": "format", "arguments": {"pattern": r"\d.*"}},
+        {"function": "length", "arguments": {"free_tokens": 2, "scale_tokens": 50}, "weight": 2.0},
         {"function": "tests.reward_functions:only_even_length", "name": "even"},
     ]
 
@@ -293,5 +293,9 @@ def test_another_model_under_the_name_of_a_runs_own_is_refused(folder: Path, tmp
     assert everything(store) == before
     patient = [reward | {"time_limit_s": 61.0} for reward in several(folder)]
     assert digest(config(URL, policy, rewards=patient)) == digest(settings)
-    shorter = [*several(folder)[:2], several(folder)[2] | {"free_tokens": 3}, several(folder)[3]]
+    shorter = [
+        *several(folder)[:2],
+        several(folder)[2] | {"arguments": {"free_tokens": 3, "scale_tokens": 50}},
+        several(folder)[3],
+    ]
     assert digest(config(URL, policy, rewards=shorter)) != digest(settings)

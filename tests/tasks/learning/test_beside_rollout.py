@@ -87,7 +87,6 @@ def test_the_trainer_follows_a_crew_that_loses_a_member(tmp_path, order):
             "context_length": 250,
             "max_responses_in_flight": 6,
             "flush_interval_s": 0.05,
-            "heartbeat_interval_s": 0.05,
         },
         algorithm={"micro_batch_order": order},
         trainer={"group_timeout_s": LIMIT_S, "micro_batch_tokens_max": 900},

@@ -295,7 +295,7 @@ def test_with_too_few_varied_groups_what_there_is_is_trained(train):
 @pytest.mark.parametrize("weight", [0.0, 1.0])
 def test_the_named_reward_decides_which_groups_are_filtered(train, weight):
     """Lengths differ in every group, so with their penalty no reward equals another."""
-    penalty = RewardConfig(function="length", free_tokens=0, scale_tokens=100)
+    penalty = RewardConfig(function="length", arguments={"free_tokens": 0, "scale_tokens": 100})
     rewards, varied = (
         (RewardConfig(function="arithmetic", weight=weight), penalty),
         (True, False, False, True, True, True),
@@ -309,7 +309,7 @@ def test_the_named_reward_decides_which_groups_are_filtered(train, weight):
 
 def test_errors_of_rewards_of_filtered_groups_are_kept(build):
     """A response of three tokens fails, and counts as its group's others do."""
-    failing = RewardConfig(function="tests.reward_functions:no_multiples_of_three", failure_reward=0.0)
+    failing = RewardConfig(function="tests.reward_functions:no_multiples_of_three", on_failure=0.0)
     policy, store = build(), journal(MemoryStore())
     learner = Learner(policy, PolicyOptimizer(policy.parameters(), OptimizerConfig()), None)
     with Grader((failing,)) as grader:

@@ -21,7 +21,7 @@ def set_gradients(named, seed):
 
 def test_steps_equal_adamw_written_out():
     config = OptimizerConfig(
-        learning_rate=0.1, weight_decay=0.1, max_grad_norm=0.5, beta2=0.99, eps=1e-6, warmup_steps=2
+        learning_rate=0.1, weight_decay=0.1, max_grad_norm=0.5, betas=(0.9, 0.99), eps=1e-6, warmup_steps=2
     )
     named = parameters()
     expected = {name: p.detach().clone() for name, p in named.items()}

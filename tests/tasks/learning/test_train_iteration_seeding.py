@@ -122,7 +122,7 @@ def test_beside_a_crew_that_has_finished_no_member_is_begun(settings, trained_by
 
 @pytest.mark.slow
 def test_every_rank_of_the_trainer_seeds_its_own_slot(tmp_path, ranks_server, model, trained_by_a_crew):
-    often = {"heartbeat_interval_s": 0.1, "flush_interval_s": 0.1}
+    often = {"flush_interval_s": 0.1}
     store, _ = seeded_plan(config(str(tmp_path / "run"), model, rollout=often), [TRAIN_POOL, TRAIN_POOL], None)
     ranks_server.launch("train_iteration 0", tmp_path / "run", 2)
     assert {beat.slot: beat.state for beat in beats(store, TRAIN_POOL)} == {0: "gone", 1: "gone"}
@@ -255,8 +255,9 @@ def test_the_training_record_is_read_by_a_second_attempt(settings):
 
 # In the middle of an iteration, when no other member lives.
 
-ALONE = {"seeding": "auto", "seeding_after_s": 0.4}
-OFTEN = {"heartbeat_interval_s": 0.05, "claim_ttl_s": 0.2, "flush_interval_s": 0.05}
+ALONE = {"seeding": "auto"}
+# The trainer generates after 0.8 s.
+OFTEN = {"claim_ttl_s": 0.2, "flush_interval_s": 0.05}
 
 
 @pytest.fixture(scope="module")
@@ -363,7 +364,7 @@ def test_when_members_return_it_hands_over_and_trains_on(model, trained_group_by
 @pytest.mark.slow
 def test_a_plan_that_seeds_goes_on_while_nobody_has_come(model, trained_by_a_crew):
     """Handing over to nobody would leave the work undone."""
-    settings = config(URL, model, planning=ALONE | {"seeding_after_s": 60.0}, rollout=OFTEN | {"idle_timeout_s": 5.0})
+    settings = config(URL, model, planning=ALONE, rollout=OFTEN | {"claim_ttl_s": 15.0, "idle_timeout_s": 5.0})
     store, plan = seeded_plan(settings, ["rollout", TRAIN_POOL], 0.05)
     seeded = seed(store, plan, settings, machine(), SystemClock(), build=slow(0.01))
     assert seeded.seconds > 0.3

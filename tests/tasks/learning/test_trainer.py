@@ -83,7 +83,7 @@ def start(build):
             grader=graders[-1],
             decode=lambda ids: str(len(ids)),
             algorithm=AlgorithmConfig(micro_batch_order=order),
-            trainer=TrainerConfig(micro_batch_tokens_max=tokens_max, group_timeout_s=5.0, poll_interval_s=1.0),
+            trainer=TrainerConfig(micro_batch_tokens_max=tokens_max, group_timeout_s=5.0),
             clock=clock or ManualClock(),
         )
         return Training(learner, trainer)
@@ -307,7 +307,7 @@ def test_one_group_without_a_difference_leaves_the_gradient_to_the_others(start)
     assert norms[0] == norms[1] > 0
 
 
-FAILING = RewardConfig(function="tests.reward_functions:no_multiples_of_three", failure_reward=-2.0)
+FAILING = RewardConfig(function="tests.reward_functions:no_multiples_of_three", on_failure=-2.0)
 
 
 def test_a_reward_that_fails_is_recorded_with_its_response_and_counts_as_configured(finished, start):

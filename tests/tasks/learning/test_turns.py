@@ -113,14 +113,14 @@ def test_an_iteration_whose_responses_all_failed_is_refused():
 
 
 def test_length_counts_what_the_policy_sampled(store):
-    penalty = RewardConfig(function="length", free_tokens=0, scale_tokens=8)
+    penalty = RewardConfig(function="length", arguments={"free_tokens": 0, "scale_tokens": 8})
     [batch] = recorded(store, rewards=(penalty,))
     assert [graded.reward for graded in batch.responses] == [-4 / 8, -1 / 8, None]
 
 
 @pytest.mark.slow
 def test_answers_that_are_given_up_count_as_zero_and_are_recorded_though_all_are(store):
-    rewards = (RewardConfig(function="format", pattern="(x+)+y", time_limit_s=1.0, failure_reward=-2.0),)
+    rewards = (RewardConfig(function="format", arguments={"pattern": "(x+)+y"}, time_limit_s=1.0, on_failure=-2.0),)
     [batch] = recorded(
         store, rewards=rewards, read_messages=lambda *_: ([], [{"role": "assistant", "content": "x" * 60}])
     )

@@ -167,18 +167,18 @@ def test_what_the_trainer_generated_counts_whatever_was_planned():
 
 
 def test_it_generates_again_when_it_has_been_alone_for_long_enough():
-    assert not generates_again(119.9, SETTINGS)
-    assert generates_again(120.0, SETTINGS)
-    assert generates_again(10.0, replace(SETTINGS, seeding_after_s=10.0))
+    assert not generates_again(119.9, 120.0, SETTINGS)
+    assert generates_again(120.0, 120.0, SETTINGS)
+    assert generates_again(10.0, 10.0, SETTINGS)
 
 
 def test_it_generates_again_at_once_when_none_of_the_crew_will_come():
-    assert generates_again(0.0, SETTINGS, crew_ended=True)
+    assert generates_again(0.0, 120.0, SETTINGS, crew_ended=True)
 
 
 @pytest.mark.parametrize("crew_ended", [False, True])
 def test_it_never_generates_again_with_seeding_off(crew_ended):
-    assert not generates_again(1e9, PlanningConfig(), crew_ended=crew_ended)
+    assert not generates_again(1e9, 120.0, PlanningConfig(), crew_ended=crew_ended)
 
 
 def test_the_trainer_did_not_generate_for_longer_than_there_was_work():

@@ -43,7 +43,7 @@ def test_without_the_section_the_prompts_of_training_are_evaluated_and_the_log_s
     assert "none is held out" in doubt
     plan = read_plan(connect(reference.run_url), 0)
     assert slots
-    assert sum(len(slot.groups) for slot in plan.slots) == settings.data.size
+    assert sum(len(slot.groups) for slot in plan.slots) == settings.data.limit
     assert plan.sampling == settings.sampling.params(plan.sampling.stop_token_ids)
 
 
@@ -116,7 +116,7 @@ def test_a_section_that_was_checked_is_not_opened_again(store, model, tmp_path):
     source.unlink()
     assert plan_training(settings, "e1", ManualClock())[1] == [[0, 1]]
     with pytest.raises(PromptError):
-        plan_training(evaluated_as(model, data={"source": str(source)}, k=[1]), "e1", ManualClock())
+        plan_training(evaluated_as(model, data={"source": str(source)}, num_generations=2), "e1", ManualClock())
 
 
 def test_training_does_not_open_prompts_that_only_the_workflow_evaluates(model):

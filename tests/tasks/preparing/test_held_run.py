@@ -109,7 +109,7 @@ def test_a_fleet_that_is_none_is_refused(model):
             "sampling.max_completion_length: value 4096; allowed: less than",
         ),
         (
-            {"evaluation": {"data": {"source": "arithmetic", "size": 3}, "sampling": {"max_completion_length": 4096}}},
+            {"evaluation": {"data": {"source": "arithmetic", "limit": 3}, "sampling": {"max_completion_length": 4096}}},
             "evaluation.sampling.max_completion_length: value 4096; allowed: less than the context",
         ),
         (

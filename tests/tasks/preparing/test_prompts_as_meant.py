@@ -52,7 +52,7 @@ def rows(tmp_path):
 
 
 def settings(model, source, *, data=None, **sections):
-    reward = {"function": "length", "free_tokens": 1, "scale_tokens": 1}
+    reward = {"function": "length", "arguments": {"free_tokens": 1, "scale_tokens": 1}}
     return config(URL, model, data={"source": source, **(data or {})}, rewards=[reward], **sections)
 
 

@@ -10,7 +10,7 @@ from tasks.preparing.special_tokens import is_dropped, special_ids, unseen_by_re
 from tests.chat_tokenizers import CHATML, MARKUP, SPECIAL, chat_tokenizer
 
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
-FORMAT = {"function": "format", "pattern": r"<think>.*?</think>\s*<answer>.*?</answer>"}
+FORMAT = {"function": "format", "arguments": {"pattern": r"<think>.*?</think>\s*<answer>.*?</answer>"}}
 
 
 def tokenizer_with(*, special: bool) -> Any:
@@ -25,8 +25,10 @@ def doubts(tokenizer: Any, *rewards: dict[str, Any], **sections: Any) -> list[st
 
 
 def test_a_pattern_that_names_what_is_dropped_is_doubted_with_the_way_out():
-    (doubt,) = doubts(tokenizer_with(special=True), {"function": "length", "free_tokens": 1, "scale_tokens": 1}, FORMAT)
-    assert doubt.startswith("rewards.1.pattern: value '<think>.*?</think>")
+    (doubt,) = doubts(
+        tokenizer_with(special=True), {"function": "length", "arguments": {"free_tokens": 1, "scale_tokens": 1}}, FORMAT
+    )
+    assert doubt.startswith("rewards.1.arguments.pattern: value '<think>.*?</think>")
     assert "names '<think>', '</think>', '<answer>', '</answer>', special tokens of the tokenizer" in doubt
     assert doubt.endswith("allowed: sampling.skip_special_tokens false, which keeps them")
 
@@ -41,7 +43,11 @@ def test_what_is_text_or_kept_is_not_doubted():
 @pytest.mark.parametrize(
     ("reward", "field", "named"),
     [
-        ({"function": "format", "pattern": r".*<\|im_end\|>"}, "rewards.0.pattern", "'<|im_end|>', a special token"),
+        (
+            {"function": "format", "arguments": {"pattern": r".*<\|im_end\|>"}},
+            "rewards.0.arguments.pattern",
+            "'<|im_end|>', a special token",
+        ),
         ({"function": "math"}, "rewards.0.function: value 'math'", "'<think>', '</think>', '<answer>', '</answer>', "),
         (
             {"function": "my:made", "arguments": {"tags": ["<b>", "</answer>"], "n": 3}},
@@ -75,7 +81,7 @@ def test_an_evaluation_is_read_by_its_own_sampling():
     (own_reward,) = doubts(
         tokenizer, {"function": "arithmetic"}, evaluation={"data": {}, "rewards": [FORMAT], "sampling": skipped}
     )
-    assert own_reward.startswith("evaluation.rewards.0.pattern: ")
+    assert own_reward.startswith("evaluation.rewards.0.arguments.pattern: ")
 
 
 def test_special_tokens_that_are_dropped_are_those_of_the_tokenizers_author():

@@ -59,7 +59,7 @@ def settings(model_dir, rows, turns, **sections):
         URL,
         model_dir,
         data={"source": str(rows), "shuffle": False},
-        rewards=[{"function": "length", "free_tokens": 1, "scale_tokens": 1}],
+        rewards=[{"function": "length", "arguments": {"free_tokens": 1, "scale_tokens": 1}}],
         turns=turns,
         **sections,
     )

@@ -18,7 +18,7 @@ from tests.small_run import commit_iteration, plan_iteration
 
 pytestmark = pytest.mark.slow
 # A response takes up to six seconds, and no phase is expected for a quarter of an hour.
-PACED = {"rollout": {"scripted_step_s": 0.15, "flush_interval_s": 0.1, "heartbeat_interval_s": 0.1}}
+PACED = {"rollout": {"scripted_step_s": 0.15, "flush_interval_s": 0.1}}
 CYCLE_S = 1000.0
 
 

@@ -48,7 +48,7 @@ def url(request, tmp_path):
 
 
 def plan(url: str, model: Path) -> None:
-    fast = {"flush_interval_s": 0.05, "heartbeat_interval_s": 0.3, "claim_ttl_s": 5.0}
+    fast = {"flush_interval_s": 0.05, "claim_ttl_s": 5.0}
     plan_iteration(config(url, model, sampling={"max_completion_length": 120}, rollout=fast))
 
 

@@ -18,8 +18,8 @@ from tasks.sampling.session.crew_watch import NEVER_WROTE, CrewLost, CrewWatch, 
 from tests.kept_failures import keep_slot
 from tests.sessions import a_plan
 
-ROLLOUT = RolloutConfig(heartbeat_interval_s=5.0, claim_ttl_s=30.0)
-AUTO = PlanningConfig(seeding="auto", seeding_after_s=100.0)
+ROLLOUT = RolloutConfig(flush_interval_s=5.0, claim_ttl_s=30.0)
+AUTO = PlanningConfig(seeding="auto")
 OFF = PlanningConfig()
 EXECUTION = "here:host:1"
 
@@ -63,7 +63,9 @@ def clock():
 
 
 def a_watch(store, clock, planning=AUTO, **given):
-    return CrewWatch(store, a_plan(), ROLLOUT, planning, clock, execution=EXECUTION, parallel_reads=1, **given)
+    return CrewWatch(
+        store, a_plan(), ROLLOUT, planning, clock, execution=EXECUTION, parallel_reads=1, seeding_after_s=100.0, **given
+    )
 
 
 def raised_after(watch, clock, limit_s=1000.0, member=None):

@@ -45,7 +45,7 @@ def model(tmp_path_factory):
 @pytest.fixture
 def settings(model):
     memory_store("join")
-    return config(URL, model, rollout={"flush_interval_s": 0.05, "heartbeat_interval_s": 0.05, "claim_ttl_s": 0.5})
+    return config(URL, model, rollout={"flush_interval_s": 0.05, "claim_ttl_s": 0.5})
 
 
 def store():

@@ -40,7 +40,6 @@ URL = "memory://standing"
 QUICK = {
     "crew": "standing",
     "flush_interval_s": 0.05,
-    "heartbeat_interval_s": 0.05,
     "claim_ttl_s": 0.5,
     "idle_timeout_s": 5.0,
 }
