@@ -55,13 +55,7 @@ from tasks.sampling.session.seeding_member import seed
 from tasks.sharing.phase_trainer import PhaseTrainer
 from tests.small_run import EXECUTION
 from tests.tasks.learning.mixture_programs import mixture
-from tests.tasks.learning.rank_batches import (
-    OPTIMIZER,
-    micro_batch,
-    passes_of,
-    train,
-    train_by_loss,
-)
+from tests.tasks.learning.rank_batches import OPTIMIZER, micro_batch, passes_of, train, train_by_loss
 from tests.tasks.learning.refusing_kernels import attention_without_backward
 from tests.tasks.learning.tiny_model import write_model
 

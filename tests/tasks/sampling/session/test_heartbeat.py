@@ -33,7 +33,7 @@ STATE = HeartbeatState(
 
 @pytest.fixture
 def told():
-    """told(runnings, per_response) -> the rates told when so many responses ran in each interval, at so many tokens/s."""
+    """told(runnings, per_response) -> the rates when so many responses ran in each interval, at so many tokens/s."""
 
     def tell(runnings, per_response):
         store, clock = MemoryStore(), ManualClock(0.0)
