@@ -35,7 +35,7 @@ def load_function(spec: str) -> Any:
 
 
 def _imported(module_name: str) -> Any:
-    """The module; where nobody has a module of this name, the error says which folders were searched."""
+    """The module; the error for a missing module says which folders were searched."""
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
