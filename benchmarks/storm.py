@@ -82,7 +82,6 @@ def plan_run(folder: Path, model: Path, size: Size) -> str:
         engine=size.engine,
         max_responses_in_flight=IN_FLIGHT,
         flush_interval_s=size.flush_interval_s,
-        heartbeat_interval_s=size.flush_interval_s,
         claim_ttl_s=size.claim_ttl_s,
         idle_timeout_s=60.0,
     )

@@ -59,6 +59,8 @@ def document(url: str, model: Path, **sections: Any) -> dict[str, Any]:
         "trainer": {"group_timeout_s": 5.0, "micro_batch_tokens_max": 320},
         "pools": {"rollout": {"count": 2, "interruptible": True}},
     }
+    if "source" in sections.get("data", {}):
+        del whole["data"]["limit"]  # that of the generator
     for name, values in sections.items():
         whole[name] = whole[name] | values if isinstance(values, dict) and name in whole else values
     return whole

@@ -268,10 +268,11 @@ def parse(document: object, source: str = "the configuration") -> RunConfig:
 def parse_held(document: object, source: str = "the configuration") -> RunConfig:
     """The RunConfig in a record of a run, without deleted fields; raises ConfigError.
 
-    `parse` kept secrets out, filled every field in and restored integers when the run began.
+    `parse` kept secrets out and filled every field in when the run began. The runs of some versions hold the floats
+    that Flyte's console makes of integers.
     """
     try:
-        held = without_deleted(_mapping(document, source))
+        held = integers_restored(without_deleted(_mapping(document, source)))
         parsed, wrong = (None, unfit) if (unfit := list(not_json(held))) else _validated(held)
     except ConstantDiffersError as error:
         raise ConfigError(source, [str(error)]) from None

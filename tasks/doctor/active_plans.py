@@ -7,7 +7,6 @@ removed from the files stays active.
 from collections.abc import Iterator, Mapping
 
 from storage.records.fitness import Finding
-from tasks.configuration.problems import integers_restored
 from tasks.configuration.run_config import ConfigError, RunConfig, differences, dump, parse_held, settings_digest
 from tasks.configuration.schedules import ScheduledRun
 from tasks.doctor.cluster import WORKFLOW, Admin, ClusterDemand, ClusterTarget, Plan
@@ -57,7 +56,7 @@ def _other_settings(plan: Plan, settings: RunConfig) -> str | None:
     if plan.settings_digest == settings_digest(settings):
         return None
     try:
-        registered = dump(parse_held(integers_restored(plan.inputs["config"])))
+        registered = dump(parse_held(plan.inputs["config"]))
     except ConfigError as error:
         return f"version {plan.version} has settings that this Gleaner refuses: {' '.join(str(error).split())}; {AGAIN}"
     found = differences(dump(settings), registered)

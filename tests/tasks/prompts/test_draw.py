@@ -9,7 +9,7 @@ from tasks.prompts.loading import load_prompts
 from tasks.prompts.order import prompt_index
 from tasks.prompts.prompt import PromptError
 
-DATA = DataConfig(source="arithmetic", size=7, seed=4)
+DATA = DataConfig(source="arithmetic", limit=7, seed=4)
 
 
 class Letters:
@@ -55,7 +55,7 @@ def test_an_epoch_holds_every_prompt_once_and_the_next_is_in_another_order():
 
 
 def test_without_shuffling_the_order_is_that_of_the_source():
-    rows = draw(5, 4, DataConfig(source="arithmetic", size=7, shuffle=False))
+    rows = draw(5, 4, DataConfig(source="arithmetic", limit=7, shuffle=False))
     assert [row.prompt_id for row in rows] == ["5", "6", "0", "1"]
 
 

@@ -111,7 +111,7 @@ def test_a_line_separator_inside_text_is_not_a_line_end(tmp_path: Path):
 
 
 def test_the_generator_is_a_source():
-    prompts = load_prompts(DataConfig(size=10, limit=4))
+    prompts = load_prompts(DataConfig(limit=4))
     assert len(prompts) == 4
     assert prompts.columns == {"answer", "worked"}
 
