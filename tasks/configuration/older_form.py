@@ -40,8 +40,8 @@ def _reward(held: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _data(held: Mapping[str, Any]) -> dict[str, Any]:
-    size, limit = held.get("size", SIZE), held.get("limit")
-    if held.get("source", ARITHMETIC) != ARITHMETIC or size == SIZE:
+    size, limit = held.get("size"), held.get("limit")
+    if held.get("source", ARITHMETIC) != ARITHMETIC or size is None or (size == SIZE and limit is None):
         return dict(held)
     return {**held, "limit": size if limit is None else min(size, limit)}
 

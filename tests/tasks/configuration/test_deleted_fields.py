@@ -153,6 +153,7 @@ def test_a_number_of_generated_prompts_is_read_as_a_limit_and_makes_the_same_run
     older = held["data"] | {"size": 20, "limit": None}
     assert parse_held(held | {"data": older}) == config
     assert parse_held(held | {"data": older | {"size": 90, "limit": 20}}) == config
+    assert parse_held(held | {"data": older | {"size": 4096, "limit": 5000}}).data.limit == 4096
     found = identity(config)["data"]
     assert (found["size"], found["limit"]) == (20, None)
     found = identity(parse(document(data={"source": "a.csv", "limit": 20})))["data"]
