@@ -159,7 +159,7 @@ def validated(adapter: TypeAdapter[Value], document: str) -> Value:
     except ValidationError as error:
         mended, found = json.loads(document), False
         for details in error.errors(include_url=False):
-            wanted = _float_in(details["input"]) if details["type"] == "float_type" else None
+            wanted = float_in(details["input"]) if details["type"] == "float_type" else None
             if wanted is not None:
                 *path, last = details["loc"]
                 parent = functools.reduce(lambda node, part: node[part], path, mended)
@@ -170,7 +170,7 @@ def validated(adapter: TypeAdapter[Value], document: str) -> Value:
         return adapter.validate_json(json.dumps(mended))
 
 
-def _float_in(text: object) -> float | None:
+def float_in(text: object) -> float | None:
     """The number in text; None if it is none, or beyond the range."""
     try:
         return exact_float(text) if isinstance(text, str) and EXPONENT.fullmatch(text) else None

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, JsonValue
 
 from tasks.configuration import user_function
 from tasks.configuration.older_form import ARGUMENTS
+from tasks.configuration.problems import float_in
 
 BUILT_IN = ("arithmetic", "environment", "format", "length", "math", "reward_model")
 # The settings that belong to one built-in function only, and those of them that it requires.
@@ -31,10 +32,15 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 def _failure(value: object) -> object:
-    """The value if a failure can count as that; raises ValueError with one line for both kinds."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if is_number or value == "stop":
-        return value
+    """What a failure counts as; raises ValueError with one line for both kinds.
+
+    Text such as "1e-1", as YAML 1.1 reads it, is a number.
+    """
+    written = float_in(value)
+    found = value if written is None else written
+    is_number = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
+    if is_number or found == "stop":
+        return found
     raise ValueError("allowed: a finite number, or stop")
 
 

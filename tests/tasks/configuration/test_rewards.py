@@ -144,3 +144,9 @@ def test_the_environments_own_reward_needs_an_environment():
         found = list(rewards_without_environment(turns, own, evaluation))
         assert found == [f"rewards.0.{expected}", f"evaluation.rewards.0.{expected}"]
     assert list(rewards_without_environment(acting, own, evaluation)) == []
+
+
+@pytest.mark.parametrize(("given", "value"), [("-1e0", -1.0), ("5e-1", 0.5)])
+def test_a_failure_may_count_as_a_number_that_yaml_reads_as_text(given, value):
+    document = json.dumps({"function": "arithmetic", "on_failure": given})
+    assert TypeAdapter(RewardConfig).validate_json(document).on_failure == value
