@@ -84,7 +84,7 @@ class RolloutConfig:
     max_responses_in_flight: Annotated[int, Field(ge=1)] = 64
     context_length: Annotated[int, Field(ge=2)] | None = None
     flush_interval_s: Annotated[float, Field(ge=0.05, le=60)] = 5.0
-    claim_ttl_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
+    claim_ttl_s: Annotated[float, Field(ge=0.003, allow_inf_nan=False)] = 30.0
     idle_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 120.0
     weight_cache_bytes_max: Annotated[int, Field(ge=0)] = 32 << 30
     vllm: VllmConfig = field(default_factory=VllmConfig)

@@ -371,3 +371,9 @@ def test_sections_that_go_together_are_not():
     assert config.critic.optimizer.learning_rate == 1e-5
     assert (config.lora.alpha, config.lora.target_modules) == (64.0, ("q_proj",))
     assert digest(config) != digest(parse({**dump(config), "lora": None}))
+
+
+@pytest.mark.parametrize("ttl_s", [1e-9, 0.002])
+def test_members_that_would_write_heartbeats_without_a_pause_are_refused(ttl_s):
+    with pytest.raises(ConfigError, match=r"rollout\.claim_ttl_s: .* given; .* 0\.003"):
+        parse(MINIMAL | {"rollout": {"claim_ttl_s": ttl_s}})
