@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 
 from tasks.sampling.engines.drafter import WIDTHS
 
@@ -151,8 +152,7 @@ class DraftCounts:
         if not self._right:
             return 0
         # A number is tried only once the next smaller one was measured: a full batch then loses little by trying.
-        steps = zip(WIDTHS, WIDTHS[1:], strict=False)
-        choices = (width - 1 for smaller, width in steps if self.times.knows(responses * smaller))
+        choices = (width - 1 for smaller, width in pairwise(WIDTHS) if self.times.knows(responses * smaller))
         return best_drafts(responses, tokens, self.times, choices)
 
 

@@ -42,7 +42,7 @@ class StepGraphs:
         self._static: dict[str, Tensor] = {}
         self._pool: Any = None
         self._capacity = 0
-        # By size, width and way to sample; None after the first step, which compiles and loads what a recording must find.
+        # By size, width and way to sample; None after the first step, which compiles and loads what a recording needs.
         self._recorded: dict[tuple[int, int, bool, bool], Launch | None] = {}
 
     def size(self, count: int) -> int:

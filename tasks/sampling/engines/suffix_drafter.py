@@ -161,7 +161,7 @@ class SuffixDrafter:
         fits &= (positions >= _SUFFIXES) & (lengths[:, None] >= _SUFFIXES)
         # Hashes may be equal by accident, and a sequence may have been emptied since.
         differs = self._before(places) != last[:, None, :]
-        fits &= ~(differs & (_BACK <= _SUFFIXES[:, None])).any(axis=2)
+        fits &= ~(differs & (_SUFFIXES[:, None] >= _BACK)).any(axis=2)
         best = fits.argmax(axis=1)
         rows = np.arange(len(sequences))
         return np.where(fits[rows, best], places[rows, best], -1)
