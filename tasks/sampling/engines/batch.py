@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.sampling.engines.drafter import DRAFTS_MAX
+from tasks.configuration.rollout import DRAFTS_MAX
 from tasks.sampling.engines.keyed_noise import signed64
 from tasks.sampling.engines.slot_table import Slot
 

@@ -129,7 +129,7 @@ class DraftCounts:
 
         return self._best(len(lengths), tokens) if pairs else 0
 
-    def step(self, responses: int, width: int, seconds: float) -> None:
+    def took(self, responses: int, width: int, seconds: float) -> None:
         """A step of `width` tokens for each response took so long."""
         self.times.measured(responses, width, seconds)
 

@@ -8,11 +8,11 @@ decides how many steps a response takes, and never a token: a drafter may guess,
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from tasks.configuration.rollout import DRAFTS_MAX
 from tasks.sampling.engines.engine import GenerationRequest
 
 # Tokens that a step feeds for each response: few shapes, of which each is compiled or recorded once.
-WIDTHS = (1, 2, 3, 5, 9)
-DRAFTS_MAX = WIDTHS[-1] - 1
+WIDTHS = (1, 2, 3, 5, 1 + DRAFTS_MAX)
 
 
 class Drafter(Protocol):
@@ -26,7 +26,7 @@ class Drafter(Protocol):
         """Guess the next tokens of each response in flight, in order: `most` token ids, or fewer, or none."""
         ...
 
-    def accept(self, tokens: Mapping[int, Sequence[int]]) -> None:
+    def extend(self, tokens: Mapping[int, Sequence[int]]) -> None:
         """Add new tokens to responses in flight, whether drafted or not."""
         ...
 

@@ -59,7 +59,7 @@ class ScriptedDrafter:
     def draft(self, responses: Sequence[int], most: int) -> list[Sequence[int]]:
         return [self._guess(response, most) for response in responses]
 
-    def accept(self, tokens: Mapping[int, Sequence[int]]) -> None:
+    def extend(self, tokens: Mapping[int, Sequence[int]]) -> None:
         for response, new in tokens.items():
             position, first, answer = self._flying[response]
             self._flying[response] = (position + len(new), first, answer)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tasks.configuration.rollout import DRAFTS_MAX
 from tasks.sampling.engines.draft_counts import DraftCounts
-from tasks.sampling.engines.drafter import DRAFTS_MAX, WIDTHS, Drafter
+from tasks.sampling.engines.drafter import WIDTHS, Drafter
 from tasks.sampling.engines.engine import EngineError, GenerationRequest, TokenDelta
 
 # Whether drafts would pay is seen anew every so many steps, which ask for drafts even if none are verified.
@@ -103,11 +104,11 @@ class Speculation:
 
     def settle(self, deltas: Sequence[TokenDelta]) -> None:
         """Take in what the step with the last drafts gave, for every response in flight."""
-        self._counts.step(len(deltas), self._width, self._now_s() - self._began_s)
+        self._counts.took(len(deltas), self._width, self._now_s() - self._began_s)
         self.totals.steps += 1
         for delta in deltas:
             self._count(delta)
-        self._drafter.accept({delta.response: delta.token_ids for delta in deltas})
+        self._drafter.extend({delta.response: delta.token_ids for delta in deltas})
         self.leave([delta.response for delta in deltas if delta.finish_reason is not None])
 
     def _count(self, delta: TokenDelta) -> None:

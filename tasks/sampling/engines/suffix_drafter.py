@@ -80,7 +80,7 @@ class SuffixDrafter:
         counts = np.where(own, most, held).tolist()
         return [row[:count] for row, count in zip(tokens, counts, strict=True)]
 
-    def accept(self, tokens: Mapping[int, Sequence[int]]) -> None:
+    def extend(self, tokens: Mapping[int, Sequence[int]]) -> None:
         """See `Drafter`. What comes is indexed when drafts are asked for next."""
         for response, new in tokens.items():
             self._new.setdefault(response, []).extend(new)

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from storage.weights.tensor_sets import TensorBlock
+from tasks.configuration.rollout import DRAFTS_MAX
 from tasks.sampling.engines.admission import check_idle, check_requests, check_sizes, finish_reason, tokens_left
 from tasks.sampling.engines.batch import Batch, batch_of
 from tasks.sampling.engines.decoder import Decoder, build_decoder, matched_weights, read_config, torch_weights
-from tasks.sampling.engines.drafter import DRAFTS_MAX
 from tasks.sampling.engines.engine import EngineDied, EngineError, GenerationRequest, TokenDelta
 from tasks.sampling.engines.kernels import Kernels, kernels_for
 from tasks.sampling.engines.keyed_noise import sample

@@ -1,4 +1,5 @@
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -11,7 +12,7 @@ CHOICES = [width - 1 for width in WIDTHS]
 def step_of_7b(tokens):
     """Seconds of a step of a model of 7B in bfloat16 on an H100: its weights are read, then arithmetic counts."""
     points = ((1, 7.6e-3), (64, 8.4e-3), (172, 10e-3), (344, 18e-3), (688, 34e-3), (1 << 20, 51.8))
-    low, high = next((a, b) for a, b in zip(points, points[1:], strict=False) if tokens <= b[0])
+    low, high = next((a, b) for a, b in pairwise(points) if tokens <= b[0])
     return low[1] + (high[1] - low[1]) * (tokens - low[0]) / (high[0] - low[0])
 
 
@@ -77,7 +78,7 @@ def simulated(step_s, share, responses, steps=3000, seed=0):
         lengths = dict.fromkeys(range(responses), 8 if asked else 0)
         drafts = counts.best(lengths)
         taken = step_s(responses * (drafts + 1))
-        counts.step(responses, drafts + 1, taken * rnd.uniform(0.97, 1.03))
+        counts.took(responses, drafts + 1, taken * rnd.uniform(0.97, 1.03))
         seconds += taken
         for response in range(responses):
             right = 0

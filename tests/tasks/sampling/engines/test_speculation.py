@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from storage.records.records import SamplingParams
+from tasks.configuration.rollout import DRAFTS_MAX
 from tasks.sampling.engines.batch import Batch
-from tasks.sampling.engines.drafter import DRAFTS_MAX, WIDTHS
+from tasks.sampling.engines.drafter import WIDTHS
 from tasks.sampling.engines.engine import EngineError, FinishReason
 from tasks.sampling.engines.kernels import Kernels
 from tasks.sampling.engines.row_attention import plain

@@ -3,8 +3,8 @@ import logging
 import pytest
 import torch
 
+from tasks.configuration.rollout import DRAFTS_MAX
 from tasks.sampling.engines.batch import Batch
-from tasks.sampling.engines.drafter import DRAFTS_MAX
 from tasks.sampling.engines.step_graphs import StepGraphs
 from tests.recorded_steps import Recorder
 

@@ -57,7 +57,7 @@ def test_drafts_are_those_of_a_search_through_all_tokens(siblings):
     longest = 0
     for _ in range(25):
         new = {r: rnd.choices(range(4), k=rnd.randrange(1, 5)) for r in range(6) if rnd.random() < 0.8}
-        drafter.accept(new)
+        drafter.extend(new)
         for r, tokens in new.items():
             wanted.append(r, tokens)
         found = drafter.draft(range(6), 5)
@@ -77,9 +77,9 @@ def test_a_response_is_drafted_from_its_siblings_running_and_finished():
     drafter = SuffixDrafter(rows=4, context_length=64)
     started(drafter, [1, 2, 3, 4, 5, 6, 7], [9, 8, 2, 3], [20, 21])
     assert drafter.draft([1, 2], 3) == [[4, 5, 6], []]
-    drafter.accept({0: [30, 31]})
+    drafter.extend({0: [30, 31]})
     drafter.leave([0])
-    drafter.accept({1: [4, 5, 6, 7]})
+    drafter.extend({1: [4, 5, 6, 7]})
     assert drafter.draft([1], 8) == [[30, 31]]
 
 
@@ -117,7 +117,7 @@ def test_past_responses_draft_for_their_prompt():
 def test_a_response_that_comes_back_after_a_turn_goes_on_in_its_sequence():
     drafter = SuffixDrafter(rows=2, context_length=64)
     items = started(drafter, [1, 2, 3])
-    drafter.accept({0: [4, 5]})
+    drafter.extend({0: [4, 5]})
     drafter.leave([0])
     drafter.start([replace(items[0], generated_ids=(1, 2, 3, 4, 5, 40, 41, 2, 3))])
     assert drafter.draft([0], 3) == [[4, 5, 40]]
