@@ -13,8 +13,9 @@ from tasks.sampling.engines.draft_counts import DraftCounts
 from tasks.sampling.engines.drafter import WIDTHS, Drafter
 from tasks.sampling.engines.engine import EngineError, GenerationRequest, TokenDelta
 
-# Whether drafts would pay is seen anew every so many steps, which ask for drafts even if none are verified.
-_LOOK_EVERY = 8
+# Whether drafts would pay is seen anew every so many steps, which ask for drafts of a few responses in any case.
+_LOOK_EVERY = 16
+_LOOK_AT = 32
 
 
 @dataclass(slots=True)
@@ -86,14 +87,11 @@ class Speculation:
         """
         self._began_s = self._now_s()
         most = min(room, DRAFTS_MAX if self._fixed is None else self._fixed)
-        if self._fixed is None and self.totals.steps % _LOOK_EVERY:
-            most = most if self._asks else 0
-        else:
-            self._asks = self._counts.worth_asking(len(responses))
-        asked = self._drafter.draft(responses, most) if most > 0 else [()] * len(responses)
-        self._asked = {
-            response: _checked(tokens, most, vocab_size) for response, tokens in zip(responses, asked, strict=True)
-        }
+        asked = self._whom(responses) if most > 0 else ()
+        found = self._drafter.draft(asked, most) if asked else ()
+        self._asked = dict.fromkeys(responses, ())
+        for response, tokens in zip(asked, found, strict=True):
+            self._asked[response] = _checked(tokens, most, vocab_size)
         lengths = {response: len(tokens) for response, tokens in self._asked.items()}
         chosen = max(lengths.values()) if self._fixed is not None else self._counts.best(lengths)
         self._width = next(width for width in WIDTHS if width > chosen)
@@ -101,6 +99,18 @@ class Speculation:
             self._began_s = self._now_s()  # what asking took is no part of a plain step
         fill = [0] * (self._width - 1)
         return [(*tokens, *fill)[: self._width - 1] for tokens in self._asked.values()]
+
+    def _whom(self, responses: Sequence[int]) -> Sequence[int]:
+        """The responses whose drafts are asked for: all if drafts may pay, and sometimes a few, to see how they do."""
+        if self._fixed is not None:
+            return responses
+        looks, rest = divmod(self.totals.steps, _LOOK_EVERY)
+        if not rest:
+            self._asks = self._counts.worth_asking(len(responses))
+        if self._asks:
+            return responses
+        first = looks * _LOOK_AT % len(responses)
+        return () if rest else responses[first : first + _LOOK_AT]
 
     def settle(self, deltas: Sequence[TokenDelta]) -> None:
         """Take in what the step with the last drafts gave, for every response in flight."""

@@ -6,6 +6,7 @@ suffixes of a step are looked up together, in arrays on the host, where an engin
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from tasks.sampling.engines.engine import GenerationRequest
 Integers = NDArray[np.int64]
 
 # Tokens of the suffixes that are looked for; the longest that is found counts.
-_SUFFIXES = np.array([16, 12, 8, 6, 5, 4, 3, 2])
+_SUFFIXES = np.array([16, 8, 6, 4, 3, 2])
 _LONGEST = int(_SUFFIXES[0])
 _BUCKETS = 1 << 18
 # At most so many sequences per row of the engine, and so many tokens in all, at 4 bytes, if that holds two per row.
@@ -50,20 +51,21 @@ class SuffixDrafter:
         # Sequences of no response in flight, the one left longest ago first, with their response; None: a past one.
         self._left: dict[int, int | None] = {}
         self._left_by: dict[int, int] = {}
+        # By sequence, tokens that are appended and indexed when drafts are asked for next.
         self._new: dict[int, list[int]] = {}
 
     def start(self, requests: Sequence[GenerationRequest]) -> None:
         """See `Drafter`. A response that comes back, as after a turn, goes on in its old sequence."""
         for request in requests:
             scope = self._scope(request.prompt_ids, request.response)
-            tokens = np.array([*request.prompt_ids, *request.generated_ids], dtype=np.int32)
+            tokens = [*request.prompt_ids, *request.generated_ids]
             sequence = self._left_by.get(request.response)
             if sequence is None or not self._begins(sequence, scope, tokens):
                 sequence = self._taken(scope)
             else:
                 del self._left[sequence], self._left_by[request.response]
             self._flying[request.response] = sequence
-            self._append(np.array([sequence]), [tokens[self._lengths[sequence] :]])
+            self._new[sequence] = tokens[int(self._lengths[sequence]) :]
 
     def draft(self, responses: Sequence[int], most: int) -> list[Sequence[int]]:
         """See `Drafter`."""
@@ -81,14 +83,12 @@ class SuffixDrafter:
         return [row[:count] for row, count in zip(tokens, counts, strict=True)]
 
     def extend(self, tokens: Mapping[int, Sequence[int]]) -> None:
-        """See `Drafter`. What comes is indexed when drafts are asked for next."""
+        """See `Drafter`."""
         for response, new in tokens.items():
-            self._new.setdefault(response, []).extend(new)
+            self._new.setdefault(self._flying[response], []).extend(new)
 
     def leave(self, responses: Sequence[int]) -> None:
         """See `Drafter`. What the response has is kept for its siblings, until the room is needed."""
-        if responses:
-            self._settle()
         for response in responses:
             sequence = self._flying.pop(response)
             before = self._left_by.get(response)
@@ -104,15 +104,17 @@ class SuffixDrafter:
         scope = self._scope(tuple(prompt_ids), 0)
         for response in responses:
             sequence = self._taken(scope)
-            self._append(np.array([sequence]), [np.array([*prompt_ids, *response][: self._length_max], dtype=np.int32)])
+            self._new[sequence] = [*prompt_ids, *response][: self._length_max]
             self._left[sequence] = None
 
     def _scope(self, prompt_ids: tuple[int, ...], response: int) -> int:
         """Sequences of one scope draft for each other; equal scopes of different prompts only cost wrong drafts."""
         return hash(prompt_ids) if self._siblings else hash((response, prompt_ids))
 
-    def _begins(self, sequence: int, scope: int, tokens: NDArray[np.int32]) -> bool:
+    def _begins(self, sequence: int, scope: int, tokens: Sequence[int]) -> bool:
         """Whether a sequence is the beginning of these tokens."""
+        if sequence in self._new:
+            self._settle()
         first, length = sequence * self._length_max, int(self._lengths[sequence])
         held = self._tokens[first : first + length]
         return bool(self._scopes[sequence] == scope and np.array_equal(held, tokens[:length]))
@@ -124,27 +126,25 @@ class SuffixDrafter:
         else:
             sequence = next(iter(self._left))
             response = self._left.pop(sequence)
+            self._new.pop(sequence, None)
             if response is not None:
                 del self._left_by[response]
         self._lengths[sequence], self._scopes[sequence] = 0, scope
         return sequence
 
     def _settle(self) -> None:
-        """Append what was accepted."""
-        if self._new:
-            sequences = np.array([self._flying[response] for response in self._new], dtype=np.int64)
-            self._append(sequences, list(self._new.values()))
-            self._new = {}
-
-    def _append(self, sequences: Integers, tokens: Sequence[Sequence[int] | NDArray[np.int32]]) -> None:
-        """Add tokens to sequences, and index what is before each of them."""
-        counts = np.array([len(each) for each in tokens])
+        """Append and index what has come, in one pass."""
+        if not self._new:
+            return
+        sequences = np.array(list(self._new), dtype=np.int64)
+        counts = np.array([len(each) for each in self._new.values()])
         owners = np.repeat(sequences, counts)
         offsets = np.arange(len(owners)) - np.repeat(counts.cumsum() - counts, counts)
         positions = self._lengths[owners] + offsets
         places = owners * self._length_max + positions
-        self._tokens[places] = np.concatenate(tokens)
+        self._tokens[places] = list(chain.from_iterable(self._new.values()))
         self._lengths[sequences] += counts
+        self._new = {}
         buckets = self._buckets(self._before(places), self._scopes[owners])
         for index, suffix in enumerate(_SUFFIXES):
             whole = positions >= suffix
@@ -168,7 +168,8 @@ class SuffixDrafter:
 
     def _before(self, places: Integers) -> NDArray[np.int32]:
         """The _LONGEST tokens before each place, the nearest first; senseless beyond a sequence's beginning."""
-        return self._tokens[np.maximum(places[..., None] - _BACK, 0)]
+        before: NDArray[np.int32] = self._tokens[np.maximum(places[..., None] - _BACK, 0)]
+        return before
 
     def _buckets(self, before: NDArray[np.int32], scopes: Integers) -> Integers:
         """By the tokens before n places (int32 [n, _LONGEST]), a bucket for each suffix: int64 [n, len(_SUFFIXES)]."""

@@ -72,9 +72,9 @@ def simulated(step_s, share, responses, steps=3000, seed=0):
     counts, rnd = DraftCounts(), random.Random(seed)
     seconds, tokens, asks = 0.0, 0, False
     for step in range(steps):
-        if step % 8 == 0:
+        if step % 16 == 0:
             asks = counts.worth_asking(responses)
-        asked = asks or step % 8 == 0
+        asked = asks or step % 16 == 0
         lengths = dict.fromkeys(range(responses), 8 if asked else 0)
         drafts = counts.best(lengths)
         taken = step_s(responses * (drafts + 1))
