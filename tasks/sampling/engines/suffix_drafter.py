@@ -7,6 +7,7 @@ suffixes of a step are looked up together, in arrays on the host, where an engin
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,8 @@ Integers = NDArray[np.int64]
 # Tokens of the suffixes that are looked for; the longest that is found counts.
 _SUFFIXES = np.array([16, 8, 6, 4, 3, 2])
 _LONGEST = int(_SUFFIXES[0])
-_BUCKETS = 1 << 18
+# Places per suffix: as many as tokens, within bounds; a newer place takes an older one's bucket.
+_BUCKETS_MIN, _BUCKETS_MAX = 1 << 14, 1 << 21
 # At most so many sequences per row of the engine, and so many tokens in all, at 4 bytes, if that holds two per row.
 _SEQUENCES_PER_ROW = 8
 _TOKENS_MAX = 1 << 24
@@ -45,7 +47,9 @@ class SuffixDrafter:
         self._tokens = np.zeros(count * context_length, dtype=np.int32)
         self._lengths = np.zeros(count, dtype=np.int64)
         self._scopes = np.zeros(count, dtype=np.int64)
-        self._places = np.zeros((len(_SUFFIXES), _BUCKETS), dtype=np.int64)
+        buckets = min(max(_BUCKETS_MIN, 1 << (len(self._tokens) - 1).bit_length()), _BUCKETS_MAX)
+        kind = np.int32 if len(self._tokens) < 1 << 31 else np.int64
+        self._places: NDArray[Any] = np.zeros((len(_SUFFIXES), buckets), dtype=kind)
         self._empty = list(range(count))[::-1]
         self._flying: dict[int, int] = {}
         # Sequences of no response in flight, the one left longest ago first, with their response; None: a past one.
@@ -175,4 +179,4 @@ class SuffixDrafter:
         """By the tokens before n places (int32 [n, _LONGEST]), a bucket for each suffix: int64 [n, len(_SUFFIXES)]."""
         sums = (before.astype(np.int64) * _POWERS).cumsum(axis=1)[:, _SUFFIXES - 1]
         words = (sums ^ scopes[:, None]) * _ODD
-        return (words ^ (words >> 32)) & (_BUCKETS - 1)
+        return (words ^ (words >> 32)) & (self._places.shape[1] - 1)

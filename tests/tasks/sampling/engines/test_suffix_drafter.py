@@ -148,7 +148,7 @@ def test_large_sequences_take_room_for_two_per_row():
 
 
 def test_equal_hashes_give_no_wrong_draft(monkeypatch):
-    monkeypatch.setattr(suffix_drafter, "_BUCKETS", 1)
+    monkeypatch.setattr(suffix_drafter, "_BUCKETS_MAX", 1)
     drafter = SuffixDrafter(rows=2, context_length=64)
     started(drafter, [1, 2, 3, 4], [2, 9])
     assert drafter.draft([0, 1], 3) == [[], []]
