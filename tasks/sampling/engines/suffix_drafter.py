@@ -168,7 +168,8 @@ class SuffixDrafter:
         fits &= ~(differs & (_SUFFIXES[:, None] >= _BACK)).any(axis=2)
         best = fits.argmax(axis=1)
         rows = np.arange(len(sequences))
-        return np.where(fits[rows, best], places[rows, best], -1)
+        found: Integers = np.where(fits[rows, best], places[rows, best], -1)
+        return found
 
     def _before(self, places: Integers) -> NDArray[np.int32]:
         """The _LONGEST tokens before each place, the nearest first; senseless beyond a sequence's beginning."""
@@ -179,4 +180,5 @@ class SuffixDrafter:
         """By the tokens before n places (int32 [n, _LONGEST]), a bucket for each suffix: int64 [n, len(_SUFFIXES)]."""
         sums = (before.astype(np.int64) * _POWERS).cumsum(axis=1)[:, _SUFFIXES - 1]
         words = (sums ^ scopes[:, None]) * _ODD
-        return (words ^ (words >> 32)) & (self._places.shape[1] - 1)
+        found: Integers = (words ^ (words >> 32)) & (self._places.shape[1] - 1)
+        return found
