@@ -1,4 +1,4 @@
-"""The benchmark of drafts: its clock, its comparison, and that a paced iteration with drafts is the same and shorter."""
+"""The benchmark of drafts: its clock, its comparison, and a paced iteration, which drafts shorten and do not change."""
 
 import pytest
 
