@@ -88,17 +88,24 @@ class Speculation:
         self._began_s = self._now_s()
         most = min(room, DRAFTS_MAX if self._fixed is None else self._fixed)
         asked = self._whom(responses) if most > 0 else ()
-        found = self._drafter.draft(asked, most) if asked else ()
-        self._asked = dict.fromkeys(responses, ())
-        for response, tokens in zip(asked, found, strict=True):
-            self._asked[response] = _checked(tokens, most, vocab_size)
-        lengths = {response: len(tokens) for response, tokens in self._asked.items()}
-        chosen = max(lengths.values()) if self._fixed is not None else self._counts.best(lengths)
-        self._width = next(width for width in WIDTHS if width > chosen)
+        self._asked, self._width = {}, 1
+        if asked:
+            found = self._drafter.draft(asked, most)
+            self._asked = {r: _checked(tokens, most, vocab_size) for r, tokens in zip(asked, found, strict=True)}
+            self._width = self._chosen(responses)
         if self._width == 1:
             self._began_s = self._now_s()  # what asking took is no part of a plain step
+            return [()] * len(responses)
         fill = [0] * (self._width - 1)
-        return [(*tokens, *fill)[: self._width - 1] for tokens in self._asked.values()]
+        return [(*self._asked.get(response, ()), *fill)[: self._width - 1] for response in responses]
+
+    def _chosen(self, responses: Sequence[int]) -> int:
+        """The width of a step for which drafts are at hand."""
+        lengths = {response: len(self._asked.get(response, ())) for response in responses}
+        chosen = max(lengths.values()) if self._fixed is not None else self._counts.best(lengths)
+        if not chosen and self._asks:
+            self._asks = self._counts.worth_asking(len(responses))
+        return next(width for width in WIDTHS if width > chosen)
 
     def _whom(self, responses: Sequence[int]) -> Sequence[int]:
         """The responses whose drafts are asked for: all if drafts may pay, and sometimes a few, to see how they do."""
@@ -116,8 +123,10 @@ class Speculation:
         """Take in what the step with the last drafts gave, for every response in flight."""
         self._counts.took(len(deltas), self._width, self._now_s() - self._began_s)
         self.totals.steps += 1
+        self.totals.tokens += sum(len(delta.token_ids) for delta in deltas)
         for delta in deltas:
-            self._count(delta)
+            if delta.response in self._asked:
+                self._count(delta)
         self._drafter.extend({delta.response: delta.token_ids for delta in deltas})
         self.leave([delta.response for delta in deltas if delta.finish_reason is not None])
 
@@ -131,7 +140,6 @@ class Speculation:
             right += 1
         compared = min(right + 1, len(asked), len(delta.token_ids))
         self._counts.drafted(delta.response, right, compared)
-        self.totals.tokens += len(delta.token_ids)
         if self._width > 1:
             self.totals.drafted += len(asked)
             self.totals.accepted += right

@@ -200,8 +200,11 @@ class TorchEngine:
         tokens, scores = found.tolist()
         deltas = []
         for row, slot in enumerate(live):
-            drawn = slice(row * width, (row + 1) * width)
-            deltas.append(self._extend(row, slot, drafts[row], tokens[drawn], scores[drawn]))
+            if width == 1:
+                deltas.append(self._append(row, slot, int(tokens[row]), scores[row]))
+            else:
+                drawn = slice(row * width, (row + 1) * width)
+                deltas.append(self._extend(row, slot, drafts[row], tokens[drawn], scores[drawn]))
         if self._speculation is not None:
             self._speculation.settle(deltas)
         return deltas
@@ -309,23 +312,26 @@ class TorchEngine:
 
         Tokens drawn behind a wrong draft count for nothing; in the cache they are overwritten unread.
         """
-        request = slot.request
-        kept: list[int] = []
-        reason = None
-        for index, score in enumerate(scores):
-            if not math.isfinite(score):
-                raise EngineError(
-                    f"response {request.response}: log-prob {score} at token {slot.generated}; weights bad?"
-                )
-            kept.append(int(tokens[index]))
-            slot.token_ids.append(kept[-1])
-            reason = finish_reason(request, kept[-1], slot.generated, self._context_length)
-            if reason is not None or index == len(drafts) or drafts[index] != kept[-1]:
+        kept: tuple[int, ...] = ()
+        for drawn, score, draft in zip(tokens, scores, (*drafts, -1), strict=True):
+            last = self._append(row, slot, int(drawn), score)
+            kept += last.token_ids
+            if last.finish_reason is not None or last.token_ids != (draft,):
                 break
+        return TokenDelta(last.response, kept, tuple(scores[: len(kept)]), last.finish_reason)
+
+    def _append(self, row: int, slot: Slot, token: int, logprob: float) -> TokenDelta:
+        request = slot.request
+        if not math.isfinite(logprob):
+            raise EngineError(
+                f"response {request.response}: log-prob {logprob} at token {slot.generated}; weights bad?"
+            )
+        slot.token_ids.append(token)
+        reason = finish_reason(request, token, slot.generated, self._context_length)
         if reason is not None:
             self._table.leave(row)
             self._batch = None
-        return TokenDelta(request.response, tuple(kept), tuple(scores[: len(kept)]), reason)
+        return TokenDelta(request.response, (token,), (logprob,), reason)
 
     def _fill(self, decoder: Decoder, cache: TokenCache, placements: Sequence[Placement]) -> None:
         """Fill the cache rows of new responses with all of their tokens but the last."""
