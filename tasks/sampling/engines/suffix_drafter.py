@@ -21,9 +21,8 @@ _SUFFIXES = np.array([16, 8, 6, 4, 3, 2])
 _LONGEST = int(_SUFFIXES[0])
 # Places per suffix: as many as tokens, within bounds; a newer place takes an older one's bucket.
 _BUCKETS_MIN, _BUCKETS_MAX = 1 << 14, 1 << 21
-# At most so many sequences per row of the engine, and so many tokens in all, at 4 bytes, if that holds two per row.
-_SEQUENCES_PER_ROW = 8
-_TOKENS_MAX = 1 << 24
+# At most so many sequences, and so many tokens in all, at 4 bytes, if that holds two sequences per row of the engine.
+_SEQUENCES_MAX, _TOKENS_MAX = 1 << 12, 1 << 24
 _BACK = np.arange(1, _LONGEST + 1)
 _POWERS = np.cumprod(np.full(_LONGEST, 0x5851F42D4C957F2D, dtype=np.int64))
 _ODD = np.int64(0x9E3779B97F4A7C15 - (1 << 64))
@@ -40,7 +39,7 @@ class SuffixDrafter:
             context_length: the most tokens of prompt + response.
             siblings: whether a response is drafted from others to its prompt, too, and not from itself alone.
         """
-        count = max(2 * rows, min(_SEQUENCES_PER_ROW * rows, _TOKENS_MAX // context_length))
+        count = max(2 * rows, min(_SEQUENCES_MAX, _TOKENS_MAX // context_length))
         self._siblings = siblings
         self._length_max = context_length
         # A place is sequence * context_length + position.

@@ -127,7 +127,8 @@ def test_a_response_that_comes_back_after_a_turn_goes_on_in_its_sequence():
     assert len(drafter._empty) == len(drafter._lengths) - 2
 
 
-def test_memory_is_bounded_and_what_was_left_longest_ago_goes_first():
+def test_memory_is_bounded_and_what_was_left_longest_ago_goes_first(monkeypatch):
+    monkeypatch.setattr(suffix_drafter, "_SEQUENCES_MAX", 16)
     drafter = SuffixDrafter(rows=2, context_length=32)
     places = drafter._places.nbytes
     for response in range(100):
@@ -141,10 +142,13 @@ def test_memory_is_bounded_and_what_was_left_longest_ago_goes_first():
         drafter.draft([99], 3)
 
 
-def test_large_sequences_take_room_for_two_per_row():
-    drafter = SuffixDrafter(rows=64, context_length=1 << 18)
-    assert len(drafter._lengths) == 128
-    assert len(SuffixDrafter(rows=64, context_length=1 << 15)._lengths) == 512
+@pytest.mark.parametrize(
+    ("rows", "context_length", "sequences"), [(64, 1 << 8, 1 << 12), (64, 1 << 15, 512), (64, 1 << 18, 128)]
+)
+def test_there_is_room_for_so_many_tokens_or_two_sequences_per_row(rows, context_length, sequences):
+    drafter = SuffixDrafter(rows=rows, context_length=context_length)
+    assert len(drafter._lengths) == sequences
+    assert drafter._places.nbytes <= 50 << 20
 
 
 def test_equal_hashes_give_no_wrong_draft(monkeypatch):
