@@ -17,7 +17,7 @@ from tasks.sampling.engines.engine import GenerationRequest
 Integers = NDArray[np.int64]
 
 # Tokens of the suffixes that are looked for; the longest that is found counts.
-_SUFFIXES = np.array([16, 8, 6, 4, 3, 2])
+_SUFFIXES = np.array([8, 6, 4, 3, 2])
 _LONGEST = int(_SUFFIXES[0])
 # Places per suffix: as many as tokens, within bounds; a newer place takes an older one's bucket.
 _BUCKETS_MIN, _BUCKETS_MAX = 1 << 14, 1 << 21
@@ -48,7 +48,8 @@ class SuffixDrafter:
         self._scopes = np.zeros(count, dtype=np.int64)
         buckets = min(max(_BUCKETS_MIN, 1 << (len(self._tokens) - 1).bit_length()), _BUCKETS_MAX)
         kind = np.int32 if len(self._tokens) < 1 << 31 else np.int64
-        self._places: NDArray[Any] = np.zeros((len(_SUFFIXES), buckets), dtype=kind)
+        # Written at once: the first use of each page would slow the first steps down.
+        self._places: NDArray[Any] = np.full((len(_SUFFIXES), buckets), 0, dtype=kind)
         self._empty = list(range(count))[::-1]
         self._flying: dict[int, int] = {}
         # Sequences of no response in flight, the one left longest ago first, with their response; None: a past one.
