@@ -28,6 +28,7 @@ OPERATIONAL: dict[str, set[str] | None] = {
         "scripted_step_s",
         "device",
     },
+    "rollout.speculation": None,
     "rollout.vllm": {*OPERATIONAL_OF_VLLM},
     "trainer": {
         "placement",

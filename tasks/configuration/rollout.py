@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 
@@ -11,6 +11,8 @@ HEARTBEATS_PER_TTL_MIN = 3
 LOOKS_PER_FLUSH = 5
 # Longer than most engines need to start.
 SEEDING_TTLS = 4
+# Drafts of a response that an engine verifies in one step.
+DRAFTS_MAX = 8
 # Engines of ours, which compute as the trainer does; "auto" may turn out to be another.
 OUR_ENGINES = ("torch", "scripted")
 
@@ -52,6 +54,31 @@ class VllmConfig:
 OPERATIONAL_OF_VLLM = {item.name for item in fields(VllmConfig)} - {"batch_invariant", "quantization", "max_lora_rank"}
 
 
+def _drafts(value: object) -> object:
+    """The value if it is a number of drafts; raises ValueError with one line for both kinds."""
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= DRAFTS_MAX):
+        return value
+    raise ValueError(f"allowed: an integer from 0 to {DRAFTS_MAX}, or auto")
+
+
+Drafts = Annotated[Literal["auto"] | Annotated[int, Field(ge=0, le=DRAFTS_MAX)], BeforeValidator(_drafts)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationConfig:
+    """How the torch engine decodes several tokens of a response in one step; no setting changes a token.
+
+    Attributes:
+        drafts: the most tokens of a response that are guessed and verified in a step; "auto" follows the times of
+            steps and the share of right guesses, and 0 guesses nothing.
+        source: "siblings" guesses from responses to the same prompt, and "ngram" from the response alone.
+    """
+
+    __pydantic_config__ = STRICT
+    drafts: Drafts = 0
+    source: Literal["siblings", "ngram"] = "siblings"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
     """The engine of a member and how often the member writes to storage.
@@ -72,6 +99,7 @@ class RolloutConfig:
         idle_timeout_s: how long a member without work waits for responses to become free before it leaves.
         weight_cache_bytes_max: the most bytes of weights that the processes of a machine keep in this user's directory
             below the temporary one (TMPDIR); 0 keeps none.
+        speculation: see SpeculationConfig.
         vllm: see VllmConfig.
     """
 
@@ -87,7 +115,15 @@ class RolloutConfig:
     claim_ttl_s: Annotated[float, Field(ge=0.003, allow_inf_nan=False)] = 30.0
     idle_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 120.0
     weight_cache_bytes_max: Annotated[int, Field(ge=0)] = 32 << 30
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     vllm: VllmConfig = field(default_factory=VllmConfig)
+
+    def __post_init__(self) -> None:
+        if self.speculation.drafts != 0 and self.engine not in ("auto", "torch"):
+            raise ValueError(
+                f"speculation.drafts: value {self.speculation.drafts}; allowed with engine {self.engine!r}: 0, because "
+                "only the torch engine verifies drafts"
+            )
 
     @property
     def heartbeat_interval_s(self) -> float:

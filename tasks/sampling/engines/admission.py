@@ -54,8 +54,12 @@ def finish_reason(request: GenerationRequest, token: int, generated: int, contex
     """Why a response ends with `token`, when it then has `generated` tokens; None if it goes on."""
     if token in request.sampling.stop_token_ids:
         return FinishReason.STOP
-    limit = min(request.sampling.max_completion_length, context_length - len(request.prompt_ids))
-    return FinishReason.LENGTH if generated >= limit else None
+    return None if tokens_left(request, generated, context_length) > 0 else FinishReason.LENGTH
+
+
+def tokens_left(request: GenerationRequest, generated: int, context_length: int) -> int:
+    """How many tokens a response with `generated` tokens may still get, if no stop token ends it."""
+    return min(request.sampling.max_completion_length, context_length - len(request.prompt_ids)) - generated
 
 
 def _check_request(request: GenerationRequest, vocab_size: int, context_length: int) -> None:

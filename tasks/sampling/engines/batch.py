@@ -1,6 +1,7 @@
 """Batch: the tensors on the device that describe the responses decoded together, in row order.
 
 They are rebuilt only when responses come or go, with one copy from the host, and keep their addresses in between.
+Drafts come with another copy, in the steps that verify them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tasks.configuration.rollout import DRAFTS_MAX
 from tasks.sampling.engines.keyed_noise import signed64
 from tasks.sampling.engines.slot_table import Slot
 
@@ -20,6 +22,7 @@ class Batch:
 
     Attributes:
         token_ids: int64 [n], the tokens to feed.
+        drafts: int64 [n, DRAFTS_MAX], tokens to feed behind them in a step of several tokens per row.
         cached: int64 [n], the numbers of tokens in the cache before the fed token; -1 in rows that fill the batch up.
         positions: int64 [n], the number of generated tokens, which is the position of the next token's noise.
         keys: int64 [n], the keys of the noise.
@@ -32,6 +35,7 @@ class Batch:
     """
 
     token_ids: Tensor
+    drafts: Tensor
     cached: Tensor
     positions: Tensor
     keys: Tensor
@@ -42,11 +46,36 @@ class Batch:
     truncated: bool
     greedy: bool
 
-    def advance(self, token_ids: Tensor) -> None:
-        """Make `token_ids`, which have just been drawn, the next tokens to feed."""
-        self.token_ids.copy_(token_ids)
-        self.cached += self.served
-        self.positions += self.served
+    def draft(self, drafts: Sequence[Sequence[int]]) -> None:
+        """Put equally many drafts into each row that serves a response; one copy from the host."""
+        placed = self.drafts[: len(drafts), : len(drafts[0])]
+        placed.copy_(torch.tensor(drafts, dtype=torch.int64).to(placed.device))
+
+    def spread(self, width: int) -> "Batch":
+        """The batch of all tokens that a step of `width` tokens per row feeds, one row for each, in order."""
+        if width == 1:
+            return self
+        ahead = torch.arange(width, device=self.positions.device)
+        fed = torch.cat((self.token_ids.unsqueeze(1), self.drafts[:, : width - 1]), dim=1)
+        names = ("keys", "temperature", "top_p", "top_k")
+        wide: dict[str, Any] = {name: getattr(self, name).repeat_interleave(width) for name in names}
+        positions = (self.positions.unsqueeze(1) + ahead).view(-1)
+        return replace(self, token_ids=fed.view(-1), positions=positions, **wide)
+
+    def advance(self, drawn: Tensor) -> None:
+        """Accept drafts while they equal `drawn` (int64 [n * width], as `spread`); what is drawn next is fed next."""
+        width = len(drawn) // len(self.token_ids)
+        if width == 1:
+            self.token_ids.copy_(drawn)
+            self.cached += self.served
+            self.positions += self.served
+            return
+        rows = drawn.view(-1, width)
+        right = (rows[:, :-1] == self.drafts[:, : width - 1]).long().cumprod(dim=1).sum(dim=1)
+        self.token_ids.copy_(rows.gather(1, right.unsqueeze(1)).squeeze(1))
+        taken = (right + 1) * self.served
+        self.cached += taken
+        self.positions += taken
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors by name."""
@@ -76,6 +105,7 @@ def batch_of(slots: Sequence[Slot], device: torch.device, size: int | None = Non
     temperature, top_p = (one.view(torch.float64).float() for one in bits)
     return Batch(
         token_ids=token_ids,
+        drafts=token_ids.new_zeros(len(rows) + empty, DRAFTS_MAX),
         cached=cached,
         positions=positions,
         keys=keys,

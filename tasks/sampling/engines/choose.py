@@ -29,6 +29,8 @@ def build_engine(config: RolloutConfig, model_dir: Path, vocab_size: int) -> Eng
     if config.engine not in ("auto", "torch", "vllm"):
         raise EngineError(f"rollout.engine: {config.engine!r} is not known; allowed: auto, torch, vllm, scripted")
     chosen, reason = best_engine(config) if config.engine == "auto" else (config.engine, "as configured")
+    if chosen == "vllm" and config.speculation.drafts != 0:
+        log.warning("rollout.speculation.drafts: value %s, and vLLM decodes without drafts", config.speculation.drafts)
     engine = _vllm(config, model_dir, vocab_size) if chosen == "vllm" else _torch(config, model_dir)
     # vLLM would be faster on a GPU than our own engine, so the user is warned.
     level = logging.WARNING if config.engine == "auto" and engine.name.endswith("cuda") else logging.INFO
@@ -52,14 +54,22 @@ def best_engine(config: RolloutConfig) -> tuple[Literal["torch", "vllm"], str]:
 
 
 def _torch(config: RolloutConfig, model_dir: Path) -> Engine:
+    from tasks.sampling.engines.speculation import Speculation  # noqa: PLC0415
+    from tasks.sampling.engines.suffix_drafter import SuffixDrafter  # noqa: PLC0415
     from tasks.sampling.engines.torch_engine import TorchEngine  # noqa: PLC0415
 
+    length, rows, wanted = context_length(config, model_dir), config.max_responses_in_flight, config.speculation
+    speculation = None
+    if wanted.drafts != 0:
+        drafter = SuffixDrafter(rows=rows, context_length=length, siblings=wanted.source == "siblings")
+        speculation = Speculation(drafter, wanted.drafts)
     return TorchEngine(
         model_dir,
         dtype=config.dtype,
         device=config.device,
-        max_responses_in_flight=config.max_responses_in_flight,
-        context_length=context_length(config, model_dir),
+        max_responses_in_flight=rows,
+        context_length=length,
+        speculation=speculation,
     )
 
 

@@ -48,7 +48,7 @@ class Decoder(Protocol):
         ...
 
     def logits(self, token_ids: Tensor, window: Window) -> Tensor:
-        """Feed one token per row (int64 [n, 1]) and return the logits [n, V] of the next."""
+        """Feed T tokens per row (int64 [n, T]) and return the logits [n * T, V] of what follows each, row by row."""
         ...
 
 

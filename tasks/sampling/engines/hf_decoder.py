@@ -75,7 +75,7 @@ class HuggingFaceDecoder:
 
     def logits(self, token_ids: Tensor, window: Window) -> Tensor:
         logits: Tensor = self._model(input_ids=token_ids, **_inputs(window)).logits
-        return logits[:, -1]
+        return logits.flatten(0, 1)
 
     @property
     def _refusal(self) -> str:

@@ -104,9 +104,9 @@ class KeyValueCache:
             cache=self, rows=rows, count=count, positions=positions, owners=owners, span=span, mask=mask
         )
 
-    def step_window(self, cached: Tensor, reach: int) -> Window:
+    def step_window(self, cached: Tensor, reach: int, width: int = 1) -> Window:
         """See `TokenCache`."""
-        return self.window(cached, 1, reach)
+        return self.window(cached, width, reach)
 
     def prefill_windows(self, pieces: Sequence[Piece]) -> Iterator[tuple[list[Piece], Tensor, Window]]:
         """See `TokenCache`; token ids are [n, T], padded with 0."""

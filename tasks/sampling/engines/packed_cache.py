@@ -43,10 +43,19 @@ class PackedCache:
     """Per layer a tensor of keys and one of values, [rows, capacity, heads, size], created at the layer's first use."""
 
     def __init__(
-        self, *, rows: int, context_length: int, dtype: torch.dtype, device: torch.device, attention: RowAttention
+        self,
+        *,
+        rows: int,
+        context_length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        attention: RowAttention,
+        ahead: int = 0,
     ) -> None:
+        """Make a cache; `ahead` is the most tokens that a step feeds behind the last token of a row."""
         self._rows = rows
-        self._limit = _rounded_up(context_length)
+        self._limit = _rounded_up(context_length + ahead)
+        self._last_position = context_length - 1
         self._dtype = dtype
         self._device = device
         self._attention = attention
@@ -71,10 +80,12 @@ class PackedCache:
             self._layers[layer] = (keys, values)
         self._capacity = capacity
 
-    def step_window(self, cached: Tensor, reach: int) -> Window:
+    def step_window(self, cached: Tensor, reach: int, width: int = 1) -> Window:
         """See `TokenCache`. A row of which `cached` is -1 serves no response: what it holds stays as it is."""
         self.reserve(reach)
         count = len(cached)
+        if width > 1:
+            return self._wide_window(cached, width)
         # -1 counts from the end of the row.
         cells = self._row_range[:count] * self._capacity + cached.remainder(self._capacity)
         reads = RowReads(
@@ -84,6 +95,22 @@ class PackedCache:
             longest=1,
         )
         return PackedWindow(cache=self, positions=cached.clamp(min=0), cells=cells, reads=reads)
+
+    def _wide_window(self, cached: Tensor, width: int) -> Window:
+        """A step's window of several tokens per row, one row after the other."""
+        count, first = len(cached), cached.unsqueeze(1)
+        positions = first + torch.arange(width, device=self._device)
+        # A row without a response writes all of its tokens to the one position that is kept for that.
+        held = torch.where(first < 0, self._capacity - 1, positions)
+        cells = self._row_range[:count].unsqueeze(1) * self._capacity + held
+        reads = RowReads(
+            bounds=self._bounds[: count + 1] * width,
+            rows=self._tables[:count],
+            lengths=(cached + width).clamp_(min=width).int(),
+            longest=width,
+        )
+        positions = positions.clamp_(min=0, max=self._last_position)
+        return PackedWindow(cache=self, positions=positions.view(-1), cells=cells.view(-1), reads=reads)
 
     def prefill_windows(self, pieces: Sequence[Piece]) -> Iterator[tuple[list[Piece], Tensor, Window]]:
         """See `TokenCache`; token ids are [1, N]."""

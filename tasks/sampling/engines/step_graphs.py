@@ -42,8 +42,8 @@ class StepGraphs:
         self._static: dict[str, Tensor] = {}
         self._pool: Any = None
         self._capacity = 0
-        # By size and way to sample; None after the first step, which compiles and loads what a recording must find.
-        self._recorded: dict[tuple[int, bool, bool], Launch | None] = {}
+        # By size, width and way to sample; None after the first step, which compiles and loads what a recording needs.
+        self._recorded: dict[tuple[int, int, bool, bool], Launch | None] = {}
 
     def size(self, count: int) -> int:
         """How many rows a batch of `count` responses is filled up to: at most a quarter more, four sizes an octave."""
@@ -53,15 +53,18 @@ class StepGraphs:
     def placed(self, batch: Batch) -> Batch:
         """The batch in the tensors that recordings read; it replaces the batch before."""
         if not self._static:
-            self._static = {name: one.new_zeros(self._rows) for name, one in batch.tensors().items()}
+            self._static = {name: one.new_zeros(self._rows, *one.shape[1:]) for name, one in batch.tensors().items()}
         return batch.within(self._static)
 
-    def run(self, batch: Batch, capacity: int, step: Launch) -> Tensor:
-        """A step of a batch of `placed`, recorded if it was run before; `capacity` is the cache's."""
+    def run(self, batch: Batch, capacity: int, step: Launch, width: int = 1) -> Tensor:
+        """A step of a batch of `placed`, recorded if it was run before.
+
+        `capacity` is the cache's, and `width` the number of tokens per row that the step feeds.
+        """
         if capacity != self._capacity:
             self._drop()
             self._capacity = capacity
-        key = (len(batch.token_ids), batch.truncated, batch.greedy)
+        key = (len(batch.token_ids), width, batch.truncated, batch.greedy)
         if self._record is None:
             return step()
         if key not in self._recorded:

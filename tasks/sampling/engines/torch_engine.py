@@ -3,7 +3,8 @@
 Every response in flight has a row of a key-value cache allocated in advance. `start` computes the cache of all known
 tokens but the last, each prompt once for its whole group, and nothing that a row still holds; every `step` feeds the
 last token of every response and samples the next. An interruption therefore changes nothing in the computation of a
-response. On a GPU in half precision `kernels.py` adds flash attention and recorded steps.
+response. With a drafter, a step also feeds drafts behind the last token, and keeps our draws while the drafts equal
+them. On a GPU in half precision `kernels.py` adds flash attention and recorded steps.
 """
 
 import math
@@ -18,7 +19,8 @@ import torch
 from torch import Tensor
 
 from storage.weights.tensor_sets import TensorBlock
-from tasks.sampling.engines.admission import check_idle, check_requests, check_sizes, finish_reason
+from tasks.configuration.rollout import DRAFTS_MAX
+from tasks.sampling.engines.admission import check_idle, check_requests, check_sizes, finish_reason, tokens_left
 from tasks.sampling.engines.batch import Batch, batch_of
 from tasks.sampling.engines.decoder import Decoder, build_decoder, matched_weights, read_config, torch_weights
 from tasks.sampling.engines.engine import EngineDied, EngineError, GenerationRequest, TokenDelta
@@ -28,6 +30,7 @@ from tasks.sampling.engines.kv_cache import KeyValueCache
 from tasks.sampling.engines.packed_cache import PackedCache
 from tasks.sampling.engines.prefill_passes import Piece
 from tasks.sampling.engines.slot_table import Placement, Slot, SlotTable
+from tasks.sampling.engines.speculation import Speculation
 from tasks.sampling.engines.step_graphs import StepGraphs
 from tasks.sampling.engines.window import TokenCache
 
@@ -62,6 +65,7 @@ class TorchEngine:
         max_responses_in_flight: int,
         context_length: int,
         kernels: Kernels | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         """Read `config.json` of `model_dir` and build the decoder; weights and cache are allocated later.
 
@@ -72,6 +76,7 @@ class TorchEngine:
             max_responses_in_flight: the number of rows of the cache.
             context_length: the most tokens of prompt + response.
             kernels: what a step uses beside PyTorch's plain operations; None takes what device, dtype and model allow.
+            speculation: what drafts tokens, which changes no token; None: every step samples one per response.
 
         Raises:
             EngineError: the model cannot be served, or a value is out of range.
@@ -89,6 +94,7 @@ class TorchEngine:
         self._vocab_size: int = config.get_text_config().vocab_size
         self._table = SlotTable(max_responses_in_flight)
         self._kernels = kernels
+        self._speculation = speculation
         self._cache: TokenCache | None = None
         self._graphs: StepGraphs | None = None
         self._batch: Batch | None = None
@@ -161,6 +167,8 @@ class TorchEngine:
         placements = self._table.place(requests)
         try:
             self._fill(decoder, cache, placements)
+            if self._speculation is not None:
+                self._speculation.start(requests)
         except BaseException:
             for placement in placements:
                 self._table.leave(placement.row)
@@ -178,20 +186,34 @@ class TorchEngine:
         batch = self._batch
         if batch is None or not live:
             return []
-        reach = max(slot.cached for slot in live) + 1
-        launch = partial(self._launch, decoder, cache, batch, reach)
+        drafts = self._drafts(live)
+        width = 1 + len(drafts[0])
+        if width > 1:
+            batch.draft(drafts)
+        reach = max(slot.cached for slot in live) + width
+        launch = partial(self._launch, decoder, cache, batch, reach, width)
         if self._graphs is None:
             found = launch()
         else:
             cache.reserve(reach)
-            found = self._graphs.run(batch, cache.capacity, launch)
+            found = self._graphs.run(batch, cache.capacity, launch, width)
         tokens, scores = found.tolist()
-        return [self._extend(row, slot, int(tokens[row]), scores[row]) for row, slot in enumerate(live)]
+        deltas = []
+        for row, slot in enumerate(live):
+            if width == 1:
+                deltas.append(self._append(row, slot, int(tokens[row]), scores[row]))
+            else:
+                drawn = slice(row * width, (row + 1) * width)
+                deltas.append(self._extend(row, slot, drafts[row], tokens[drawn], scores[drawn]))
+        if self._speculation is not None:
+            self._speculation.settle(deltas)
+        return deltas
 
-    def _launch(self, decoder: Decoder, cache: TokenCache, batch: Batch, reach: int) -> Tensor:
-        """A step on the device: the tokens drawn and their log-probs, float64 [2, n]; it does not wait."""
-        logits = decoder.logits(batch.token_ids.unsqueeze(1), cache.step_window(batch.cached, reach))
-        token_ids, logprobs = self._draw(logits, batch)
+    def _launch(self, decoder: Decoder, cache: TokenCache, batch: Batch, reach: int, width: int) -> Tensor:
+        """A step on the device: what is drawn after each fed token, float64 [2, n * width]; it does not wait."""
+        fed = batch.spread(width)
+        logits = decoder.logits(fed.token_ids.view(-1, width), cache.step_window(batch.cached, reach, width))
+        token_ids, logprobs = self._draw(logits, fed)
         batch.advance(token_ids)
         # One transfer for both: float64 holds token ids and float32 log-probs exactly.
         return torch.stack((token_ids.double(), logprobs.double()))
@@ -202,6 +224,8 @@ class TorchEngine:
             if response in rows:
                 self._table.leave(rows[response])
                 self._batch = None
+                if self._speculation is not None:
+                    self._speculation.leave([response])
 
     @_breakdowns()
     def restart(self) -> None:
@@ -219,7 +243,9 @@ class TorchEngine:
                 torch.cuda.empty_cache()
 
     def _forget(self) -> None:
-        """Drop everything that takes memory; counters stay."""
+        """Drop everything that takes memory; counters and what a drafter has seen stay."""
+        if self._speculation is not None:
+            self._speculation.leave(list(self._table.responses))
         self._decoder = self._cache = self._graphs = self._batch = self._version = None
         self._table = SlotTable(self._max_in_flight)
 
@@ -250,7 +276,7 @@ class TorchEngine:
             return KeyValueCache(**sizes)
         if kernels.record is not None:
             self._graphs = StepGraphs(self._max_in_flight, kernels.record)
-        return PackedCache(attention=kernels.attention, **sizes)
+        return PackedCache(attention=kernels.attention, ahead=DRAFTS_MAX if self._speculation else 0, **sizes)
 
     def _loaded(self) -> tuple[Decoder, TokenCache]:
         if self._decoder is None or self._cache is None:
@@ -271,7 +297,30 @@ class TorchEngine:
         else:
             self._batch = self._graphs.placed(batch_of(live, self._device, self._graphs.size(len(live))))
 
-    def _extend(self, row: int, slot: Slot, token: int, logprob: float) -> TokenDelta:
+    def _drafts(self, live: Sequence[Slot]) -> Sequence[Sequence[int]]:
+        """Equally many drafts for each response in row order; none if no response could use one."""
+        if self._speculation is None:
+            return [()] * len(live)
+        room = max(tokens_left(slot.request, slot.generated, self._context_length) for slot in live) - 1
+        responses = [slot.request.response for slot in live]
+        return self._speculation.drafts(responses, room, self._vocab_size)
+
+    def _extend(
+        self, row: int, slot: Slot, drafts: Sequence[int], tokens: Sequence[float], scores: Sequence[float]
+    ) -> TokenDelta:
+        """Append what was drawn after the last token and after each right draft, until the response ends.
+
+        Tokens drawn behind a wrong draft count for nothing; in the cache they are overwritten unread.
+        """
+        kept: tuple[int, ...] = ()
+        for drawn, score, draft in zip(tokens, scores, (*drafts, -1), strict=True):
+            last = self._append(row, slot, int(drawn), score)
+            kept += last.token_ids
+            if last.finish_reason is not None or last.token_ids != (draft,):
+                break
+        return TokenDelta(last.response, kept, tuple(scores[: len(kept)]), last.finish_reason)
+
+    def _append(self, row: int, slot: Slot, token: int, logprob: float) -> TokenDelta:
         request = slot.request
         if not math.isfinite(logprob):
             raise EngineError(

@@ -39,11 +39,11 @@ class TokenCache(Protocol):
         """Allocate at least `span` positions per row; held tokens stay, at a new address if the capacity grows."""
         ...
 
-    def step_window(self, cached: Tensor, reach: int) -> Window:
-        """One new token for each of the first n rows, after `cached` tokens (int64 [n]).
+    def step_window(self, cached: Tensor, reach: int, width: int = 1) -> Window:
+        """`width` new tokens for each of the first n rows, after `cached` tokens (int64 [n]).
 
         `reach`, the largest position + 1, comes from the caller: reading `cached` would make the host wait for the
-        device.
+        device. Positions beyond the context, of drafts that no response can use, spoil no position within it.
         """
         ...
 

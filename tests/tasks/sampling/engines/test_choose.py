@@ -1,17 +1,20 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
-from tasks.configuration.rollout import RolloutConfig, VllmConfig
+from storage.records.records import SamplingParams
+from tasks.configuration.rollout import RolloutConfig, SpeculationConfig, VllmConfig
 from tasks.sampling.engines.choose import best_engine, build_engine, context_length
 from tasks.sampling.engines.engine import EngineError
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
+from tasks.sampling.engines.testing import request, run
 from tasks.sampling.engines.vllm_engine import VllmEngine
 from tasks.sampling.engines.vllm_names import installed_version
-from tests.tiny_model import VOCAB_SIZE, tiny_config
+from tests.tiny_model import VOCAB_SIZE, tiny_config, tiny_model, weight_blocks
 from tests.vllm_engines import MISSING, WHY_NOT, vllm_tiny_config
 
 needs_vllm = pytest.mark.skipif(MISSING, reason=WHY_NOT)
@@ -31,6 +34,25 @@ def test_the_torch_engine_is_made_as_configured(model_dir, name):
     assert engine.name == "torch float32 cpu"
     assert engine.max_responses_in_flight == 7
     assert engine.batch_invariant
+
+
+def test_drafts_are_made_as_configured(tmp_path):
+    """The second response to a prompt equals the first, so siblings draft all of it."""
+    model = tiny_model(tiny_config())
+    model.config.save_pretrained(tmp_path)
+    first, steps, found = request(0, SamplingParams(max_completion_length=30)), {}, []
+    for source in ("siblings", "ngram"):
+        speculation = SpeculationConfig(drafts=4, source=source)
+        engine = build_engine(RolloutConfig(engine="torch", device="cpu", speculation=speculation), tmp_path, 96)
+        engine.load_weights(0, weight_blocks(model))
+        found += [run(engine, [replace(first, response=response)])[response] for response in (0, 1)]
+        steps[source] = engine._speculation.totals.steps
+    assert len({tuple(result.token_ids) for result in found}) == 1
+    assert steps["siblings"] < steps["ngram"] - 5
+
+
+def test_without_drafts_the_torch_engine_has_no_drafter(model_dir):
+    assert build_engine(RolloutConfig(engine="torch", device="cpu"), model_dir, 96)._speculation is None
 
 
 def test_it_says_what_was_chosen(model_dir, caplog):

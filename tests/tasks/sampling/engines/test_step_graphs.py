@@ -3,6 +3,7 @@ import logging
 import pytest
 import torch
 
+from tasks.configuration.rollout import DRAFTS_MAX
 from tasks.sampling.engines.batch import Batch
 from tasks.sampling.engines.step_graphs import StepGraphs
 from tests.recorded_steps import Recorder
@@ -12,7 +13,8 @@ def batch_of(count, *, truncated=False, greedy=False, token=1):
     names = ("token_ids", "cached", "positions", "keys", "served", "top_k")
     integers = {name: torch.full((count,), token if name == "token_ids" else 1) for name in names}
     floats = {name: torch.ones(count) for name in ("temperature", "top_p")}
-    return Batch(**integers, **floats, truncated=truncated, greedy=greedy)
+    drafts = torch.zeros(count, DRAFTS_MAX, dtype=torch.int64)
+    return Batch(**integers, **floats, drafts=drafts, truncated=truncated, greedy=greedy)
 
 
 def step_of(batch):

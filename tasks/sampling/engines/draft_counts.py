@@ -1,0 +1,165 @@
+"""The number of drafts that pays: from the share of right drafts and the engine's own step times by fed tokens.
+
+With n responses and k drafts for each, a step feeds n * (k + 1) tokens, takes tau of that, and gives
+n * (1 - p^(k + 1)) / (1 - p) tokens, if a draft behind right ones is right with probability p. The best k maximises
+tokens per second; it is 0 where the step is bound by arithmetic, or where drafts are wrong.
+"""
+
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+
+from tasks.sampling.engines.drafter import WIDTHS
+
+# Step times are uncertain by a few per cent, so drafts for less gain are not worth their risk.
+_GAIN_MIN = 1.03
+# A response's share begins as the share of all responses, which counts like this many drafts.
+_PRIOR = 4.0
+# Of each earlier draft, what counts less with each further one: about the last 20 of a response, the last 1000 of all.
+_DECAY_OF_RESPONSE, _DECAY_OF_ALL = 0.95, 0.999
+# A time counts until this many steps later, so that a wrong one is tried again.
+_LASTS_STEPS = 512
+_KEPT = 5
+# What a larger step than any measured is thought to take: a power of its size between flat and proportional, so that
+# it is tried where it may pay.
+_GROWTH = 0.25
+
+
+def expected_tokens(share: float, drafts: int) -> float:
+    """The mean number of tokens that a response gets from a step with this many drafts, each right with this share."""
+    if share >= 1.0:
+        return drafts + 1.0
+    return float((1.0 - share ** (drafts + 1)) / (1.0 - share))
+
+
+def best_drafts(
+    responses: int, tokens: Callable[[int], float], step_s: Callable[[int], float], choices: Iterable[int]
+) -> int:
+    """The number of drafts per response with the most tokens per second, the smallest if several have it; 0 is one.
+
+    Args:
+        responses: the number of responses in flight.
+        tokens: the mean number of tokens that a step with so many drafts per response gives.
+        step_s: seconds of a step that feeds a number of tokens.
+        choices: the numbers to choose from, in rising order.
+    """
+    best, best_rate = 0, _GAIN_MIN * responses / step_s(responses)
+    for drafts in choices:
+        rate = tokens(drafts) / step_s(responses * (drafts + 1))
+        if rate > best_rate:
+            best, best_rate = drafts, rate
+    return best
+
+
+class StepTimes:
+    """Seconds of a step by the number of tokens that it feeds, as measured lately."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._seen: set[tuple[int, int]] = set()
+        self._measured: dict[int, deque[float]] = {}
+        self._last: dict[int, int] = {}
+
+    def measured(self, responses: int, width: int, seconds: float) -> None:
+        """A step of this many responses and tokens per response took so long; the first of a shape warms it up."""
+        self._steps += 1
+        if (responses, width) not in self._seen:
+            self._seen.add((responses, width))
+            return
+        size = _size(responses * width)
+        self._measured.setdefault(size, deque(maxlen=_KEPT)).append(seconds)
+        self._last[size] = self._steps
+
+    def knows(self, tokens: int) -> bool:
+        """Whether a step of so many tokens, or of more, was measured lately."""
+        return any(size >= _size(tokens) for size in self._sizes())
+
+    def __call__(self, tokens: int) -> float:
+        """Seconds of a step that feeds so many tokens: between measured sizes in proportion."""
+        sizes = self._sizes()
+        if not sizes:
+            return 1.0
+        wanted = _size(tokens)
+        place = bisect_left(sizes, wanted)
+        if place == len(sizes):
+            return self._middle(sizes[-1]) * float((tokens / _tokens(sizes[-1])) ** _GROWTH)
+        above = sizes[place]
+        if above == wanted or place == 0:
+            return self._middle(above)
+        low, high = _tokens(sizes[place - 1]), _tokens(above)
+        part = (tokens - low) / (high - low)
+        return self._middle(sizes[place - 1]) * (1 - part) + self._middle(above) * part
+
+    def _sizes(self) -> list[int]:
+        return sorted(size for size, last in self._last.items() if self._steps - last <= _LASTS_STEPS)
+
+    def _middle(self, size: int) -> float:
+        times = sorted(self._measured[size])
+        return times[(len(times) - 1) // 2]
+
+
+class DraftCounts:
+    """Measures an engine's steps and drafts, and chooses the next number of drafts."""
+
+    def __init__(self) -> None:
+        self.times = StepTimes()
+        self._right = self._compared = 0.0
+        self._of_response: dict[int, tuple[float, float]] = {}
+
+    def share(self, response: int) -> float:
+        """The share of right drafts of a response, drawn to that of all; 0 until one was right."""
+        of_all = self._right / (self._compared + _PRIOR)
+        right, compared = self._of_response.get(response, (0.0, 0.0))
+        return (right + _PRIOR * of_all) / (compared + _PRIOR)
+
+    def worth_asking(self, responses: int) -> bool:
+        """Whether drafts would pay if every response had as many as are verified."""
+        share = self._right / (self._compared + _PRIOR)
+        return self._best(responses, lambda drafts: responses * expected_tokens(share, drafts)) > 0
+
+    def best(self, lengths: Mapping[int, int]) -> int:
+        """How many drafts to verify, given how many there are for each response in flight."""
+        pairs = [(self.share(response), length) for response, length in lengths.items() if length]
+
+        def tokens(drafts: int) -> float:
+            drafted = sum(expected_tokens(share, min(drafts, length)) for share, length in pairs)
+            return drafted + len(lengths) - len(pairs)
+
+        return self._best(len(lengths), tokens) if pairs else 0
+
+    def took(self, responses: int, width: int, seconds: float) -> None:
+        """A step of `width` tokens for each response took so long."""
+        self.times.measured(responses, width, seconds)
+
+    def drafted(self, response: int, right: int, compared: int) -> None:
+        """Of a response's drafts `compared` were compared with its tokens, and the first `right` were right."""
+        if not compared:
+            return
+        kept = _DECAY_OF_ALL**compared
+        self._right, self._compared = self._right * kept + right, self._compared * kept + compared
+        old_right, old_compared = self._of_response.get(response, (0.0, 0.0))
+        kept = _DECAY_OF_RESPONSE**compared
+        self._of_response[response] = (old_right * kept + right, old_compared * kept + compared)
+
+    def leave(self, responses: Iterable[int]) -> None:
+        """These responses are in flight no more."""
+        for response in responses:
+            self._of_response.pop(response, None)
+
+    def _best(self, responses: int, tokens: Callable[[int], float]) -> int:
+        if not self._right:
+            return 0
+        # A number is tried only once the next smaller one was measured: a full batch then loses little by trying.
+        choices = (width - 1 for smaller, width in pairwise(WIDTHS) if self.times.knows(responses * smaller))
+        return best_drafts(responses, tokens, self.times, choices)
+
+
+def _size(tokens: int) -> int:
+    """Sizes a quarter of an octave apart."""
+    return round(4 * math.log2(tokens))
+
+
+def _tokens(size: int) -> float:
+    return float(2 ** (size / 4))

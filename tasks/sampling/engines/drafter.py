@@ -1,0 +1,35 @@
+"""Drafter: the protocol by which an engine gets likely next tokens, which the engine verifies.
+
+A token is the maximum of log-probs and keyed noise, and depends on no draft. An engine feeds the drafts of a response
+behind its last token, draws our token at each position, and keeps draws while they equal the drafts. So a drafter
+decides how many steps a response takes, and never a token: a drafter may guess, change, or forget.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from tasks.configuration.rollout import DRAFTS_MAX
+from tasks.sampling.engines.engine import GenerationRequest
+
+# Tokens that a step feeds for each response: few shapes, of which each is compiled or recorded once.
+WIDTHS = (1, 2, 3, 5, 1 + DRAFTS_MAX)
+
+
+class Drafter(Protocol):
+    """One engine uses it, in one thread; responses go by their numbers in the plan."""
+
+    def start(self, requests: Sequence[GenerationRequest]) -> None:
+        """These responses come into flight, with the tokens generated so far."""
+        ...
+
+    def draft(self, responses: Sequence[int], most: int) -> list[Sequence[int]]:
+        """Guess the next tokens of each response in flight, in order: `most` token ids, or fewer, or none."""
+        ...
+
+    def extend(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        """Add new tokens to responses in flight, whether drafted or not."""
+        ...
+
+    def leave(self, responses: Sequence[int]) -> None:
+        """These responses are in flight no more: they have ended, or were aborted."""
+        ...
