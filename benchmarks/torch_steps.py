@@ -139,8 +139,14 @@ def _engine(
     kernels: Kernels,
 ) -> TorchEngine:
     dtype: Literal["float32", "bfloat16"] = "bfloat16" if device == "cuda" else "float32"
-    sizes = {"max_responses_in_flight": responses, "context_length": context_length}
-    engine = TorchEngine(folder, dtype=dtype, device=device, kernels=kernels, **sizes)
+    engine = TorchEngine(
+        folder,
+        dtype=dtype,
+        device=device,
+        kernels=kernels,
+        max_responses_in_flight=responses,
+        context_length=context_length,
+    )
     engine.load_weights(0, weights)
     return engine
 
