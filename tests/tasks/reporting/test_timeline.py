@@ -54,7 +54,10 @@ def test_a_kill_and_its_resume_are_marked_where_they_happened():
     _, cross = found(drawing, "path")  # the first is in the key
     assert abs(float(cross.attrib["d"][1:].split()[0]) + 6 - spans["b"][1]) < 0.1
     _, triangle = found(drawing, "polygon")
-    assert abs(float(triangle.attrib["points"].split(",")[0]) - spans["c"][0]) < 0.1
+    corners = [tuple(map(float, corner.split(","))) for corner in triangle.attrib["points"].split()]
+    assert abs(corners[0][0] - spans["c"][0]) < 0.1
+    top, height = (float(bars(drawing)["c"].attrib[name]) for name in ("y", "height"))
+    assert [y for _, y in corners] == [top, top + height / 2, top + height]
     assert "+1,234 recovered, 1,000 tokens" in words(drawing)
     hint = bars(drawing)["c"].findtext("{*}title")
     assert hint is not None

@@ -97,10 +97,18 @@ def test_fields_without_an_effect_are_allowed(fields):
             "messages",
             r"^messages\.1\.tool_call_id: value 'x'; allowed: the id of a call in an earlier message",
         ),
-        (
-            body(messages=[{"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "a"}}]}]),
-            "messages",
-            r"^messages\.0\.tool_calls\.0: allowed: an id, and a function",
+        *(
+            (
+                body(messages=[{"role": "assistant", "tool_calls": [call]}]),
+                "messages",
+                r"^messages\.0\.tool_calls\.0: allowed: an id, and a function",
+            )
+            for call in (
+                {"function": {"name": "a", "arguments": "{}"}},
+                {"id": 1, "function": {"name": "a", "arguments": "{}"}},
+                {"id": "c", "function": {"name": None, "arguments": "{}"}},
+                {"id": "c", "function": {"name": "a", "arguments": {}}},
+            )
         ),
         (
             body(messages=[{"role": "assistant", "function_call": {"name": "a"}}]),

@@ -47,6 +47,15 @@ def test_a_look_takes_from_each_source_once_and_holds_what_it_took_at_once():
     assert member.state.heartbeat_state().claims == 2
 
 
+def test_what_a_slots_claim_gives_is_held_before_the_member_looks_around():
+    member = Told()
+    member.tell(Lane.DECODE)
+    for result in (None, False, None, (ClaimedResponse(9, 2, ()),)):
+        member.tell(Lane.CLAIM, result)
+    member.tell(Lane.CLAIM, False)
+    assert list(member.state.holdings.held) == [9]
+
+
 def looking():
     """A member that got nothing for its slot and has read the claims."""
     member = Told()
