@@ -182,6 +182,12 @@ def test_a_check_of_files_loads_the_tools_and_resets_one_group(model_dir, rows):
     ]
 
 
+def test_a_check_of_files_opens_the_first_prompt(model_dir, rows):
+    chosen = settings(model_dir, rows, {"environment": f"{MODULE}:Walled"})
+    with pytest.raises(ToolsUnusable, match="a maze without a room"):
+        check_files(chosen)
+
+
 def test_without_turns_prompts_are_rendered_by_the_tokenizer_itself(model_dir, rows):
     chosen = settings(model_dir, rows, None)
     ids = prompt_tokenizer(chosen, model_dir).apply_chat_template(

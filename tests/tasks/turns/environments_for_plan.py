@@ -27,6 +27,13 @@ class Untold(Maze):
         return room
 
 
+class Walled(Maze):
+    def reset(self, size: int, seed: int, **columns: object) -> str | None:
+        if not size:
+            raise ValueError("a maze without a room")
+        return super().reset(size, seed, **columns)
+
+
 class Broken(Maze):
     def __init__(self) -> None:
         raise OSError("no server")
