@@ -23,11 +23,13 @@ class FinishedSiblings:
 
     def new(self) -> Iterator[tuple[int, TokenIds]]:
         """The group and the token ids of each ended response, once; corrupt responses are passed over."""
-        ended = self._reader.shards.ended - self._told
-        if not ended:
+        ended = self._reader.shards.ended
+        new = ended - self._told
+        if not new:
             return
-        groups = {response // self._num_generations for response in self._reader.book.held_by(self._incarnation)}
-        for response in sorted(ended):
+        held = self._reader.book.held_by(self._incarnation)
+        groups = {response // self._num_generations for response in held if response not in ended}
+        for response in sorted(new):
             group = response // self._num_generations
             if group in groups and self._reader.is_at_hand(response):
                 self._told.add(response)
