@@ -185,12 +185,11 @@ class PastResponses:
         self._bytes_left = bytes_max
         self._end_s = clock.monotonic() + SECONDS_MAX
         self._is_given_up = False
-        self._thread: threading.Thread | None = None
-        if plan.prompts_per_epoch and plan.weights_url is None:
-            self._thread = threading.Thread(target=self._run, name="past-responses", daemon=True)
+        self._has_past = bool(plan.prompts_per_epoch) and plan.weights_url is None
+        self._thread = threading.Thread(target=self._run, name="past-responses", daemon=True)
 
     def __enter__(self) -> Self:
-        if self._thread is not None:
+        if self._has_past:
             self._thread.start()
         return self
 
@@ -198,7 +197,7 @@ class PastResponses:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._is_given_up = True
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._thread.join(_END_TIMEOUT_S)
 
     def _run(self) -> None:
@@ -211,7 +210,7 @@ class PastResponses:
     def read(self) -> int:
         """Read within the limits, and return the number of responses added; raises the errors of `PastDrawings`."""
         count = 0
-        for part in self._drawings.parts(self._groups):
+        for part in self._drawings.parts(self._groups) if self._has_past else ():
             if self._is_given_up or self._clock.monotonic() > self._end_s or part.share < SHARE_MIN:
                 break
             try:

@@ -1,21 +1,30 @@
 """Responses of the last epoch, read from stored parts, shorten the decoding of the next epoch and change no token."""
 
 import threading
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import gleaner
+from storage.clock import ManualClock
 from storage.journal.compaction import compact
 from storage.journal.response_parts import ResponsesRecord, StoredPart
-from storage.journal.responses import decode_responses, encode_responses
+from storage.journal.responses import Response, decode_responses, encode_responses
+from storage.journal.shard import Finish
 from storage.records import layout, records
+from storage.records.framing import trailer_digest
+from storage.records.prompt_table import PromptRow
 from storage.stores.memory import MemoryStore
+from storage.stores.metered import Requests, metered, requests_of
 from storage.stores.store import StorageError, StoreUnavailable
 from tasks.configuration.data import DataConfig
 from tasks.prompts.order import prompt_index
+from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.engines.speculation import Speculation
 from tasks.sampling.session import past_responses
-from tasks.sampling.session.past_responses import PastDrawings
+from tasks.sampling.session.draft_corpus import DraftCorpus
+from tasks.sampling.session.past_responses import PastDrawings, PastResponses
 from tests.journals import a_plan
 from tests.small_run import (
     commit_iteration,
@@ -214,7 +223,7 @@ def test_a_store_that_does_not_answer_for_parts_holds_up_no_member(model, plain,
     assert counts[1] == forgetful[1]
 
 
-def a_run(size, data, steps):
+def a_run(size, steps):
     """The plans of a run of 3 groups of 2 responses per iteration, of which `steps` say how many groups were used."""
     store, first = MemoryStore("run"), 0
     plans = []
@@ -234,7 +243,7 @@ def a_run(size, data, steps):
 )
 def test_a_prompt_is_found_in_the_last_iteration_that_used_it(size, steps, shuffle):
     data = DataConfig(seed=5, shuffle=shuffle)
-    store, plans = a_run(size, data, steps)
+    store, plans = a_run(size, steps)
 
     def index(position):
         return prompt_index(position, size, data.seed, shuffle)[1]
@@ -258,9 +267,89 @@ def test_a_prompt_is_found_in_the_last_iteration_that_used_it(size, steps, shuff
 
 
 def test_a_slot_asks_for_its_own_groups_and_a_member_beyond_the_plan_for_all():
-    store, plans = a_run(3, data := DataConfig(shuffle=False), [3, 3])
+    store, plans = a_run(3, [3, 3])
+    data = DataConfig(shuffle=False)
     own = PastDrawings(store, plans[1], data).parts(plans[1].slots[1].groups)
     assert {group for part in own for group in part.groups.values()} == set(plans[1].slots[1].groups)
     assert {
         group for part in PastDrawings(store, plans[1], data).parts(range(3)) for group in part.groups.values()
     } == {0, 1, 2}
+
+
+def row(number, tokens):
+    values = np.array(tokens, dtype=np.uint32)
+    scores = np.zeros(len(tokens), dtype=np.float32)
+    ends = (Finish.STOP, 1.0, {}, 0, (len(tokens),), (len(tokens),), ())
+    return Response(number, number // 2, "p", values, scores, *ends)
+
+
+class Remembering(ScriptedEngine):
+    """An engine that may draft, and notes from what."""
+
+    def __init__(self):
+        super().__init__(50, 4)
+        self.remembered = []
+
+    def remember(self, prompt_ids, responses):
+        self.remembered += [(tuple(prompt_ids), list(response)) for response in responses]
+
+
+PROMPTS = [PromptRow(str(k), (7, k), "p", {}) for k in range(3)]
+
+
+def what_is_read(plan_changes, **given):
+    """What a member of a second epoch, beyond the plan's slots, hands to its engine; and the bytes of the part."""
+    store, plans = a_run(3, [3, 3])
+    body = encode_responses([row(number, [number, 5, 6]) for number in range(6)])
+    store.put(layout.responses_part(0, 0, 5), body)
+    named = ResponsesRecord(iteration=0, parts=(StoredPart(first=0, last=5, digest=trailer_digest(body)),))
+    records.put(store, layout.responses(0), named)
+    corpus, engine = DraftCorpus(PROMPTS), Remembering()
+    asked = metered(store)
+    past = PastResponses(
+        asked, replace(plans[1], **plan_changes), DataConfig(shuffle=False), 2, corpus, ManualClock(), **given
+    )
+    past.read()
+    corpus.feed(engine)
+    return sorted(engine.remembered), requests_of(asked), len(body)
+
+
+def test_each_prompt_gets_the_responses_of_its_last_drawing_at_the_cost_of_the_part():
+    remembered, requests, part = what_is_read({})
+    assert remembered == [((7, number // 2), [number, 5, 6]) for number in range(6)]
+    assert part < requests.bytes_read < part + 2000
+    assert requests.gets <= 8
+
+
+def test_a_part_that_is_longer_than_the_bytes_left_is_not_read():
+    _, _, part = what_is_read({})
+    assert what_is_read({}, bytes_max=part)[0]
+    remembered, requests, _ = what_is_read({}, bytes_max=part - 1)
+    assert remembered == []
+    assert requests.bytes_read < 2500
+
+
+def test_nothing_is_asked_for_by_an_evaluation_or_a_plan_without_the_size_of_the_data_set():
+    for changes in ({"weights_url": "../.."}, {"prompts_per_epoch": 0}):
+        assert what_is_read(changes)[:2] == ([], Requests())
+
+
+def test_a_part_of_which_little_is_wanted_is_not_read(monkeypatch):
+    monkeypatch.setattr(past_responses, "SHARE_MIN", 1.1)
+    assert what_is_read({})[0] == []
+
+
+def test_an_engine_that_cannot_draft_from_others_is_told_nothing():
+    corpus = DraftCorpus(PROMPTS)
+    corpus.extend([(0, np.zeros(3, dtype=np.uint32))])
+    corpus.feed(ScriptedEngine(50, 4))
+
+
+def test_a_step_is_fed_few_tokens_at_once():
+    corpus, engine = DraftCorpus(PROMPTS), Remembering()
+    corpus.extend([(0, np.zeros(2_500, dtype=np.uint32))] * 5)
+    counts = []
+    for _ in range(4):
+        corpus.feed(engine)
+        counts.append(len(engine.remembered))
+    assert counts == [2, 4, 5, 5]
