@@ -29,10 +29,16 @@ class DraftCorpus:
         """Add responses, each as its group and its token ids, uint32 [n]."""
         self._waiting.extend(found)
 
-    def feed(self, engine: Engine) -> None:
-        """Hand some of the responses to the engine, so few that a step hardly becomes longer."""
+    def feed(self, engine: Engine) -> bool:
+        """Hand some of the responses to the engine, so few that a step hardly becomes longer; returns if any are left.
+
+        An engine without the ability is handed none.
+        """
+        if not isinstance(engine, Remembers):
+            return False
         left = _TOKENS_A_STEP
-        while self._waiting and left > 0 and isinstance(engine, Remembers):
+        while self._waiting and left > 0:
             group, token_ids = self._waiting.popleft()
             engine.remember(self._prompts[group].token_ids, [token_ids.tolist()])
             left -= len(token_ids)
+        return bool(self._waiting)

@@ -1,7 +1,7 @@
 """FinishedSiblings: a group's responses that other members have ended, from journals that were read for other reasons.
 
-The plan gives whole groups to slots, so a group is divided only when a member takes responses, and whoever takes has
-read the journal of the holder.
+The plan gives whole groups to slots, so a group is divided only when a member takes responses, and the taker has read
+the journal of the holder.
 """
 
 from collections.abc import Iterator

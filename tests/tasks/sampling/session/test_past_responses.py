@@ -342,7 +342,10 @@ def test_a_part_of_which_little_is_wanted_is_not_read(monkeypatch):
 def test_an_engine_that_cannot_draft_from_others_is_told_nothing():
     corpus = DraftCorpus(PROMPTS)
     corpus.extend([(0, np.zeros(3, dtype=np.uint32))])
-    corpus.feed(ScriptedEngine(50, 4))
+    assert not corpus.feed(ScriptedEngine(50, 4))
+    engine = Remembering()
+    assert not corpus.feed(engine)
+    assert engine.remembered == [((7, 0), [0, 0, 0])]
 
 
 def test_a_step_is_fed_few_tokens_at_once():
