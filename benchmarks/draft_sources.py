@@ -48,7 +48,7 @@ class Outcome(Protocol):
 
 
 def stored_epoch(requests: Sequence[GenerationRequest], found: Found) -> tuple[ObjectStore, PlanRecord]:
-    """A run whose iteration 0 drew these prompts and is compacted, and the plan of iteration 1, with the same prompts."""
+    """A run whose iteration 0 drew these prompts and is compacted, and the plan of iteration 1 with equal prompts."""
     store = MemoryStore("run")
     groups = requests[-1].group + 1
     generations = len(requests) // groups
