@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from benchmarks.draft_sources import two_epochs
 from benchmarks.reporting import Target, finish, interleave, ratios
 from benchmarks.weight_steps import make_random_policy
 from examples.warm_start import WarmStart, warm_start
@@ -315,6 +317,10 @@ def main() -> None:
                 same = identical(found.found, plain[64].found)
                 identity.append({"drafter": name, "drafts": drafts, "identical": same, "steps": found.steps})
         sources = steps_by_source(model, past, requests, plain)
+        early = Path(folder) / "early"
+        warm_start(early, replace(WarmStart(), steps=given.warm_start_steps * 5 // 6), lambda *_: None)
+        engine = partial(make_engine, kind=TorchEngine)
+        epochs = two_epochs((early, model), requests_of, given.groups, engine, decode, context_length=CONTEXT_LENGTH)
         few = few_rows(model, past, requests, given.rounds)
     responses = len(requests)
     least = min(row["identical"] for row in identity + sources)
@@ -328,7 +334,7 @@ def main() -> None:
         for (name, value), bound in zip(ratio.items(), bounds, strict=True)
     ]
     notes = {"responses": responses, "rounds": given.rounds, "warm-start steps": given.warm_start_steps}
-    finish("speculation", [*tails, *identity, *sources, *few], targets, as_json=given.json, notes=notes)
+    finish("speculation", [*tails, *identity, *sources, *epochs, *few], targets, as_json=given.json, notes=notes)
 
 
 if __name__ == "__main__":

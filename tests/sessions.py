@@ -141,6 +141,7 @@ def a_session(
     step_time_s=lambda _: 1.0,
     environments=None,
     health=None,
+    corpus=None,
     **settings,
 ):
     clock, plan = clock or ManualClock(), plan or a_plan()
@@ -171,6 +172,7 @@ def a_session(
         notice=notice,
         environments=environments,
         health=health,
+        corpus=corpus,
     )
 
 

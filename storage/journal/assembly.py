@@ -158,6 +158,11 @@ class JournalReader:
         """The response along its chain of claims; raises CorruptObject for a gap, an overlap or a foreign version."""
         return self.follow(response, self._lineage(response))
 
+    def is_at_hand(self, response: int) -> bool:
+        """Whether `assemble` needs no request: all that claims have sealed of the response is read."""
+        shards = self.shards
+        return all(shards.last_sequence(s.incarnation) >= s.last_sequence for s in self.book.sealed(response))
+
     def has_ended(self, response: int) -> bool:
         """Whether an end mark that was read counts, which needs no rows in memory."""
         reached = {(span.incarnation, span.epoch): span.last_sequence for span in self._lineage(response)}

@@ -103,6 +103,8 @@ class PlanRecord:
         weights_url: the place of weights and model files relative to this run: None is the run itself, "../.." the run
             whose evaluation this is.
         tools: schemas of the tools that prompts describe; left out if empty.
+        prompts_per_epoch: number of prompts in the data set, by which members that draft find earlier responses to the
+            plan's prompts; left out if 0.
         lengths, seeding, decisions: expectations and decisions of the planner; None or empty without a planner.
     """
 
@@ -119,6 +121,7 @@ class PlanRecord:
     config: dict[str, Any]
     created_at_s: float
     tools: Annotated[tuple[dict[str, Any], ...], Field(exclude_if=lambda held: not held)] = ()
+    prompts_per_epoch: Annotated[int, Field(ge=0, exclude_if=lambda number: not number)] = 0
     groups_wanted: int | None = None
     weights_url: Literal["../.."] | None = None
     lengths: LengthsRecord | None = None

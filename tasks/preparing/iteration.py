@@ -184,7 +184,7 @@ def prepare(
                 publish_models(store, local.rewards)
             tools, stops = shown_tools(tokenizer()), _stop_ids(store, config, prompts, tokenizer(), model_dir)
             try:
-                write_plan(store, config, rows, iteration, version, first, stops, clock, tools)
+                write_plan(store, config, rows, iteration, version, first, stops, clock, tools, len(prompts))
             except BudgetExceeded as error:
                 if not is_ahead:
                     release_lease(store, execution)
@@ -327,11 +327,13 @@ def write_plan(
     stop_ids: tuple[int, ...],
     clock: Clock,
     tools: tuple[Schema, ...] = (),
+    prompts_per_epoch: int = 0,
 ) -> None:
     """Write the prompts, then the plan that names the prompts; losing the race to a second planner is no error.
 
     rows: one per group; with filter_groups only num_prompts_per_step groups are wanted. tools: tools shown in the
-    prompts. Raises BudgetExceeded, and ValueError without a member to generate, before the iteration's first write.
+    prompts. prompts_per_epoch: the size of the data set; 0: members find no earlier responses for drafts. Raises
+    BudgetExceeded, and ValueError without a member to generate, before the iteration's first write.
     """
     length_max = config.sampling.max_completion_length
     lengths = expected_lengths(store, iteration, rows, config.planning, length_max=length_max)
@@ -352,6 +354,7 @@ def write_plan(
         config=dump(config),
         created_at_s=clock.wall(),
         tools=tools,
+        prompts_per_epoch=prompts_per_epoch if config.rollout.speculation.drafts != 0 else 0,
         groups_wanted=config.run.num_prompts_per_step if config.algorithm.filter_groups else None,
         lengths=_lengths_record(lengths),
         seeding=planned.seeding,

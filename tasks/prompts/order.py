@@ -22,6 +22,18 @@ def prompt_index(position: int, size: int, seed: int, shuffle: bool) -> tuple[in
     return epoch, int(_permutation(size, seed, epoch)[offset]) if shuffle else offset
 
 
+def position_before(position: int, size: int, seed: int, shuffle: bool) -> int | None:
+    """The running position at which the prompt at `position` stood one epoch earlier; None in the first epoch.
+
+    Raises ValueError as `prompt_index` does.
+    """
+    epoch, index = prompt_index(position, size, seed, shuffle)
+    if not epoch:
+        return None
+    offset = int(np.flatnonzero(_permutation(size, seed, epoch - 1) == index)[0]) if shuffle else index
+    return (epoch - 1) * size + offset
+
+
 # Two, because the prompts of one iteration may come from two epochs.
 @lru_cache(maxsize=2)
 def _permutation(size: int, seed: int, epoch: int) -> NDArray[np.int64]:

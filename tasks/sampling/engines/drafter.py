@@ -6,7 +6,7 @@ decides how many steps a response takes, and never a token: a drafter may guess,
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tasks.configuration.rollout import DRAFTS_MAX
 from tasks.sampling.engines.engine import GenerationRequest
@@ -32,4 +32,16 @@ class Drafter(Protocol):
 
     def leave(self, responses: Sequence[int]) -> None:
         """These responses are in flight no more: they have ended, or were aborted."""
+        ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """An optional ability of engines and drafters: drafting from responses that were generated elsewhere or earlier."""
+
+    def remember(self, prompt_ids: Sequence[int], responses: Sequence[Sequence[int]]) -> None:
+        """Take in the token ids of responses to a prompt, whole or in part; called in the engine's thread at any time.
+
+        Prompt and responses of the same call may be forgotten at will.
+        """
         ...

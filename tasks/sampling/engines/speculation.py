@@ -10,7 +10,7 @@ from typing import Literal
 
 from tasks.configuration.rollout import DRAFTS_MAX
 from tasks.sampling.engines.draft_counts import DraftCounts
-from tasks.sampling.engines.drafter import WIDTHS, Drafter
+from tasks.sampling.engines.drafter import WIDTHS, Drafter, Remembers
 from tasks.sampling.engines.engine import EngineError, GenerationRequest, TokenDelta
 
 # Whether drafts would pay is seen anew every so many steps, which ask for drafts of a few responses in any case.
@@ -76,6 +76,11 @@ class Speculation:
         """These responses are in flight no more."""
         self._drafter.leave(responses)
         self._counts.leave(responses)
+
+    def remember(self, prompt_ids: Sequence[int], responses: Sequence[Sequence[int]]) -> None:
+        """See `Remembers`. A drafter without that ability is not told."""
+        if isinstance(self._drafter, Remembers):
+            self._drafter.remember(prompt_ids, responses)
 
     def drafts(self, responses: Sequence[int], room: int, vocab_size: int) -> list[Sequence[int]]:
         """Choose the drafts of the next step: equally many for each response, 0 or one less than a width.

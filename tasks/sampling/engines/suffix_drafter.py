@@ -102,7 +102,7 @@ class SuffixDrafter:
             self._left_by[response] = sequence
 
     def remember(self, prompt_ids: Sequence[int], responses: Sequence[Sequence[int]]) -> None:
-        """Take in past responses to a prompt, such as those of the last epoch; the last one is found first."""
+        """See `Remembers`. Of equal suffixes the last response's is found first."""
         if not self._siblings:
             return
         scope = self._scope(tuple(prompt_ids), 0)

@@ -175,6 +175,11 @@ class TorchEngine:
             self._table.forget()
             raise
 
+    def remember(self, prompt_ids: Sequence[int], responses: Sequence[Sequence[int]]) -> None:
+        """See `Remembers` in drafter.py. Without drafts nothing is taken in."""
+        if self._speculation is not None:
+            self._speculation.remember(prompt_ids, responses)
+
     @_breakdowns()
     @torch.inference_mode()
     def step(self) -> list[TokenDelta]:

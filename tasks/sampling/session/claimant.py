@@ -21,6 +21,7 @@ from storage.stores.store import ObjectStore
 from tasks.crew_model.rebalance import Candidate, Cause, Holder, Transfer, choose, looked_at
 from tasks.sampling.session.actions import ClaimedResponse, Seen, Taken
 from tasks.sampling.session.candidates import candidates_of
+from tasks.sampling.session.finished_siblings import FinishedSiblings
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class Claimant:
         self._settled: dict[str, int] = {}
         self._asks = Asks(store, plan.iteration)
         self._open_asks: dict[str, _OpenAsk] = {}
+        self.finished_siblings = FinishedSiblings(self._reader, incarnation, plan.num_generations)
         self.tokens_recovered = 0
 
     def closed(self) -> bool:

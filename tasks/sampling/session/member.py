@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +16,7 @@ from resources.process import started_at_s
 from resources.work_log import at_work
 from storage.clock import Clock
 from storage.records import layout, model_files, prompt_table
+from storage.records.prompt_table import PromptRow
 from storage.records.records import JOINED_POOL, TRAIN_POOL, PlanRecord
 from storage.records.run import execution_of, exists, lease_holder, next_iteration, read_plan, read_run
 from storage.stores.connect import connect
@@ -30,6 +31,8 @@ from tasks.configuration.run_config import RunConfig
 from tasks.device.gpu_check import check_gpus
 from tasks.sampling.engines.choose import build_engine, engine_settings
 from tasks.sampling.engines.engine import Engine, EngineError
+from tasks.sampling.session.draft_corpus import DraftCorpus
+from tasks.sampling.session.past_responses import opened_corpus
 from tasks.sampling.session.pulled_model import WeightSource
 from tasks.sampling.session.session import Session
 from tasks.sampling.session.session_config import SessionConfig
@@ -235,11 +238,27 @@ def run_session(
     Once the iteration is closed, missing or corrupt objects are no error, because retention may be deleting them.
     Raises Preempted after a notice, EngineDied, and EngineError when an evaluation's weight version is gone.
     """
+    store, plan, prompts = planned.store, planned.plan, prompt_table.read_prompts(planned.store, planned.plan)
+    engine, slot = equipment.engine, settings.slot
+    with opened_corpus(store, plan, planned.config, slot=slot, prompts=prompts, engine=engine, clock=clock) as corpus:
+        return _run_session(planned, equipment, settings, prompts, corpus, notice, clock, enough)
+
+
+def _run_session(
+    planned: PlannedIteration,
+    equipment: Equipment,
+    settings: SessionConfig,
+    prompts: Sequence[PromptRow],
+    corpus: DraftCorpus | None,
+    notice: Callable[[], bool],
+    clock: Clock,
+    enough: Callable[[], bool] | None,
+) -> SessionOutcome:
     store, plan = planned.store, planned.plan
     session = Session(
         store,
         plan,
-        prompts=prompt_table.read_prompts(store, plan),
+        prompts=prompts,
         engine=equipment.engine,
         environments=equipment.environments,
         load=lambda engine, heed: equipment.weights.load(engine, plan.weight_version, heed),
@@ -248,6 +267,7 @@ def run_session(
         notice=notice,
         health=equipment.health,
         enough=enough,
+        corpus=corpus,
     )
     at_work(f"generating for iteration {plan.iteration} as {session.incarnation}", session.state.in_words)
     log.info("slot %d: iteration %d as %s", settings.slot, plan.iteration, session.incarnation)

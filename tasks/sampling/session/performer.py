@@ -48,6 +48,7 @@ from tasks.sampling.session.actions import (
     WriteShard,
 )
 from tasks.sampling.session.claimant import Claimant
+from tasks.sampling.session.draft_corpus import DraftCorpus
 from tasks.sampling.session.session_config import SessionConfig
 from tasks.turns.environments import Environments, OpenTurn
 
@@ -75,8 +76,9 @@ class Performer:
         environments: Environments | None,
         enough: Callable[[], bool] | None,
         is_useless: Callable[[], bool],
+        corpus: DraftCorpus | None = None,
     ) -> None:
-        """load, environments, enough: see Session. is_useless: whether waiting for weights has become useless."""
+        """load, environments, enough, corpus: see Session. is_useless: whether it is useless to wait for weights."""
         self._plan = plan
         self._prompts = prompts
         self._engine = engine
@@ -85,6 +87,7 @@ class Performer:
         self._clock = clock
         self._enough = enough
         self._is_useless = is_useless
+        self._corpus = corpus
         self._heartbeat = HeartbeatWriter(store, plan.iteration, incarnation, engine, config, clock)
         self._claimant = Claimant(
             store,
@@ -100,7 +103,7 @@ class Performer:
         self._performs = {
             Lane.DECODE: self._engine_action,
             Lane.FLUSH: self._write,
-            Lane.CLAIM: self._claim_action,
+            Lane.CLAIM: self._claim,
         }
 
     def perform(self, lane: Lane, action: Action) -> Event:
@@ -128,6 +131,8 @@ class Performer:
             case StartResponses(responses):
                 return self._engine.start([self._request(*response) for response in responses])
             case DecodeStep():
+                if self._corpus is not None:
+                    self._corpus.feed(self._engine)
                 began_s = self._clock.monotonic()
                 deltas = self._engine.step()
                 return DecodeResult(deltas, self._clock.monotonic() - began_s)
@@ -150,6 +155,12 @@ class Performer:
                 return environments.answers(wait_s)
             case _:
                 return self._write(action)
+
+    def _claim(self, action: Action) -> Any:
+        result = self._claim_action(action)
+        if self._corpus is not None:
+            self._corpus.extend(self._claimant.finished_siblings.new())
+        return result
 
     def _claim_action(self, action: Action) -> Any:
         claimant = self._claimant

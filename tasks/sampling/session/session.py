@@ -17,6 +17,7 @@ from storage.records.records import PlanRecord
 from storage.stores.store import ObjectStore
 from tasks.sampling.engines.engine import Engine
 from tasks.sampling.session.actions import Action, Done, Event, Lane, Noticed, Rest, Wake
+from tasks.sampling.session.draft_corpus import DraftCorpus
 from tasks.sampling.session.performer import Load, Performer
 from tasks.sampling.session.session_config import SessionConfig
 from tasks.sampling.session.session_outcome import EngineHealth, SessionOutcome
@@ -49,6 +50,7 @@ class Session:
         incarnation: str | None = None,
         health: EngineHealth | None = None,
         enough: Callable[[], bool] | None = None,
+        corpus: DraftCorpus | None = None,
     ) -> None:
         """Create a session that has claimed nothing yet.
 
@@ -68,6 +70,7 @@ class Session:
                 and serves only this session.
             enough: after time_limit_s, or when a standing member holds nothing, the session ends only when `enough`
                 returns True. The claim lane calls `enough` once per heartbeat interval, so reading the store is fine.
+            corpus: responses from which the engine drafts; None: others' responses are not handed to the engine.
         """
         self.incarnation = incarnation or f"{config.slot:05d}-{uuid.uuid4().hex[:16]}"
         self.clock = clock
@@ -95,6 +98,7 @@ class Session:
             environments=environments,
             enough=enough,
             is_useless=lambda: notice() or self.state.needs_no_weights,
+            corpus=corpus,
         )
         self._stepping = threading.Lock()
         self._woken = {lane: threading.Event() for lane in Lane}

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.prompts.order import prompt_index
+from tasks.prompts.order import position_before, prompt_index
 
 
 @given(size=st.integers(1, 200), seed=st.integers(0, 2**40), epoch=st.integers(0, 1000), shuffle=st.booleans())
@@ -45,3 +45,13 @@ def test_without_shuffle_rows_come_in_file_order():
 def test_impossible_arguments_are_refused(position: int, size: int, name: str):
     with pytest.raises(ValueError, match=f"{name}: value"):
         prompt_index(position, size, 0, shuffle=True)
+
+
+@given(size=st.integers(1, 60), seed=st.integers(0, 9), position=st.integers(0, 400), shuffle=st.booleans())
+def test_the_position_before_is_that_of_the_same_prompt_one_epoch_earlier(size, seed, position, shuffle):
+    epoch, index = prompt_index(position, size, seed, shuffle)
+    before = position_before(position, size, seed, shuffle)
+    if epoch == 0:
+        assert before is None
+    else:
+        assert prompt_index(before, size, seed, shuffle) == (epoch - 1, index)
