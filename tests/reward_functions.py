@@ -1,5 +1,6 @@
 """Reward functions of tests; graders import this module by name in processes of their own."""
 
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -69,3 +70,22 @@ def messages_seen(solution_str: str, extra_info: dict[str, object]) -> float:
     messages = extra_info.get("messages", [])
     assert isinstance(messages, list)
     return float(len(messages))
+
+
+_CALLS: list[int] = []
+
+
+def counts_calls(completion_ids: list[list[int]], **_columns: Any) -> list[float]:
+    """A value that shows the call's number in this process, and which responses it has been given together."""
+    _CALLS.append(len(completion_ids))
+    return [len(_CALLS) + sum(ids) / 7 / (1 + sum(map(sum, completion_ids))) for ids in completion_ids]
+
+
+def characters(solution_str: str) -> float:
+    """A value per response, in verl's signature."""
+    return len(solution_str) / 7
+
+
+def answers_at_random(completion_ids: list[list[int]], **_columns: Any) -> list[float]:
+    """Other values at every call."""
+    return [random.random() for _ in completion_ids]

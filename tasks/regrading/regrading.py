@@ -155,7 +155,7 @@ def _model_folders(store: ObjectStore, configs: Sequence[RewardConfig]) -> Itera
     """The folder of each reward model by name, within the block.
 
     A folder that exists is read where it is. The run's copy serves a model of the run's own configuration, the hub all
-    others. Raises HubError, and what fetching raises.
+    others. Raises GradingError for a model that is nowhere, HubError, and what fetching raises.
     """
     named = dict(zip(reward_names(configs), configs, strict=True))
     wanted = {name: config for name, config in named.items() if config.model is not None}
@@ -165,7 +165,12 @@ def _model_folders(store: ObjectStore, configs: Sequence[RewardConfig]) -> Itera
     from_hub = {name: wanted[name] for name in wanted.keys() - folders.keys() - set(copied)}
     with fetched_models(store, copied) as fetched, open_local_inputs() as inputs:
         found = zip(from_hub, inputs.rewards(tuple(from_hub.values())), strict=True)
-        yield folders | fetched | {name: expanded(str(config.model)) for name, config in found}
+        folders |= fetched | {name: expanded(str(config.model)) for name, config in found}
+        for name, folder in folders.items():
+            if not folder.is_dir():
+                allowed = "a folder, an id on the hub, or what the run's configuration says and its copy serves"
+                raise GradingError(f"rewards.{name}.model: value {named[name].model!r}; allowed: {allowed}")
+        yield folders
 
 
 def _models_of_run(store: ObjectStore) -> dict[str, str | None]:
