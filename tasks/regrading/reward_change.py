@@ -193,7 +193,9 @@ def _recorded(store: ObjectStore, graded: GradedRecord) -> list[GradedResponse]:
     found.sort(key=lambda response: response.response)
     if tuple(response.response for response in found) != graded.responses:
         key = layout.batches(graded.iteration)
-        raise CorruptObject(key, f"{len(found)} responses have a reward, and {len(graded.responses)} are graded again")
+        raise CorruptObject(
+            key, f"{len(found)} responses have a reward, and {len(graded.responses)} are graded again, of other numbers"
+        )
     return found
 
 
