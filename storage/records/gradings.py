@@ -1,6 +1,8 @@
 """Gradings: further rewards for a run's stored responses, each under a name (docs/format.md section 12)."""
 
+import logging
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -8,8 +10,9 @@ from typing import Any, ClassVar
 
 from storage.records import layout, records
 from storage.records.records import STRICT
-from storage.stores.store import ConflictingRecord, ObjectMissing, ObjectStore
+from storage.stores.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore
 
+log = logging.getLogger(__name__)
 # A part of keys, and no name of a folder above.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", re.ASCII)
 _RECORD = re.compile(rf"{layout.GRADINGS}({_NAME.pattern})/grading\.json", re.ASCII)
@@ -56,6 +59,11 @@ class GradedRecord:
             if len(values) != len(self.responses):
                 raise ValueError(f"{name}: {len(values)} values; allowed: {len(self.responses)}, one for each response")
 
+    def reward_of(self, response: int) -> float | None:
+        """The weighted sum for a response by number; None if the response is not graded."""
+        at = bisect_left(self.responses, response)
+        return self.reward[at] if self.responses[at : at + 1] == (response,) else None
+
 
 def check_name(name: str) -> None:
     """Raise ValueError for a name that no grading can have."""
@@ -80,6 +88,19 @@ def read_graded(store: ObjectStore, name: str, iteration: int) -> GradedRecord:
         return records.read(store, GradedRecord, layout.graded(name, iteration))
     except ObjectMissing:
         raise LookupError(f"grading {name!r} has no iteration {iteration}; `gleaner regrade` adds it") from None
+
+
+def gradings_of(store: ObjectStore, iteration: int) -> dict[str, GradedRecord]:
+    """What each grading gives to an iteration, by name; an unreadable one is left out with a warning."""
+    found = {}
+    for name in gradings(store):
+        try:
+            found[name] = records.read(store, GradedRecord, layout.graded(name, iteration))
+        except ObjectMissing:
+            continue
+        except CorruptObject as error:
+            log.warning("left out: %s", error)
+    return found
 
 
 def check_rewards_of(store: ObjectStore, name: str, mine: GradingRecord) -> None:

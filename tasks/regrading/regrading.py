@@ -160,9 +160,10 @@ def _model_folders(store: ObjectStore, configs: Sequence[RewardConfig]) -> Itera
     named = dict(zip(reward_names(configs), configs, strict=True))
     wanted = {name: config for name, config in named.items() if config.model is not None}
     folders = {name: folder for name, config in wanted.items() if (folder := expanded(str(config.model))).is_dir()}
-    of_run = _models_of_run(store)
-    copied = [name for name in wanted.keys() - folders.keys() if of_run.get(name) == wanted[name].model]
-    from_hub = {name: wanted[name] for name in wanted.keys() - folders.keys() - set(copied)}
+    elsewhere = {name: config for name, config in wanted.items() if name not in folders}
+    of_run = _models_of_run(store) if elsewhere else {}
+    copied = [name for name, config in elsewhere.items() if of_run.get(name) == config.model]
+    from_hub = {name: config for name, config in elsewhere.items() if name not in copied}
     with fetched_models(store, copied) as fetched, open_local_inputs() as inputs:
         found = zip(from_hub, inputs.rewards(tuple(from_hub.values())), strict=True)
         folders |= fetched | {name: expanded(str(config.model)) for name, config in found}
