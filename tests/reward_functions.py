@@ -37,6 +37,20 @@ def behind_a_gate(file: str) -> Callable[..., list[float]]:
     return grade
 
 
+def stopping_at(file: str, call: int) -> Callable[..., list[float]]:
+    """`even_length`, which adds a line to the file at each call, and waits at this call, from 0, for `<file>.go`."""
+
+    def grade(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        with Path(file).open("a+") as lines:
+            lines.write("called\n")
+        calls = Path(file).read_text().count("\n")
+        while calls == call + 1 and not Path(f"{file}.go").exists():
+            time.sleep(0.02)
+        return even_length(completion_ids, **columns)
+
+    return grade
+
+
 def beginning_with(n: int) -> Callable[..., list[float]]:
     """The share of the first n tokens that are even; only an integer is a number of tokens."""
 

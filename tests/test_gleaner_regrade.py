@@ -1,12 +1,18 @@
 """The command `gleaner regrade`: what it prints, what it writes, and what it refuses in one line."""
 
 import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from gleaner import main
+from resources.process import descendants
 from storage.records import layout
 from storage.records.gradings import gradings
 from storage.stores.connect import connect
@@ -15,6 +21,7 @@ from tests.small_run import document, everything, memory_store, model_directory
 
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).parents[1]
 URL = "memory://regrade-command"
 RUBRIC = [{"function": "format", "arguments": {"pattern": ".{130,}"}}, *REWARDS[-1:]]
 
@@ -128,3 +135,39 @@ def test_a_run_without_a_committed_iteration_has_nothing_to_grade(objects, files
         f"gleaner: {URL} holds no committed iteration; allowed: a run with one"
     )
     assert everything(store) == begun
+
+
+def test_a_killed_command_goes_on_where_it_stood(objects, files, tmp_path, model):
+    url, notes = str(tmp_path / "run"), tmp_path / "notes"
+    store = connect(url)
+    for key, body in objects.items():
+        store.put(key, body)
+    first, second = (len(store.list(layout.batches(iteration))) for iteration in (0, 1))
+    reward = {"function": "tests.reward_functions:stopping_at", "arguments": {"file": str(notes), "call": first}}
+    config = files / "stopping.yaml"
+    config.write_text(yaml.safe_dump(document(url, model, rewards=[reward | {"time_limit_s": 600.0}])))
+    command = [sys.executable, "-m", "gleaner", "regrade", str(config)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as child:
+        try:
+            while not notes.exists() or notes.read_text().count("\n") <= first:
+                assert child.poll() is None
+                time.sleep(0.02)
+            of_reward = descendants(child.pid)
+        finally:
+            child.kill()
+    assert store.list(layout.GRADINGS) == [layout.graded("stopping", 0), layout.grading("stopping")]
+    done = store.get(layout.graded("stopping", 0))
+    (tmp_path / "notes.go").touch()
+    assert "graded 1 of 2 iterations now" in gleaner(config).stdout
+    assert notes.read_text().count("\n") == first + 1 + second
+    assert store.get(layout.graded("stopping", 0)) == done
+    assert of_reward
+    assert not any(is_alive(pid) for pid in of_reward)
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
