@@ -38,6 +38,7 @@ from tasks.forecasting.table import comparison_text, forecast_text
 from tasks.preparing.checks import check_files, check_settings
 from tasks.preparing.findings import EXPECTED, UNSURE, Refusals
 from tasks.preparing.local_training import TrainingFailed, train
+from tasks.regrading.regrade_command import regrade
 from tasks.reporting.crew_view import RunView
 from tasks.reporting.export_command import export
 from tasks.reporting.finite_number import FiniteNumber
@@ -61,6 +62,7 @@ __all__ = ["GleanerError", "Run", "TrainingFailed", "main", "open", "train"]
 # Of commands that write, at Ctrl-C; the others write nothing, or put a file in its place when it is whole.
 _KEPT = {
     "sweep": "what it has deleted so far no run needs",
+    "regrade": "it goes on after the last iteration that it has graded",
     "join": "others take its responses over after rollout.claim_ttl_s",
     "fleet": "the fleet is as it was, or as it was asked for",
 }
@@ -377,7 +379,7 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-for each in (doctor, export, fleet, init, status, show, view):
+for each in (doctor, export, fleet, init, regrade, status, show, view):
     main.add_command(each)
 
 if __name__ == "__main__":

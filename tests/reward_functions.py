@@ -1,5 +1,6 @@
 """Reward functions of tests; graders import this module by name in processes of their own."""
 
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,20 @@ def behind_a_gate(file: str) -> Callable[..., list[float]]:
             time.sleep(0.02)
         if gate.read_text() == "once":
             gate.unlink()
+        return even_length(completion_ids, **columns)
+
+    return grade
+
+
+def stopping_at(file: str, call: int) -> Callable[..., list[float]]:
+    """`even_length`, which adds a line to the file at each call, and waits at this call, from 0, for `<file>.go`."""
+
+    def grade(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        with Path(file).open("a+") as lines:
+            lines.write("called\n")
+        calls = Path(file).read_text().count("\n")
+        while calls == call + 1 and not Path(f"{file}.go").exists():
+            time.sleep(0.02)
         return even_length(completion_ids, **columns)
 
     return grade
@@ -69,3 +84,22 @@ def messages_seen(solution_str: str, extra_info: dict[str, object]) -> float:
     messages = extra_info.get("messages", [])
     assert isinstance(messages, list)
     return float(len(messages))
+
+
+_CALLS: list[int] = []
+
+
+def counts_calls(completion_ids: list[list[int]], **_columns: Any) -> list[float]:
+    """A value that shows the call's number in this process, and which responses it has been given together."""
+    _CALLS.append(len(completion_ids))
+    return [len(_CALLS) + sum(ids) / 7 / (1 + sum(map(sum, completion_ids))) for ids in completion_ids]
+
+
+def characters(solution_str: str) -> float:
+    """A value per response, in verl's signature."""
+    return len(solution_str) / 7
+
+
+def answers_at_random(completion_ids: list[list[int]], **_columns: Any) -> list[float]:
+    """Other values at every call."""
+    return [random.random() for _ in completion_ids]

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from gleaner import main
 from storage.records import layout, records
+from storage.records.gradings import GradedRecord, GradingRecord
 from storage.records.records import PlanRecord
 from storage.stores.connect import connect
 from tests.committed_runs import run_of
@@ -93,3 +94,21 @@ def test_without_a_tokenizer_the_token_ids_can_be_listed(tmp_path):
     assert "user: 2+2=" in shown.stdout
     lines = gleaner(tmp_path / "run", 0, 2, "--tokens").stdout.splitlines()
     assert [line.split("'")[1].strip() for line in lines] == ["5", "5", "70000", "2"]
+
+
+def test_a_response_is_shown_with_its_reward_by_each_grading(tmp_path, caplog):
+    (tmp_path / "model").mkdir()
+    store = write_viewed_run(str(tmp_path / "run"), tmp_path / "model")
+    record = GradedRecord(
+        iteration=1, responses=(1, 3), reward=(0.25, -2.0), rewards={"x": (0.5, None)}, reward_errors=(), given_up=()
+    )
+    for name in ("rubric", "second"):
+        records.commit(store, layout.grading(name), GradingRecord(rewards=({"name": "x"},)))
+        records.commit(store, layout.graded(name, 1), record)
+    assert "   by grading rubric -2   by grading second -2\n" in gleaner(store.url, 1, 3).stdout
+    assert json.loads(gleaner(store.url, 1, 1, "--json").stdout)["gradings"] == {"rubric": 0.25, "second": 0.25}
+    store.put(layout.graded("rubric", 1), b"damaged")
+    assert json.loads(gleaner(store.url, 1, 1, "--json").stdout)["gradings"] == {"second": 0.25}
+    assert "left out: object 'gradings/rubric/000001.json' is corrupt" in caplog.text
+    for iteration, response in ((1, 2), (0, 3)):
+        assert json.loads(gleaner(store.url, iteration, response, "--json").stdout)["gradings"] == {}

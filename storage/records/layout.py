@@ -18,6 +18,7 @@ SETTINGS = "settings/"
 EVALUATIONS = "evaluations/"
 LENGTHS = "lengths/"
 FORECASTS = "forecasts/"
+GRADINGS = "gradings/"
 FAILURES = "failures/"
 # The fleet of a run whose own trainer stands, with the keys of storage/fleet/fleet_layout.py.
 STANDING = "standing/"
@@ -224,6 +225,16 @@ def lengths_iteration(key: str) -> int | None:
 def forecast(digest: str) -> str:
     """A forecast of the run; the digest (hexadecimal) is that of its bytes."""
     return f"{FORECASTS}{digest}.json"
+
+
+def grading(name: str) -> str:
+    """The rewards of a grading beside the run's own; the name is one that `gradings.check_name` accepts."""
+    return f"{GRADINGS}{name}/grading.json"
+
+
+def graded(name: str, index: int) -> str:
+    """The rewards that a grading gives to the responses of an iteration."""
+    return f"{GRADINGS}{name}/{index:06d}.json"
 
 
 def failure(task: str) -> str:

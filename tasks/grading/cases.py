@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from storage.journal.assembly import Assembled
+from storage.journal.responses import Response
 from storage.journal.turns import decode_turn
 from storage.records.prompt_table import PromptRow
 from tasks.grading.reward import GradedConversation, GradingCase
@@ -10,12 +11,15 @@ from tasks.turns.reading import ReadMessages
 
 
 def grading_case(
-    response: Assembled, prompt: PromptRow, decode: Callable[[Sequence[int]], str], read_messages: ReadMessages | None
+    response: Assembled | Response,
+    prompt: PromptRow,
+    decode: Callable[[Sequence[int]], str],
+    read_messages: ReadMessages | None,
 ) -> GradingCase:
     """The case of a finished response.
 
     Args:
-        response: The response.
+        response: The response, from the journal or from a stored part.
         prompt: The response's prompt.
         decode: Makes text from token ids.
         read_messages: Reads the messages of a response in a run with turns, where the completion is the text of the

@@ -100,6 +100,12 @@ class Grader:
         """The functions' names in order, as in metrics and records."""
         return tuple(reward.name for reward in self._rewards)
 
+    @property
+    def sources(self) -> dict[str, str]:
+        """The digest of the file with the code, for each of the user's functions by name."""
+        isolated = [reward for reward in self._rewards if isinstance(reward, IsolatedReward)]
+        return {reward.name: reward.source for reward in isolated if reward.source is not None}
+
     def check_columns(self, columns: Collection[str]) -> None:
         """Raise GradingError when a function needs a column that the prompts do not have."""
         for reward in self._rewards:

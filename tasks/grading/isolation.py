@@ -223,6 +223,8 @@ class IsolatedReward:
         self._worker = WorkerProcess(function, load_time_limit_s, settings or {}, environment_variables)
         description = self._worker.load()
         self.needs: Needs = tuple(tuple(alternatives) for alternatives in description["needs"])
+        self.source: str | None = description["source"]
+        """The digest of the file with the code of a user's function; None for Gleaner's own."""
         self._batched = bool(description["batched"])
         self._verifies = bool(description["verifies"])
         self._patience = Patience(time_limit_s)

@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -86,13 +86,25 @@ def open_grader(
     Raises:
         GradingError: A function cannot be used.
     """
+    with (
+        fetched_models(store, _folders(configs), prefix) as folders,
+        Grader(configs, folders=folders, device=device, turns=turns) as grader,
+    ):
+        yield grader
+
+
+@contextmanager
+def fetched_models(store: ObjectStore, names: Iterable[str], prefix: str = "") -> Iterator[dict[str, Path]]:
+    """A folder with the run's copy of each named reward model, within the block.
+
+    prefix: as for `held_models`. Raises ObjectMissing for a model that the run does not hold, and CorruptObject.
+    """
     with _temporary_folder() as root:
-        folders = {name: root / name for name in _folders(configs)}
+        folders = {name: root / name for name in names}
         for name, folder in folders.items():
             folder.mkdir()
             reward_models.download(store, prefix + name, folder)
-        with Grader(configs, folders=folders, device=device, turns=turns) as grader:
-            yield grader
+        yield folders
 
 
 @contextmanager

@@ -7,12 +7,15 @@ killing this process.
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from resources.user_process import Replies, describe, serve_parent
+from storage.digests import digest_of
 from tasks.configuration.user_function import NotAFunction, load_function
 from tasks.grading import math_answer
 from tasks.grading.answer_limits import OutOfTime, limit_memory, limited_time
@@ -78,7 +81,19 @@ def _load(spec: str, settings: dict[str, Any]) -> tuple[BoundFunction | None, di
         "batched": bound.batched,
         "prepares": bound.prepare is not None,
         "verifies": bound.verifies,
+        "source": _source(spec),
     }
+
+
+def _source(spec: str) -> str | None:
+    """The digest of the file with the code of a user's loaded function; None for Gleaner's own, and without a file."""
+    module_name, colon, _ = spec.partition(":")
+    if not colon:
+        return None
+    # A package may offer what a module of it defines.
+    defined_in = getattr(load_function(spec), "__module__", None)
+    file = getattr(sys.modules.get(defined_in or module_name), "__file__", None)
+    return None if file is None else digest_of(Path(file).read_bytes())
 
 
 def _bound(spec: str, settings: dict[str, Any]) -> BoundFunction:

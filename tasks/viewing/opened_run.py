@@ -13,10 +13,12 @@ import pyarrow as pa
 
 from storage.clock import SystemClock
 from storage.records import layout
+from storage.records.gradings import read_graded
 from storage.records.run import connect_to_run, count_committed, exists, plans_in_flight, read_plan, read_run
 from storage.stores.store import ObjectStore
 from tasks.configuration.iteration_config import resolved_in_force
 from tasks.prompts.decode import Decode
+from tasks.regrading.reward_change import graded_table
 from tasks.reporting.export import load_completion_decoder, rollout_tables
 from tasks.reporting.export_model import export_model
 from tasks.viewing.run_summary import committed_metrics
@@ -73,14 +75,17 @@ class Run:
         kinds = _KEYS | dict.fromkeys(names, pa.float64())
         return pa.table({name: pa.array([row.get(name) for row in rows], type=kind) for name, kind in kinds.items()})
 
-    def responses(self, iteration: int) -> pa.Table:
+    def responses(self, iteration: int, *, grading: str | None = None) -> pa.Table:
         """The responses of a committed iteration, a row each; docs/guide/export.md names the columns.
 
-        Takes the memory of all its tokens. Raises LookupError for an iteration that is not committed, and what reading
-        raises.
+        Takes the memory of all its tokens. grading: the rewards are those of this grading by `gleaner regrade`; None:
+        the recorded ones. Raises LookupError for an iteration that is not committed, or that the grading does not have,
+        and what reading raises.
         """
-        tables = rollout_tables(self._store, read_plan(self._store, self._committed(iteration)), self._decode)
-        return pa.concat_tables(tables)
+        plan = read_plan(self._store, self._committed(iteration))
+        graded = None if grading is None else read_graded(self._store, grading, plan.iteration)
+        table = pa.concat_tables(rollout_tables(self._store, plan, self._decode))
+        return table if graded is None else graded_table(table, graded)
 
     def model(self, version: int | None = None) -> Any:
         """Return a weight version, by default the newest, as a transformers model on the CPU, in the stored dtype.

@@ -3,11 +3,13 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from storage.journal.response_lookup import Traced
 from storage.journal.shard import Finish
 from storage.journal.turns import decode_turn
+from storage.records.gradings import GradedRecord
 from storage.records.prompt_table import PromptRow
 from storage.records.records import PlanRecord
 from tasks.prompts.decode import Decode
@@ -30,6 +32,8 @@ _BY_FINISH: dict[Finish, StretchEnd] = {
     Finish.ACTING: "acting",
     Finish.FAILED: "failed",
 }
+
+NO_GRADINGS: Mapping[str, GradedRecord] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +96,7 @@ class ResponseView:
         tokens: The present number of tokens.
         reward: The weighted sum of the rewards; None if the response is not graded, or failed.
         rewards: By reward function.
+        gradings: The reward by each grading of `gleaner regrade` that has the response.
         advantage: As the train step computed it; None if unknown.
         has_text: Whether there is a tokenizer.
     """
@@ -109,6 +114,7 @@ class ResponseView:
     tokens: int
     reward: float | None
     rewards: dict[str, float | None]
+    gradings: dict[str, float]
     advantage: float | None
     has_text: bool
 
@@ -121,9 +127,14 @@ def view_response(
     fates: Mapping[str, Fate],
     decode: Decode | None,
     advantage: float | None = None,
+    gradings: Mapping[str, GradedRecord] = NO_GRADINGS,
 ) -> ResponseView:
-    """The view of one response; `fates`: what became of each incarnation that has ended."""
+    """The view of one response.
+
+    fates: what became of each incarnation that has ended. gradings: of the iteration, by name.
+    """
     response = traced.response
+    graded = {name: record.reward_of(response.response) for name, record in gradings.items()}
     return ResponseView(
         iteration=plan.iteration,
         response=response.response,
@@ -138,6 +149,7 @@ def view_response(
         tokens=len(response.token_ids),
         reward=response.reward,
         rewards=response.rewards,
+        gradings={name: reward for name, reward in graded.items() if reward is not None},
         advantage=advantage,
         has_text=decode is not None,
     )

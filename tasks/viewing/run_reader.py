@@ -11,6 +11,7 @@ from storage.journal.compaction import each_batch
 from storage.journal.response_lookup import ResponseLookup, Traced
 from storage.records import layout
 from storage.records.crew_records import HeartbeatRecord
+from storage.records.gradings import GradedRecord, gradings_of
 from storage.records.prompt_table import PromptRow, read_prompts
 from storage.records.records import PlanRecord
 from storage.records.run import exists, next_iteration, read_plan, read_report
@@ -37,10 +38,12 @@ class _Moment:
     Attributes:
         traced: The responses, by number.
         fates: The fate of each incarnation at the time.
+        gradings: The gradings of the iteration, by name.
     """
 
     traced: dict[int, Traced]
     fates: dict[str, Fate]
+    gradings: dict[str, GradedRecord]
 
 
 class IterationReader:
@@ -87,7 +90,7 @@ class IterationReader:
             return
         states = self._last_index().states
         traced = self._lookup.find_all(number for number in responses if states[number] != "unused")
-        self._moment = _Moment(traced, self._fates())
+        self._moment = _Moment(traced, self._fates(), gradings_of(self._store, self.plan.iteration))
         try:
             yield list(traced)
         finally:
@@ -100,7 +103,9 @@ class IterationReader:
             (self.advantages or {}).get(number) if with_advantage and index.batches[number] is not None else None
         )
         prompt = self.prompts[number // self.plan.num_generations]
-        return view_response(self.plan, index, prompt, traced, self._fates(), self._decode, advantage)
+        moment = self._moment
+        gradings = gradings_of(self._store, self.plan.iteration) if moment is None else moment.gradings
+        return view_response(self.plan, index, prompt, traced, self._fates(), self._decode, advantage, gradings)
 
     def tokens(self, number: int, first: int = 0) -> list[tuple[str, float | None]]:
         """(text, log-prob) of at most TOKENS_AT_ONCE tokens from position `first` on; ids as text without a tokenizer.

@@ -55,7 +55,8 @@ def _rewards(view: ResponseView) -> str:
     by_name = ", ".join(f"{visible(name)} {_number(value)}" for name, value in view.rewards.items())
     reward = "not graded" if view.reward is None else f"reward {_number(view.reward)}"
     advantage = "" if view.advantage is None else f"   advantage {view.advantage:+.3f}"
-    return f"{reward}{f' ({by_name})' if by_name else ''}{advantage}"
+    again = "".join(f"   by grading {name} {_number(value)}" for name, value in view.gradings.items())
+    return f"{reward}{f' ({by_name})' if by_name else ''}{advantage}{again}"
 
 
 def _stretches(view: ResponseView) -> Iterator[RenderableType]:
