@@ -28,7 +28,9 @@ def draw_speculation(
         name: that of the process or incarnation.
         answer: the tokens that decoding adds to a request.
         clock: the clock of the times of steps.
-        vocab_size, rows, context_length: as in the engine.
+        vocab_size: as in the engine.
+        rows: the most responses in flight.
+        context_length: the most tokens of prompt + response.
     """
     rng = random.Random(f"drafts {seed} {name}")
     kind = rng.random()
