@@ -1,4 +1,4 @@
-"""What a member measures of an engine with drafts: seconds per token, so planner, rebalancing and forecast need no more.
+"""What a member measures of an engine with drafts: seconds per token, so planner, rebalancing, forecast need no more.
 
 The heartbeat gives these seconds as `step_s`, from which the planner's and the forecast's curves are pooled, and
 `per_response` is what dispatch and cuts compare.
