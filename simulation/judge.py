@@ -322,5 +322,6 @@ def _count(outcome: Outcome, reference: Reference) -> None:
             "rows": len(rows),
             "rows released": sum(row.finish is Finish.RELEASED for row in rows),
             "rows void": len(rows) - counting,
+            "tokens of drafts": sum(chunk.count - 1 for chunks in outcome.ledger.decoded.values() for chunk in chunks),
         }
     )

@@ -21,6 +21,7 @@ from tasks.turns.scripted_environments import Script
 VOCABULARY = 50
 STOP_TOKEN = 0
 CONTEXT = 1 << 10
+PROMPT_TOKENS = 3
 SLOWEST_CLOCK = 0.85
 TRAINING_S_MAX = 5.0
 ITERATIONS = (1,) * 7 + (2, 2, 3)
@@ -31,6 +32,7 @@ BEYOND = 2
 ADAPTS, INEXACT = 0.4, 0.4
 STANDS = 0.4
 TALKS = 0.3
+DRAFTS = 0.25
 Kind = Literal[
     "kill",
     "notice",
@@ -98,6 +100,7 @@ class History:
         adapts: whether weight versions are published as adapters of version 0.
         inexact: whether the last bits of a training step differ between lives of the trainer, as on GPUs.
         script: behaviour of the environments that answer the policy's turns; None: a response is one turn.
+        drafts: whether engines verify drafts (simulation/simulated_drafts.py).
     """
 
     seed: int
@@ -130,6 +133,7 @@ class History:
     adapts: bool = False
     inexact: bool = False
     script: Script | None = None
+    drafts: bool = False
 
     def pool(self, member: int) -> str:
         """The pool of a member."""
@@ -208,14 +212,15 @@ def draw_history(seed: int, *, all_come: bool = False, iterations: int | None = 
     history = _draw(seed, f"{seed}", None, all_come=all_come or bool(ahead) or stands, ahead=ahead)
     of_training = random.Random(f"training {seed}")
     adapts, inexact = of_training.random() < ADAPTS, of_training.random() < INEXACT
-    return _standing(replace(history, iterations=number, stands=stands, adapts=adapts, inexact=inexact))
+    drafts = random.Random(f"drafts {seed}").random() < DRAFTS
+    return _standing(replace(history, iterations=number, stands=stands, adapts=adapts, inexact=inexact, drafts=drafts))
 
 
 def draw_next(history: History, plan: PlanRecord) -> History:
     """What happens in a later iteration of a history, whose plan is known by then."""
     name, all_come = f"{history.seed}/{plan.iteration}", history.absence is None
     drawn = _draw(history.seed, name, plan, all_come=all_come, ahead=history.ahead)
-    kept = {name: getattr(history, name) for name in ("iterations", "stands", "adapts", "inexact")}
+    kept = {name: getattr(history, name) for name in ("iterations", "stands", "adapts", "inexact", "drafts")}
     return _standing(replace(drawn, **kept))
 
 

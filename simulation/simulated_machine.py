@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from simulation.ledger import Ledger
-from simulation.simulated_history import CONTEXT, SLOWEST_CLOCK, VOCABULARY, History
+from simulation.simulated_drafts import draw_speculation
+from simulation.simulated_history import CONTEXT, PROMPT_TOKENS, SLOWEST_CLOCK, VOCABULARY, History
 from simulation.simulated_step import version_of
 from storage.clock import Clock
 from storage.journal import journal
@@ -13,6 +14,7 @@ from storage.weights.tensor_sets import TensorBlock
 from tasks.sampling.engines.engine import EngineDied, EngineError, GenerationRequest, TokenDelta
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.engines.slot_table import SlotTable
+from tasks.sampling.engines.speculation import Speculation
 
 RESTART_FAILS = 0.2
 
@@ -51,6 +53,7 @@ class HangingEngine(ScriptedEngine):
         self._history = history
         self._member = member
         self._machine_clock = clock
+        self._speculation = self._draw_speculation(name)
         self._dies = dies
         self._dead = False
         self._ledger = ledger
@@ -68,6 +71,7 @@ class HangingEngine(ScriptedEngine):
         self._speed = history.speeds[slot % len(history.speeds)]
         self._median_length, self._max_in_flight = history.median_length, history.in_flight
         self._table, self._positions = SlotTable(history.in_flight), {}
+        self._speculation = self._draw_speculation(name)
 
     def load_weights(self, version: int, tensors: Mapping[str, TensorBlock]) -> None:
         self._check_alive()
@@ -100,6 +104,20 @@ class HangingEngine(ScriptedEngine):
         self._survive(RESTART_FAILS)
         self._dead = False
         super().restart()
+
+    def _draw_speculation(self, name: str) -> Speculation | None:
+        history = self._history
+        if not history.drafts:
+            return None
+        return draw_speculation(
+            history.seed,
+            name,
+            lambda request: self.scripted_tokens(request, request.sampling.max_completion_length),
+            self._machine_clock,
+            vocab_size=VOCABULARY,
+            rows=history.in_flight,
+            context_length=PROMPT_TOKENS + history.plan.sampling.max_completion_length,
+        )
 
     def _check_isolation(self) -> None:
         """Check that the batch is no larger than the plan allows while a response of the slot's own unit is decoded."""

@@ -4,7 +4,7 @@ No token depends on the number of drafts, so a clock may choose it.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -148,6 +148,28 @@ class Speculation:
         if self._width > 1:
             self.totals.drafted += len(asked)
             self.totals.accepted += right
+
+
+def verified(
+    drafts: Sequence[int], drawn: Iterable[tuple[int, float]], append: Callable[[int, float], TokenDelta]
+) -> TokenDelta:
+    """Append what was drawn after the last token and after each right draft, until the response ends.
+
+    Args:
+        drafts: the tokens that a step fed behind the response's last token.
+        drawn: token and log-prob drawn after the last token and after each draft. Draws behind a wrong draft, and
+            behind the response's end, count for nothing.
+        append: adds a token and its log-prob to the response.
+    """
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    for (token, logprob), draft in zip(drawn, (*drafts, -1), strict=True):
+        last = append(token, logprob)
+        tokens += last.token_ids
+        logprobs += last.logprobs
+        if last.finish_reason is not None or token != draft:
+            break
+    return TokenDelta(last.response, tokens, logprobs, last.finish_reason)
 
 
 def _checked(tokens: Sequence[int], most: int, vocab_size: int) -> Sequence[int]:

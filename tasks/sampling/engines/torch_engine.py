@@ -30,7 +30,7 @@ from tasks.sampling.engines.kv_cache import KeyValueCache
 from tasks.sampling.engines.packed_cache import PackedCache
 from tasks.sampling.engines.prefill_passes import Piece
 from tasks.sampling.engines.slot_table import Placement, Slot, SlotTable
-from tasks.sampling.engines.speculation import Speculation
+from tasks.sampling.engines.speculation import Speculation, verified
 from tasks.sampling.engines.step_graphs import StepGraphs
 from tasks.sampling.engines.window import TokenCache
 
@@ -208,8 +208,10 @@ class TorchEngine:
             if width == 1:
                 deltas.append(self._append(row, slot, int(tokens[row]), scores[row]))
             else:
-                drawn = slice(row * width, (row + 1) * width)
-                deltas.append(self._extend(row, slot, drafts[row], tokens[drawn], scores[drawn]))
+                of_row = slice(row * width, (row + 1) * width)
+                drawn = zip(map(int, tokens[of_row]), scores[of_row], strict=True)
+                # In the cache, tokens behind a wrong draft are overwritten unread.
+                deltas.append(verified(drafts[row], drawn, partial(self._append, row, slot)))
         if self._speculation is not None:
             self._speculation.settle(deltas)
         return deltas
@@ -309,21 +311,6 @@ class TorchEngine:
         room = max(tokens_left(slot.request, slot.generated, self._context_length) for slot in live) - 1
         responses = [slot.request.response for slot in live]
         return self._speculation.drafts(responses, room, self._vocab_size)
-
-    def _extend(
-        self, row: int, slot: Slot, drafts: Sequence[int], tokens: Sequence[float], scores: Sequence[float]
-    ) -> TokenDelta:
-        """Append what was drawn after the last token and after each right draft, until the response ends.
-
-        Tokens drawn behind a wrong draft count for nothing; in the cache they are overwritten unread.
-        """
-        kept: tuple[int, ...] = ()
-        for drawn, score, draft in zip(tokens, scores, (*drafts, -1), strict=True):
-            last = self._append(row, slot, int(drawn), score)
-            kept += last.token_ids
-            if last.finish_reason is not None or last.token_ids != (draft,):
-                break
-        return TokenDelta(last.response, kept, tuple(scores[: len(kept)]), last.finish_reason)
 
     def _append(self, row: int, slot: Slot, token: int, logprob: float) -> TokenDelta:
         request = slot.request

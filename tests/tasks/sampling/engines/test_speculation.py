@@ -9,6 +9,7 @@ import torch
 
 from storage.records.records import SamplingParams
 from tasks.configuration.rollout import DRAFTS_MAX
+from tasks.sampling.engines import torch_engine
 from tasks.sampling.engines.batch import Batch
 from tasks.sampling.engines.drafter import WIDTHS
 from tasks.sampling.engines.engine import EngineError, FinishReason
@@ -34,6 +35,7 @@ from tasks.sampling.engines.testing import (
 from tasks.sampling.engines.torch_engine import TorchEngine
 from tests.recorded_steps import FROM_THE_HOST, WAITS, Operations, Recorder
 from tests.tiny_model import VOCAB_SIZE, tiny_config, tiny_model, weight_blocks
+from tests.wrong_verifications import WRONG_VERIFICATIONS
 
 FAMILIES = {
     "qwen2": {},
@@ -355,20 +357,7 @@ def mostly_right(tmp_path, models, answers, wanted):
 def test_planted_bugs_are_found(mostly_right, monkeypatch):
     engine, differs = mostly_right
     assert not differs()
-    extend, spread, advance = TorchEngine._extend, Batch.spread, Batch.advance
-
-    def one_too_many(self, row, slot, drafts, tokens, scores):
-        right = next((i for i, (a, b) in enumerate(zip(drafts, tokens, strict=False)) if a != b), len(drafts))
-        if right + 1 < len(tokens):
-            drafts = [*drafts[:right], int(tokens[right]), *drafts[right + 1 :]]
-        return extend(self, row, slot, drafts, tokens, scores)
-
-    def next_row(self, row, slot, drafts, tokens, scores):
-        return extend(self, row, slot, drafts, tokens, [*scores[1:], scores[0]])
-
-    def stops_at_the_last(self, row, slot, drafts, tokens, scores):
-        endless = replace(slot, request=replace(slot.request, sampling=ENDLESS))
-        return extend(self, row, endless, drafts, tokens, scores)
+    spread, advance = Batch.spread, Batch.advance
 
     def same_position(self, width):
         fed = spread(self, width)
@@ -378,9 +367,9 @@ def test_planted_bugs_are_found(mostly_right, monkeypatch):
         advance(self, drawn)
         self.cached += len(drawn) > len(self.token_ids)
 
-    for planted in (one_too_many, next_row, stops_at_the_last):
+    for planted in WRONG_VERIFICATIONS:
         with monkeypatch.context() as context:
-            context.setattr(TorchEngine, "_extend", planted)
+            context.setattr(torch_engine, "verified", planted)
             assert differs(), planted.__name__
         engine.abort(range(8))
     for name, planted in (("spread", same_position), ("advance", fed_further)):
