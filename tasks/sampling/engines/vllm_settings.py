@@ -188,9 +188,8 @@ def build_vllm_config(
         built = resolve("EngineArgs")(**given).create_engine_config(resolve("UsageContext").LLM_CLASS)
         v2 = bool(built.use_v2_model_runner)
     except Exception as error:
-        settings = "rollout.vllm" if speculation.drafts == 0 else "rollout.vllm or rollout.speculation"
         raise EngineError(
-            f"vLLM {installed_version()} refuses this model or {settings}: {' '.join(str(error).split())}"
+            f"vLLM {installed_version()} refuses this model or rollout.vllm: {' '.join(str(error).split())}"
         ) from error
     check_runner(speculation, v2=v2)
     if keyed:
