@@ -130,43 +130,6 @@ def test_every_kind_of_sampling_draws_what_it_draws_without_drafts_in_fewer_step
 
 
 @interpreted
-def test_a_stop_token_inside_drafts_ends_the_response_there(engine, asked, model, model_dir):
-    """Greedy responses end in loops: with a turn of the loop in the prompt, drafts hold tokens new to the response."""
-    greedy = [replace(item, sampling=SamplingParams(max_completion_length=40, temperature=0.0)) for item in asked]
-    other = torch_engine(model_dir, model)
-    begun = run(other, greedy)
-    other.close()
-    endless = [
-        replace(item, prompt_ids=(*item.prompt_ids, *begun[item.response].token_ids), sampling=KINDS[2])
-        for item in greedy
-    ]
-    whole = deltas_of(engine, endless)
-    cut = {}
-    for deltas in whole:
-        for delta in deltas:
-            tokens = tokens_of(whole, delta.response)
-            inner = [t for t in delta.token_ids[:-1] if tokens.index(t) >= len(tokens_before(whole, deltas, delta))]
-            if inner:
-                cut.setdefault(delta.response, (inner[0], tokens))
-    assert cut, "no drafts hold a token that the response did not have"
-    items = [
-        replace(item, sampling=replace(item.sampling, stop_token_ids=(cut[item.response][0],)))
-        for item in endless
-        if item.response in cut
-    ]
-    for response, result in run(engine, items).items():
-        stop, tokens = cut[response]
-        assert result.token_ids == tokens[: tokens.index(stop) + 1]
-        assert result.finish_reason == "stop"
-        assert len(result.logprobs) == len(result.token_ids)
-
-
-def tokens_before(whole, deltas, delta):
-    """The tokens of a response before this step."""
-    return tokens_of(whole[: whole.index(deltas)], delta.response)
-
-
-@interpreted
 def test_killed_between_drafts_it_is_resumed_without_a_change_also_by_an_engine_without(
     engine, asked, plain, model, model_dir
 ):
