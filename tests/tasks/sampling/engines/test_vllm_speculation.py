@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 
 from storage.records.records import SamplingParams
 from tasks.configuration.rollout import SpeculationConfig, VllmConfig
@@ -127,6 +128,55 @@ def test_every_kind_of_sampling_draws_what_it_draws_without_drafts_in_fewer_step
     assert len(steps) < 0.6 * max(len(result.token_ids) for result in plain.values())
     # Log-probs, too; the contract's own comparison reads them.
     assert_same(run(engine, asked), plain)
+
+
+@interpreted
+def test_a_stop_token_inside_drafts_ends_the_response_there(engine, asked, model, model_dir, monkeypatch):
+    """Drafts are made right, because those that repeat a response hold no token that is new to it."""
+    endless = [replace(item, sampling=replace(item.sampling, stop_token_ids=())) for item in asked]
+    other = torch_engine(model_dir, model)
+    texts = [(*item.prompt_ids, *run(other, [item])[item.response].token_ids) for item in endless]
+    other.close()
+    runner = engine._core._engine.collective_rpc(lambda worker: worker.model_runner)[0]
+    states, guess = runner.req_states, runner.speculator.propose
+
+    def right(*given, **named):
+        drafts = guess(*given, **named)
+        batch = named["input_batch"] if "input_batch" in named else given[0]
+        for row, slot in enumerate(batch.idx_mapping.tolist()):
+            length = int(states.total_len.gpu[slot])
+            tokens = tuple(states.all_token_ids.gpu[slot, :length].tolist())
+            for text in texts:
+                if text[:length] == tokens:
+                    following = torch.tensor(text[length : length + drafts.shape[1]])
+                    drafts[row, : len(following)] = following
+        return drafts
+
+    monkeypatch.setattr(runner.speculator, "propose", right)
+    whole = deltas_of(engine, endless)
+    cut = {}
+    for deltas in whole:
+        for delta in deltas:
+            tokens = tokens_of(whole, delta.response)
+            inner = [t for t in delta.token_ids[:-1] if tokens.index(t) >= len(tokens_before(whole, deltas, delta))]
+            if inner:
+                cut.setdefault(delta.response, (inner[0], tokens))
+    assert cut, "no drafts hold a token that the response did not have"
+    items = [
+        replace(item, sampling=replace(item.sampling, stop_token_ids=(cut[item.response][0],)))
+        for item in endless
+        if item.response in cut
+    ]
+    for response, result in run(engine, items).items():
+        stop, tokens = cut[response]
+        assert result.token_ids == tokens[: tokens.index(stop) + 1]
+        assert result.finish_reason.value == "stop"
+        assert len(result.logprobs) == len(result.token_ids)
+
+
+def tokens_before(whole, deltas, delta):
+    """The tokens of a response before this step."""
+    return tokens_of(whole[: whole.index(deltas)], delta.response)
 
 
 @interpreted
