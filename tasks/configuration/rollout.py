@@ -13,6 +13,12 @@ LOOKS_PER_FLUSH = 5
 SEEDING_TTLS = 4
 # Drafts of a response that an engine verifies in one step.
 DRAFTS_MAX = 8
+# Where each engine's drafts come from; "auto" may turn out to be either.
+SOURCES = {
+    "auto": ("siblings", "ngram"),
+    "torch": ("siblings", "ngram"),
+    "vllm": ("ngram",),
+}
 # Engines of ours, which compute as the trainer does; "auto" may turn out to be another.
 OUR_ENGINES = ("torch", "scripted")
 
@@ -66,17 +72,32 @@ Drafts = Annotated[Literal["auto"] | Annotated[int, Field(ge=0, le=DRAFTS_MAX)],
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationConfig:
-    """How the torch engine decodes several tokens of a response in one step; no setting changes a token.
+    """How an engine decodes several tokens of a response in one step; no setting changes a token in float32.
 
     Attributes:
-        drafts: the most tokens of a response that are guessed and verified in a step; "auto" follows the times of
-            steps and the share of right guesses, and 0 guesses nothing.
-        source: "siblings" guesses from responses to the same prompt, and "ngram" from the response alone.
+        drafts: the most tokens of a response that are guessed and verified in a step; 0 guesses nothing. "auto"
+            follows the times of steps and the share of right guesses in the torch engine, and the number of responses
+            in flight in vLLM.
+        source: "siblings" guesses from responses to the same prompt, in the torch engine alone; "ngram" guesses from
+            the response alone.
     """
 
     __pydantic_config__ = STRICT
     drafts: Drafts = 0
     source: Literal["siblings", "ngram"] = "siblings"
+
+    @property
+    def in_vllm(self) -> bool:
+        """Whether vLLM decodes with drafts."""
+        return self.drafts != 0 and self.source in SOURCES["vllm"]
+
+    def keeps_tokens(self, dtype: str) -> bool:
+        """Whether an engine draws the tokens that it would draw without drafts.
+
+        Logits of a row depend in the last bits on how many rows are computed with it. Gaps between keyed scores are
+        wide beside such bits of float32, and not of half precision.
+        """
+        return self.drafts == 0 or dtype == "float32"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,10 +140,35 @@ class RolloutConfig:
     vllm: VllmConfig = field(default_factory=VllmConfig)
 
     def __post_init__(self) -> None:
-        if self.speculation.drafts != 0 and self.engine not in ("auto", "torch"):
+        if self.speculation.drafts == 0:
+            return
+        if self.engine not in SOURCES:
             raise ValueError(
                 f"speculation.drafts: value {self.speculation.drafts}; allowed with engine {self.engine!r}: 0, because "
-                "only the torch engine verifies drafts"
+                "that engine verifies no drafts"
+            )
+        if self.speculation.source not in SOURCES[self.engine]:
+            raise ValueError(
+                f"speculation.source: value {self.speculation.source!r}; allowed with engine {self.engine!r} and "
+                f"drafts: {', '.join(SOURCES[self.engine])}"
+            )
+        if self.engine != "torch" and self.speculation.in_vllm:
+            self._check_drafts_in_vllm()
+
+    def _check_drafts_in_vllm(self) -> None:
+        """Raise ValueError for what does not go together with drafts in vLLM."""
+        drafts = f"speculation.drafts: value {self.speculation.drafts}; allowed with"
+        if self.engine == "vllm" and self.device == "cpu":
+            raise ValueError(f"{drafts} engine 'vllm' and device 'cpu': 0, because vLLM verifies drafts on GPUs alone")
+        if self.vllm.max_lora_rank is not None:
+            raise ValueError(
+                f"{drafts} vllm.max_lora_rank {self.vllm.max_lora_rank}: 0, because vLLM's drafts are "
+                "untried with adapters"
+            )
+        if self.vllm.batch_invariant is True and not self.speculation.keeps_tokens(self.dtype):
+            raise ValueError(
+                f"{drafts} vllm.batch_invariant true and dtype {self.dtype}: 0, because vLLM has no kernel that gives "
+                "a row the same result with and without drafts"
             )
 
     @property

@@ -7,7 +7,7 @@ from typing import Literal
 
 from resources.model_config import ModelConfigError, model_fields, positions_max
 from storage.clock import SystemClock
-from tasks.configuration.rollout import RolloutConfig
+from tasks.configuration.rollout import SOURCES, RolloutConfig, SpeculationConfig
 from tasks.configuration.run_config import RunConfig
 from tasks.sampling.engines.engine import Engine, EngineError
 from tasks.sampling.engines.vllm_names import installed_version
@@ -29,8 +29,6 @@ def build_engine(config: RolloutConfig, model_dir: Path, vocab_size: int) -> Eng
     if config.engine not in ("auto", "torch", "vllm"):
         raise EngineError(f"rollout.engine: {config.engine!r} is not known; allowed: auto, torch, vllm, scripted")
     chosen, reason = best_engine(config) if config.engine == "auto" else (config.engine, "as configured")
-    if chosen == "vllm" and config.speculation.drafts != 0:
-        log.warning("rollout.speculation.drafts: value %s, and vLLM decodes without drafts", config.speculation.drafts)
     engine = _vllm(config, model_dir, vocab_size) if chosen == "vllm" else _torch(config, model_dir)
     # vLLM would be faster on a GPU than our own engine, so the user is warned.
     level = logging.WARNING if config.engine == "auto" and engine.name.endswith("cuda") else logging.INFO
@@ -76,6 +74,15 @@ def _torch(config: RolloutConfig, model_dir: Path) -> Engine:
 def _vllm(config: RolloutConfig, model_dir: Path, vocab_size: int) -> Engine:
     from tasks.sampling.engines.vllm_engine import VllmEngine  # noqa: PLC0415
 
+    speculation: SpeculationConfig | None = config.speculation
+    if config.speculation.drafts != 0 and not config.speculation.in_vllm:
+        # With "auto" a run may have members of both engines.
+        log.warning(
+            "rollout.speculation.source: value %r, and vLLM decodes without drafts; vLLM takes %s",
+            config.speculation.source,
+            ", ".join(SOURCES["vllm"]),
+        )
+        speculation = None
     return VllmEngine(
         model_dir,
         vocab_size=vocab_size,
@@ -84,6 +91,7 @@ def _vllm(config: RolloutConfig, model_dir: Path, vocab_size: int) -> Engine:
         max_responses_in_flight=config.max_responses_in_flight,
         context_length=context_length(config, model_dir),
         config=config.vllm,
+        speculation=speculation,
     )
 
 
@@ -108,9 +116,12 @@ def engine_settings(config: RunConfig) -> RolloutConfig:
     """The section `rollout` for an engine: `vllm.batch_invariant` is true or false.
 
     "auto" is false where the loss corrects for the sampler anyway, because batch-invariant kernels cost speed, and true
-    where nothing corrects. A user who wants resumed responses to be identical says true.
+    where nothing corrects, unless drafts undo what such kernels give. A user who wants resumed responses to be
+    identical says true.
     """
     rollout = config.rollout
     if rollout.vllm.batch_invariant != "auto":
         return rollout
-    return replace(rollout, vllm=replace(rollout.vllm, batch_invariant=not config.algorithm.corrects_for_sampler))
+    kept = not rollout.speculation.in_vllm or rollout.speculation.keeps_tokens(rollout.dtype)
+    wanted = kept and not config.algorithm.corrects_for_sampler
+    return replace(rollout, vllm=replace(rollout.vllm, batch_invariant=wanted))

@@ -20,7 +20,7 @@ import torch
 from storage.records.records import SamplingParams
 from storage.weights.adapters import BASE_VERSION
 from storage.weights.tensor_sets import TensorBlock
-from tasks.configuration.rollout import VllmConfig
+from tasks.configuration.rollout import SpeculationConfig, VllmConfig
 from tasks.models.stored_names import has_experts
 from tasks.sampling.engines.admission import check_idle, check_requests, check_sizes, finish_reason
 from tasks.sampling.engines.decoder import model_config
@@ -64,6 +64,7 @@ class VllmEngine:
         context_length: int,
         device: Literal["auto", "cpu", "cuda"] = "auto",
         config: VllmConfig | None = None,
+        speculation: SpeculationConfig | None = None,
         keyed: bool = True,
         limits: Limits = LIMITS,
     ) -> None:
@@ -77,6 +78,7 @@ class VllmEngine:
             context_length: the most tokens of prompt + response.
             device: the device that vLLM must find; "auto" takes the device of the installed build of vLLM.
             config: all other settings; None takes the defaults.
+            speculation: where drafts come from, and how many; None: no drafts.
             keyed: our noise draws the tokens. False is for measurements of its cost: vLLM's own noise draws them, a
                 resumed response continues otherwise, and log-probs are right at the temperatures 0 and 1 alone.
             limits: how long vLLM may take.
@@ -87,6 +89,7 @@ class VllmEngine:
         """
         check_sizes(dtype, max_responses_in_flight, context_length)
         self._config = config or VllmConfig()
+        self._speculation = speculation or SpeculationConfig()
         self._keyed = keyed
         self._limits = limits
         self._vocab_size = vocab_size
@@ -120,7 +123,7 @@ class VllmEngine:
 
     @property
     def batch_invariant(self) -> bool:
-        """True on a CPU in float32 and with vLLM's batch-invariant kernels, if the noise is keyed."""
+        """True on a CPU in float32 and with batch-invariant kernels, if noise is keyed and drafts keep tokens."""
         return self._batch_invariant and self._keyed
 
     @property
@@ -211,6 +214,7 @@ class VllmEngine:
         began_s = time.monotonic()
         settings = build_vllm_config(
             self._config,
+            self._speculation,
             self._model_dir,
             dtype=self._dtype,
             max_responses_in_flight=self._max_in_flight,
@@ -228,11 +232,14 @@ class VllmEngine:
             raise
         runner = "V2" if settings.use_v2_model_runner else "V1"
         kernels = self._device != "cpu" and os.environ.get("VLLM_BATCH_INVARIANT") == "1"
-        self._batch_invariant = kernels or (self._device == "cpu" and self._dtype == "float32")
+        self._batch_invariant = self._speculation.keeps_tokens(self._dtype) and (
+            kernels or (self._device == "cpu" and self._dtype == "float32")
+        )
         self._name = (
             f"vllm {installed_version()} {self._dtype} {self._device}, {'keyed' if self._keyed else 'unkeyed'} "
             f"sampling in runner {runner}{', batch-invariant kernels' if kernels else ''}"
             f"{', adapters beside the weights' if self._config.max_lora_rank is not None else ''}"
+            f"{f', drafts by {self._speculation.source}' if self._speculation.drafts != 0 else ''}"
         )
         log.info("%s started in %.1f s; first steps %.1f s", self._name, time.monotonic() - began_s, warmed_s)
         return core

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from storage.paths import expanded, folder_for_sockets, own_folder
-from tasks.configuration.rollout import VllmConfig
+from tasks.configuration.rollout import SpeculationConfig, VllmConfig
 from tasks.sampling.engines.engine import EngineError
+from tasks.sampling.engines.vllm_drafts import check_runner, speculative_config
 from tasks.sampling.engines.vllm_names import installed_version, resolve
 
 log = logging.getLogger(__name__)
@@ -135,6 +136,7 @@ def _inductor_folder() -> Path:
 
 def build_vllm_config(
     config: VllmConfig,
+    speculation: SpeculationConfig,
     model_dir: Path,
     *,
     dtype: str,
@@ -170,6 +172,7 @@ def build_vllm_config(
         "seed": 0 if keyed else secrets.randbits(31),
         "logprobs_mode": "processed_logits" if keyed else "raw_logprobs",
         **_adapters(config),
+        "speculative_config": speculative_config(speculation),
         "worker_extension_cls": "tasks.sampling.engines.vllm_worker.WorkerExtension",
         "disable_log_stats": True,
     }
@@ -188,6 +191,7 @@ def build_vllm_config(
         raise EngineError(
             f"vLLM {installed_version()} refuses this model or rollout.vllm: {' '.join(str(error).split())}"
         ) from error
+    check_runner(speculation, v2=v2)
     if keyed:
         built.model_config.logits_processors = [f"tasks.sampling.engines.vllm_sampler:{_SAMPLERS[v2]}"]
     return built

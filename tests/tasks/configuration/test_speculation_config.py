@@ -1,5 +1,6 @@
 import pytest
 
+from tasks.configuration.rollout import RolloutConfig, SpeculationConfig, VllmConfig
 from tasks.configuration.run_config import ConfigError, digest, parse
 
 MINIMAL = {
@@ -38,13 +39,73 @@ def test_hostile_values_get_one_line_that_names_what_is_allowed(value, message):
     assert message in problem
 
 
-@pytest.mark.parametrize("engine", ["vllm", "scripted"])
-def test_drafts_are_for_an_engine_that_verifies_them(engine):
-    with pytest.raises(ConfigError, match=rf"speculation\.drafts: value auto; allowed with engine '{engine}': 0"):
-        with_speculation({"drafts": "auto"}, engine=engine)
-    assert with_speculation({"drafts": 0}, engine=engine).rollout.speculation.drafts == 0
-    for chosen in ("auto", "torch"):
-        assert with_speculation({"drafts": "auto"}, engine=chosen).rollout.speculation.drafts == "auto"
+def refused(speculation, **rollout):
+    with pytest.raises(ConfigError) as caught:
+        with_speculation(speculation, **rollout)
+    (problem,) = caught.value.problems
+    return problem
+
+
+def test_drafts_are_for_an_engine_that_verifies_them():
+    message = refused({"drafts": "auto"}, engine="scripted")
+    assert "speculation.drafts: value auto; allowed with engine 'scripted': 0" in message
+    assert with_speculation({"drafts": 0}, engine="scripted").rollout.speculation.drafts == 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "taken"),
+    [("auto", {"siblings", "ngram"}), ("torch", {"siblings", "ngram"}), ("vllm", {"ngram"})],
+)
+@pytest.mark.parametrize("source", ["siblings", "ngram"])
+def test_each_engine_has_sources_of_its_own(engine, taken, source):
+    asked = {"source": source}
+    assert with_speculation(asked, engine=engine).rollout.speculation.drafts == 0
+    if source in taken:
+        assert with_speculation({**asked, "drafts": "auto"}, engine=engine).rollout.speculation.source == source
+    else:
+        message = refused({**asked, "drafts": 4}, engine=engine)
+        assert f"speculation.source: value {source!r}; allowed with engine {engine!r} and drafts: " in message
+        assert all(name in message for name in taken)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "message"),
+    [
+        (
+            {"device": "cpu"},
+            "allowed with engine 'vllm' and device 'cpu': 0, because vLLM verifies drafts on GPUs alone",
+        ),
+        (
+            {"vllm": {"batch_invariant": True}, "dtype": "bfloat16"},
+            "allowed with vllm.batch_invariant true and dtype bfloat16: 0, because vLLM has no kernel",
+        ),
+    ],
+)
+def test_what_does_not_go_together_in_vllm_is_refused_and_only_with_drafts(rollout, message):
+    drafts = {"drafts": 4, "source": "ngram"}
+    assert message in refused(drafts, engine="vllm", **rollout)
+    assert with_speculation({**drafts, "drafts": 0}, engine="vllm", **rollout).rollout.speculation.drafts == 0
+    assert with_speculation({**drafts}, engine="torch", **rollout).rollout.speculation.drafts == 4
+
+
+def test_drafts_are_not_for_adapters_in_vllm():
+    given = {"speculation": SpeculationConfig(drafts=4, source="ngram"), "vllm": VllmConfig(max_lora_rank=16)}
+    for engine in ("auto", "vllm"):
+        with pytest.raises(ValueError, match=r"drafts: value 4; allowed with vllm\.max_lora_rank 16: 0, because vLLM"):
+            RolloutConfig(engine=engine, **given)
+    assert RolloutConfig(engine="torch", **given).speculation.drafts == 4
+
+
+def test_in_float32_batch_invariant_kernels_and_drafts_go_together():
+    drafts = {"drafts": 4, "source": "ngram"}
+    assert with_speculation(drafts, engine="vllm", vllm={"batch_invariant": True}).rollout.speculation.drafts == 4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("drafts", [0, 1, "auto"])
+def test_with_drafts_only_float32_keeps_tokens(dtype, drafts):
+    speculation = with_speculation({"drafts": drafts}).rollout.speculation
+    assert speculation.keeps_tokens(dtype) == (drafts == 0 or dtype == "float32")
 
 
 def test_they_are_off_by_default_and_no_part_of_what_is_learned():
