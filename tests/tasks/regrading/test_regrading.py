@@ -240,13 +240,12 @@ def test_a_part_and_a_batch_that_are_damaged_are_named(store, own):
 
 
 class WithRival(MemoryStore):
-    """A store in which another grader stores an iteration of the grading `again` a moment earlier."""
+    """A store in which another grader stores an object a moment earlier."""
 
-    def __init__(self, objects: Mapping[str, bytes], record: GradedRecord) -> None:
+    def __init__(self, objects: Mapping[str, bytes], key: str, theirs: bytes) -> None:
         super().__init__("regraded")
         self._objects.update(objects)
-        self.key = layout.graded("again", record.iteration)
-        self.theirs = records.encode(self.key, record)
+        self.key, self.theirs = key, theirs
 
     def create(self, key: str, body: bytes) -> bool:
         self._rival(key)
@@ -266,13 +265,36 @@ def wrong_beside_a_rival(objects: Mapping[str, bytes], own: RunConfig) -> list[s
     settings = other(own, {"function": "tests.reward_functions:answers_at_random"})
     first = holding(objects, "regraded")
     regrade(first, settings, [0], "again")
-    store = WithRival(objects, read_graded(first, "again", 0))
+    key = layout.graded("again", 0)
+    store = WithRival(objects, key, first.get(key))
     regrade(store, settings, [0], "again")
     return list(differences({**objects, store.key: store.theirs}, store, "again"))
 
 
 def test_the_first_of_two_graders_decides(objects, own):
     assert wrong_beside_a_rival(objects, own) == []
+
+
+def test_a_name_that_another_process_gives_to_other_rewards_meanwhile_is_refused(objects, own):
+    first, key = holding(objects, "regraded"), layout.grading("again")
+    regrade(first, own, [0], "again")
+    store = WithRival(objects, key, first.get(key))
+    with pytest.raises(ConflictingRecord, match=r"^name: value 'again', whose rewards are others"):
+        regrade(store, other(own), [0], "again")
+    assert everything(store) == {**objects, key: store.theirs}
+
+
+def test_responses_that_are_recorded_in_any_order_are_graded_in_theirs(store, own):
+    key = layout.batch(0, 0)
+    batch = records.read(store, BatchRecord, key)
+    records.put(store, key, replace(batch, responses=batch.responses[::-1]))
+    regrade(store, other(own, REWARDS[0]), [0], "reversed")
+    regrade(store, other(own), [0], "rubric")
+    record = read_graded(store, "reversed", 0)
+    assert record.responses == tuple(range(12))
+    assert read_graded(store, "rubric", 0).responses == record.responses
+    wanted = as_recorded(store, 0).rewards["counts_calls"]
+    assert record.rewards["counts_calls"] == pytest.approx(wanted)
 
 
 def test_a_planted_bug_a_grading_that_overwrites_is_found(objects, own, monkeypatch):
