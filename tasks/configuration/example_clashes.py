@@ -6,14 +6,12 @@ With "sft" no policy samples and nothing grades, so settings of both are refused
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.data import DataConfig
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.sampling import SamplingConfig
-
-if TYPE_CHECKING:
-    from tasks.configuration.run_config import RunConfig
 
 _KIND = "algorithm.kind 'sft'"
 # The field of the section that has a meaning for examples.
@@ -22,9 +20,9 @@ _READ_OF_SAMPLING = "sampling.max_completion_length"
 _GROUP_DEFAULT, _GROUP_OF_EXAMPLES = 8, 1
 
 
-def group_size(config: "RunConfig") -> int:
+def group_size(algorithm: AlgorithmConfig, num_generations: int) -> int:
     """The number of responses to a prompt: run.num_generations, or 1 for examples."""
-    return _GROUP_OF_EXAMPLES if config.algorithm.learns_examples else config.run.num_generations
+    return _GROUP_OF_EXAMPLES if algorithm.learns_examples else num_generations
 
 
 def with_kind(document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -45,8 +43,8 @@ def _learns_examples(document: Mapping[str, Any]) -> bool:
     return isinstance(algorithm, Mapping) and algorithm.get("kind") == "sft"
 
 
-def kinds_that_clash(config: "RunConfig") -> Iterator[str]:
-    """A line about each field that cannot be, with what is allowed."""
+def kinds_that_clash(config: Any) -> Iterator[str]:
+    """A line about each field that cannot be, with what is allowed. config: the RunConfig."""
     completion = DataConfig().completion_column
     sections = {"data": config.data} | ({"evaluation.data": config.evaluation.data} if config.evaluation else {})
     for section, data in sections.items():
@@ -61,23 +59,23 @@ def kinds_that_clash(config: "RunConfig") -> Iterator[str]:
         yield from _without_effect(config)
 
 
-def _given_in_vain(config: "RunConfig") -> Iterator[str]:
-    nobody = "because a data set has the responses"
+def _given_in_vain(config: Any) -> Iterator[str]:
+    why = "because a data set has the responses"
     if config.rewards:
-        yield f"rewards: given; allowed with {_KIND}: nothing, {nobody} (evaluation.rewards grades an evaluation)"
+        yield f"rewards: given; allowed with {_KIND}: nothing, {why} (evaluation.rewards grades an evaluation)"
     if config.evaluation is not None and config.evaluation.rewards is None:
         yield f"evaluation.rewards: value null; allowed with {_KIND}: at least one, because the run has none"
     if config.turns is not None:
-        yield f"turns: given; allowed with {_KIND}: nothing, {nobody}, and conversations come from data.prompt_column"
+        yield f"turns: given; allowed with {_KIND}: nothing, {why}, and conversations come from data.prompt_column"
     if config.run.num_generations != _GROUP_DEFAULT:
-        yield f"run.num_generations: value {config.run.num_generations}; allowed with {_KIND}: nothing, {nobody}"
+        yield f"run.num_generations: value {config.run.num_generations}; allowed with {_KIND}: nothing, {why}"
     if config.rollout.crew != "iteration":
-        yield f"rollout.crew: value {config.rollout.crew!r}; allowed with {_KIND}: 'iteration', {nobody}"
+        yield f"rollout.crew: value {config.rollout.crew!r}; allowed with {_KIND}: 'iteration', {why}"
     if config.data.continue_final_message:
-        yield f"data.continue_final_message: value true; allowed with {_KIND}: false, {nobody}"
+        yield f"data.continue_final_message: value true; allowed with {_KIND}: false, {why}"
 
 
-def _without_effect(config: "RunConfig") -> Iterator[str]:
+def _without_effect(config: Any) -> Iterator[str]:
     sections: dict[str, tuple[Any, Any]] = {
         "sampling": (config.sampling, SamplingConfig()),
         "planning": (config.planning, PlanningConfig()),

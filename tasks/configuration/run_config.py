@@ -192,7 +192,7 @@ def _groups_that_clash(config: RunConfig) -> Iterator[str]:
             f"{', '.join(map(repr, names))}"
         )
     budget = config.algorithm.filter_groups_budget if config.algorithm.filter_groups else 1
-    responses = math.ceil(prompts * budget) * group_size(config)
+    responses = math.ceil(prompts * budget) * group_size(config.algorithm, config.run.num_generations)
     if responses > RESPONSES_MAX:
         yield (
             f"run.num_generations: value {config.run.num_generations}, {responses} responses in an iteration; "

@@ -104,7 +104,7 @@ def trainer_memory(config: RunConfig, size: ModelSize, machine: Machine) -> Trai
 def pass_tokens(config: RunConfig) -> int:
     """The most tokens of a pass: the limit of a micro-batch, or one response if longer."""
     longest = longest_response(config)
-    group = longest * group_size(config)
+    group = longest * group_size(config.algorithm, config.run.num_generations)
     return max(longest, min(config.trainer.micro_batch_tokens_max, group * config.run.num_prompts_per_step))
 
 

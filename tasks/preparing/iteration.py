@@ -356,7 +356,7 @@ def write_plan(
         iteration=iteration,
         weight_version=weight_version,
         run_seed=config.run.seed,
-        num_generations=group_size(config),
+        num_generations=group_size(config.algorithm, config.run.num_generations),
         prompts_key=prompts_key,
         first_prompt=first_prompt,
         slots=planned.slots,

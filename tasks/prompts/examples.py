@@ -1,4 +1,4 @@
-"""Examples: the rows of a data set that have a completion, as prompts with a response that nobody samples.
+"""Examples: the rows of a data set that have a completion, as prompts with a finished response.
 
 An example is a prompt and a completion, or a whole conversation. The prompt ends where the assistant first speaks; the
 rest is the response, in which the assistant's messages stand for the policy's turns. The rows are TRL's.
@@ -139,7 +139,7 @@ def _text(row: PromptRow, said: str, tokenizer: Tokenizer) -> Stretch:
 
 
 def _turns(row: PromptRow, said: Sequence[Message], tokenizer: Tokenizer, data: DataConfig) -> list[Stretch]:
-    messages: list[Message] = [*row.prompt]  # type: ignore[list-item]  # before messages stand messages
+    messages: list[Message] = [*row.prompt]
     how = rendering(messages, row.columns, data)
 
     def rendered(*, asks: bool) -> tuple[int, ...]:
