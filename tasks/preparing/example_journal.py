@@ -63,17 +63,18 @@ def check_examples(rows: Iterable[PromptRow], response_of: Responses) -> str:
 
 
 def write_examples(store: ObjectStore, plan: PlanRecord, response_of: Responses, clock: Clock) -> None:
-    """Write the responses of a plan of examples that no earlier attempt wrote, and the heartbeat of this attempt.
+    """Write the responses of a plan of examples that no earlier attempt wrote, under a claim.
 
     The plan has one slot and one response per group. Of a data set's tokens the log-prob is 0: the data set chose each
     with certainty.
     """
     reader = JournalReader(store, plan)
-    incarnation, began_s = f"examples-{nonce()}", clock.wall()
+    incarnation = f"examples-{nonce()}"
     while True:
         reader.refresh()
         if all(map(reader.has_ended, range(plan.num_responses))):
             return
+        _announce(store, plan, incarnation, clock)
         predecessors = {owner.incarnation for owner in reader.book.owners_of(SLOT)}
         if take_over(
             store,
@@ -93,7 +94,6 @@ def write_examples(store: ObjectStore, plan: PlanRecord, response_of: Responses,
     for part in _shards((response, response_of(rows[response])) for response in missing):
         tokens += _write(writer, part, epoch)
     log.info("iteration %d: %d examples with %d tokens to learn", plan.iteration, len(missing), tokens)
-    _say_goodbye(store, plan, incarnation, tokens, len(missing), began_s, clock)
 
 
 def _shards(responses: Iterable[tuple[int, Sequence[Stretch]]]) -> Iterator[list[tuple[int, Sequence[Stretch]]]]:
@@ -129,9 +129,9 @@ def _write(writer: JournalWriter, part: Sequence[tuple[int, Sequence[Stretch]]],
     return learned
 
 
-def _say_goodbye(
-    store: ObjectStore, plan: PlanRecord, incarnation: str, tokens: int, responses: int, began_s: float, clock: Clock
-) -> None:
+def _announce(store: ObjectStore, plan: PlanRecord, incarnation: str, clock: Clock) -> None:
+    """Write a heartbeat, because conclusions estimate the cost of a claimant without one."""
+    now = clock.wall()
     alive = HeartbeatRecord(
         incarnation=incarnation,
         slot=SLOT,
@@ -140,16 +140,15 @@ def _say_goodbye(
         pool=CONTROL_POOL,
         host=socket.gethostname(),
         pid=os.getpid(),
-        started_at_s=began_s,
-        updated_at_s=clock.wall(),
+        started_at_s=now,
+        updated_at_s=now,
         # The seconds of the pool are those of the plan task.
         usd_per_hour=0.0,
-        tokens_generated=tokens,
+        tokens_generated=0,
         tokens_recovered=0,
         prefill_tokens=0,
-        responses_finished=responses,
+        responses_finished=0,
         engine="",
         batch_invariant=False,
-        claims=1,
     )
     records.put(store, layout.alive(plan.iteration, incarnation), alive)
