@@ -69,7 +69,7 @@ def write_examples(store: ObjectStore, plan: PlanRecord, response_of: Responses,
     with certainty.
     """
     reader = JournalReader(store, plan)
-    incarnation = f"examples-{nonce()}"
+    incarnation = f"{SLOT:05d}-{nonce()[:16]}"
     while True:
         reader.refresh()
         if all(map(reader.has_ended, range(plan.num_responses))):
