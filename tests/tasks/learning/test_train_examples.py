@@ -17,15 +17,21 @@ from storage.records.run import read_plan
 from storage.weights.versions import pull_version
 from tasks.configuration.data import DataConfig
 from tasks.configuration.run_config import parse
+from tasks.forecasting.inputs import gather
+from tasks.forecasting.probe import NoProbe
+from tasks.preparing.checks import check_files
+from tasks.preparing.evaluation import prepare_beside
 from tasks.preparing.example_journal import write_examples
 from tasks.preparing.iteration import prepare
 from tasks.prompts.examples import Stretch
 from tasks.prompts.loading import load_prompts
+from tasks.prompts.prompt import PromptError
 from tasks.sampling.engines.weight_tensors import as_torch
 from tasks.viewing.run_reader import RunReader
 from tests.dying_store import DiesAtWrite, Killed
 from tests.small_run import (
     EXECUTION,
+    SHORTER,
     commit_iteration,
     document,
     everything,
@@ -166,6 +172,30 @@ def test_training_killed_at_any_write_ends_with_the_same_bits(planned, undisturb
         train_small(URL, 0)
         assert same(weights(store, 1), weights(undisturbed, 1)), writes
         assert everything(store).keys() == everything(undisturbed).keys()
+
+
+def test_check_looks_at_every_completion_and_names_the_one_that_is_too_long(model):
+    memory_store("examples")
+    seen = check_files(config(model))
+    assert [line for line in seen if line.startswith("completions: all 64, tokenised, with up to ")]
+    with pytest.raises(PromptError, match=r"has a completion of \d+ tokens; allowed: 30 .sampling.max_completion"):
+        check_files(config(model, sampling={"max_completion_length": 30}))
+
+
+def test_an_evaluation_of_the_trained_policy_is_planned_with_rewards_of_its_own(model):
+    memory_store("examples")
+    held_out = {"data": {"source": "arithmetic", "seed": 5, "limit": 4}, "rewards": SHORTER, "interval": 1}
+    settings = config(model, evaluation=held_out)
+    plan_iteration(settings)
+    train_small(URL, 0)
+    commit_iteration(URL, 0)
+    reference, slots, _ = prepare_beside(settings, 1, EXECUTION, ManualClock(), resume=False)
+    assert (reference.weight_version, len(slots)) == (1, 2)
+
+
+def test_a_forecast_is_refused_because_examples_need_no_crew(model):
+    with pytest.raises(ValueError, match="^algorithm.kind: value 'sft'; allowed in a forecast: 'rl'"):
+        gather(config(model), NoProbe(reason="nothing"))
 
 
 def run_of(model, iterations, **sections):
