@@ -194,7 +194,7 @@ def test_an_evaluation_of_the_trained_policy_is_planned_with_rewards_of_its_own(
 
 
 def test_a_forecast_is_refused_because_examples_need_no_crew(model):
-    with pytest.raises(ValueError, match="^algorithm.kind: value 'sft'; allowed in a forecast: 'rl'"):
+    with pytest.raises(ValueError, match=r"^algorithm\.kind: value 'sft'; allowed in a forecast: 'rl'"):
         gather(config(model), NoProbe(reason="nothing"))
 
 
