@@ -11,12 +11,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from tasks.configuration.estimators import DEFAULT, OPTIONS, Estimator, Scope, estimator_of
-from tasks.configuration.losses import DEFAULT_LOSS, LOSS_OPTIONS, Loss, loss_of
+from tasks.configuration.estimators import ALIKE, DEFAULT, OPTIONS, Estimator, Scope, estimator_of
+from tasks.configuration.losses import DEFAULT_LOSS, LIKELIHOOD, LOSS_OPTIONS, Loss, loss_of
 from tasks.configuration.presets import with_preset
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 
+Kind = Literal["rl", "sft"]
 RewardScale = Literal["group", "batch", "none"]
 ImportanceSampling = Literal["none", "token", "sequence-mask", "auto"]
 LossAggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
@@ -27,17 +28,25 @@ KlEstimator = Literal["k1", "k2", "k3"]
 # Those of advantage estimators and of losses are in their tables.
 READ_WITH: dict[str, tuple[str, set[str]]] = {
     "importance_sampling_cap": ("importance_sampling", {"token", "sequence-mask", "auto"}),
+    "label_smoothing": ("kind", {"sft"}),
 }
+# All fields that have an effect with kind "sft".
+READ_BY_SFT = {"kind", "label_smoothing", "loss_agg_mode", "num_mini_batches", "num_epochs"}
+# Fields that are younger than runs that go on, with their defaults, at which they say what such a run does.
+YOUNG: dict[str, object] = {"kind": "rl", "label_smoothing": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
-    """The policy-gradient estimator; docs/guide/algorithms.md lists the choices of each paper.
+    """The loss, and the policy-gradient estimator; docs/guide/algorithms.md lists the choices of each paper.
 
     In a document, `preset` names a paper whose values replace the defaults below; given fields override them
     (`tasks.configuration.presets`). Values that contradict each other or have no effect raise ValueError.
 
     Attributes:
+        kind: "rl" learns from the policy's own responses and their rewards, "sft" from the examples of a data set, by
+            likelihood. READ_BY_SFT has the fields that "sft" reads.
+        label_smoothing: With kind "sft", the share of each token's target that all tokens of the vocabulary have alike.
         advantage_estimator: A name in `tasks.configuration.estimators.ESTIMATORS`, or "package.module:function".
         advantage_scope: For a function of the user's own, whether one call sees a "group", or the whole step ("batch").
         scale_rewards: Divides advantages by the standard deviation of the "group", of the whole "batch", or by nothing.
@@ -78,6 +87,8 @@ class AlgorithmConfig:
     """
 
     __pydantic_config__ = STRICT
+    kind: Kind = "rl"
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     advantage_estimator: str = DEFAULT
     advantage_scope: Scope = "group"
     scale_rewards: RewardScale = "group"
@@ -112,14 +123,19 @@ class AlgorithmConfig:
         return with_preset(document) if isinstance(document, dict) else document
 
     @property
+    def learns_examples(self) -> bool:
+        """Whether a data set has the responses, so that no policy samples and no reward function grades."""
+        return self.kind == "sft"
+
+    @property
     def estimator(self) -> Estimator:
         """What `advantage_estimator` names."""
-        return estimator_of(self.advantage_estimator, self.advantage_scope)
+        return ALIKE if self.learns_examples else estimator_of(self.advantage_estimator, self.advantage_scope)
 
     @property
     def loss(self) -> Loss:
         """What `policy_loss` names."""
-        return loss_of(self.policy_loss)
+        return LIKELIHOOD if self.learns_examples else loss_of(self.policy_loss)
 
     @property
     def needs_whole_batch(self) -> bool:
@@ -145,13 +161,15 @@ class AlgorithmConfig:
         exact_engine: whether responses come from our own engine in float32, and training computes in it, too. Then
         no member's decoding matters, unless the update reads the sampler's log-probs.
         """
+        if self.learns_examples:
+            return True
         if self.micro_batch_order != "auto":
             return self.micro_batch_order == "plan"
         unread = self.importance_sampling == "none" or (self.importance_sampling == "auto" and not self.max_staleness)
         return self.filter_groups or (exact_engine and self.old_logprobs == "trainer" and unread)
 
     def __post_init__(self) -> None:
-        problems = [*_impossible(self), *_without_effect(self)]
+        problems = list(_not_of_sft(self)) if self.learns_examples else [*_impossible(self), *_without_effect(self)]
         if problems:
             raise ValueError("\n".join(problems))
 
@@ -185,6 +203,16 @@ def _impossible(config: AlgorithmConfig) -> Iterator[str]:
             f"importance_sampling: value {config.importance_sampling!r}; allowed with old_logprobs 'sampler': 'none' "
             "or 'auto', because the ratio of the loss is then to the sampler already"
         )
+
+
+def _not_of_sft(config: AlgorithmConfig) -> Iterator[str]:
+    for item in fields(config):
+        value = getattr(config, item.name)
+        if item.name not in READ_BY_SFT and value != item.default:
+            yield (
+                f"{item.name}: value {_shown(value)}; allowed with kind 'sft': {_shown(item.default)}, because nothing "
+                "reads it"
+            )
 
 
 def _without_effect(config: AlgorithmConfig) -> Iterator[str]:

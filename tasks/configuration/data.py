@@ -26,7 +26,11 @@ Kind = Literal[
 # What is accepted is rendered as it would be anyway.
 OPERATIONAL = ("allow",)
 # Fields that are younger than runs that go on, with their defaults, at which they say what such a run does.
-YOUNG: dict[str, object] = {"chat_template_kwargs": {}, "continue_final_message": False}
+YOUNG: dict[str, object] = {
+    "chat_template_kwargs": {},
+    "completion_column": "completion",
+    "continue_final_message": False,
+}
 # How a chat template is called is not an argument of the template.
 _NO_ARGUMENTS = {
     "add_generation_prompt",
@@ -71,6 +75,8 @@ class DataConfig:
         split: The part of a directory or of a data set.
         revision: Of an id: branch, tag or commit.
         prompt_column: The column with the prompt.
+        completion_column: With `algorithm.kind` "sft", the column with the completion; None: `prompt_column` has whole
+            conversations, with the completion.
         shuffle: A new order in each epoch.
         seed: Seed of the generated problems and of the order.
         limit: The first rows alone, so many; the number of generated prompts, older_form.SIZE by default.
@@ -87,6 +93,7 @@ class DataConfig:
     split: str | None = None
     revision: Annotated[str, Field(min_length=1)] | None = None
     prompt_column: Annotated[str, Field(min_length=1)] = "prompt"
+    completion_column: Annotated[str, Field(min_length=1)] | None = "completion"
     shuffle: bool = True
     seed: Annotated[int, Field(ge=0)] = 0
     limit: Annotated[int, Field(ge=1)] | None = None

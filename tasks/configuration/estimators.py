@@ -41,7 +41,7 @@ class Estimator:
     @property
     def is_own(self) -> bool:
         """Whether it is a function of the user's own."""
-        return self not in ESTIMATORS.values()
+        return not self.function.startswith(_ADVANTAGE)
 
     def check(self, *, with_turns: bool = False) -> None:
         """Import a function of the user's own; raises ValueError, in one line, for an unusable one.
@@ -104,6 +104,8 @@ ESTIMATORS: dict[str, Estimator] = {
     ),
 }
 DEFAULT = "grpo"
+# What stands for an estimator with `algorithm.kind` "sft": each example counts alike.
+ALIKE = Estimator(function=_ADVANTAGE + "equal_advantages")
 _READ_BY_OWN = frozenset({"advantage_scope"})
 # The fields that some estimator reads and another does not.
 OPTIONS = frozenset().union(*(estimator.reads for estimator in ESTIMATORS.values()), _READ_BY_OWN)

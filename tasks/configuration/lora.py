@@ -1,5 +1,6 @@
 """The section `lora`: the layers with an adapter, and the adapters' size."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -26,3 +27,13 @@ class LoraConfig:
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 64.0
     target_modules: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]+$")], ...] = ()
     publish: Literal["merged", "adapter"] = "merged"
+
+
+def adapters_that_clash(lora: LoraConfig | None, rank_max: int | None) -> Iterator[str]:
+    """A line about each field that cannot be, with what is allowed; rank_max: `rollout.vllm.max_lora_rank`."""
+    if rank_max is None:
+        return
+    if lora is None or lora.publish != "adapter":
+        yield f"rollout.vllm.max_lora_rank: value {rank_max}; allowed without lora.publish 'adapter': null"
+    elif lora.rank > rank_max:
+        yield f"lora.rank: value {lora.rank}; allowed: 1 to rollout.vllm.max_lora_rank ({rank_max}), or that null"

@@ -35,7 +35,7 @@ class Loss:
     @property
     def is_own(self) -> bool:
         """Whether it is a function of the user's own."""
-        return self not in LOSSES.values()
+        return not self.function.startswith(_LOSS)
 
     def check(self) -> None:
         """Import a function of the user's own; raises ValueError, in one line, for an unusable one."""
@@ -72,6 +72,8 @@ LOSSES: dict[str, Loss] = {
     "reinforce": Loss(function=_LOSS + "reinforce_policy_loss"),
 }
 DEFAULT_LOSS = "clip"
+# The loss of `algorithm.kind` "sft", which has no choice.
+LIKELIHOOD = Loss(function=_LOSS + "likelihood_loss")
 # The fields that some loss reads and another does not.
 LOSS_OPTIONS = frozenset().union(*(loss.reads for loss in LOSSES.values()))
 

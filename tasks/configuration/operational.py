@@ -3,6 +3,7 @@
 Some fields are younger than runs that go on: the default is what such a run does.
 """
 
+from tasks.configuration.algorithm import YOUNG as YOUNG_OF_ALGORITHM
 from tasks.configuration.data import OPERATIONAL as OPERATIONAL_OF_DATA
 from tasks.configuration.data import YOUNG as YOUNG_OF_DATA
 from tasks.configuration.optimizer import YOUNG as YOUNG_OF_OPTIMIZER
@@ -51,6 +52,7 @@ OPERATIONAL: dict[str, set[str] | None] = {
 }
 # With their defaults, at which they do not count.
 YOUNG: dict[str, object] = {
+    **{f"algorithm.{name}": default for name, default in YOUNG_OF_ALGORITHM.items()},
     **{f"data.{name}": default for name, default in YOUNG_OF_DATA.items()},
     **{f"sampling.{name}": default for name, default in YOUNG_OF_SAMPLING.items()},
     "trainer.compile_layers": False,

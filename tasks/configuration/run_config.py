@@ -23,8 +23,9 @@ from tasks.configuration.critic import CriticConfig
 from tasks.configuration.data import DataConfig
 from tasks.configuration.deleted_fields import ConstantDiffersError, with_constants, without_deleted
 from tasks.configuration.evaluation import EvaluationConfig, is_inherited, with_inherited_sampling
+from tasks.configuration.example_clashes import group_size, kinds_that_clash, missing_rewards, with_kind
 from tasks.configuration.forecast import ForecastConfig
-from tasks.configuration.lora import LoraConfig
+from tasks.configuration.lora import LoraConfig, adapters_that_clash
 from tasks.configuration.older_form import in_older_form
 from tasks.configuration.operational import DEFAULTS_SINCE, OPERATIONAL, YOUNG
 from tasks.configuration.optimizer import OptimizerConfig
@@ -111,7 +112,7 @@ class RunConfig:
     run: RunSection
     policy: PolicyConfig
     data: DataConfig
-    rewards: Annotated[tuple[RewardConfig, ...], Field(min_length=1)]
+    rewards: Annotated[tuple[RewardConfig, ...], Field(min_length=1)] = ()
     turns: TurnsConfig | None = None
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
@@ -130,12 +131,13 @@ class RunConfig:
     def __post_init__(self) -> None:
         reward_names(self.rewards)
         problems_found = [
+            *kinds_that_clash(self),
             *_lengths_that_clash(self),
             *_groups_that_clash(self),
             *rewards_without_environment(self.turns, self.rewards, self.evaluation),
             *_machines_that_clash(self),
             *_crews_that_clash(self),
-            *_adapters_that_clash(self),
+            *adapters_that_clash(self.lora, self.rollout.vllm.max_lora_rank),
             *pools_that_clash(self.pools, self.rollout, self.planning),
             *placements_that_clash(self.trainer, self.run.url, self.pools.train, self.planning, self.rewards),
         ]
@@ -190,7 +192,7 @@ def _groups_that_clash(config: RunConfig) -> Iterator[str]:
             f"{', '.join(map(repr, names))}"
         )
     budget = config.algorithm.filter_groups_budget if config.algorithm.filter_groups else 1
-    responses = math.ceil(prompts * budget) * config.run.num_generations
+    responses = math.ceil(prompts * budget) * group_size(config.algorithm, config.run.num_generations)
     if responses > RESPONSES_MAX:
         yield (
             f"run.num_generations: value {config.run.num_generations}, {responses} responses in an iteration; "
@@ -229,16 +231,6 @@ def _crews_that_clash(config: RunConfig) -> Iterator[str]:
                 f"planning.{field_name}: value {value!r}; allowed with rollout.crew 'standing': "
                 f"{'null' if allowed is None else repr(allowed)}, because its machines stay until the last iteration"
             )
-
-
-def _adapters_that_clash(config: RunConfig) -> Iterator[str]:
-    rank_max, lora = config.rollout.vllm.max_lora_rank, config.lora
-    if rank_max is None:
-        return
-    if lora is None or lora.publish != "adapter":
-        yield f"rollout.vllm.max_lora_rank: value {rank_max}; allowed without lora.publish 'adapter': null"
-    elif lora.rank > rank_max:
-        yield f"lora.rank: value {lora.rank}; allowed: 1 to rollout.vllm.max_lora_rank ({rank_max}), or that null"
 
 
 def load(path: str | Path) -> RunConfig:
@@ -292,12 +284,14 @@ def _mapping(document: object, source: str) -> Mapping[str, Any]:
 
 def _validated(document: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]]:
     """The RunConfig, or None and what is wrong."""
+    missing = missing_rewards(document)
     try:
         # Through JSON, so that lists become tuples.
-        return validated(_adapter(), json.dumps(with_inherited_sampling(document))), []
+        parsed = validated(_adapter(), json.dumps(with_kind(with_inherited_sampling(document))))
     except ValidationError as error:
         errors = [each for each in error.errors(include_url=False) if not is_inherited(each["loc"], document)]
-        return None, problems(errors, RunConfig)
+        return None, [*problems(errors, RunConfig), *missing]
+    return (None, missing) if missing else (parsed, [])
 
 
 @functools.cache

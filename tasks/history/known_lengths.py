@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from storage.records.length_tables import LengthTable, commit_lengths, empty_table, newest_lengths
+from storage.records.planning_records import LengthsRecord
 from storage.records.prompt_table import PromptRow
 from storage.records.records import PlanRecord
 from storage.stores.store import ObjectStore
@@ -31,6 +32,14 @@ def expected_lengths(
     table = _table_before(store, iteration)
     predictor = choose_predictor(recent_recalls(table), settings)
     return predict(predictor, table, prompt_features(rows), length_max)
+
+
+def lengths_record(lengths: GroupLengths) -> LengthsRecord | None:
+    """The expected lengths as a record; None if all groups are expected alike."""
+    if lengths.predictor == "none":
+        return None
+    expected, high = (tuple(map(float, values)) for values in (lengths.expected, lengths.high))
+    return LengthsRecord(predictor=lengths.predictor, expected=expected, high=high)
 
 
 def learn_lengths(

@@ -106,6 +106,11 @@ def _called(algorithm: AlgorithmConfig, offered: dict[str, Any]) -> Any:
     return function(**{name: offered[name] for name in inspect.signature(function).parameters if name in offered})
 
 
+def equal_advantages(rewards: Tensor) -> Tensor:
+    """An advantage of 1 for each response, in the shape of `rewards`: examples have no rewards, and count alike."""
+    return torch.ones_like(rewards)
+
+
 def group_advantages(
     rewards: Tensor,
     num_generations: int,

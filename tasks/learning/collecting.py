@@ -27,13 +27,9 @@ from storage.stores.store import ObjectMissing, ObjectStore, StorageError
 from storage.waiting import Wait
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.run_config import RunConfig
-from tasks.grading.run_rewards import open_grader
-from tasks.learning.journal_follower import FollowConfig
 from tasks.learning.lease import keep_lease
-from tasks.learning.recorded_batches import RecordedBatches
-from tasks.prompts.decode import open_completion_decoder
+from tasks.learning.opened_batches import opened_batches
 from tasks.sampling.session.crew_watch import CrewWatch
-from tasks.turns.reading import message_reader
 
 log = logging.getLogger(__name__)
 HOST_LOOK_INTERVAL_S = 10.0
@@ -114,18 +110,9 @@ def _record(
     watch = CrewWatch(store, plan, config.rollout, config.planning, clock, execution=execution)
     with ExitStack() as stack:
         folder = stack.enter_context(model_files.downloaded(store))
-        batches = RecordedBatches(
-            store,
-            plan,
-            prompts=prompt_table.read_prompts(store, plan),
-            grader=stack.enter_context(open_grader(store, config.rewards, config.trainer.device, turns=config.turns)),
-            decode=open_completion_decoder(folder, plan.sampling),
-            read_messages=message_reader(config.turns, plan, folder),
-            follow=FollowConfig.of(config),
-            tokens_max=config.trainer.micro_batch_tokens_max,
-            clock=clock,
-            watch=watch.check,
-            before_closing=note_spent,
+        prompts = prompt_table.read_prompts(store, plan)
+        batches = stack.enter_context(
+            opened_batches(store, plan, config, prompts, folder, clock, watch.check, note_spent)
         )
         is_due = False
         for _ in batches:

@@ -33,9 +33,9 @@ def same_engine(rollout: RolloutConfig, trainer: TrainerConfig, published_dtypes
 def importance_mode(algorithm: AlgorithmConfig, *, same_engine: bool) -> ImportanceMode | None:
     """The kind of importance weights, or None for none; "auto" is "token" unless engine and weights are the trainer's.
 
-    None with old_logprobs "sampler", because the ratio of the loss corrects already.
+    None with old_logprobs "sampler", because the ratio of the loss corrects already, and for examples.
     """
-    if algorithm.old_logprobs == "sampler" or algorithm.importance_sampling == "none":
+    if algorithm.learns_examples or algorithm.old_logprobs == "sampler" or algorithm.importance_sampling == "none":
         return None
     if algorithm.importance_sampling != "auto":
         return algorithm.importance_sampling

@@ -109,14 +109,19 @@ class Policy(TrainedModel):
         return logprobs, entropy
 
     def objective(
-        self, batch: TokenBatch, temperature: float, loss: TokenLoss, together: Sequence[int] = ()
+        self,
+        batch: TokenBatch,
+        temperature: float,
+        loss: TokenLoss,
+        together: Sequence[int] = (),
+        label_smoothing: float = 0.0,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probs and entropies as in `logprobs`, but without gradient, and the sum of losses, with gradient.
 
         A call saves a product with the head compared to `logprobs`; `tasks.learning.token_objective` explains how, and
-        `together`.
+        `together` and `label_smoothing`, which changes the log-probs.
         """
-        logprobs, entropy, total = self._scorer(batch.to(self.device), temperature, loss, together)
+        logprobs, entropy, total = self._scorer(batch.to(self.device), temperature, loss, together, label_smoothing)
         return logprobs, entropy, total
 
 

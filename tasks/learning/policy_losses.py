@@ -175,6 +175,13 @@ def reinforce_policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Te
     return PolicyLoss(loss=loss, ratio=ratio, clipped_low=never, clipped_high=never)
 
 
+def likelihood_loss(logprobs: Tensor, old_logprobs: Tensor) -> PolicyLoss:
+    """The negative log-likelihood of an example's tokens, -log pi. Shapes are those of `cispo_policy_loss`."""
+    ratio = _ratio(logprobs.detach(), old_logprobs)
+    never = torch.zeros_like(ratio, dtype=torch.bool)
+    return PolicyLoss(loss=-logprobs, ratio=ratio, clipped_low=never, clipped_high=never)
+
+
 def policy_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor, algorithm: AlgorithmConfig
 ) -> PolicyLoss:

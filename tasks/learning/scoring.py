@@ -30,7 +30,12 @@ class Scorer(nn.Module):
         use_cpu_products(model)
 
     def forward(
-        self, batch: TokenBatch, temperature: float, loss: TokenLoss | None = None, together: Sequence[int] = ()
+        self,
+        batch: TokenBatch,
+        temperature: float,
+        loss: TokenLoss | None = None,
+        together: Sequence[int] = (),
+        label_smoothing: float = 0.0,
     ) -> tuple[Tensor, ...]:
         """Log-probs and entropies as in `tasks.learning.policy.Policy.logprobs`; the batch is on the model's device.
 
@@ -44,7 +49,9 @@ class Scorer(nn.Module):
         if loss is None:
             flat = token_logprobs(*given, temperature=temperature)
             return tuple(per_token(each, batch) for each in flat)
-        objective, *flat_without_gradient = token_objective(*given, loss, together=together, temperature=temperature)
+        objective, *flat_without_gradient = token_objective(
+            *given, loss, together=together, temperature=temperature, label_smoothing=label_smoothing
+        )
         return *(per_token(each, batch) for each in flat_without_gradient), objective
 
 

@@ -21,6 +21,9 @@ from tasks.learning.policy import Policy, Scores
 from tasks.learning.sharded import add_nothing
 from tasks.learning.totals import StepTotals, measure, measure_importance
 
+# The metrics of a step on examples, which have neither a sampler nor an older policy.
+OF_EXAMPLES = ("loss", "entropy", "num_tokens", "padding_share", "shared_prompt_share")
+
 
 def accumulate(
     policy: Policy,
@@ -111,7 +114,8 @@ def _check_metrics(policy: Policy, totals: StepTotals, algorithm: AlgorithmConfi
 def _backward(policy: Policy, batch: TokenBatch, temperature: float, loss: PassLoss) -> tuple[Tensor, Tensor]:
     """Add the gradient of a pass to the policy's; return log-probs and entropies, [B, T], without gradient."""
     losses, together = loss.of_tokens(batch)
-    logprobs, entropy, objective = policy.objective(batch, temperature, losses, together)
+    smoothing = loss.algorithm.label_smoothing
+    logprobs, entropy, objective = policy.objective(batch, temperature, losses, together, smoothing)
     objective.backward()  # type: ignore[no-untyped-call]
     return logprobs, entropy
 
@@ -155,7 +159,10 @@ def apply(optimizer: PolicyOptimizer, totals: StepTotals, algorithm: AlgorithmCo
         return totals.metrics(algorithm.loss_agg_mode) | {"actor/grad_norm": 0.0, "actor/lr": 0.0}
     outcome = optimizer.step(totals.denominator(algorithm.loss_agg_mode), totals.responses)
     rates = {"actor/grad_norm": outcome.grad_norm, "actor/lr": outcome.learning_rate}
-    return totals.metrics(algorithm.loss_agg_mode) | rates
+    metrics = totals.metrics(algorithm.loss_agg_mode)
+    if algorithm.learns_examples:
+        metrics = {name: metrics[name] for name in OF_EXAMPLES}
+    return metrics | rates
 
 
 def _reference_logprobs(reference: Scores | None, batch: TokenBatch, temperature: float) -> Tensor | None:

@@ -106,7 +106,9 @@ class Head:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return logits if self._temperature == 1.0 else logits.div_(self._temperature)
 
-    def add(self, rows: slice, probabilities: Tensor, targets: Tensor, scale: Tensor) -> None:
+    def add(
+        self, rows: slice, probabilities: Tensor, targets: Tensor, scale: Tensor, label_smoothing: float = 0.0
+    ) -> None:
         """Add the gradient of sum(scale * log-prob at target) over some tokens.
 
         Args:
@@ -114,9 +116,13 @@ class Head:
             probabilities: [n, V], already multiplied by -scale / temperature; overwritten.
             targets: [n].
             scale: [n].
+            label_smoothing: As for `distributions`.
         """
         # d log-prob / d logits = (one-hot - softmax) / temperature
         scale = (scale / self._temperature)[:, None]
+        if label_smoothing:
+            probabilities += scale * (label_smoothing / probabilities.shape[1])
+            scale = scale * (1 - label_smoothing)
         grad_logits = probabilities.scatter_add_(1, targets[:, None], scale)
         if self._grad_bias is not None:
             self._grad_bias += grad_logits.sum(dim=0)
@@ -148,7 +154,7 @@ class TokenDistributions:
     Attributes:
         unnormalized: [n, V], at most 1.
         total: [n], the sums of `unnormalized`.
-        logprobs: [n], at the targets.
+        logprobs: [n], at the targets, smoothed if so asked.
         entropy: [n], in nats.
     """
 
@@ -158,16 +164,23 @@ class TokenDistributions:
     entropy: Tensor
 
 
-def distributions(logits: Tensor, targets: Tensor) -> TokenDistributions:
-    """The distributions of logits [n, V], which are overwritten, at targets [n]."""
+def distributions(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> TokenDistributions:
+    """The distributions of logits [n, V], which are overwritten, at targets [n].
+
+    label_smoothing: e in (1 - e) * log-prob at the target + e * mean log-prob of the vocabulary, which then stands for
+    the log-prob at the target (arXiv 1512.00567, section 7).
+    """
     shifted = logits.sub_(logits.amax(dim=1, keepdim=True))
     unnormalized = shifted.exp()
     total = unnormalized.sum(dim=1)
     log_total = total.log()
+    at_targets = shifted.gather(1, targets[:, None])[:, 0]
+    if label_smoothing:
+        at_targets = torch.lerp(at_targets, shifted.mean(dim=1), label_smoothing)
     return TokenDistributions(
         unnormalized=unnormalized,
         total=total,
-        logprobs=shifted.gather(1, targets[:, None])[:, 0] - log_total,
+        logprobs=at_targets - log_total,
         entropy=log_total - torch.linalg.vecdot(unnormalized, shifted) / total,
     )
 

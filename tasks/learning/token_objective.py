@@ -29,6 +29,7 @@ def token_objective(
     together: Sequence[int] = (),
     temperature: float = 1.0,
     logits_per_chunk: int | None = None,
+    label_smoothing: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sum of `loss` over tokens, their log-probs and the entropies of their distributions.
 
@@ -45,13 +46,14 @@ def token_objective(
             tokens; `loss` then always gets whole stretches. (): a token's loss depends on no other token's log-prob.
         temperature: The divisor of the logits; above 0.
         logits_per_chunk: The most logits that exist at once, in elements; None chooses by device.
+        label_smoothing: As for `tasks.learning.token_logprobs.distributions`.
 
     Returns:
         The sum (a scalar, differentiable in hidden, weight and bias); log-probs [N] and entropies [N] without gradient.
     """
     rows = chunk_rows(weight, logits_per_chunk)
     parts = list(_parts(together, rows) if together else _chunks(0, len(hidden), rows))
-    given = (hidden, weight, bias, targets, loss, temperature, parts, rows)
+    given = (hidden, weight, bias, targets, loss, temperature, parts, rows, label_smoothing)
     objective, logprobs, entropy = _TokenObjective.apply(*given)  # type: ignore[no-untyped-call]
     return objective, logprobs, entropy
 
@@ -86,6 +88,7 @@ class _TokenObjective(torch.autograd.Function):
         temperature: float,
         parts: Sequence[slice],
         rows_per_chunk: int,
+        smoothing: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         head = Head(hidden, weight, bias, temperature, ctx.needs_input_grad)
         dtype = torch.promote_types(hidden.dtype, torch.float32)
@@ -95,7 +98,7 @@ class _TokenObjective(torch.autograd.Function):
             found = None
             for rows in chunks:
                 found = None  # before the next chunk takes as much memory
-                found = distributions(head.logits(rows), targets[rows])
+                found = distributions(head.logits(rows), targets[rows], smoothing)
                 logprobs[rows], entropy[rows] = found.logprobs, found.entropy
             with torch.enable_grad():
                 leaf = logprobs[part].clone().requires_grad_()
@@ -108,7 +111,7 @@ class _TokenObjective(torch.autograd.Function):
                     found = distributions(head.logits(rows), targets[rows])
                 scales = scale[rows.start - part.start : rows.stop - part.start]
                 factors = -scales / (found.total * temperature)
-                head.add(rows, found.unnormalized.mul_(factors[:, None]), targets[rows], scales)
+                head.add(rows, found.unnormalized.mul_(factors[:, None]), targets[rows], scales, smoothing)
                 found = None
         ctx.gradients = head.gradients()
         objective = losses.sum()
@@ -121,4 +124,4 @@ class _TokenObjective(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError("token_objective: its gradient was taken already, and is not kept")
         gradients, ctx.gradients = ctx.gradients, None
-        return *(None if each is None else each.mul_(grad_objective) for each in gradients), *[None] * 5
+        return *(None if each is None else each.mul_(grad_objective) for each in gradients), *[None] * 6

@@ -27,14 +27,13 @@ from storage.weights.tensor_sets import published_bytes
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.run_config import RunConfig
 from tasks.device.gpu_check import check_gpus
-from tasks.grading.run_rewards import open_grader
 from tasks.learning.checkpoint import TrainerState
 from tasks.learning.checkpoint_due import is_checkpoint_due
 from tasks.learning.generation import Generation, free_device
-from tasks.learning.journal_follower import FollowConfig
 from tasks.learning.learner import Learner
 from tasks.learning.lease import keep_lease
 from tasks.learning.nonfinite import keep_nonfinite
+from tasks.learning.opened_batches import opened_batches
 from tasks.learning.optimizer import NonFiniteGradient
 from tasks.learning.publication import (
     AnotherWasFirstError,
@@ -42,13 +41,11 @@ from tasks.learning.publication import (
     save,
 )
 from tasks.learning.ranks import Ranks, joined
-from tasks.learning.recorded_batches import Batches, RecordedBatches
+from tasks.learning.recorded_batches import Batches
 from tasks.learning.replaying import base_of, iteration_trainer, learner_at
 from tasks.learning.totals import check_staleness
 from tasks.learning.trained_model import training_device
-from tasks.prompts.decode import open_completion_decoder
 from tasks.sampling.session.crew_watch import CrewWatch, LeftAlone
-from tasks.turns.reading import message_reader
 
 log = logging.getLogger(__name__)
 
@@ -198,20 +195,7 @@ def _step(
     with ExitStack() as stack:
         batches = None
         if learner.ranks.is_first:
-            batches = RecordedBatches(
-                store,
-                plan,
-                prompts=prompts,
-                grader=stack.enter_context(
-                    open_grader(store, config.rewards, config.trainer.device, turns=config.turns)
-                ),
-                decode=open_completion_decoder(model, plan.sampling),
-                read_messages=message_reader(config.turns, plan, model),
-                follow=FollowConfig.of(config),
-                tokens_max=config.trainer.micro_batch_tokens_max,
-                clock=clock,
-                watch=watch.check,
-            )
+            batches = stack.enter_context(opened_batches(store, plan, config, prompts, model, clock, watch.check))
         return take_step(store, plan, config, prompts, learner, batches, clock, started_at_s)
 
 

@@ -157,7 +157,8 @@ class IterationTrainer:
         parts = mini_batches(groups, self._algorithm.num_mini_batches) * self._algorithm.num_epochs
         first, *later = [[graded for group in part for graded in group] for part in parts]
         after_first = estimates
-        if later and self._algorithm.old_logprobs == "trainer" and not self._critic_warms_up:
+        has_ratio = self._algorithm.old_logprobs == "trainer" and not self._algorithm.learns_examples
+        if later and has_ratio and not self._critic_warms_up:
             again = {graded.response: graded for part in later for graded in part}
             kept = self._trained(list(again.values()))
             rows = first_logprobs(kept, self._learner, self._plan.sampling.temperature, self._passes)

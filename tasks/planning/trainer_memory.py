@@ -10,6 +10,7 @@ from typing import Any
 
 from resources.accelerators import Accelerator
 from resources.model_size import ModelSize
+from tasks.configuration.example_clashes import group_size
 from tasks.configuration.lora import LoraConfig
 from tasks.configuration.optimizer import OptimizerConfig, OptimizerName
 from tasks.configuration.run_config import RunConfig
@@ -103,7 +104,7 @@ def trainer_memory(config: RunConfig, size: ModelSize, machine: Machine) -> Trai
 def pass_tokens(config: RunConfig) -> int:
     """The most tokens of a pass: the limit of a micro-batch, or one response if longer."""
     longest = longest_response(config)
-    group = longest * config.run.num_generations
+    group = longest * group_size(config.algorithm, config.run.num_generations)
     return max(longest, min(config.trainer.micro_batch_tokens_max, group * config.run.num_prompts_per_step))
 
 

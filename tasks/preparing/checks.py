@@ -22,6 +22,7 @@ from tasks.grading.grader import check_rewards
 from tasks.learning.pretrained import ModelError, check_model, vocabulary_size
 from tasks.preparing.adapter_fit import check_targets
 from tasks.preparing.engine_fit import check_engine_fits
+from tasks.preparing.example_journal import check_examples, responses_of
 from tasks.preparing.findings import Findings
 from tasks.preparing.held_run import check_fleet, check_held_run
 from tasks.preparing.local_inputs import LocalInputs, open_local_inputs
@@ -71,13 +72,17 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
     progress("looking at the model", 0, 0)
     directory = _look_at_model(config, inputs, findings)
     findings.look(config.algorithm.estimator.check, with_turns=config.turns is not None)
-    findings.seen.append(f"advantage estimator: {config.algorithm.advantage_estimator}")
+    estimator = "none: examples" if config.algorithm.learns_examples else config.algorithm.advantage_estimator
+    findings.seen.append(f"advantage estimator: {estimator}")
     findings.look(config.algorithm.loss.check)
-    findings.seen.append(f"policy loss: {config.algorithm.policy_loss}")
+    loss = "likelihood" if config.algorithm.learns_examples else config.algorithm.policy_loss
+    findings.seen.append(f"policy loss: {loss}")
     progress("reading prompts, and trying the rewards", 0, 0)
     data = findings.look(inputs.data, config.data)
-    prompts = None if data is None else findings.look(load_prompts, data)
-    _look_at_rewards(config, inputs, prompts, findings)
+    learns_examples = config.algorithm.learns_examples
+    prompts = None if data is None else findings.look(partial(load_prompts, examples=learns_examples), data)
+    if not learns_examples:
+        _look_at_rewards(config, inputs, prompts, findings)
     tokenizer = None if directory is None else findings.look(prompt_tokenizer, config, directory)
     if directory is not None and tokenizer is not None and prompts is not None:
         progress(f"tokenising {len(prompts):,} prompts", 0, 0)
@@ -138,6 +143,8 @@ def _look_at_prompts(
     findings.seen.append(f"prompts: {_described(rows)} of {config.data.source}")
     findings.doubt(compared, rows, prompts, tokenizer, directory, config.data)
     findings.doubts += doubts_of(prompts)
+    if config.algorithm.learns_examples:
+        findings.saw(check_examples, rows, responses_of(config, lambda: tokenizer, directory))
     ends = findings.look(look_at_responses, config, directory, model_tokenizer(tokenizer), rows)
     if ends is not None:
         line, doubts = ends

@@ -36,21 +36,22 @@ from storage.records.run import (
 from storage.stores.connect import connect
 from storage.stores.store import ConflictingRecord, ObjectStore, commit
 from storage.weights.tensor_sets import publish
+from tasks.configuration.example_clashes import group_size
 from tasks.configuration.iteration_config import settings_of
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, changes, digest, dump, parse_held
 from tasks.evaluation.measure import evaluation_of, rewards_of
 from tasks.grading.grader import check_rewards
 from tasks.grading.run_rewards import held_models, models_named, publish_models
-from tasks.history.known_lengths import expected_lengths
+from tasks.history.known_lengths import expected_lengths, lengths_record
 from tasks.history.planning_inputs import planning_request
 from tasks.learning.pretrained import read_tensors, vocabulary_size
-from tasks.planning.capacity import GroupLengths
 from tasks.planning.division import groups_in_budget
-from tasks.planning.iteration_plan import BudgetExceeded, plan_iteration
+from tasks.planning.iteration_plan import BudgetExceeded, IterationPlan, plan_iteration
 from tasks.preparing.adapter_fit import check_targets
 from tasks.preparing.checks import check_held_out, check_settings, draw, model_directory
 from tasks.preparing.engine_fit import check_engine_fits
+from tasks.preparing.example_journal import check_examples, plan_of_examples, responses_of, write_examples
 from tasks.preparing.local_inputs import LocalInputs, open_local_inputs
 from tasks.preparing.model_check import check_model_use
 from tasks.preparing.needed_state import check_needed_state
@@ -113,6 +114,14 @@ def _check_prompts(config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, 
     draw(config, prompts, tokenizer, model_dir, first=0, count=1, openings=first)
     _, doubts = look_at_responses(config, model_dir, model_tokenizer(tokenizer), prompts)
     _warn([*doubts_of(prompts), *doubts])
+    if config.algorithm.learns_examples:
+        check_examples(rows, responses_of(config, lambda: tokenizer, model_dir))
+
+
+def _check_rewards(local: RunConfig, prompts: PromptSet, held: set[str], *, is_new: bool) -> None:
+    """Refuse rewards that cannot be used; local: with local paths of inputs. Examples have none."""
+    if not local.algorithm.learns_examples:
+        _warn(check_rewards(local.rewards, prompts.columns, held, prompts, is_new=is_new, turns=local.turns))
 
 
 def _stop_ids(
@@ -153,10 +162,9 @@ def prepare(
     with open_local_inputs(None if is_new else store) as inputs:
         local = _with_local_inputs(store, config, inputs, held)
         _check_machine(local, is_new)
-        prompts = load_prompts(local.data, check_rows=is_new)
-        doubts = check_rewards(local.rewards, prompts.columns, held, prompts, is_new=is_new, turns=config.turns)
+        prompts = load_prompts(local.data, check_rows=is_new, examples=config.algorithm.learns_examples)
+        _check_rewards(local, prompts, held, is_new=is_new)
         model_dir = _model_directory(store, local, inputs.folder)
-        _warn(doubts)
         _check_model(config, model_dir, is_new=is_new)
         tokenizer = cache(partial(prompt_tokenizer, config, model_dir, is_new=is_new))
         if is_new:
@@ -180,8 +188,7 @@ def prepare(
             first = next_prompt(store, iteration)
             rows = _draw_rows(config, prompts, tokenizer(), model_dir, first, iteration)
             if iteration == 0:
-                publish_initial(store, model_dir)
-                publish_models(store, local.rewards)
+                _publish_initial(store, model_dir, local)
             tools, stops = shown_tools(tokenizer()), _stop_ids(store, config, prompts, tokenizer(), model_dir)
             try:
                 write_plan(store, config, rows, iteration, version, first, stops, clock, tools, len(prompts))
@@ -191,6 +198,8 @@ def prepare(
                     raise
                 log.warning("iteration %d is not planned; iteration %d is completed: %s", iteration, first_open, error)
                 return _reference(config, read_plan(store, first_open), execution), [[] for _ in pools]
+        if config.algorithm.learns_examples:
+            write_examples(store, read_plan(store, iteration), responses_of(config, tokenizer, model_dir), clock)
     settings = SettingsRecord(config=settings_of(config), execution=execution, ends_execution=ends_execution)
     records.put(store, layout.settings(iteration), settings)
     written = read_plan(store, iteration)
@@ -310,6 +319,11 @@ def _model_directory(store: ObjectStore, config: RunConfig, folder: Path) -> Pat
     return model_directory(config)
 
 
+def _publish_initial(store: ObjectStore, model_dir: Path, local: RunConfig) -> None:
+    publish_initial(store, model_dir)
+    publish_models(store, local.rewards)
+
+
 def publish_initial(store: ObjectStore, model_dir: Path) -> None:
     """Publish weight version 0, the pretrained model as stored; once in a run."""
     if exists(store, layout.manifest(layout.weights(0))):
@@ -335,9 +349,7 @@ def write_plan(
     prompts. prompts_per_epoch: the size of the data set; 0: members find no earlier responses for drafts. Raises
     BudgetExceeded, and ValueError without a member to generate, before the iteration's first write.
     """
-    length_max = config.sampling.max_completion_length
-    lengths = expected_lengths(store, iteration, rows, config.planning, length_max=length_max)
-    planned = plan_iteration(planning_request(store, config, iteration, lengths))
+    planned, expected = _planned(store, config, rows, iteration)
     body = prompt_table.encode_prompts(rows)
     prompts_key = layout.prompts(iteration, digest_of(body))
     if not commit(store, prompts_key, body):
@@ -346,7 +358,7 @@ def write_plan(
         iteration=iteration,
         weight_version=weight_version,
         run_seed=config.run.seed,
-        num_generations=config.run.num_generations,
+        num_generations=group_size(config.algorithm, config.run.num_generations),
         prompts_key=prompts_key,
         first_prompt=first_prompt,
         slots=planned.slots,
@@ -356,19 +368,22 @@ def write_plan(
         tools=tools,
         prompts_per_epoch=prompts_per_epoch if config.rollout.speculation.drafts != 0 else 0,
         groups_wanted=config.run.num_prompts_per_step if config.algorithm.filter_groups else None,
-        lengths=_lengths_record(lengths),
+        lengths=expected,
         seeding=planned.seeding,
         decisions=planned.decisions,
     )
     records.commit(store, layout.plan(iteration), record)
 
 
-def _lengths_record(lengths: GroupLengths) -> LengthsRecord | None:
-    """The expected lengths as a record; None if all groups are expected alike."""
-    if lengths.predictor == "none":
-        return None
-    expected, high = (tuple(map(float, values)) for values in (lengths.expected, lengths.high))
-    return LengthsRecord(predictor=lengths.predictor, expected=expected, high=high)
+def _planned(
+    store: ObjectStore, config: RunConfig, rows: list[PromptRow], iteration: int
+) -> tuple[IterationPlan, LengthsRecord | None]:
+    """The plan of an iteration, and the expected lengths."""
+    if config.algorithm.learns_examples:
+        return plan_of_examples(len(rows)), None
+    length_max = config.sampling.max_completion_length
+    lengths = expected_lengths(store, iteration, rows, config.planning, length_max=length_max)
+    return plan_iteration(planning_request(store, config, iteration, lengths)), lengths_record(lengths)
 
 
 def _draw_rows(

@@ -16,7 +16,7 @@ def settings_in_vain(config: RunConfig) -> list[str]:
 def _teaching_nothing(config: RunConfig) -> Iterator[str]:
     if config.optimizer.learning_rate == 0:
         yield "optimizer.learning_rate: value 0; every weight version is the pretrained model; expected: above 0"
-    if not any(reward.weight for reward in config.rewards):
+    if config.rewards and not any(reward.weight for reward in config.rewards):
         yield "rewards: every weight is 0, and so is every reward; expected: another weight for at least one"
     if config.sampling.temperature == 0:
         yield (

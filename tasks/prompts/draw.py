@@ -68,10 +68,14 @@ def draw_prompts(
 def check_embedded(rows: Sequence[PromptRow], vocab_size: int) -> None:
     """Raise PromptError for the first prompt with a token for which the model has no embedding."""
     for row in rows:
-        highest = max(row.token_ids)
-        if highest >= vocab_size:
-            raise PromptError(
-                f"prompt {row.prompt_id!r} has the token {highest}, for which the model has no embedding; allowed: ids "
-                f"below {vocab_size} (vocab_size in its config.json). The tokenizer is another model's, or tokens were "
-                "added to it alone"
-            )
+        check_tokens(row.prompt_id, max(row.token_ids), vocab_size)
+
+
+def check_tokens(prompt_id: str, highest: int, vocab_size: int) -> None:
+    """Raise PromptError if the model has no embedding for the `highest` token of a prompt or of its completion."""
+    if highest >= vocab_size:
+        raise PromptError(
+            f"prompt {prompt_id!r} has the token {highest}, for which the model has no embedding; allowed: ids below "
+            f"{vocab_size} (vocab_size in its config.json). The tokenizer is another model's, or tokens were added to "
+            "it alone"
+        )

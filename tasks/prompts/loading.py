@@ -15,6 +15,7 @@ from tasks.configuration.older_form import ARITHMETIC, SIZE
 from tasks.configuration.problems import names
 from tasks.prompts.arithmetic import ArithmeticPrompts
 from tasks.prompts.csv_rows import CsvRows
+from tasks.prompts.examples import ExamplePrompts
 from tasks.prompts.plain_values import check_text, plain
 from tasks.prompts.prompt import Prompt, PromptError, PromptSet, check_prompt
 from tasks.prompts.rows import DatasetRows, JsonLines, ParquetRows, Rows
@@ -66,17 +67,28 @@ class RowPrompts:
         return self._rows.place(index)
 
 
-def load_prompts(config: DataConfig, *, check_rows: bool = True, section: str = "data") -> PromptSet:
+def load_prompts(
+    config: DataConfig, *, check_rows: bool = True, section: str = "data", examples: bool = False
+) -> PromptSet:
     """Open the prompts of `config`. PromptError says what is wrong and where.
 
     `check_rows` converts every row once, so that a wrong row is found before the run begins; a process may skip the
-    check if an earlier process has made the check. section: the section of the configuration, for messages.
+    check if an earlier process has made the check. section: the section of the configuration, for messages. examples:
+    the rows have completions, and the result is `ExamplePrompts`.
     """
     try:
-        return _loaded(config, check_rows=check_rows)
+        prompts = _loaded(config, check_rows=check_rows)
+        return _examples(prompts, config, check_rows=check_rows) if examples else prompts
     except PromptError as error:
         is_of_field = str(error).partition(":")[0] in names(DataConfig)
         raise PromptError(f"{section}.{error}" if is_of_field else str(error)) from error
+
+
+def _examples(prompts: PromptSet, config: DataConfig, *, check_rows: bool) -> PromptSet:
+    found = ExamplePrompts(prompts, config)
+    for _ in found if check_rows else ():
+        pass  # each row is converted
+    return found
 
 
 def _loaded(config: DataConfig, *, check_rows: bool) -> PromptSet:
@@ -97,7 +109,7 @@ def _loaded(config: DataConfig, *, check_rows: bool) -> PromptSet:
 
 def doubts_of(prompts: PromptSet, section: str = "data") -> list[str]:
     """Doubts about the reading of a file of prompts; each line begins with a field of the section."""
-    return [f"{section}.{doubt}" for doubt in prompts.doubts] if isinstance(prompts, RowPrompts) else []
+    return [f"{section}.{doubt}" for doubt in getattr(prompts, "doubts", ())]
 
 
 def _open_rows(config: DataConfig) -> Rows:

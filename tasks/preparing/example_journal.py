@@ -1,0 +1,154 @@
+"""The journal of an iteration of examples: the plan task writes every response as a member would, all at once.
+
+The writer is an incarnation with a claim, so trainer, conclusion, retention and pages read examples as they read what a
+policy wrote. An attempt that died in between is sealed by the next.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from storage.clock import Clock
+from storage.journal.assembly import JournalReader
+from storage.journal.claims import take_over
+from storage.journal.journal import JournalWriter, PendingRows
+from storage.journal.shard import Finish
+from storage.journal.turns import TurnRecord, encode_turn
+from storage.records import layout, prompt_table, records
+from storage.records.crew_records import HeartbeatRecord
+from storage.records.prompt_table import PromptRow
+from storage.records.records import PlanRecord, SlotPlan, nonce
+from storage.stores.store import ObjectStore
+from tasks.configuration.run_config import RunConfig
+from tasks.learning.pretrained import vocabulary_size
+from tasks.planning.iteration_plan import IterationPlan
+from tasks.prompts.draw import check_tokens
+from tasks.prompts.examples import Stretch, completion_of
+from tasks.prompts.tokenise import Tokenizer
+from tasks.reporting.costs import CONTROL_POOL
+
+log = logging.getLogger(__name__)
+# Of a shard, in tokens: some 8 MB.
+SHARD_TOKENS = 1 << 20
+SLOT = 0
+
+# The response of a row of the prompt table.
+Responses = Callable[[PromptRow], Sequence[Stretch]]
+
+
+def plan_of_examples(groups: int) -> IterationPlan:
+    """The plan of an iteration that needs no machine to generate: one slot for the writer, and nothing to decide."""
+    slot = SlotPlan(slot=SLOT, pool=CONTROL_POOL, groups=tuple(range(groups)))
+    return IterationPlan(slots=(slot,), seeding=None, decisions=())
+
+
+def responses_of(config: RunConfig, tokenizer: Callable[[], Tokenizer], model_dir: Path) -> Responses:
+    """Make the response of each example; raises PromptError for one that does not fit."""
+    vocab_size, length_max = vocabulary_size(model_dir), config.sampling.max_completion_length
+
+    def response_of(row: PromptRow) -> Sequence[Stretch]:
+        stretches = completion_of(row, tokenizer(), config.data, length_max)
+        check_tokens(row.prompt_id, max(max(stretch.token_ids) for stretch in stretches), vocab_size)
+        return stretches
+
+    return response_of
+
+
+def check_examples(rows: Iterable[PromptRow], response_of: Responses) -> str:
+    """Make every response once; returns a line about them. Raises PromptError."""
+    lengths = [sum(len(stretch.token_ids) for stretch in response_of(row)) for row in rows]
+    return f"completions: all {len(lengths)}, tokenised, with up to {max(lengths)} tokens"
+
+
+def write_examples(store: ObjectStore, plan: PlanRecord, response_of: Responses, clock: Clock) -> None:
+    """Write the responses of a plan of examples that no earlier attempt wrote, under a claim.
+
+    The plan has one slot and one response per group. Of a data set's tokens the log-prob is 0: the data set chose each
+    with certainty.
+    """
+    reader = JournalReader(store, plan)
+    incarnation = f"{SLOT:05d}-{nonce()[:16]}"
+    while True:
+        reader.refresh()
+        if all(map(reader.has_ended, range(plan.num_responses))):
+            return
+        _announce(store, plan, incarnation, clock)
+        predecessors = {owner.incarnation for owner in reader.book.owners_of(SLOT)}
+        if take_over(
+            store,
+            plan,
+            reader.book,
+            reader.shards,
+            unit=SLOT,
+            incarnation=incarnation,
+            slot=SLOT,
+            predecessors=predecessors,
+        ):
+            break
+    rows = prompt_table.read_prompts(store, plan)
+    missing = [response for response in range(plan.num_responses) if not reader.has_ended(response)]
+    writer = JournalWriter(store, plan.iteration, incarnation, plan.weight_version)
+    epoch, tokens = reader.book.epoch(SLOT), 0
+    for part in _shards((response, response_of(rows[response])) for response in missing):
+        tokens += _write(writer, part, epoch)
+    log.info("iteration %d: %d examples with %d tokens to learn", plan.iteration, len(missing), tokens)
+
+
+def _shards(responses: Iterable[tuple[int, Sequence[Stretch]]]) -> Iterator[list[tuple[int, Sequence[Stretch]]]]:
+    """Divide responses, each of which is whole in one shard."""
+    part: list[tuple[int, Sequence[Stretch]]] = []
+    tokens = 0
+    for response, stretches in responses:
+        part.append((response, stretches))
+        tokens += sum(len(stretch.token_ids) for stretch in stretches)
+        if tokens >= SHARD_TOKENS:
+            yield part
+            part, tokens = [], 0
+    if part:
+        yield part
+
+
+def _write(writer: JournalWriter, part: Sequence[tuple[int, Sequence[Stretch]]], epoch: int) -> int:
+    """Write a shard; returns the number of tokens to learn."""
+    pending, learned = PendingRows(), 0
+    for response, stretches in part:
+        start = 0
+        for number, stretch in enumerate(stretches):
+            ids, is_last = stretch.token_ids, number == len(stretches) - 1
+            if stretch.is_learned:
+                finish = Finish.STOP if is_last else Finish.ACTING
+                pending.append(response, epoch, start, ids, [0.0] * len(ids), finish)
+                learned += len(ids)
+            else:
+                turn = TurnRecord(turn=number // 2, calls=(), seconds=0.0)
+                pending.observe(response, epoch, start, ids, encode_turn(turn), Finish.RUNNING)
+            start += len(ids)
+    writer.write(pending)
+    return learned
+
+
+def _announce(store: ObjectStore, plan: PlanRecord, incarnation: str, clock: Clock) -> None:
+    """Write a heartbeat, because conclusions estimate the cost of a claimant without one."""
+    now = clock.wall()
+    alive = HeartbeatRecord(
+        incarnation=incarnation,
+        slot=SLOT,
+        state="gone",
+        beat=1,
+        pool=CONTROL_POOL,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        started_at_s=now,
+        updated_at_s=now,
+        # The seconds of the pool are those of the plan task.
+        usd_per_hour=0.0,
+        tokens_generated=0,
+        tokens_recovered=0,
+        prefill_tokens=0,
+        responses_finished=0,
+        engine="",
+        batch_invariant=False,
+    )
+    records.put(store, layout.alive(plan.iteration, incarnation), alive)

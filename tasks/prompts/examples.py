@@ -1,0 +1,183 @@
+"""Examples: the rows of a data set that have a completion, as prompts with a finished response.
+
+An example is a prompt and a completion, or a whole conversation. The prompt ends where the assistant first speaks; the
+rest is the response, in which the assistant's messages stand for the policy's turns. The rows are TRL's.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from storage.records.prompt_table import PromptRow
+from tasks.configuration.data import DataConfig
+from tasks.prompts.prompt import Message, Prompt, PromptError, PromptSet, check_prompt
+from tasks.prompts.rendering import rendering
+from tasks.prompts.tokenise import Tokenizer
+
+# The column of a `Prompt` of `ExamplePrompts` that has the completion.
+COMPLETION = "completion"
+_ASSISTANT = "assistant"
+_SHOWN_CHARACTERS = 40
+
+
+class ExamplePrompts:
+    """A PromptSet of examples: what precedes the completion is the prompt, and COMPLETION is one of the columns.
+
+    A completion is text after a prompt of text, and else messages of which the first is the assistant's.
+    """
+
+    def __init__(self, prompts: PromptSet, config: DataConfig) -> None:
+        """Raises PromptError without the column `config.completion_column`."""
+        self._prompts, self._column = prompts, config.completion_column
+        if self._column is not None and self._column not in prompts.columns:
+            there = ", ".join(map(repr, sorted(prompts.columns))) or "none"
+            raise PromptError(
+                f"completion_column: value {self._column!r}; allowed: a column of every row of {config.source}, or "
+                f"null where {config.prompt_column!r} has whole conversations; there are: {there}"
+            )
+        self.doubts: Sequence[str] = getattr(prompts, "doubts", ())
+        self.columns = (prompts.columns - {self._column}) | {COMPLETION}
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def __getitem__(self, index: int) -> Prompt:
+        prompt = self._prompts[index]
+        where = self.place(index)
+        asked, said = _conversation(prompt, where) if self._column is None else _pair(prompt, self._column, where)
+        columns = {name: value for name, value in prompt.columns.items() if name != self._column}
+        return Prompt(prompt.id, asked, columns | {COMPLETION: said}, prompt.place)
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return (self[index] for index in range(len(self)))
+
+    def place(self, index: int) -> str:
+        """The file and line or row of an example, for messages."""
+        return self._prompts.place(index)
+
+
+def _pair(prompt: Prompt, column: str, where: str) -> tuple[str | list[Message], str | list[Message]]:
+    asked = prompt.text_or_messages
+    if column not in prompt.columns:
+        raise PromptError(f"{where} has no column {column!r} (data.completion_column)")
+    said = check_prompt(prompt.columns[column], f"{where}: column {column!r}")
+    if isinstance(asked, str) != isinstance(said, str):
+        kinds = ["text" if isinstance(each, str) else "messages" for each in (asked, said)]
+        raise PromptError(f"{where}: the prompt is {kinds[0]}, the completion {kinds[1]}; allowed: both of one kind")
+    if not isinstance(said, str):
+        _check_first(said, where)
+    return asked, said
+
+
+def _conversation(prompt: Prompt, where: str) -> tuple[list[Message], list[Message]]:
+    messages = prompt.text_or_messages
+    if isinstance(messages, str):
+        raise PromptError(f"{where}: it is text; allowed with data.completion_column null: messages")
+    first = next((place for place, each in enumerate(messages) if each["role"] == _ASSISTANT), len(messages))
+    if not first or first == len(messages):
+        missing = "before the first by" if not first else "by"
+        raise PromptError(f"{where}: a conversation without a message {missing} the assistant; allowed: one or more")
+    return messages[:first], messages[first:]
+
+
+def _check_first(said: Sequence[Message], where: str) -> None:
+    role = said[0]["role"]
+    if role != _ASSISTANT:
+        raise PromptError(f"{where}: the completion begins with a message by {role!r}; allowed: {_ASSISTANT!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive tokens of a response.
+
+    Attributes:
+        token_ids: The ids, at least one.
+        is_learned: True for the assistant's tokens, which are trained.
+    """
+
+    token_ids: tuple[int, ...]
+    is_learned: bool
+
+
+def completion_of(row: PromptRow, tokenizer: Tokenizer, data: DataConfig, length_max: int) -> tuple[Stretch, ...]:
+    """The response of an example, token by token: learned stretches and others in turn, learned ones first and last.
+
+    Text is tokenised together with its prompt, and ends with the tokenizer's eos_token, as in TRL. Of messages the chat
+    template decides: an assistant's tokens are those that the template adds for the message after the generation
+    prompt, the end of the turn included. Messages after the last one by the assistant are left out.
+
+    Args:
+        row: A tokenised example of `ExamplePrompts`.
+        tokenizer: The model's tokenizer.
+        data: The arguments of the chat template.
+        length_max: The most tokens of a response (sampling.max_completion_length).
+
+    Raises:
+        PromptError: The tokens of prompt and completion do not begin with the tokens of the prompt, the template
+            changes earlier messages, a turn has no tokens, or the response is too long; names the prompt.
+    """
+    said = row.columns[COMPLETION]
+    stretches = [_text(row, said, tokenizer)] if isinstance(said, str) else _turns(row, said, tokenizer, data)
+    length = sum(len(stretch.token_ids) for stretch in stretches)
+    if length > length_max:
+        raise PromptError(
+            f"prompt {row.prompt_id!r} has a completion of {length} tokens; allowed: {length_max} "
+            "(sampling.max_completion_length). Remove the row, or raise sampling.max_completion_length"
+        )
+    return tuple(stretches)
+
+
+def _text(row: PromptRow, said: str, tokenizer: Tokenizer) -> Stretch:
+    end: Any = getattr(tokenizer, "eos_token_id", None)
+    if end is None:
+        raise PromptError(
+            f"prompt {row.prompt_id!r}: the tokenizer has no eos_token, which ends a completion that is text"
+        )
+    whole = tuple(int(token) for token in tokenizer(f"{row.prompt}{said}")["input_ids"])
+    added = _added(row, row.token_ids, whole, f"the completion {said[:_SHOWN_CHARACTERS]!r}")
+    return Stretch(added if added[-1:] == (end,) else (*added, int(end)), is_learned=True)
+
+
+def _turns(row: PromptRow, said: Sequence[Message], tokenizer: Tokenizer, data: DataConfig) -> list[Stretch]:
+    messages: list[Message] = [*row.prompt]
+    how = rendering(messages, row.columns, data)
+
+    def rendered(*, asks: bool) -> tuple[int, ...]:
+        try:
+            ids = tokenizer.apply_chat_template(
+                messages, tokenize=True, return_dict=False, **how | {"add_generation_prompt": asks}
+            )
+        except Exception as error:  # a template is a program of the model's author and may raise anything
+            reason = " ".join(str(error).split())[:300]
+            raise PromptError(
+                f"prompt {row.prompt_id!r}: the chat template refused its completion: {reason}"
+            ) from error
+        return tuple(int(token) for token in ids)
+
+    stretches: list[Stretch] = []
+    before = row.token_ids
+    for message in said:
+        is_learned = message["role"] == _ASSISTANT
+        if is_learned and stretches:
+            asked = rendered(asks=True)
+            added = _added(row, before, asked, "what follows a message by the assistant")
+            stretches.append(Stretch(added, is_learned=False))
+            before = asked
+        messages.append(message)
+        if is_learned:
+            whole = rendered(asks=False)
+            stretches.append(Stretch(_added(row, before, whole, "a message by the assistant"), is_learned=True))
+            before = whole
+    return stretches
+
+
+def _added(row: PromptRow, before: tuple[int, ...], whole: tuple[int, ...], what: str) -> tuple[int, ...]:
+    """The tokens of `whole` behind `before`; raises PromptError if they do not begin so, or there are none."""
+    if whole[: len(before)] != before:
+        raise PromptError(
+            f"prompt {row.prompt_id!r}: with {what}, the tokens before it change; allowed: a prompt that ends where a "
+            "token ends, and a chat template that writes a message alike whatever follows"
+        )
+    if len(whole) == len(before):
+        raise PromptError(f"prompt {row.prompt_id!r}: {what} has no tokens; allowed: at least one")
+    return whole[len(before) :]
