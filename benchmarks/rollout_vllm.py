@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from benchmarks.equal_work import PROMPT, decode, journal, probe_model
 from benchmarks.reporting import Target, interleave, ratios
-from tasks.configuration.rollout import VllmConfig
+from tasks.configuration.rollout import SpeculationConfig, VllmConfig
 from tasks.sampling.engines.engine import Engine
 from tasks.sampling.engines.vllm_engine import VllmEngine
 from tasks.sampling.engines.vllm_names import resolve
@@ -34,6 +34,7 @@ class BareVllm:
         device = prepare_environment(config)
         settings = build_vllm_config(
             config,
+            SpeculationConfig(),
             model_dir,
             dtype="float32",
             max_responses_in_flight=responses,

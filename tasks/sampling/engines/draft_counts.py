@@ -25,6 +25,8 @@ _KEPT = 5
 # What a larger step than any measured is thought to take: a power of its size between flat and proportional, so that
 # it is tried where it may pay.
 _GROWTH = 0.25
+# A coarse clock may stand still in a step; rates divide by a step's seconds.
+_SECONDS_MIN = 1e-9
 
 
 def expected_tokens(share: float, drafts: int) -> float:
@@ -69,7 +71,7 @@ class StepTimes:
             self._seen.add((responses, width))
             return
         size = _size(responses * width)
-        self._measured.setdefault(size, deque(maxlen=_KEPT)).append(seconds)
+        self._measured.setdefault(size, deque(maxlen=_KEPT)).append(max(seconds, _SECONDS_MIN))
         self._last[size] = self._steps
 
     def knows(self, tokens: int) -> bool:
