@@ -145,11 +145,13 @@ def _check_config(config: Path, *, resolved: bool, files: bool, as_json: bool) -
     if resolved:
         click.echo(in_force(dump(settings)), nl=False)
         return
-    click.echo(
-        f"{config} is a valid run configuration: {settings.run.num_prompts_per_step} prompts x "
-        f"{settings.run.num_generations} responses per iteration on {settings.pools.rollout.count} slots "
-        f"at {prices[0]:.2f} $/h, trainer at {prices[1]:.2f} $/h; settings {settings_digest(settings)}"
-    )
+    number, digest = settings.run.num_prompts_per_step, settings_digest(settings)
+    if settings.algorithm.learns_examples:
+        work = f"{number} examples per iteration"
+    else:
+        crew = f"{settings.pools.rollout.count} slots at {prices[0]:.2f} $/h"
+        work = f"{number} prompts x {settings.run.num_generations} responses per iteration on {crew}"
+    click.echo(f"{config} is a valid run configuration: {work}, trainer at {prices[1]:.2f} $/h; settings {digest}")
 
 
 def _check_store(url: str, keys: int, *, as_json: bool) -> None:

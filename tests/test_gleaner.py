@@ -65,6 +65,16 @@ def test_check_accepts_the_examples_in_one_line(file):
     assert f"on {settings.pools.rollout.count} slots" in line
 
 
+def test_check_of_examples_names_neither_slots_nor_rewards(write, tmp_path):
+    file = write(algorithm={"kind": "sft"})
+    settings = yaml.safe_load(file.read_text())
+    del settings["rewards"], settings["run"]["num_generations"]
+    file.write_text(yaml.safe_dump(settings))
+    result = gleaner("check", file)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert f"configuration: {settings['run']['num_prompts_per_step']} examples per iteration, trainer" in result.stdout
+
+
 def test_check_tells_all_settings_apart_by_a_digest(write):
     first, again, other = (gleaner("check", write(pools={"rollout": {"count": n}})).stdout for n in (5, 5, 6))
     assert (

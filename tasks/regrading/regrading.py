@@ -55,13 +55,14 @@ def regrade(
         progress: Called before each iteration, with how many are done and how many there are.
 
     Raises:
-        ValueError: The name cannot be one.
+        ValueError: The name cannot be one, there is no reward, or the run's responses are examples.
         ConflictingRecord: There is a grading of this name with other rewards.
         GradingError: A function cannot be used, or fails as it may not in training.
         CorruptObject: The run's objects are damaged or contradict each other.
         HubError: A reward model cannot be fetched.
     """
     check_name(name)
+    _check_there_is_work(store, config)
     missing = [iteration for iteration in iterations if not exists(store, layout.graded(name, iteration))]
     with _model_folders(store, config.rewards) as folders, model_files.downloaded(store) as model_dir:
         models = {each: reward_models.content_digest(reward_models.describe(path)) for each, path in folders.items()}
@@ -79,6 +80,16 @@ def regrade(
             except GradingError as error:
                 raise GradingError(f"iteration {iteration}: {error}") from error
     return missing
+
+
+def _check_there_is_work(store: ObjectStore, config: RunConfig) -> None:
+    if not config.rewards:
+        raise ValueError("rewards: none; allowed: at least one, or nothing is graded")
+    if parse_held(read_run(store).config).algorithm.learns_examples:
+        raise ValueError(
+            f"run: value {store.url!r}, whose responses are examples (algorithm.kind 'sft'); allowed: a run whose "
+            "policy samples responses"
+        )
 
 
 def _keep(store: ObjectStore, name: str, grading: GradingRecord, graded: GradedRecord) -> None:

@@ -26,6 +26,7 @@ from tasks.preparing.iteration import prepare
 from tasks.prompts.examples import Stretch
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import PromptError
+from tasks.regrading.regrading import regrade
 from tasks.sampling.engines.weight_tensors import as_torch
 from tasks.viewing.run_reader import RunReader
 from tests.dying_store import DiesAtWrite, Killed
@@ -206,6 +207,17 @@ def run_of(model, iterations, **sections):
         train_small(URL, iteration)
         commit_iteration(URL, iteration)
     return weights(store, iterations)
+
+
+def test_examples_are_not_graded_again(model, planned):
+    store = memory_store("examples", DiesAtWrite("examples", planned))
+    for given, line in (
+        (config(model), "^rewards: none; allowed: at least one"),
+        (parse(document(URL, model)), f"^run: value '{URL}', whose responses are examples"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            regrade(store, given, range(1), "again")
+    assert everything(store) == planned
 
 
 def test_a_replay_of_recorded_examples_gives_the_bits_of_checkpoints(model):
