@@ -22,6 +22,7 @@ from storage.records import canonical, layout, records
 from storage.records.crew_records import HeartbeatRecord, RolloutEndedRecord
 from storage.records.evaluation_records import EvaluatedPrompt, EvaluationRecord
 from storage.records.failures import FailureRecord
+from storage.records.gradings import GradedRecord, GradingRecord
 from storage.records.forecast_records import ForecastInput, ForecastRecord, SetupForecast, Spread
 from storage.records.framing import trailer_digest
 from storage.records.hints import CollectedRecord
@@ -234,6 +235,15 @@ def of_the_run() -> dict[str, records.AnyRecord]:
             **NONCE,
         ),
         layout.forecast(digest_of(canonical.encode(FORECAST))): FORECAST,
+        layout.grading("again"): GradingRecord(rewards=({"name": "math", "weight": 0.5, "model": None},)),
+        layout.graded("again", 0): GradedRecord(
+            iteration=0,
+            responses=(0, 1),
+            reward=(0.5, 0.0),
+            rewards={"math": (1.0, None)},
+            reward_errors=("math: no answer",),
+            given_up=(),
+        ),
         layout.reward_model("judge"): RewardModelRecord(files={"config.json": StoredFile(bytes=1, chunks=("0" * 32,))}),
     }
 
