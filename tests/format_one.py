@@ -22,9 +22,9 @@ from storage.records import canonical, layout, records
 from storage.records.crew_records import HeartbeatRecord, RolloutEndedRecord
 from storage.records.evaluation_records import EvaluatedPrompt, EvaluationRecord
 from storage.records.failures import FailureRecord
-from storage.records.gradings import GradedRecord, GradingRecord
 from storage.records.forecast_records import ForecastInput, ForecastRecord, SetupForecast, Spread
 from storage.records.framing import trailer_digest
+from storage.records.gradings import GradedRecord, GradingRecord
 from storage.records.hints import CollectedRecord
 from storage.records.length_tables import LengthTable, empty_table, encode_lengths
 from storage.records.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
