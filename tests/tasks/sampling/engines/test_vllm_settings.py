@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.paths import is_own_folder
-from tasks.configuration.rollout import VllmConfig
+from tasks.configuration.rollout import SpeculationConfig, VllmConfig
 from tasks.sampling.engines import vllm_settings
 from tasks.sampling.engines.vllm_names import resolve
 from tasks.sampling.engines.vllm_settings import CPU_BLOCK_SIZE, build_vllm_config, cpu_cache_bytes, prepare_environment
@@ -160,6 +160,7 @@ def built(model_dir, *, keyed=True, rows=7, **given):
     prepare_environment(config)
     return build_vllm_config(
         config,
+        SpeculationConfig(),
         model_dir,
         dtype="bfloat16",
         max_responses_in_flight=rows,
