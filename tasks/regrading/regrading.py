@@ -56,7 +56,7 @@ def regrade(
 
     Raises:
         ValueError: The name cannot be one, there is no reward, or the run's responses are examples.
-        ConflictingRecord: There is a grading of this name with other rewards.
+        ConflictingRecord: The name has a grading whose rewards differ.
         GradingError: A function cannot be used, or fails as it may not in training.
         CorruptObject: The run's objects are damaged or contradict each other.
         HubError: A reward model cannot be fetched.

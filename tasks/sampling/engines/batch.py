@@ -1,7 +1,7 @@
 """Batch: the tensors on the device that describe the responses decoded together, in row order.
 
 They are rebuilt only when responses come or go, with one copy from the host, and keep their addresses in between.
-Drafts come with another copy, in the steps that verify them.
+A step that verifies drafts copies the drafts from the host first.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""DraftCorpus: responses that others have generated, on their way to an engine that drafts from them.
+"""DraftCorpus: responses of other members and of an earlier epoch, on the way to an engine that drafts.
 
 A group's other responses come from the journals that claims and looks have read anyway, and an earlier epoch's
 responses from the thread of past_responses.py. The engine verifies every draft, so a response that is late, damaged or
