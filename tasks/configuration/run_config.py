@@ -45,6 +45,7 @@ from tasks.configuration.problems import (
 from tasks.configuration.rewards import RewardConfig, reward_names
 from tasks.configuration.rollout import OUR_ENGINES, RolloutConfig
 from tasks.configuration.sampling import SamplingConfig
+from tasks.configuration.teacher import TeacherConfig, teachers_that_clash
 from tasks.configuration.tracking import TrackingConfig
 from tasks.configuration.trainer import TrainerConfig
 from tasks.configuration.turns import TurnsConfig, rewards_without_environment
@@ -120,6 +121,7 @@ class RunConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     lora: LoraConfig | None = None
+    teacher: TeacherConfig | None = None
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     pools: PoolsConfig = field(default_factory=PoolsConfig)
     planning: PlanningConfig = field(default_factory=PlanningConfig)
@@ -132,6 +134,7 @@ class RunConfig:
         reward_names(self.rewards)
         problems_found = [
             *kinds_that_clash(self),
+            *teachers_that_clash(self),
             *_lengths_that_clash(self),
             *_groups_that_clash(self),
             *rewards_without_environment(self.turns, self.rewards, self.evaluation),
