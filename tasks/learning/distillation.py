@@ -73,7 +73,7 @@ class Taught:
         return per_token(self.scores.logprobs.to(batch.response_mask.device), batch)
 
     def measured(self, term: HeadTerm | None, policy: Tensor, batch: TokenBatch) -> dict[str, float]:
-        """Sums over the tokens of a pass, by the names of their metrics: "kl", "agreement", and with `term` "divergence".
+        """Sums over the tokens of a pass by the metrics' names: "kl", "agreement", and with `term` "divergence".
 
         policy: [B, T] log-probs of the sampled tokens before the iteration's first optimizer step.
         """

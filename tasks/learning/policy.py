@@ -6,7 +6,7 @@ linear layer, and that training draws no random numbers.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -51,6 +51,8 @@ class Policy(TrainedModel):
             compute in the dtype; or tensors have wrong names or shapes.
     """
 
+    SCORER: ClassVar[type[Scorer]] = Scorer
+
     def __init__(
         self,
         model_dir: str | Path,
@@ -68,7 +70,7 @@ class Policy(TrainedModel):
         dtype = None if trainable is True else compute_dtype(config)
         module = build_module(Path(model_dir), ranks, adapt, dtype)
         check_head(module)
-        self._scorer = Scorer(module)
+        self._scorer = self.SCORER(module)
         super().__init__(module, tensors, config, trainable=trainable, root=self._scorer, ranks=ranks)
         try:
             _check_noise(self)

@@ -201,6 +201,7 @@ def iteration_trainer(
         clock=clock,
         started_at_s=started_at_s,
         same_engine=same_engine(config.rollout, config.trainer, published),
+        teacher=config.teacher,
     )
 
 

@@ -18,7 +18,7 @@ from tasks.learning.importance import over_cap
 from tasks.learning.loss import TokenLosses, kl_penalty, token_weights
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
 from tasks.learning.packing import is_packed
-from tasks.learning.pass_loss import PassLoss
+from tasks.learning.pass_loss import LossTerms, PassLoss
 from tasks.learning.policy import Policy, Scores
 from tasks.learning.sharded import add_nothing
 from tasks.learning.token_objective import HeadTerm
@@ -84,17 +84,7 @@ def accumulate(
     term = None if taught is None else taught.head_term(batch, loss.weights.to(policy.device))
     logprobs, entropy = _backward(policy, batch, temperature, loss, term)
     terms = loss.terms(logprobs)
-    totals = _tokens_read(batch, packed=is_packed(policy.module)) + measure(
-        responses=batch.responses,
-        losses=terms.losses,
-        weights=loss.weights.to(logprobs.dtype),
-        logprobs=logprobs,
-        first_logprobs=terms.first_logprobs,
-        old_logprobs=terms.old_logprobs,
-        sampler_logprobs=batch.sampler_logprobs.to(logprobs.dtype),
-        entropy=entropy,
-        response_mask=batch.response_mask,
-    )
+    totals = _tokens_read(batch, packed=is_packed(policy.module)) + _measured(batch, loss, terms, logprobs, entropy)
     if taught is not None:
         added = 0.0 if term is None else float((term.measured * term.weights).sum(dtype=torch.float64))
         of_teacher = taught.measured(term, terms.first_logprobs, batch)
@@ -107,6 +97,20 @@ def accumulate(
         clipped = over_cap(loss.mode, terms.ratios, algorithm.importance_sampling_cap)
         totals += measure_importance(terms.corrections, clipped, batch.response_mask)
     return totals
+
+
+def _measured(batch: TokenBatch, loss: PassLoss, terms: LossTerms, logprobs: Tensor, entropy: Tensor) -> StepTotals:
+    return measure(
+        responses=batch.responses,
+        losses=terms.losses,
+        weights=loss.weights.to(logprobs.dtype),
+        logprobs=logprobs,
+        first_logprobs=terms.first_logprobs,
+        old_logprobs=terms.old_logprobs,
+        sampler_logprobs=batch.sampler_logprobs.to(logprobs.dtype),
+        entropy=entropy,
+        response_mask=batch.response_mask,
+    )
 
 
 def _tokens_read(batch: TokenBatch, *, packed: bool) -> StepTotals:

@@ -16,6 +16,7 @@ from tasks.configuration.older_form import ARITHMETIC
 from tasks.configuration.pool_clashes import sizes_not_meant
 from tasks.configuration.rewards import reward_names
 from tasks.configuration.run_config import RunConfig
+from tasks.configuration.teacher import TeacherConfig
 from tasks.configuration.turns import TurnsConfig
 from tasks.evaluation.held_out import draw_held_out, load_held_out
 from tasks.grading.grader import check_rewards
@@ -28,6 +29,7 @@ from tasks.preparing.held_run import check_fleet, check_held_run
 from tasks.preparing.local_inputs import LocalInputs, open_local_inputs
 from tasks.preparing.model_check import check_model_use
 from tasks.preparing.stop_tokens import look_at_responses
+from tasks.preparing.teacher_check import check_teachers
 from tasks.preparing.tools import compared, model_tokenizer, openings, prompt_tokenizer
 from tasks.preparing.trainer_fit import check_trainer_fits
 from tasks.preparing.vain_settings import settings_in_vain
@@ -81,12 +83,15 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
     data = findings.look(inputs.data, config.data)
     learns_examples = config.algorithm.learns_examples
     prompts = None if data is None else findings.look(partial(load_prompts, examples=learns_examples), data)
-    if not learns_examples:
+    if config.rewards:
         _look_at_rewards(config, inputs, prompts, findings)
     tokenizer = None if directory is None else findings.look(prompt_tokenizer, config, directory)
     if directory is not None and tokenizer is not None and prompts is not None:
         progress(f"tokenising {len(prompts):,} prompts", 0, 0)
         _look_at_prompts(config, prompts, tokenizer, directory, findings)
+        if config.teacher is not None:
+            progress("looking at the teacher", 0, 0)
+            _look_at_teachers(config, config.teacher, inputs, prompts, directory, findings)
         if config.turns is not None:
             progress("opening an environment, or an agent", 0, 0)
             findings.saw(_look_at_turns, config, config.turns, prompts, tokenizer, directory)
@@ -149,6 +154,21 @@ def _look_at_prompts(
     if ends is not None:
         line, doubts = ends
         findings.seen.append(line)
+        findings.doubts += doubts
+
+
+def _look_at_teachers(
+    config: RunConfig,
+    written: TeacherConfig,
+    inputs: LocalInputs,
+    prompts: PromptSet,
+    directory: Path,
+    findings: Findings,
+) -> None:
+    teacher = findings.look(inputs.teacher, written)
+    doubts = None if teacher is None else findings.look(check_teachers, config, teacher, directory, prompts)
+    if doubts is not None:
+        findings.seen.append(f"teacher: {', '.join(written.models.values())}, with the policy's tokenizer")
         findings.doubts += doubts
 
 

@@ -35,17 +35,17 @@ from storage.records.run import (
 )
 from storage.stores.connect import connect
 from storage.stores.store import ConflictingRecord, ObjectStore, commit
-from storage.weights.tensor_sets import publish
 from tasks.configuration.example_clashes import group_size
 from tasks.configuration.iteration_config import settings_of
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, changes, digest, dump, parse_held
+from tasks.configuration.teacher import TeacherConfig
 from tasks.evaluation.measure import evaluation_of, rewards_of
 from tasks.grading.grader import check_rewards
-from tasks.grading.run_rewards import held_models, models_named, publish_models
+from tasks.grading.run_rewards import held_models, models_named
 from tasks.history.known_lengths import expected_lengths, lengths_record
 from tasks.history.planning_inputs import planning_request
-from tasks.learning.pretrained import read_tensors, vocabulary_size
+from tasks.learning.pretrained import vocabulary_size
 from tasks.planning.division import groups_in_budget
 from tasks.planning.iteration_plan import BudgetExceeded, IterationPlan, plan_iteration
 from tasks.preparing.adapter_fit import check_targets
@@ -55,8 +55,10 @@ from tasks.preparing.example_journal import check_examples, plan_of_examples, re
 from tasks.preparing.local_inputs import LocalInputs, open_local_inputs
 from tasks.preparing.model_check import check_model_use
 from tasks.preparing.needed_state import check_needed_state
+from tasks.preparing.published_models import publish_first_models
 from tasks.preparing.started_slots import started_slots
 from tasks.preparing.stop_tokens import look_at_responses, stop_ids_of_run
+from tasks.preparing.teacher_check import check_teachers, with_local_teachers
 from tasks.preparing.tools import compared, model_tokenizer, openings, prompt_tokenizer, shown_tools
 from tasks.preparing.trainer_fit import TrainerMisfit, check_trainer_fits
 from tasks.preparing.vain_settings import settings_in_vain
@@ -106,8 +108,13 @@ def _check_model(config: RunConfig, model_dir: Path, *, is_new: bool) -> None:
     _warn(doubts)
 
 
-def _check_prompts(config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, model_dir: Path) -> None:
-    """Tokenise every prompt once, so a misfit fails before the run exists; open the first environment likewise."""
+def _check_prompts(
+    config: RunConfig, teacher: TeacherConfig | None, prompts: PromptSet, tokenizer: Tokenizer, model_dir: Path
+) -> None:
+    """Tokenise every prompt once, so a misfit fails before the run exists; open the first environment likewise.
+
+    teacher: with local paths.
+    """
     rows = draw(config, prompts, tokenizer, model_dir, first=0, count=len(prompts))
     _warn(compared(rows, prompts, tokenizer, model_dir, config.data))
     first = openings(config, prompts_at(prompts, config.data, 0, 1), config.run.seed, 0)
@@ -116,11 +123,13 @@ def _check_prompts(config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, 
     _warn([*doubts_of(prompts), *doubts])
     if config.algorithm.learns_examples:
         check_examples(rows, responses_of(config, lambda: tokenizer, model_dir))
+    if teacher is not None:
+        _warn(check_teachers(config, teacher, model_dir, prompts))
 
 
 def _check_rewards(local: RunConfig, prompts: PromptSet, held: set[str], *, is_new: bool) -> None:
-    """Refuse rewards that cannot be used; local: with local paths of inputs. Examples have none."""
-    if not local.algorithm.learns_examples:
+    """Refuse rewards that cannot be used; local: with local paths of inputs."""
+    if local.rewards:
         _warn(check_rewards(local.rewards, prompts.columns, held, prompts, is_new=is_new, turns=local.turns))
 
 
@@ -169,7 +178,7 @@ def prepare(
         tokenizer = cache(partial(prompt_tokenizer, config, model_dir, is_new=is_new))
         if is_new:
             _warn(settings_in_vain(config))
-            _check_prompts(config, prompts, tokenizer(), model_dir)
+            _check_prompts(config, local.teacher, prompts, tokenizer(), model_dir)
         evaluates = config.evaluation is not None and config.evaluation.interval > 0
         if evaluates and (is_new or not _is_evaluation_known(store, config)):
             local = replace(local, evaluation=inputs.evaluation(evaluation_of(config)))
@@ -188,7 +197,7 @@ def prepare(
             first = next_prompt(store, iteration)
             rows = _draw_rows(config, prompts, tokenizer(), model_dir, first, iteration)
             if iteration == 0:
-                _publish_initial(store, model_dir, local)
+                publish_first_models(store, model_dir, local)
             tools, stops = shown_tools(tokenizer()), _stop_ids(store, config, prompts, tokenizer(), model_dir)
             try:
                 write_plan(store, config, rows, iteration, version, first, stops, clock, tools, len(prompts))
@@ -215,7 +224,7 @@ def _with_local_inputs(store: ObjectStore, config: RunConfig, inputs: LocalInput
         local = replace(local, policy=inputs.policy(config.policy))
     if not held.issuperset(models_named(config.rewards)):
         local = replace(local, rewards=inputs.rewards(config.rewards))
-    return local
+    return with_local_teachers(store, local, inputs)
 
 
 def _open(
@@ -317,18 +326,6 @@ def _model_directory(store: ObjectStore, config: RunConfig, folder: Path) -> Pat
         model_files.download(store, folder)
         return folder
     return model_directory(config)
-
-
-def _publish_initial(store: ObjectStore, model_dir: Path, local: RunConfig) -> None:
-    publish_initial(store, model_dir)
-    publish_models(store, local.rewards)
-
-
-def publish_initial(store: ObjectStore, model_dir: Path) -> None:
-    """Publish weight version 0, the pretrained model as stored; once in a run."""
-    if exists(store, layout.manifest(layout.weights(0))):
-        return
-    publish(store, layout.weights(0), read_tensors(model_dir), {"source": model_dir.name})
 
 
 def write_plan(

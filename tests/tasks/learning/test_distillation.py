@@ -1,4 +1,4 @@
-"""The losses of distillation, with gradients, beside plain torch computations, finite differences and TRL's functions."""
+"""The losses of distillation, with gradients, beside plain torch computations, finite differences and TRL."""
 
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
