@@ -72,8 +72,8 @@ def decode_scores(key: str, body: bytes) -> list[ScoredResponse]:
     for response, teacher, *lists in zip(*(table[name] for name in schema().names), strict=True):
         logprobs, agrees, ids, head = (each.values.to_numpy(zero_copy_only=False) for each in lists)
         tokens = len(logprobs)
-        wide = not tokens or len(ids) % tokens
-        if wide or len(agrees) != tokens or len(ids) != len(head) or not np.isfinite(logprobs).all():
+        fits = tokens == len(agrees) > 0 and len(ids) == len(head) and not len(ids) % tokens
+        if not fits or not np.isfinite(logprobs).all() or not np.isfinite(head).all():
             raise CorruptObject(key, f"response {response}: its lists do not fit each other, or are not finite")
         shape = (tokens, len(ids) // tokens)
         rows.append(

@@ -134,7 +134,8 @@ def _by_response(scores: TokenScores, batch: TokenBatch) -> dict[int, TokenScore
     """The scores of a pass for each response; raises NonFiniteGradient, which names the responses."""
     parts = zip(*(each.split(list(batch.trained_lengths)) for each in vars(scores).values()), strict=True)
     found = {response: TokenScores(*part) for response, part in zip(batch.responses, parts, strict=True)}
-    spoilt = [number for number, each in found.items() if not bool(torch.isfinite(each.logprobs).all())]
+    logprobs = {number: (each.logprobs, each.head_logprobs.flatten()) for number, each in found.items()}
+    spoilt = [number for number, rows in logprobs.items() if not bool(torch.isfinite(torch.cat(rows)).all())]
     if spoilt:
         raise NonFiniteGradient("log-prob of the teacher", spoilt)
     return found
