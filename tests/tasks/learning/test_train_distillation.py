@@ -18,6 +18,7 @@ from storage.stores.connect import connect
 from storage.weights import tensor_sets
 from storage.weights.versions import pull_version
 from tasks.configuration.run_config import parse
+from tasks.learning.parking import park
 from tasks.learning.replaying import learner_at
 from tasks.sampling.engines.weight_tensors import as_torch
 from tests.dying_store import DiesAtWrite, Killed
@@ -37,6 +38,7 @@ from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 
 URL = "memory://distilled"
 TWO_BATCHES = {"trainer": {"micro_batch_tokens_max": 640}}
+TEMPERATURE = 0.8
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,8 @@ def larger(tmp_path_factory):
 
 def distilling(model, teacher, **sections):
     """A run that learns from a teacher alone."""
-    given = document(URL, model, **(TWO_BATCHES | sections), teacher=teacher)
+    sampling = {"sampling": {"max_completion_length": 40, "temperature": TEMPERATURE}}
+    given = document(URL, model, **(TWO_BATCHES | sampling | sections), teacher=teacher)
     del given["rewards"]
     return parse(given)
 
@@ -91,7 +94,7 @@ def stored_scores(store, iteration=0):
     return {row.response: row for key in keys for row in decode_scores(key, store.get(key))}
 
 
-def plain(directory, store, temperature=1.0):
+def plain(directory, store):
     """The log-softmax of a model at each sampled token of every response, and the tokens, by Hugging Face's model."""
     module = AutoModelForCausalLM.from_pretrained(directory).eval()
     plan = read_plan(store, 0)
@@ -103,7 +106,7 @@ def plain(directory, store, temperature=1.0):
         prompt = prompts[response // plan.num_generations].token_ids
         with torch.no_grad():
             logits = module(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
-        found[response] = torch.log_softmax(logits / temperature, dim=1), torch.tensor(tokens)
+        found[response] = torch.log_softmax(logits / TEMPERATURE, dim=1), torch.tensor(tokens)
     return found
 
 
@@ -180,6 +183,16 @@ def test_a_restarted_trainer_and_a_replay_ask_no_teacher_again(undisturbed, mode
     assert all(
         torch.equal(value, published[name]) for name, value in learner.policy.state().items() if name in published
     )
+
+
+def test_a_loaded_teacher_is_parked_with_the_learner_and_has_no_gradient(rolled_out, model, larger):
+    store = memory_store("distilled", DiesAtWrite("distilled", rolled_out))
+    learner, _ = learner_at(store, 0, distilling(model, {"path": str(larger)}), model, ManualClock())
+    before = park(learner).num_bytes
+    teacher = learner.teachers.named("teacher")
+    assert learner.teachers.named("teacher") is teacher
+    assert not any(parameter.requires_grad for parameter in teacher.module.parameters())
+    assert park(learner).num_bytes - before == sum(tensor.nbytes for tensor in teacher.memory())
 
 
 def test_scores_that_do_not_fit_their_batch_are_refused(rolled_out, undisturbed):
