@@ -228,7 +228,7 @@ def reverse_gradient(policy, rows, teacher, targets, advantages, weight=WEIGHT):
     return dict(zip(names, torch.autograd.grad(expected, [policy.parameters()[n] for n in names]), strict=True)), gap
 
 
-@pytest.mark.parametrize("policy_loss", ["clip", "reinforce", "cispo"])
+@pytest.mark.parametrize("policy_loss", ["clip", "reinforce", "cispo", "tests.own_losses:clipped"])
 @pytest.mark.parametrize("with_reward", [False, True])
 def test_a_step_on_sampled_tokens_has_the_policy_gradient_of_the_reverse_kl(build, rows, policy_loss, with_reward):
     policy = build(double=True)

@@ -1,6 +1,7 @@
 """Whole iterations with a teacher, in small: scored, trained, killed anywhere, replayed, and resumed to the bit."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from storage.records import layout, records
 from storage.records.prompt_table import read_prompts
 from storage.records.records import TrainingRecord
 from storage.records.run import read_plan
-from storage.records.teacher_scores import decode_scores
+from storage.records.teacher_scores import decode_scores, encode_scores
 from storage.stores.connect import connect
 from storage.weights import tensor_sets
 from storage.weights.versions import pull_version
@@ -193,6 +194,24 @@ def test_a_loaded_teacher_is_parked_with_the_learner_and_has_no_gradient(rolled_
     assert learner.teachers.named("teacher") is teacher
     assert not any(parameter.requires_grad for parameter in teacher.module.parameters())
     assert park(learner).num_bytes - before == sum(tensor.nbytes for tensor in teacher.memory())
+
+
+class AnotherIsFirst(DiesAtWrite):
+    """A store in which another trainer creates its scores just before those of this trainer, each time."""
+
+    def create(self, key: str, body: bytes) -> bool:
+        if "/teacher/" in key:
+            rows = [replace(row, logprobs=row.logprobs - 1) for row in decode_scores(key, body)]
+            super().create(key, encode_scores(rows))
+        return super().create(key, body)
+
+
+def test_scores_that_another_trainer_stored_first_are_the_ones_that_count(rolled_out, undisturbed):
+    store = memory_store("distilled", AnotherIsFirst("distilled", rolled_out))
+    record = train_small(URL, 0)
+    own = records.read(undisturbed, TrainingRecord, layout.training(0)).metrics
+    assert record.metrics["teacher/kl"] == pytest.approx(own["teacher/kl"] + 1, abs=1e-5)
+    assert stored_scores(store).keys() == stored_scores(undisturbed).keys()
 
 
 def test_scores_that_do_not_fit_their_batch_are_refused(rolled_out, undisturbed):
