@@ -21,9 +21,9 @@ from tasks.preparing.iteration import prepare
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.sampling.session.member import generate_slot
 
-ITERATIONS = 4
+ITERATIONS = 6
 TEACHER = WarmStart(
-    steps=700, batch=32, learning_rate=2e-3, seed=2, task=TASK, step_noise=0.0, hidden_size=192, layers=3
+    steps=700, batch=32, learning_rate=1e-3, seed=2, task=TASK, step_noise=0.0, hidden_size=192, layers=3
 )
 ALONE = "grpo"
 
@@ -35,7 +35,6 @@ def arms(teacher: Path) -> dict[str, dict[str, Any]]:
         ALONE: {},
         "teacher, sampled tokens": {"rewards": [], "teacher": sampled},
         "teacher, heads": {"rewards": [], "teacher": sampled | {"top_k": 8}},
-        "teacher and reward": {"teacher": sampled | {"weight": 0.5}},
     }
 
 

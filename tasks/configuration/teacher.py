@@ -89,7 +89,8 @@ def teachers_that_clash(config: Any) -> Iterator[str]:
     if config.teacher is None:
         return
     if config.algorithm.learns_examples:
-        yield "teacher: given; allowed with algorithm.kind 'sft': nothing, because a teacher scores the policy's tokens"
+        kind = config.algorithm.kind
+        yield f"teacher: given; allowed with algorithm.kind {kind!r}: nothing, because it scores the policy's tokens"
         return
     if config.algorithm.filter_groups:
         yield (

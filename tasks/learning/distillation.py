@@ -27,7 +27,8 @@ class TokenScores:
     Attributes:
         logprobs: [n] float32, of the sampled tokens.
         agrees: [n] bool, whether the sampled token is the teacher's most likely token.
-        head_ids: [n, K] int64, the teacher's most likely tokens, the likeliest first; K is 0 without `top_k`.
+        head_ids: [n, K] int64, or int32 to be kept: the teacher's most likely tokens, the likeliest first; K is 0
+            without `top_k`.
         head_logprobs: [n, K] float32, of `head_ids`.
     """
 
@@ -63,7 +64,7 @@ class Taught:
         def loss(policy: Tensor, rows: slice) -> Tensor:
             return head_divergence(policy, teacher[rows].to(policy.dtype), self.config.kl)
 
-        ids = self.scores.head_ids.to(device, non_blocking=True)
+        ids = self.scores.head_ids.to(device, non_blocking=True).long()
         return HeadTerm(ids, loss, by_token, torch.zeros_like(by_token))
 
     def logprobs(self, batch: TokenBatch) -> Tensor | None:

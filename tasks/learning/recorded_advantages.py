@@ -16,9 +16,8 @@ def recorded_advantages(plan: PlanRecord, responses: Sequence[GradedResponse]) -
 
     responses: the responses of all micro-batches of the iteration, filtered groups excepted. Returns None without
     responses, and for an estimator that gives a number per token, is the user's own, or needs values outside the
-    records: the critic's values, the KL to the reference, or
-    a teacher's log-probs. Returns None, too, for a run of another version whose
-    deleted fields decide what is learned. Raises ValueError if the estimator raises ValueError.
+    records: the critic's values, the KL to the reference, or a teacher's log-probs. Returns None, too, for a run of
+    another version whose deleted fields decide what is learned. Raises ValueError if the estimator raises ValueError.
     """
     try:
         document = without_deleted(plan.config)

@@ -170,5 +170,5 @@ def _as_numpy(response: int, teacher: str, scores: TokenScores) -> ScoredRespons
 
 
 def _as_torch(row: ScoredResponse) -> TokenScores:
-    arrays = row.logprobs, row.agrees, row.head_ids.astype(np.int64), row.head_logprobs
+    arrays = row.logprobs, row.agrees, row.head_ids.astype(np.int32), row.head_logprobs
     return TokenScores(*(torch.tensor(each) for each in arrays))

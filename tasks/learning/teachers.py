@@ -97,7 +97,10 @@ class Teachers:
     def named(self, name: str) -> Teacher:
         """A teacher of the run; every rank must call `named`. Raises ObjectMissing, CorruptObject and PolicyError."""
         if name not in self._loaded:
-            self._loaded[name] = self._load(name)
+            # A trainer that finds stored scores loads no teacher, and must go on with the same random numbers.
+            on_gpu = [self._ranks.device] if self._ranks.device.type == "cuda" else []
+            with torch.random.fork_rng(devices=on_gpu):
+                self._loaded[name] = self._load(name)
         return self._loaded[name]
 
     def _load(self, name: str) -> Teacher:

@@ -189,8 +189,9 @@ def test_a_restarted_trainer_and_a_replay_ask_no_teacher_again(undisturbed, mode
 def test_a_loaded_teacher_is_parked_with_the_learner_and_has_no_gradient(rolled_out, model, larger):
     store = memory_store("distilled", DiesAtWrite("distilled", rolled_out))
     learner, _ = learner_at(store, 0, distilling(model, {"path": str(larger)}), model, ManualClock())
-    before = park(learner).num_bytes
+    before, drawn = park(learner).num_bytes, torch.get_rng_state()
     teacher = learner.teachers.named("teacher")
+    assert torch.equal(torch.get_rng_state(), drawn)
     assert learner.teachers.named("teacher") is teacher
     assert not any(parameter.requires_grad for parameter in teacher.module.parameters())
     assert park(learner).num_bytes - before == sum(tensor.nbytes for tensor in teacher.memory())
