@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from storage.clock import ManualClock
-from storage.records.draft_totals import DraftTotals, summed
+from storage.records.draft_totals import DraftTotals
 from tasks.sampling.engines.draft_counts import StepTimes
 from tasks.sampling.engines.plain_decoding import PlainDecoding
 from tasks.sampling.engines.scripted_drafter import ScriptedDrafter, perfect, wrong
@@ -199,13 +199,3 @@ def test_smaller_steps_than_any_measured_lie_on_a_line_and_no_larger_step_was_sh
     assert times(of8=1.0, of16=0.6).below(4) == 0.6
     assert two.between(4) is two.between(32) is None
     assert two.between(12) == pytest.approx(1.2, rel=0.02)
-
-
-def test_counts_since_an_earlier_state_and_of_several_members():
-    early = DraftTotals(steps=2, tokens=3, drafted=4, accepted=1)
-    late = DraftTotals(steps=6, tokens=9, drafted=9, accepted=3, saved_s=0.5)
-    assert late.since(early) == DraftTotals(steps=4, tokens=6, drafted=5, accepted=2, saved_s=0.5)
-    later = replace(late, saved_s=-0.25)
-    assert later.since(late) == DraftTotals(saved_s=-0.75)
-    assert summed((early, late, later)) == DraftTotals(steps=14, tokens=21, drafted=22, accepted=7, saved_s=0.25)
-    assert summed((early,)).saved_s is None
