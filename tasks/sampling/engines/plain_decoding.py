@@ -58,18 +58,20 @@ class PlainDecoding:
         """
         if plain:
             self._plain_times.measured(len(found), 1, took_s)
+        self._live.difference_update(ended)
+        if plain and not any(self._ahead.values()):
+            self._seconds += took_s
+            for response in ended:
+                del self._ahead[response]
+            return
         for response, tokens in found.items():
             self._ahead[response] += tokens
-        self._live.difference_update(ended)
         while self._ahead:
             active = list(islice(self._ahead, self._rows))
             steps = min(self._ahead[response] for response in active)
             if not steps:
                 break  # the real engine has not found the next token
-            if plain and len(active) == len(found):
-                self._seconds += steps * took_s
-            else:
-                self._unpriced[len(active)] += steps
+            self._unpriced[len(active)] += steps
             for response in active:
                 self._ahead[response] -= steps
                 if not self._ahead[response] and response not in self._live:

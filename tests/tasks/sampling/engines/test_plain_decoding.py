@@ -36,17 +36,35 @@ class Paced(ScriptedEngine):
 
 
 class Slow(ScriptedDrafter):
-    """It takes ASK_S for the drafts of a step. Without a share it is right never, always or mostly, by response."""
+    """Each call takes ASK_S. Without a share it is right never, always or mostly, by response."""
 
     def __init__(self, share, clock, **given):
         super().__init__(VOCAB_SIZE, wrong, **given)
         self._shares = (wrong, perfect, lambda _: 0.7) if share is None else (share,) * 3
         self._clock = clock
-        self.asked = 0
+        self.calls = 0
+
+    def _takes_time(self):
+        self.calls += 1
+        self._clock.sleep(ASK_S)
+
+    def start(self, requests):
+        self._takes_time()
+        super().start(requests)
+
+    def extend(self, tokens):
+        self._takes_time()
+        super().extend(tokens)
+
+    def leave(self, responses):
+        self._takes_time()
+        super().leave(responses)
+
+    def remember(self, prompt_ids, responses):
+        self._takes_time()
 
     def draft(self, responses, most):
-        self.asked += 1
-        self._clock.sleep(ASK_S)
+        self._takes_time()
         found = []
         for response in responses:
             self._share = self._shares[response % 3]
@@ -106,12 +124,19 @@ def test_drafts_that_only_cost_have_saved_less_than_nothing():
     assert engine.draft_totals.saved_s == pytest.approx(plain_s - took_s, rel=0.1)
 
 
-def test_while_no_draft_pays_only_asking_costs():
+def test_while_no_draft_pays_only_the_drafter_costs():
     items = responses(12)
     _, engine = decoded(items, 12, "auto", wrong)
-    drafter = engine._speculation._drafter
-    assert engine.draft_totals.drafted == 0 < drafter.asked
-    assert engine.draft_totals.saved_s == pytest.approx(-drafter.asked * ASK_S)
+    speculation = engine._speculation
+    assert engine.draft_totals.drafted == 0
+    assert engine.draft_totals.saved_s == pytest.approx(-speculation._drafter.calls * ASK_S)
+    speculation.remember((1, 2), [(3,)])
+    engine.start(responses(13)[12:])
+    engine.step()
+    engine.abort([12])
+    engine.start(responses(1))
+    engine.step()
+    assert engine.draft_totals.saved_s == pytest.approx(-speculation._drafter.calls * ASK_S)
 
 
 def test_where_no_step_tells_what_a_plain_one_takes_nothing_is_said():
