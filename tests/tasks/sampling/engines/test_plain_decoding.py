@@ -224,3 +224,32 @@ def test_smaller_steps_than_any_measured_lie_on_a_line_and_no_larger_step_was_sh
     assert times(of8=1.0, of16=0.6).below(4) == 0.6
     assert two.between(4) is two.between(32) is None
     assert two.between(12) == pytest.approx(1.2, rel=0.02)
+
+
+def test_plain_steps_tell_more_than_steps_that_feed_as_many_tokens():
+    plain = PlainDecoding(times(of2=9.0))
+    plain.start([0, 1])
+    for _ in range(2):
+        plain.follow({0: 1, 1: 1}, [], 1.25, plain=True)
+    plain.follow({0: 3, 1: 3}, [0, 1], 2.0, plain=False)
+    assert plain.seconds == 5 * 1.25
+
+
+def test_an_engine_that_aborts_a_slow_response_still_saves_by_the_others():
+    clock = ManualClock()
+    drafter = Slow(None, clock, answer=lambda item: engine.scripted_tokens(item, 250))
+    engine = Paced(2, clock, Speculation(drafter, "auto", now_s=clock.monotonic))
+    engine.load_weights(0, {})
+    slow, fast = (replace(request(r), sampling=replace(LONG, max_completion_length=200)) for r in (0, 1))
+    engine.start([slow, fast])
+    while engine.draft_totals.accepted < 20:
+        engine.step()
+    engine.abort([0])
+    began_s, steps = clock.monotonic(), 0
+    before = engine.draft_totals
+    while engine.step():
+        steps += 1
+    new = engine.draft_totals.since(before)
+    took_s = clock.monotonic() - began_s
+    # Tokens that were found before the abort are decoded plainly by now, too.
+    assert new.saved_s > new.tokens * step_s(1) - took_s > 0.5
