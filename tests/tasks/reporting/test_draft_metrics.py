@@ -16,7 +16,15 @@ from tasks.sampling.engines.suffix_drafter import SuffixDrafter
 from tasks.sampling.engines.torch_engine import TorchEngine
 from tasks.sampling.session.member import generate_slot
 from tests.sessions import Killed
-from tests.small_run import commit_iteration, config, memory_store, model_directory, plan_iteration, roll_out, train_small
+from tests.small_run import (
+    commit_iteration,
+    config,
+    memory_store,
+    model_directory,
+    plan_iteration,
+    roll_out,
+    train_small,
+)
 
 NAMES = {"rollout/drafted", "rollout/accepted", "rollout/tokens_per_step", "rollout/draft_saved_s"}
 
@@ -54,7 +62,9 @@ class Counted:
             guessed, tokens = self._guessed.get(delta.response, []), list(delta.token_ids)
             self.tokens += len(tokens)
             self.drafted += len(guessed)
-            self.accepted += next((n for n in range(min(len(guessed), len(tokens)), 0, -1) if guessed[:n] == tokens[:n]), 0)
+            self.accepted += next(
+                (n for n in range(min(len(guessed), len(tokens)), 0, -1) if guessed[:n] == tokens[:n]), 0
+            )
 
     def metrics(self):
         return {
