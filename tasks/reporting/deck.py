@@ -202,8 +202,8 @@ def _drafts(metrics: Mapping[str, float]) -> list[str]:
         f"A response got {metrics['rollout/tokens_per_step']:.2f} tokens from a step."
     )
     if (saved_s := metrics.get("rollout/draft_saved_s")) is not None:
-        what = "saved" if saved_s >= 0 else "cost, more than they saved,"
-        summary += f" Drafts {what} {with_unit(abs(saved_s), 's')} of the members' time."
+        seconds = f"{with_unit(abs(saved_s), 's')} of the members' time"
+        summary += f" Drafts saved {seconds}." if saved_s >= 0 else f" Drafts cost {seconds} more than they saved."
     return [f"<p>{summary}</p>"]
 
 

@@ -103,14 +103,16 @@ class StepTimes:
             return None
         return float(np.interp(tokens, fed, seconds))
 
-    def below(self, tokens: int) -> float | None:
-        """Seconds of a step that feeds fewer tokens than any measured; None without two sizes, or if it feeds more.
+    def outside(self, tokens: int) -> float | None:
+        """Seconds that a step outside of the measured sizes takes at least; None without two sizes for a smaller one.
 
         Times are convex in the tokens fed, so the line through the smallest and the largest size is not above them. No
-        larger step was shorter.
+        larger step is shorter.
         """
         fed, seconds = self._all_times()
-        if len(fed) < 2 or tokens > fed[0]:
+        if fed and tokens > fed[-1]:
+            return max(seconds)
+        if len(fed) < 2:
             return None
         line_s = seconds[0] - (seconds[-1] - seconds[0]) / (fed[-1] - fed[0]) * (fed[0] - tokens)
         return min(max(line_s, seconds[0] * tokens / fed[0]), *seconds)

@@ -42,10 +42,15 @@ class PlainDecoding:
         self._rows = max(self._rows, len(self._live))
 
     def leave(self, responses: Iterable[int]) -> None:
-        """These responses were aborted. Tokens that the real engine was ahead are forgotten."""
+        """These responses were aborted. Tokens that the real engine was ahead are forgotten.
+
+        If nothing is in flight any more, that holds for all responses: their numbers may come again in another plan.
+        """
         for response in responses:
             self._live.discard(response)
             self._ahead.pop(response, None)
+        if not self._live:
+            self._ahead.clear()
 
     def follow(self, found: Mapping[int, int], ended: Iterable[int], took_s: float, *, plain: bool) -> None:
         """Decode what can be decoded after a step of the real engine.
@@ -87,7 +92,7 @@ class PlainDecoding:
 
     def _step_s(self, responses: int) -> float | None:
         """Seconds of a plain step: of measured plain steps, or else of steps that feed as many tokens."""
-        for known in (self._plain_times.between, self._times.between, self._times.below):
+        for known in (self._plain_times.between, self._times.between, self._times.outside):
             if (seconds := known(responses)) is not None:
                 return seconds
         return None

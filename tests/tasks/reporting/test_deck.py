@@ -111,7 +111,7 @@ def test_what_drafts_were_worth_is_told_beside_the_prefill():
     for saved, words in (
         ({}, ""),
         ({"rollout/draft_saved_s": 31.25}, " Drafts saved 31.2 s of the members' time."),
-        ({"rollout/draft_saved_s": -0.5}, " Drafts cost, more than they saved, 0.500 s of the members' time."),
+        ({"rollout/draft_saved_s": -0.5}, " Drafts cost 0.500 s of the members' time more than they saved."),
     ):
         assert f"<p>{told}{words}</p>" in render(report(4, METRICS | drafts | saved), [])["Slots"]
     for metrics in (METRICS, METRICS | {"rollout/drafted": 0.0, "rollout/accepted": 0.0}):

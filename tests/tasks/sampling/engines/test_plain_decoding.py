@@ -205,6 +205,16 @@ def test_of_an_aborted_response_nothing_is_owed():
     assert plain.seconds == 1.25 + 2 * 1.0
 
 
+def test_nothing_of_a_plan_is_left_for_the_next():
+    plain = PlainDecoding(times(of1=1.0, of2=1.25))
+    plain.start([0, 1])
+    plain.follow({0: 8, 1: 1}, [0], 3.0, plain=False)
+    plain.leave([1])
+    plain.start([0])
+    plain.follow({0: 2}, [0], 3.0, plain=False)
+    assert plain.seconds == 1.25 + 2 * 1.0
+
+
 def test_a_response_goes_on_after_its_turn_is_answered():
     plain = PlainDecoding(times(of1=1.0, of2=1.25))
     plain.start([0, 1])
@@ -214,14 +224,15 @@ def test_a_response_goes_on_after_its_turn_is_answered():
     assert plain.seconds == 6 * 1.25
 
 
-def test_smaller_steps_than_any_measured_lie_on_a_line_and_no_larger_step_was_shorter():
-    assert StepTimes().below(1) is None
-    assert times(of8=1.0).below(4) is None
+def test_smaller_steps_than_any_measured_lie_on_a_line_and_no_larger_step_is_shorter():
+    assert StepTimes().outside(1) is None
+    assert times(of8=1.0).outside(4) is None
     two = times(of8=1.0, of16=1.4)
-    assert two.below(4) == pytest.approx(0.8)
-    assert two.below(9) is None
-    assert times(of8=1.0, of16=2.5).below(1) == pytest.approx(1 / 8)
-    assert times(of8=1.0, of16=0.6).below(4) == 0.6
+    assert two.outside(4) == pytest.approx(0.8)
+    assert two.outside(99) == 1.4
+    assert times(of8=1.0, of16=2.5).outside(1) == pytest.approx(1 / 8)
+    assert times(of8=1.0, of16=0.6).outside(4) == 0.6
+    assert times(of8=1.0, of16=0.6).outside(99) == 1.0
     assert two.between(4) is two.between(32) is None
     assert two.between(12) == pytest.approx(1.2, rel=0.02)
 
