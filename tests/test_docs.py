@@ -298,7 +298,7 @@ def report(model: Path, algorithm: str) -> ReportRecord:
         "data": {"source": "arithmetic", "limit": 4},
         "rewards": [{"function": "arithmetic"}],
         "sampling": {"max_completion_length": 8},
-        "rollout": {"engine": "scripted"},
+        "rollout": {"engine": "torch", "speculation": {"drafts": "auto"}},
         "trainer": {"placement": "pod"},
         "pools": {"rollout": {"count": 1}},
     }

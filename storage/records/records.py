@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field
 
 from storage.records import canonical
 from storage.records.canonical import unwrap, wrap
+from storage.records.draft_totals import DraftTotals
 from storage.records.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
 from storage.records.sources import HubSource
 from storage.stores.store import ObjectStore
@@ -320,6 +321,7 @@ class SlotLife:
     puts: int = 0
     gets: int = 0
     bytes_read: int = 0
+    drafts: Annotated[DraftTotals | None, Field(exclude_if=lambda held: held is None)] = None
 
 
 @dataclass(frozen=True, kw_only=True)

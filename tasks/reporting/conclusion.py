@@ -18,6 +18,7 @@ from storage.journal.compaction import read_batches, unused_responses
 from storage.journal.response_parts import PART_TOKENS, parts_of_plan
 from storage.journal.shard import Finish, Origin
 from storage.records import layout, records
+from storage.records.draft_totals import summed
 from storage.records.hints import collected
 from storage.records.prompt_table import PromptRow, read_prompts
 from storage.records.records import GradedResponse, PlanRecord, ReportRecord, SlotLife, TrainingRecord
@@ -112,6 +113,7 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock, par
         **filter_metrics(plan, trained, filtered, lives),
         **resume_metrics(lives),
         **prefill_metrics(lives, naive),
+        **draft_metrics(lives),
         "balance/responses_moved": float(reader.book.moved),
         **lengths,
         **cost_metrics(lives, training, rates, tokens, plan.created_at_s, took_s, collected(store, iteration)),
@@ -249,6 +251,24 @@ def prefill_metrics(lives: Sequence[SlotLife], naive: int) -> dict[str, float]:
     computed = sum(life.prefill_tokens for life in lives)
     metrics = {"rollout/prefill_tokens": float(computed), "rollout/prefill_tokens_naive": float(naive)}
     return metrics | ({"rollout/prefill_share": computed / naive} if naive else {})
+
+
+def draft_metrics(lives: Sequence[SlotLife]) -> dict[str, float]:
+    """Drafts verified and accepted, tokens that a response got from a step, and seconds saved; empty without drafts.
+
+    Only lives that drafted count. The tokens are absent without a step, and the seconds if no life measured any. Counts
+    are lower bounds if a life ended after its last heartbeat.
+    """
+    drafting = [life.drafts for life in lives if life.drafts is not None]
+    if not drafting:
+        return {}
+    drafts = summed(drafting)
+    metrics = {"rollout/drafted": float(drafts.drafted), "rollout/accepted": float(drafts.accepted)}
+    if drafts.steps:
+        metrics["rollout/tokens_per_step"] = drafts.tokens / drafts.steps
+    if drafts.saved_s is not None:
+        metrics["rollout/draft_saved_s"] = drafts.saved_s
+    return metrics
 
 
 def naive_prefill_tokens(plan: PlanRecord, prompts: Sequence[PromptRow], reader: JournalReader, part: range) -> int:
