@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field
 
 from storage.records import canonical
 from storage.records.canonical import unwrap, wrap
+from storage.records.lineage import VersionOrigin
 from storage.records.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
 from storage.records.sources import HubSource
 from storage.stores.store import ObjectStore
@@ -59,6 +60,7 @@ class RunRecord:
         digest: digest of the fields of `config` that must not change.
         model_files: digest of each file below `model/`, by name.
         sources: repositories and commits of the hub, by use; left out if empty, as in records of old runs.
+        origin: the version of another run with which this run begins; left out without one.
     """
 
     KIND: ClassVar[str] = "run"
@@ -68,6 +70,7 @@ class RunRecord:
     vocab_size: int
     model_files: dict[str, str]
     sources: Annotated[dict[str, HubSource], Field(exclude_if=lambda held: not held)] = field(default_factory=dict)
+    origin: Annotated[VersionOrigin | None, Field(exclude_if=lambda held: held is None)] = None
     created_at_s: float
     nonce: str = field(default_factory=nonce)
 
@@ -106,6 +109,7 @@ class PlanRecord:
         prompts_per_epoch: number of prompts in the data set, by which members that draft find earlier responses to the
             plan's prompts; left out if 0.
         lengths, seeding, decisions: expectations and decisions of the planner; None or empty without a planner.
+        counted_from: iterations of other runs behind version 0 (`VersionOrigin`); left out if 0.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -127,12 +131,18 @@ class PlanRecord:
     lengths: LengthsRecord | None = None
     seeding: SeedingRecord | None = None
     decisions: tuple[DecisionRecord, ...] = ()
+    counted_from: Annotated[int, Field(ge=0, exclude_if=lambda number: not number)] = 0
     nonce: str = field(default_factory=nonce)
 
     def __post_init__(self) -> None:
         if self.num_generations < 1 or self.num_responses > RESPONSES_MAX:
             allowed = f"allowed: 1 to {RESPONSES_MAX} responses"
             raise ValueError(f"num_generations: value {self.num_generations} with {self.num_groups} groups; {allowed}")
+
+    @property
+    def counted(self) -> int:
+        """The number of the iteration from which noise and seeds follow, and a critic's warm-up."""
+        return self.counted_from + self.iteration
 
     @property
     def num_groups(self) -> int:

@@ -12,6 +12,7 @@ from storage.clock import Clock
 from storage.errors import GleanerError
 from storage.records import layout, records
 from storage.records.evaluations import signs_of_life
+from storage.records.lineage import VersionOrigin
 from storage.records.records import LeaseRecord, PlanRecord, ReportRecord, RunRecord, SettingsRecord
 from storage.records.sources import HubSource
 from storage.stores.connect import connect
@@ -60,11 +61,13 @@ def open_run(
     clock: Clock,
     explain: Callable[[Mapping[str, Any]], list[str]],
     sources: Mapping[str, HubSource] | None = None,
+    origin: VersionOrigin | None = None,
 ) -> RunRecord:
     """Create run.json, or accept an existing run.json of the same run.
 
     model_files: the digests of the files below `model/`, which must be stored first. sources: repositories of the hub,
-    with rows stored first; None: as the run has them. explain: gets the stored configuration and returns the
+    with rows stored first; None: as the run has them. origin: the version of another run with which a new
+    run begins. explain: gets the stored configuration and returns the
     differences that are not allowed. Raises AnotherRun for such a difference and for a different model file. Nothing is
     overwritten.
     """
@@ -74,6 +77,7 @@ def open_run(
         vocab_size=vocab_size,
         model_files=dict(model_files),
         sources=dict(sources or {}),
+        origin=origin,
         created_at_s=clock.wall(),
     )
     if records.commit(store, layout.RUN, mine):
@@ -87,6 +91,8 @@ def open_run(
         for name in sorted({*sources, *theirs.sources}):
             if sources.get(name) != theirs.sources.get(name):
                 differences.append(f"{name}: another commit of the hub, or only one of both has it")
+    if origin is not None and theirs.origin != origin:
+        differences.append("run.from: the version has another digest there")
     if differences:
         raise AnotherRun(store.url, differences)
     return theirs

@@ -76,6 +76,11 @@ class PastDrawings:
         self._data = data
         self._plans: dict[int, PlanRecord] = {plan.iteration: plan}
 
+    @cached_property
+    def _begins(self) -> int:
+        """The run's first position; a run that began with another run's optimizer has the positions before it there."""
+        return self._read(0).first_prompt if self._plan.counted_from else 0
+
     def parts(self, groups: range | tuple[int, ...]) -> list[WantedPart]:
         """The parts with responses to the prompts of these groups, those with the largest share wanted first.
 
@@ -99,7 +104,7 @@ class PastDrawings:
         wanted: dict[int, dict[int, int]] = defaultdict(dict)
         for group in sorted(groups):
             position = self._last(self._plan.first_prompt + group)
-            if position is not None:
+            if position is not None and position >= self._begins:
                 past = self._drawn_by(position)
                 first = (position - past.first_prompt) * past.num_generations
                 wanted[past.iteration] |= dict.fromkeys(range(first, first + past.num_generations), group)

@@ -104,8 +104,9 @@ def test_every_field_is_written():
     assert set(json.loads(canonical.encode(with_given_up))) == {each.name for each in fields(BATCH)}
     assert records.decode(BatchRecord, "batches/0", records.encode("batches/0", with_given_up)) == with_given_up
     plan = json.loads(canonical.encode(a_plan(2, 2)))
-    assert set(plan) == {each.name for each in fields(PlanRecord)} - {"tools", "prompts_per_epoch"}  # not in old plans
-    whole = a_plan(2, 2, tools=({"type": "function"},), prompts_per_epoch=7)
+    absent = {"tools", "prompts_per_epoch", "counted_from"}  # not in old plans
+    assert set(plan) == {each.name for each in fields(PlanRecord)} - absent
+    whole = a_plan(2, 2, tools=({"type": "function"},), prompts_per_epoch=7, counted_from=3)
     assert set(json.loads(canonical.encode(whole))) == {each.name for each in fields(PlanRecord)}
     assert records.decode(PlanRecord, "plan.json", records.encode("plan.json", whole)) == whole
     assert plan["groups_wanted"] is None

@@ -1,0 +1,72 @@
+"""Other runs in a configuration: `run.from`, a version of another run with which a run begins.
+
+The name of the field is a keyword of Python, so its attribute is `from_`, and `json_values` has the document's name.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from storage.stores.connect import check_url, overlap
+
+_VERSION = re.compile(r"(.+)@([0-9]{1,8})", re.DOTALL)
+_ALLOWED = "<url>@<version>, such as s3://bucket/run@12"
+
+
+@dataclass(frozen=True)
+class VersionOf:
+    """A weight version of a run."""
+
+    url: str
+    version: int
+
+
+def version_of(text: str) -> VersionOf:
+    """The version that `run.from` names; raises ValueError, whose message begins with the field."""
+    found = _VERSION.fullmatch(text)
+    if found is None:
+        raise ValueError(f"from: value {text!r}; allowed: {_ALLOWED}")
+    try:
+        check_url(found[1])
+    except ValueError as error:
+        raise ValueError(f"from: {str(error).removeprefix('storage URL: ')}; allowed: {_ALLOWED}") from None
+    return VersionOf(found[1], int(found[2]))
+
+
+def json_values(section: Any) -> dict[str, Any]:
+    """A section, or the whole configuration, as JSON values under the names of a document."""
+    named = asdict(section, dict_factory=lambda items: {name.removesuffix("_"): value for name, value in items})
+    resolved: dict[str, Any] = json.loads(json.dumps(named))
+    return resolved
+
+
+def with_policy(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A document in which the policy that is left out beside `run.from` is the other run's."""
+    run = document.get("run")
+    named = run.get("from") if isinstance(run, Mapping) else None
+    if isinstance(named, str) and "policy" not in document:
+        return {**document, "policy": {"path": named}}
+    return document
+
+
+def origins_that_clash(config: Any) -> Iterator[str]:
+    """A line about each field that cannot be beside another run, with what is allowed. config: the RunConfig."""
+    run = config.run
+    if run.from_ is None:
+        if run.from_optimizer:
+            yield "run.from_optimizer: value true; allowed: false, or true with run.from"
+        return
+    if overlap(run.url, version_of(run.from_).url):
+        yield (
+            f"run.from: value {run.from_!r}; allowed: a version of another run than run.url ({run.url}), and of none "
+            "above or below"
+        )
+    if config.policy.path == run.from_ and config.policy.revision is not None:
+        yield f"policy.revision: value {config.policy.revision!r}; allowed with the model of another run: null"
+    if run.from_optimizer and config.lora is not None:
+        yield (
+            "run.from_optimizer: value true; allowed with lora: false, because new adapters are added to the merged "
+            "weights of the version"
+        )
