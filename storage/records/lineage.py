@@ -1,6 +1,7 @@
-"""Lineage: which version of another run a run begins with, as its run.json states."""
+"""Lineage: what a run has of other runs, as its run.json states: a version, and knowledge of prompts."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pydantic import ConfigDict
 
@@ -40,3 +41,48 @@ class VersionOrigin:
         """The origin in words."""
         state = "its optimizer" if self.optimizer else "a new optimizer"
         return f"version {self.version} of {self.url} (digest {self.digest}), with {state}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptsOrigin:
+    """What the prompts of a run have of another run: the choice by pass rates, and lengths.
+
+    Attributes:
+        url: the other run.
+        first, stop: its iterations whose responses count, from `first` up to and without `stop`.
+        prompts: prompts of the source, of this run.
+        seen: prompts of these with a reward in those iterations.
+        below, above: prompts of those that are left out, because their pass rate is below or above the bounds.
+        kept: digest of the KeptPromptsRecord; None: all prompts are kept.
+        lengths: digest of the table of lengths for the first plans; None without one.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    url: str
+    first: int
+    stop: int
+    prompts: int
+    seen: int
+    below: int = 0
+    above: int = 0
+    kept: str | None = None
+    lengths: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The origin in words."""
+        chosen = "" if self.kept is None else f", {self.below} below and {self.above} above data.pass_rate are left out"
+        lengths = "with" if self.lengths else "without"
+        return (
+            f"{self.prompts} prompts, {self.seen} of them seen in iterations {self.first}:{self.stop} of {self.url}"
+            f"{chosen}; {lengths} learned lengths"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptPromptsRecord:
+    """The rows of the source that are the prompts of a run, ascending."""
+
+    KIND: ClassVar[str] = "kept prompts"
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    rows: tuple[int, ...]

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 
 from storage.records import canonical
 from storage.records.canonical import unwrap, wrap
-from storage.records.lineage import VersionOrigin
+from storage.records.lineage import PromptsOrigin, VersionOrigin
 from storage.records.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
 from storage.records.sources import HubSource
 from storage.stores.store import ObjectStore
@@ -60,7 +60,8 @@ class RunRecord:
         digest: digest of the fields of `config` that must not change.
         model_files: digest of each file below `model/`, by name.
         sources: repositories and commits of the hub, by use; left out if empty, as in records of old runs.
-        origin: the version of another run with which this run begins; left out without one.
+        origin, prompts_origin: the version of another run with which this run begins, and what is known of its prompts
+            from another run; left out without one.
     """
 
     KIND: ClassVar[str] = "run"
@@ -71,6 +72,7 @@ class RunRecord:
     model_files: dict[str, str]
     sources: Annotated[dict[str, HubSource], Field(exclude_if=lambda held: not held)] = field(default_factory=dict)
     origin: Annotated[VersionOrigin | None, Field(exclude_if=lambda held: held is None)] = None
+    prompts_origin: Annotated[PromptsOrigin | None, Field(exclude_if=lambda held: held is None)] = None
     created_at_s: float
     nonce: str = field(default_factory=nonce)
 

@@ -12,7 +12,7 @@ from storage.clock import Clock
 from storage.errors import GleanerError
 from storage.records import layout, records
 from storage.records.evaluations import signs_of_life
-from storage.records.lineage import VersionOrigin
+from storage.records.lineage import PromptsOrigin, VersionOrigin
 from storage.records.records import LeaseRecord, PlanRecord, ReportRecord, RunRecord, SettingsRecord
 from storage.records.sources import HubSource
 from storage.stores.connect import connect
@@ -62,12 +62,13 @@ def open_run(
     explain: Callable[[Mapping[str, Any]], list[str]],
     sources: Mapping[str, HubSource] | None = None,
     origin: VersionOrigin | None = None,
+    prompts_origin: PromptsOrigin | None = None,
 ) -> RunRecord:
     """Create run.json, or accept an existing run.json of the same run.
 
     model_files: the digests of the files below `model/`, which must be stored first. sources: repositories of the hub,
-    with rows stored first; None: as the run has them. origin: the version of another run with which a new
-    run begins. explain: gets the stored configuration and returns the
+    with rows stored first; None: as the run has them. origin, prompts_origin: what a new run has of other
+    runs. explain: gets the stored configuration and returns the
     differences that are not allowed. Raises AnotherRun for such a difference and for a different model file. Nothing is
     overwritten.
     """
@@ -78,6 +79,7 @@ def open_run(
         model_files=dict(model_files),
         sources=dict(sources or {}),
         origin=origin,
+        prompts_origin=prompts_origin,
         created_at_s=clock.wall(),
     )
     if records.commit(store, layout.RUN, mine):
@@ -93,6 +95,8 @@ def open_run(
                 differences.append(f"{name}: another commit of the hub, or only one of both has it")
     if origin is not None and theirs.origin != origin:
         differences.append("run.from: the version has another digest there")
+    if prompts_origin is not None and theirs.prompts_origin != prompts_origin:
+        differences.append("data.from: the other run knew of other responses there")
     if differences:
         raise AnotherRun(store.url, differences)
     return theirs

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, JsonValue
 
 from tasks.configuration.older_form import ARITHMETIC
+from tasks.configuration.origins import iterations_of
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 # What tasks/prompts/row_comparison.py finds when it compares prompts with their rows.
@@ -27,10 +28,13 @@ Kind = Literal[
 OPERATIONAL = ("allow",)
 # Fields that are younger than runs that go on, with their defaults, at which they say what such a run does.
 YOUNG: dict[str, object] = {
+    "from": None,
+    "pass_rate": None,
     "chat_template_kwargs": {},
     "completion_column": "completion",
     "continue_final_message": False,
 }
+_Rate = Annotated[float, Field(ge=0, le=1)]
 # How a chat template is called is not an argument of the template.
 _NO_ARGUMENTS = {
     "add_generation_prompt",
@@ -80,6 +84,9 @@ class DataConfig:
         shuffle: A new order in each epoch.
         seed: Seed of the generated problems and of the order.
         limit: The first rows alone, so many; the number of generated prompts, older_form.SIZE by default.
+        from_: Another run, <url> or <url>@<a>:<b> (iterations without b), from which lengths and pass rates of the
+            prompts are known; None: none.
+        pass_rate: The least and the greatest pass rate of a prompt there; other prompts are left out. None: all stay.
         max_prompt_length: A prompt with more tokens is refused.
         chat_template_kwargs: Arguments of the chat template; a row's column of this name comes first.
         continue_final_message: The policy goes on with a last message by the assistant.
@@ -97,6 +104,8 @@ class DataConfig:
     shuffle: bool = True
     seed: Annotated[int, Field(ge=0)] = 0
     limit: Annotated[int, Field(ge=1)] | None = None
+    from_: Annotated[Annotated[str, Field(min_length=1)] | None, Field(alias="from")] = None
+    pass_rate: tuple[_Rate, _Rate] | None = None
     max_prompt_length: Annotated[int, Field(ge=1)] | None = None
     chat_template_kwargs: dict[str, JsonValue] = field(default_factory=dict)
     continue_final_message: bool = False
@@ -107,6 +116,12 @@ class DataConfig:
         reserved = no_argument(self.chat_template_kwargs)
         if reserved is not None:
             raise ValueError(f"chat_template_kwargs: value {reserved!r}; allowed: arguments of the chat template")
+        if self.from_ is not None:
+            iterations_of(self.from_)
+        if self.pass_rate is not None and (self.from_ is None or self.pass_rate[0] > self.pass_rate[1]):
+            raise ValueError(
+                f"pass_rate: value {list(self.pass_rate)}; allowed: the least and the greatest rate, with data.from"
+            )
         if self.source == ARITHMETIC:
             for name, value, default in (
                 ("subset", self.subset, None),

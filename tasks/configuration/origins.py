@@ -1,6 +1,6 @@
-"""Other runs in a configuration: `run.from`, a version of another run with which a run begins.
+"""Other runs in a configuration: a version to begin with (`run.from`), and what is known of prompts (`data.from`).
 
-The name of the field is a keyword of Python, so its attribute is `from_`, and `json_values` has the document's name.
+The name of these fields is a keyword of Python: the attribute is `from_`, and `json_values` has the document's name.
 """
 
 import json
@@ -12,6 +12,7 @@ from typing import Any
 from storage.stores.connect import check_url, overlap
 
 _VERSION = re.compile(r"(.+)@([0-9]{1,8})", re.DOTALL)
+_ITERATIONS = re.compile(r"(.+?)(?:@([0-9]*:[0-9]*))?", re.DOTALL)
 _ALLOWED = "<url>@<version>, such as s3://bucket/run@12"
 
 
@@ -35,6 +36,26 @@ def version_of(text: str) -> VersionOf:
     return VersionOf(found[1], int(found[2]))
 
 
+@dataclass(frozen=True)
+class IterationsOf:
+    """Iterations of a run, as `parse_range` reads them: "a:b", "a:", ":b" or ":"."""
+
+    url: str
+    iterations: str
+
+
+def iterations_of(text: str) -> IterationsOf:
+    """The iterations that `data.from` names, by default all; raises ValueError, whose message begins with the field."""
+    found = _ITERATIONS.fullmatch(text)
+    assert found is not None, "the configuration refuses empty text"
+    try:
+        check_url(found[1])
+    except ValueError as error:
+        allowed = "<url> or <url>@<a>:<b>, such as s3://bucket/run@20:40"
+        raise ValueError(f"from: {str(error).removeprefix('storage URL: ')}; allowed: {allowed}") from None
+    return IterationsOf(found[1], found[2] or ":")
+
+
 def json_values(section: Any) -> dict[str, Any]:
     """A section, or the whole configuration, as JSON values under the names of a document."""
     named = asdict(section, dict_factory=lambda items: {name.removesuffix("_"): value for name, value in items})
@@ -54,6 +75,11 @@ def with_policy(document: Mapping[str, Any]) -> Mapping[str, Any]:
 def origins_that_clash(config: Any) -> Iterator[str]:
     """A line about each field that cannot be beside another run, with what is allowed. config: the RunConfig."""
     run = config.run
+    if config.data.from_ is not None and overlap(run.url, iterations_of(config.data.from_).url):
+        yield f"data.from: value {config.data.from_!r}; allowed: another run than run.url, and none above or below"
+    held_out = None if config.evaluation is None else config.evaluation.data
+    if held_out is not None and held_out.from_ is not None:
+        yield "evaluation.data.from: given; allowed: null, because every held-out prompt is evaluated"
     if run.from_ is None:
         if run.from_optimizer:
             yield "run.from_optimizer: value true; allowed: false, or true with run.from"

@@ -24,6 +24,7 @@ from tasks.preparing.engine_fit import check_engine_fits
 from tasks.preparing.example_journal import check_examples, responses_of
 from tasks.preparing.findings import Findings
 from tasks.preparing.held_run import check_fleet, check_held_run
+from tasks.preparing.known_prompts import known_to_check
 from tasks.preparing.local_inputs import LocalInputs, model_directory, open_local_inputs
 from tasks.preparing.model_check import check_model_use
 from tasks.preparing.origin import origin_to_check
@@ -81,6 +82,8 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
     data = findings.look(inputs.data, config.data)
     learns_examples = config.algorithm.learns_examples
     prompts = None if data is None else findings.look(partial(load_prompts, examples=learns_examples), data)
+    if prompts is not None:
+        prompts = _kept(config, prompts, findings)
     if not learns_examples:
         _look_at_rewards(config, inputs, prompts, findings)
     tokenizer = None if directory is None else findings.look(prompt_tokenizer, config, directory)
@@ -118,6 +121,15 @@ def _look_at_model(config: RunConfig, inputs: LocalInputs, findings: Findings) -
         findings.seen.append(f"model check: {tried.looked_at}")
         findings.doubts += tried.doubts
     return directory
+
+
+def _kept(config: RunConfig, prompts: PromptSet, findings: Findings) -> PromptSet:
+    """The prompts of the run among those of the source."""
+    known = findings.look(known_to_check, config, prompts)
+    if known is None:
+        return prompts
+    findings.seen.append(f"data.from: {known.origin.text}")
+    return known.kept(prompts)
 
 
 def _look_at_rewards(config: RunConfig, inputs: LocalInputs, prompts: PromptSet | None, findings: Findings) -> None:

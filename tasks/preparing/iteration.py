@@ -49,6 +49,7 @@ from tasks.preparing.engine_fit import check_engine_fits
 from tasks.preparing.example_journal import check_examples, plan_of_examples, responses_of, write_examples
 from tasks.preparing.first_weights import model_directory_of_run, origin_of, publish_first, with_local_inputs
 from tasks.preparing.known_evaluation import doubts_of_evaluation
+from tasks.preparing.known_prompts import Known, known_prompts
 from tasks.preparing.local_inputs import LocalInputs, open_local_inputs
 from tasks.preparing.model_check import check_model_use
 from tasks.preparing.needed_state import check_needed_state
@@ -102,6 +103,13 @@ def _check_model(config: RunConfig, model_dir: Path, *, is_new: bool) -> None:
         check_targets(config, model_dir, model_fields(model_dir))
         doubts += check_model_use(config, model_dir).doubts
     _warn(doubts)
+
+
+def _load(store: ObjectStore, local: RunConfig, *, is_new: bool) -> tuple[PromptSet, Known | None]:
+    """The prompts of the run, and what another run knows of the prompts."""
+    source = load_prompts(local.data, check_rows=is_new, examples=local.algorithm.learns_examples)
+    known = known_prompts(store, local, source)
+    return (source if known is None else known.kept(source)), known
 
 
 def _check_prompts(config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, model_dir: Path) -> None:
@@ -161,7 +169,7 @@ def prepare(
         origin = origin_of(store, config)
         local = with_local_inputs(store, config, inputs, held, origin)
         _check_machine(local, is_new)
-        prompts = load_prompts(local.data, check_rows=is_new, examples=config.algorithm.learns_examples)
+        prompts, known = _load(store, local, is_new=is_new)
         _check_rewards(local, prompts, held, is_new=is_new)
         model_dir = model_directory_of_run(store, local, inputs.folder)
         _check_model(config, model_dir, is_new=is_new)
@@ -172,7 +180,7 @@ def prepare(
         _warn(doubts_of_evaluation(store, local, inputs, model_dir, tokenizer, is_new=is_new))
         if is_new:
             probe(store)
-        run = _open(store, config, model_dir, execution, clock, inputs if is_new else None, origin)
+        run = _open(store, config, model_dir, execution, clock, inputs if is_new else None, origin, known)
         first_open = next_iteration(store)
         at_work("planning")
         iteration = passing_over(store, first_open, ahead)
@@ -213,11 +221,13 @@ def _open(
     clock: Clock,
     inputs: LocalInputs | None,
     origin: Origin | None,
+    known: Known | None,
 ) -> RunRecord:
     """Create the run, or compare the stored run with the configuration; then take the lease.
 
     A run with a standing trainer is also admitted to a fleet of its own, where the trainer finds the run. inputs: the
     local inputs of a new run; None for an existing run. origin: the version of another run that is still to be copied.
+    known: what another run knows of the prompts.
     """
     at_work("opening the run, and taking its lease")
     # The files come before run.json, which names the files: an existing run has its model files.
@@ -232,6 +242,7 @@ def _open(
         explain=lambda stored: changes(config, parse_held(stored)),
         sources=inputs.store_found(store) if inputs else None,
         origin=None if origin is None else origin.record,
+        prompts_origin=known.save(store) if known and inputs else None,
     )
     acquire_lease(store, execution, config.run.lease_ttl_s, clock, known_dead=partial(_is_dead_holder, store.url))
     admit_alone(config, clock)

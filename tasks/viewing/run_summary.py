@@ -108,6 +108,7 @@ def run_facts(run: RunRecord) -> dict[str, str]:
         "algorithm": ", ".join(choices),
         "responses per iteration": _responses_per_iteration(run.config),
         "begins with": "" if run.origin is None else run.origin.text,
+        "prompts": "" if run.prompts_origin is None else run.prompts_origin.text,
         "Gleaner": VERSION,
     }
     return {name: value for name, value in facts.items() if value}
