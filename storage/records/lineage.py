@@ -80,6 +80,23 @@ class PromptsOrigin:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplayedGroup:
+    """The source of a group of a plan whose responses another run has stored.
+
+    Attributes:
+        url: the other run.
+        iteration, group: the group's place there.
+        weight_version: the version there that sampled the tokens.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    url: str
+    iteration: int
+    group: int
+    weight_version: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class KeptPromptsRecord:
     """The rows of the source that are the prompts of a run, ascending."""
 

@@ -12,14 +12,14 @@ from pydantic import ConfigDict, Field
 
 from storage.records import canonical
 from storage.records.canonical import unwrap, wrap
-from storage.records.lineage import PromptsOrigin, VersionOrigin
+from storage.records.lineage import PromptsOrigin, ReplayedGroup, VersionOrigin
 from storage.records.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
 from storage.records.sources import HubSource
 from storage.stores.store import ObjectStore
 from storage.stores.store import commit as commit_bytes
 
-# The pools of members that joined without a slot of the plan, and of those on the trainer's machine.
-JOINED_POOL, TRAIN_POOL = "joined", "train"
+# The pools of members that joined without a slot of the plan, of those on the trainer's machine, and of plan tasks.
+JOINED_POOL, TRAIN_POOL, CONTROL_POOL = "joined", "train", "control"
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=True)
 RESPONSES_MAX = 1 << 20  # readers hold something for each response of a plan
 
@@ -112,6 +112,7 @@ class PlanRecord:
             plan's prompts; left out if 0.
         lengths, seeding, decisions: expectations and decisions of the planner; None or empty without a planner.
         counted_from: iterations of other runs behind version 0 (`VersionOrigin`); left out if 0.
+        replayed: the sources of the last groups, whose responses other runs have stored; left out if empty.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -134,6 +135,7 @@ class PlanRecord:
     seeding: SeedingRecord | None = None
     decisions: tuple[DecisionRecord, ...] = ()
     counted_from: Annotated[int, Field(ge=0, exclude_if=lambda number: not number)] = 0
+    replayed: Annotated[tuple[ReplayedGroup, ...], Field(exclude_if=lambda held: not held)] = ()
     nonce: str = field(default_factory=nonce)
 
     def __post_init__(self) -> None:
@@ -156,8 +158,8 @@ class PlanRecord:
 
     @property
     def crew_slots(self) -> tuple[SlotPlan, ...]:
-        """The slots with work, without the trainer's."""
-        return tuple(place for place in self.slots if place.groups and place.pool != TRAIN_POOL)
+        """The slots with work, without the trainer's and the plan task's."""
+        return tuple(slot for slot in self.slots if slot.groups and slot.pool not in (TRAIN_POOL, CONTROL_POOL))
 
     def responses_of(self, unit: int) -> tuple[int, ...]:
         """The responses of a claim unit, in starting order."""

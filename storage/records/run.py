@@ -198,7 +198,12 @@ def next_prompt(store: ObjectStore, iteration: int) -> int:
         return read_report(store, iteration - 1).next_prompt
     except ObjectMissing:
         before = read_plan(store, iteration - 1)
-        return before.first_prompt + before.num_groups
+        return before.first_prompt + num_drawn(before)
+
+
+def num_drawn(plan: PlanRecord) -> int:
+    """The number of groups whose prompts come from the run's own data: all but the last, replayed ones."""
+    return plan.num_groups - len(plan.replayed)
 
 
 def published_version(store: ObjectStore, newest: int, oldest: int) -> int | None:

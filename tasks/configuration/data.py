@@ -30,6 +30,7 @@ OPERATIONAL = ("allow",)
 YOUNG: dict[str, object] = {
     "from": None,
     "pass_rate": None,
+    "replay": None,
     "chat_template_kwargs": {},
     "completion_column": "completion",
     "continue_final_message": False,
@@ -69,6 +70,29 @@ class ArithmeticConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplayConfig:
+    """Groups of other runs in each step, trained with the log-probs of the sampler that wrote them.
+
+    Attributes:
+        runs: Iterations of other runs, each <url>@<a>:<b>, without b; all must be committed.
+        share: The share of a step's groups; rounded to whole groups.
+    """
+
+    __pydantic_config__ = STRICT
+    runs: Annotated[tuple[str, ...], Field(min_length=1)]
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.25
+
+    def __post_init__(self) -> None:
+        for text in self.runs:
+            if iterations_of(text, "runs").iterations.partition(":")[2] == "":
+                raise ValueError(f"runs: value {text!r}; allowed: <url>@<a>:<b> with b, so that the choice is settled")
+
+    def groups(self, num_prompts: int) -> int:
+        """How many of a step's groups are replayed."""
+        return round(self.share * num_prompts)
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """The prompts of a run.
 
@@ -92,6 +116,7 @@ class DataConfig:
         continue_final_message: The policy goes on with a last message by the assistant.
         allow: The kinds of differences between a row and the prompt that are accepted.
         arithmetic: The generator's settings.
+        replay: Stored responses of other runs in each step; None: none.
     """
 
     __pydantic_config__ = STRICT
@@ -111,6 +136,7 @@ class DataConfig:
     continue_final_message: bool = False
     allow: tuple[Kind, ...] = ()
     arithmetic: ArithmeticConfig = field(default_factory=ArithmeticConfig)
+    replay: ReplayConfig | None = None
 
     def __post_init__(self) -> None:
         reserved = no_argument(self.chat_template_kwargs)

@@ -44,15 +44,16 @@ class IterationsOf:
     iterations: str
 
 
-def iterations_of(text: str) -> IterationsOf:
-    """The iterations that `data.from` names, by default all; raises ValueError, whose message begins with the field."""
+def iterations_of(text: str, field: str = "from") -> IterationsOf:
+    """The iterations that a field names, by default all; raises ValueError, whose message begins with the field."""
     found = _ITERATIONS.fullmatch(text)
-    assert found is not None, "the configuration refuses empty text"
+    if found is None:
+        raise ValueError(f"{field}: value ''; allowed: <url>@<a>:<b>")
     try:
         check_url(found[1])
     except ValueError as error:
         allowed = "<url> or <url>@<a>:<b>, such as s3://bucket/run@20:40"
-        raise ValueError(f"from: {str(error).removeprefix('storage URL: ')}; allowed: {allowed}") from None
+        raise ValueError(f"{field}: {str(error).removeprefix('storage URL: ')}; allowed: {allowed}") from None
     return IterationsOf(found[1], found[2] or ":")
 
 
@@ -72,14 +73,43 @@ def with_policy(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return document
 
 
+def _replays_that_clash(config: Any) -> Iterator[str]:
+    replay, algorithm, run = config.data.replay, config.algorithm, config.run
+    if replay is None:
+        return
+    for text in replay.runs:
+        if overlap(run.url, iterations_of(text).url):
+            yield f"data.replay.runs: value {text!r}; allowed: other runs than run.url, and none above or below"
+    wanted = replay.groups(run.num_prompts_per_step)
+    if not 0 < wanted < run.num_prompts_per_step:
+        yield (
+            f"data.replay.share: value {replay.share}, {wanted} groups of run.num_prompts_per_step "
+            f"({run.num_prompts_per_step}); allowed: at least one, and not all"
+        )
+    if algorithm.learns_examples:
+        yield "data.replay: given; allowed with algorithm.kind 'sft': null, because its loss corrects for no sampler"
+    elif algorithm.old_logprobs == "trainer" and algorithm.importance_sampling == "none":
+        yield (
+            "data.replay: given; allowed with algorithm.importance_sampling 'none': null, because the loss does not "
+            "correct for another sampler"
+        )
+    if config.turns is not None:
+        yield "data.replay: given; allowed with turns: null"
+    if algorithm.filter_groups:
+        yield "data.replay: given; allowed with algorithm.filter_groups: null, because stored groups may be filtered"
+
+
 def origins_that_clash(config: Any) -> Iterator[str]:
     """A line about each field that cannot be beside another run, with what is allowed. config: the RunConfig."""
     run = config.run
     if config.data.from_ is not None and overlap(run.url, iterations_of(config.data.from_).url):
         yield f"data.from: value {config.data.from_!r}; allowed: another run than run.url, and none above or below"
+    yield from _replays_that_clash(config)
     held_out = None if config.evaluation is None else config.evaluation.data
     if held_out is not None and held_out.from_ is not None:
         yield "evaluation.data.from: given; allowed: null, because every held-out prompt is evaluated"
+    if held_out is not None and held_out.replay is not None:
+        yield "evaluation.data.replay: given; allowed: null, because nothing is trained"
     if run.from_ is None:
         if run.from_optimizer:
             yield "run.from_optimizer: value true; allowed: false, or true with run.from"

@@ -158,7 +158,7 @@ def evaluation_of(config: RunConfig) -> EvaluationConfig:
     """The section `evaluation`; a run without the section evaluates the prompts and the sampling of its training."""
     if config.evaluation is None:
         # Every prompt of the source, whatever the run keeps of them.
-        data = replace(config.data, from_=None, pass_rate=None)
+        data = replace(config.data, from_=None, pass_rate=None, replay=None)
         return EvaluationConfig(data=data, sampling=config.sampling)
     return config.evaluation
 

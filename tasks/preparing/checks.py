@@ -28,6 +28,7 @@ from tasks.preparing.known_prompts import known_to_check
 from tasks.preparing.local_inputs import LocalInputs, model_directory, open_local_inputs
 from tasks.preparing.model_check import check_model_use
 from tasks.preparing.origin import origin_to_check
+from tasks.preparing.replayed_groups import choose_replayed
 from tasks.preparing.stop_tokens import look_at_responses
 from tasks.preparing.tools import compared, model_tokenizer, openings, prompt_tokenizer
 from tasks.preparing.trainer_fit import check_trainer_fits
@@ -90,6 +91,10 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
     if directory is not None and tokenizer is not None and prompts is not None:
         progress(f"tokenising {len(prompts):,} prompts", 0, 0)
         _look_at_prompts(config, prompts, tokenizer, directory, findings)
+        replayed = findings.look(choose_replayed, config, 0, directory, prompts.columns)
+        if replayed is not None and config.data.replay is not None:
+            of = f"{len(replayed.rows)} of {config.run.num_prompts_per_step} groups in a step"
+            findings.seen.append(f"data.replay: {of}, from {', '.join(config.data.replay.runs)}")
         if config.turns is not None:
             progress("opening an environment, or an agent", 0, 0)
             findings.saw(_look_at_turns, config, config.turns, prompts, tokenizer, directory)

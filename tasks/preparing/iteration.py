@@ -24,7 +24,6 @@ from storage.records.run import (
     exists,
     holds_run,
     next_iteration,
-    next_prompt,
     open_run,
     published_version,
     read_plan,
@@ -46,14 +45,15 @@ from tasks.planning.iteration_plan import BudgetExceeded, IterationPlan, plan_it
 from tasks.preparing.adapter_fit import check_targets
 from tasks.preparing.checks import check_settings, draw
 from tasks.preparing.engine_fit import check_engine_fits
-from tasks.preparing.example_journal import check_examples, plan_of_examples, responses_of, write_examples
+from tasks.preparing.example_journal import Responses, check_examples, plan_of_examples, responses_of, write_examples
 from tasks.preparing.first_weights import model_directory_of_run, origin_of, publish_first, with_local_inputs
 from tasks.preparing.known_evaluation import doubts_of_evaluation
 from tasks.preparing.known_prompts import Known, known_prompts
 from tasks.preparing.local_inputs import LocalInputs, open_local_inputs
 from tasks.preparing.model_check import check_model_use
 from tasks.preparing.needed_state import check_needed_state
-from tasks.preparing.origin import Origin
+from tasks.preparing.origin import Origin, position
+from tasks.preparing.replayed_groups import NOTHING, Replayed, choose_replayed, slots_of_replayed, write_replayed
 from tasks.preparing.started_slots import started_slots
 from tasks.preparing.stop_tokens import look_at_responses, stop_ids_of_run
 from tasks.preparing.tools import compared, model_tokenizer, openings, prompt_tokenizer, shown_tools
@@ -189,22 +189,22 @@ def prepare(
         if not exists(store, layout.plan(iteration)):
             # A committed iteration has published the version at its end.
             version = sampled_version(store, iteration, config.algorithm.max_staleness) if is_ahead else iteration
-            behind, first = _position(store, run, iteration)
+            behind, first = position(store, run, iteration)
+            replayed = choose_replayed(config, behind + iteration, model_dir, prompts.columns)
             rows = _draw_rows(config, prompts, tokenizer(), model_dir, first, behind + iteration)
             if iteration == 0:
                 publish_first(store, model_dir, local, origin)
             tools, stops = shown_tools(tokenizer()), _stop_ids(store, config, prompts, tokenizer(), model_dir)
             try:
                 size = len(prompts)
-                write_plan(store, config, rows, iteration, version, first, stops, clock, tools, size, behind)
+                write_plan(store, config, rows, iteration, version, first, stops, clock, tools, size, behind, replayed)
             except BudgetExceeded as error:
                 if not is_ahead:
                     release_lease(store, execution)
                     raise
                 log.warning("iteration %d is not planned; iteration %d is completed: %s", iteration, first_open, error)
                 return _reference(config, read_plan(store, first_open), execution), [[] for _ in pools]
-        if config.algorithm.learns_examples:
-            write_examples(store, read_plan(store, iteration), responses_of(config, tokenizer, model_dir), clock)
+        _write_stored(store, read_plan(store, iteration), config, responses_of(config, tokenizer, model_dir), clock)
     settings = SettingsRecord(config=settings_of(config), execution=execution, ends_execution=ends_execution)
     records.put(store, layout.settings(iteration), settings)
     written = read_plan(store, iteration)
@@ -286,6 +286,15 @@ def passing_over(store: ObjectStore, iteration: int, ahead: int) -> int:
     return iteration
 
 
+def _write_stored(
+    store: ObjectStore, plan: PlanRecord, config: RunConfig, response_of: Responses, clock: Clock
+) -> None:
+    """Write the responses of a plan that a data set has, or other runs, unless an earlier attempt has."""
+    if config.algorithm.learns_examples:
+        write_examples(store, plan, response_of, clock)
+    write_replayed(store, plan, clock)
+
+
 def _reference(config: RunConfig, written: PlanRecord, execution: str) -> PlanReference:
     return PlanReference(
         run_url=config.run.url,
@@ -321,16 +330,17 @@ def write_plan(
     tools: tuple[Schema, ...] = (),
     prompts_per_epoch: int = 0,
     counted_from: int = 0,
+    replayed: Replayed = NOTHING,
 ) -> None:
     """Write the prompts, then the plan that names the prompts; losing the race to a second planner is no error.
 
-    rows: one per group; with filter_groups only num_prompts_per_step groups are wanted. tools: tools shown in the
-    prompts. prompts_per_epoch: the size of the data set; 0: members find no earlier responses for drafts.
-    counted_from: as in the plan. Raises
+    rows: one per group to generate; with filter_groups only num_prompts_per_step groups are wanted. tools: tools shown
+    in the prompts. prompts_per_epoch: the size of the data set; 0: members find no earlier responses for drafts.
+    counted_from: as in the plan. replayed: the last groups, of other runs. Raises
     BudgetExceeded, and ValueError without a member to generate, before the iteration's first write.
     """
     planned, expected = _planned(store, config, rows, iteration)
-    body = prompt_table.encode_prompts(rows)
+    body = prompt_table.encode_prompts([*rows, *replayed.rows])
     prompts_key = layout.prompts(iteration, digest_of(body))
     if not commit(store, prompts_key, body):
         raise ConflictingRecord(f"{prompts_key!r} holds other bytes than its name says")
@@ -341,7 +351,7 @@ def write_plan(
         num_generations=group_size(config.algorithm, config.run.num_generations),
         prompts_key=prompts_key,
         first_prompt=first_prompt,
-        slots=planned.slots,
+        slots=(*planned.slots, *slots_of_replayed(replayed, len(rows), len(planned.slots))),
         sampling=config.sampling.params(stop_ids),
         config=dump(config),
         created_at_s=clock.wall(),
@@ -352,6 +362,7 @@ def write_plan(
         seeding=planned.seeding,
         decisions=planned.decisions,
         counted_from=counted_from,
+        replayed=replayed.sources,
     )
     records.commit(store, layout.plan(iteration), record)
 
@@ -376,12 +387,8 @@ def _draw_rows(
     return draw(config, prompts, tokenizer, model_dir, first=first, count=count, openings=added)
 
 
-def _position(store: ObjectStore, run: RunRecord, iteration: int) -> tuple[int, int]:
-    """The iterations of other runs behind version 0, and the running position of an iteration's first prompt."""
-    behind, first = (run.origin.counted_from, run.origin.first_prompt) if run.origin else (0, 0)
-    return behind, next_prompt(store, iteration) if iteration else first
-
-
 def _groups_planned(config: RunConfig) -> int:
     wanted, algorithm = config.run.num_prompts_per_step, config.algorithm
+    if config.data.replay is not None:
+        wanted -= config.data.replay.groups(wanted)
     return groups_in_budget(wanted, algorithm.filter_groups_budget) if algorithm.filter_groups else wanted

@@ -140,6 +140,12 @@ def origin_to_check(config: RunConfig) -> Origin | None:
     return Origin(own, VersionOrigin(url=own.url, version=0, digest=digest))
 
 
+def position(store: ObjectStore, run: RunRecord, iteration: int) -> tuple[int, int]:
+    """The iterations of other runs behind version 0, and the running position of an iteration's first prompt."""
+    behind, first = (run.origin.counted_from, run.origin.first_prompt) if run.origin else (0, 0)
+    return behind, next_prompt(store, iteration) if iteration else first
+
+
 def _optimizer(config: RunConfig, other: ObjectStore, run: RunRecord, version: int) -> Manifest:
     """The manifest of the version's checkpoint; raises OriginError unless the run can go on with it."""
     begins = "run.from_optimizer: value true; allowed"

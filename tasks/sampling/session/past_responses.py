@@ -23,7 +23,7 @@ from storage.journal.shard import TokenIds
 from storage.records import layout, records
 from storage.records.prompt_table import PromptRow
 from storage.records.records import PlanRecord
-from storage.records.run import read_plan
+from storage.records.run import num_drawn, read_plan
 from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from tasks.configuration.data import DataConfig
 from tasks.configuration.run_config import RunConfig
@@ -102,7 +102,8 @@ class PastDrawings:
     def _wanted(self, groups: range | tuple[int, ...]) -> dict[int, dict[int, int]]:
         """By iteration, the numbers of the responses that it drew for the prompts of these groups, with the groups."""
         wanted: dict[int, dict[int, int]] = defaultdict(dict)
-        for group in sorted(groups):
+        drawn = num_drawn(self._plan)
+        for group in (each for each in sorted(groups) if each < drawn):
             position = self._last(self._plan.first_prompt + group)
             if position is not None and position >= self._begins:
                 past = self._drawn_by(position)
