@@ -180,7 +180,7 @@ class IterationTrainer:
     @property
     def _critic_warms_up(self) -> bool:
         critic = self._learner.critic
-        return critic is not None and self._plan.iteration < critic.warmup_iterations
+        return critic is not None and self._plan.counted < critic.warmup_iterations
 
     def _optimizer_step(self, responses: Sequence[GradedResponse], estimates: Estimates) -> dict[str, float]:
         """Take a step of the policy, unless the critic still warms up, and a step of the critic, if any."""

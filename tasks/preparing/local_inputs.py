@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from storage.paths import expanded
+from storage.records import model_files
 from storage.records.run import read_run
 from storage.records.sources import HubSource, read_rows, store_rows
 from storage.stores.store import ObjectMissing, ObjectStore
@@ -16,10 +18,12 @@ from tasks.configuration.data import DataConfig
 from tasks.configuration.evaluation import EvaluationConfig
 from tasks.configuration.older_form import ARITHMETIC
 from tasks.configuration.rewards import RewardConfig, reward_names
-from tasks.configuration.run_config import PolicyConfig
+from tasks.configuration.run_config import RunConfig
+from tasks.configuration.run_section import PolicyConfig
 from tasks.hub.careful_client import COMMIT
 from tasks.hub.data_sets import join_pieces, parquet_pieces
 from tasks.hub.repositories import HubError, Kind, commit_of, model_folder, names_repository
+from tasks.learning.pretrained import ModelError, check_model
 from tasks.prompts.prompt import PromptError
 
 
@@ -137,3 +141,14 @@ def open_local_inputs(store: ObjectStore | None = None) -> Iterator[LocalInputs]
             held = None
     with TemporaryDirectory(prefix="gleaner-inputs-") as folder:
         yield LocalInputs(Path(folder), store if held is not None else None, held)
+
+
+def model_directory(config: RunConfig) -> Path:
+    """The directory policy.path, checked to hold a model to begin with; raises ModelError."""
+    try:
+        directory = expanded(config.policy.path)
+    except ValueError as error:
+        raise ModelError(f"policy.{error}") from None
+    check_model(directory)
+    model_files.describe(directory)
+    return directory

@@ -22,7 +22,7 @@ from storage.records.draft_totals import summed
 from storage.records.hints import collected
 from storage.records.prompt_table import PromptRow, read_prompts
 from storage.records.records import GradedResponse, PlanRecord, ReportRecord, SlotLife, TrainingRecord
-from storage.records.run import exists, read_plan
+from storage.records.run import exists, num_drawn, read_plan
 from storage.stores.store import ObjectMissing, ObjectStore, StorageError
 from storage.weights.tensor_sets import PUBLISHED_AT_S, WRITE_S, read_manifest
 from tasks.history.known_lengths import learn_lengths
@@ -100,15 +100,18 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock, par
     silent = unannounced(plan, heartbeats, tally, training.ended_at_s)
     heartbeats += silent
     lives = slot_lives(heartbeats, tally)
-    lengths = learn_lengths(store, plan, prompts, {response.response: response.length for response in graded})
-    tokens = sum(response.policy_length for response in graded)
+    # What other runs have stored says nothing of this policy, and cost nothing now.
+    drawn = num_drawn(plan)
+    own = [response for response in graded if response.response < drawn * plan.num_generations]
+    lengths = learn_lengths(store, plan, prompts[:drawn], {response.response: response.length for response in own})
+    tokens = sum(response.policy_length for response in own)
     spent_before_usd = spent_usd(store, iteration)
     took_s = clock.monotonic() - began_s
     # The weights may have been published by a clock that is seconds ahead.
     now = max(began_at_s + took_s, training.ended_at_s)
     metrics = {
         **training.metrics,
-        **response_metrics(graded, plan),
+        **response_metrics(own, plan),
         **turns.metrics(),
         **filter_metrics(plan, trained, filtered, lives),
         **resume_metrics(lives),
@@ -128,7 +131,7 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock, par
         iteration=iteration,
         weight_version=training.weight_version,
         # Prompts whose responses were not used are drawn again.
-        next_prompt=plan.first_prompt + plan.num_groups - len(unused) // plan.num_generations,
+        next_prompt=plan.first_prompt + num_drawn(plan) - len(unused) // plan.num_generations,
         metrics=metrics,
         rewards=tuple(response.reward for response in recorded if response.reward is not None),
         lengths=tuple(response.policy_length for response in graded),

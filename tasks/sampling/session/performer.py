@@ -228,7 +228,7 @@ class Performer:
         group = turn.response // plan.num_generations
         return OpenTurn(
             run_seed=plan.run_seed,
-            iteration=plan.iteration,
+            iteration=plan.counted,
             group=group,
             response=turn.response,
             epoch=turn.epoch,
@@ -251,7 +251,7 @@ class Performer:
             group,
             self._prompts[group].token_ids,
             token_ids,
-            noise_key(self._plan.run_seed, self._plan.iteration, response),
+            noise_key(self._plan.run_seed, self._plan.counted, response),
             self._plan.sampling,
         )
 
