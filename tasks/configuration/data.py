@@ -29,6 +29,8 @@ OPERATIONAL = ("allow",)
 YOUNG: dict[str, object] = {
     "chat_template_kwargs": {},
     "completion_column": "completion",
+    "chosen_column": "chosen",
+    "rejected_column": "rejected",
     "continue_final_message": False,
 }
 # How a chat template is called is not an argument of the template.
@@ -77,6 +79,8 @@ class DataConfig:
         prompt_column: The column with the prompt.
         completion_column: With `algorithm.kind` "sft", the column with the completion; None: `prompt_column` has whole
             conversations, with the completion.
+        chosen_column: With `algorithm.kind` "dpo", the column with the preferred completion.
+        rejected_column: Likewise, with the other completion.
         shuffle: A new order in each epoch.
         seed: Seed of the generated problems and of the order.
         limit: The first rows alone, so many; the number of generated prompts, older_form.SIZE by default.
@@ -94,6 +98,8 @@ class DataConfig:
     revision: Annotated[str, Field(min_length=1)] | None = None
     prompt_column: Annotated[str, Field(min_length=1)] = "prompt"
     completion_column: Annotated[str, Field(min_length=1)] | None = "completion"
+    chosen_column: Annotated[str, Field(min_length=1)] = "chosen"
+    rejected_column: Annotated[str, Field(min_length=1)] = "rejected"
     shuffle: bool = True
     seed: Annotated[int, Field(ge=0)] = 0
     limit: Annotated[int, Field(ge=1)] | None = None

@@ -82,7 +82,13 @@ class IterationTrainer:
         own = BatchReader(store, plan) if reader is None else reader
         self._reader: BatchReader = own if batches is None else batches
         self._passes = ForwardPasses(
-            self._reader, plan, prompts, trainer.micro_batch_tokens_max, self._ranks, packed=learner.is_packed
+            self._reader,
+            plan,
+            prompts,
+            trainer.micro_batch_tokens_max,
+            self._ranks,
+            packed=learner.is_packed,
+            pairs=algorithm.learns_pairs,
         )
 
     def step(self) -> TrainingRecord:

@@ -37,6 +37,9 @@ from tasks.prompts.prompt import PromptSet
 from tasks.prompts.tokenise import Tokenizer
 from tasks.sampling.engines.choose import context_length
 
+# What stands for the policy loss of each kind that learns examples.
+_LOSS_OF_EXAMPLES = {"sft": "likelihood", "dpo": "preference"}
+
 
 def check_settings(config: RunConfig) -> None:
     """The checks that open no user file but the price table; raises LookupError, ValueError and Refusals."""
@@ -72,16 +75,15 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
     progress("looking at the model", 0, 0)
     directory = _look_at_model(config, inputs, findings)
     findings.look(config.algorithm.estimator.check, with_turns=config.turns is not None)
-    estimator = "none: examples" if config.algorithm.learns_examples else config.algorithm.advantage_estimator
+    algorithm = config.algorithm
+    estimator = "none: examples" if algorithm.learns_examples else algorithm.advantage_estimator
     findings.seen.append(f"advantage estimator: {estimator}")
     findings.look(config.algorithm.loss.check)
-    loss = "likelihood" if config.algorithm.learns_examples else config.algorithm.policy_loss
-    findings.seen.append(f"policy loss: {loss}")
+    findings.seen.append(f"policy loss: {_LOSS_OF_EXAMPLES.get(algorithm.kind, algorithm.policy_loss)}")
     progress("reading prompts, and trying the rewards", 0, 0)
     data = findings.look(inputs.data, config.data)
-    learns_examples = config.algorithm.learns_examples
-    prompts = None if data is None else findings.look(partial(load_prompts, examples=learns_examples), data)
-    if not learns_examples:
+    prompts = None if data is None else findings.look(partial(load_prompts, kind=config.algorithm.kind), data)
+    if not config.algorithm.learns_examples:
         _look_at_rewards(config, inputs, prompts, findings)
     tokenizer = None if directory is None else findings.look(prompt_tokenizer, config, directory)
     if directory is not None and tokenizer is not None and prompts is not None:

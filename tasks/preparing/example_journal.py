@@ -25,7 +25,7 @@ from tasks.configuration.run_config import RunConfig
 from tasks.learning.pretrained import vocabulary_size
 from tasks.planning.iteration_plan import IterationPlan
 from tasks.prompts.draw import check_tokens
-from tasks.prompts.examples import Stretch, completion_of
+from tasks.prompts.examples import COMPLETIONS, Stretch, completion_of
 from tasks.prompts.tokenise import Tokenizer
 from tasks.reporting.costs import CONTROL_POOL
 
@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 SHARD_TOKENS = 1 << 20
 SLOT = 0
 
-# The response of a row of the prompt table.
-Responses = Callable[[PromptRow], Sequence[Stretch]]
+# The responses of a row of the prompt table, each by its stretches.
+Responses = Callable[[PromptRow], Sequence[Sequence[Stretch]]]
 
 
 def plan_of_examples(groups: int) -> IterationPlan:
@@ -45,27 +45,30 @@ def plan_of_examples(groups: int) -> IterationPlan:
 
 
 def responses_of(config: RunConfig, tokenizer: Callable[[], Tokenizer], model_dir: Path) -> Responses:
-    """Make the response of each example; raises PromptError for one that does not fit."""
+    """Make the responses of each example; raises PromptError for one that does not fit."""
     vocab_size, length_max = vocabulary_size(model_dir), config.sampling.max_completion_length
 
-    def response_of(row: PromptRow) -> Sequence[Stretch]:
-        stretches = completion_of(row, tokenizer(), config.data, length_max)
-        check_tokens(row.prompt_id, max(max(stretch.token_ids) for stretch in stretches), vocab_size)
-        return stretches
+    def of_row(row: PromptRow) -> Sequence[Sequence[Stretch]]:
+        found = [
+            completion_of(row, tokenizer(), config.data, length_max, column)
+            for column in COMPLETIONS[config.algorithm.kind]
+        ]
+        check_tokens(row.prompt_id, max(max(each.token_ids) for stretches in found for each in stretches), vocab_size)
+        return found
 
-    return response_of
+    return of_row
 
 
-def check_examples(rows: Iterable[PromptRow], response_of: Responses) -> str:
+def check_examples(rows: Iterable[PromptRow], responses: Responses) -> str:
     """Make every response once; returns a line about them. Raises PromptError."""
-    lengths = [sum(len(stretch.token_ids) for stretch in response_of(row)) for row in rows]
+    lengths = [sum(len(each.token_ids) for each in stretches) for row in rows for stretches in responses(row)]
     return f"completions: all {len(lengths)}, tokenised, with up to {max(lengths)} tokens"
 
 
-def write_examples(store: ObjectStore, plan: PlanRecord, response_of: Responses, clock: Clock) -> None:
+def write_examples(store: ObjectStore, plan: PlanRecord, responses: Responses, clock: Clock) -> None:
     """Write the responses of a plan of examples that no earlier attempt wrote, under a claim.
 
-    The plan has one slot and one response per group. Of a data set's tokens the log-prob is 0: the data set chose each
+    The plan has one slot. Of a data set's tokens the log-prob is 0: the data set chose each
     with certainty.
     """
     reader = JournalReader(store, plan)
@@ -91,7 +94,9 @@ def write_examples(store: ObjectStore, plan: PlanRecord, response_of: Responses,
     missing = [response for response in range(plan.num_responses) if not reader.has_ended(response)]
     writer = JournalWriter(store, plan.iteration, incarnation, plan.weight_version)
     epoch, tokens = reader.book.epoch(SLOT), 0
-    for part in _shards((response, response_of(rows[response])) for response in missing):
+    size = plan.num_generations
+    of_rows = ((response, responses(rows[response // size])[response % size]) for response in missing)
+    for part in _shards(of_rows):
         tokens += _write(writer, part, epoch)
     log.info("iteration %d: %d examples with %d tokens to learn", plan.iteration, len(missing), tokens)
 

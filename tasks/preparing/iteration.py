@@ -162,7 +162,7 @@ def prepare(
     with open_local_inputs(None if is_new else store) as inputs:
         local = _with_local_inputs(store, config, inputs, held)
         _check_machine(local, is_new)
-        prompts = load_prompts(local.data, check_rows=is_new, examples=config.algorithm.learns_examples)
+        prompts = load_prompts(local.data, check_rows=is_new, kind=config.algorithm.kind)
         _check_rewards(local, prompts, held, is_new=is_new)
         model_dir = _model_directory(store, local, inputs.folder)
         _check_model(config, model_dir, is_new=is_new)

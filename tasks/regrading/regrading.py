@@ -85,9 +85,11 @@ def regrade(
 def _check_there_is_work(store: ObjectStore, config: RunConfig) -> None:
     if not config.rewards:
         raise ValueError("rewards: none; allowed: at least one, or nothing is graded")
-    if parse_held(read_run(store).config).algorithm.learns_examples:
+    algorithm = parse_held(read_run(store).config).algorithm
+    if algorithm.learns_examples:
+        kind = algorithm.kind
         raise ValueError(
-            f"run: value {store.url!r}, whose responses are examples (algorithm.kind 'sft'); allowed: a run whose "
+            f"run: value {store.url!r}, whose responses are examples (algorithm.kind {kind!r}); allowed: a run whose "
             "policy samples responses"
         )
 

@@ -10,8 +10,8 @@ from tasks.reporting.export import rollout_tables
 from tasks.reporting.run_progress import run_line
 from tasks.reporting.watch import OpenIteration
 from tasks.train import outcome_of
-from tasks.viewing.run_status import table
 from tasks.viewing.run_reader import RunReader
+from tasks.viewing.run_status import table
 from tests.example_runs import URL, chatting_model, config, conversations
 from tests.small_run import memory_store, plan_iteration, train_small
 

@@ -231,7 +231,7 @@ def held_out_loss(model, store, version):
     policy.load_state_dict(weights(store, version), strict=False)
     tokenizer = AutoTokenizer.from_pretrained(model)
     total, count = 0.0, 0
-    for prompt in load_prompts(DataConfig(seed=99, limit=HELD_OUT, completion_column="worked"), examples=True):
+    for prompt in load_prompts(DataConfig(seed=99, limit=HELD_OUT, completion_column="worked"), kind="sft"):
         asked = tokenizer(prompt.text_or_messages)["input_ids"]
         whole = torch.tensor([[*asked, *tokenizer(f"{prompt.columns['completion']}<eos>")["input_ids"]]])
         with torch.no_grad():
