@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, JsonValue
 
 from tasks.configuration.older_form import ARITHMETIC
+from tasks.configuration.run_selection import SelectConfig, iterations_of
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 # What tasks/prompts/row_comparison.py finds when it compares prompts with their rows.
@@ -32,6 +33,8 @@ YOUNG: dict[str, object] = {
     "chosen_column": "chosen",
     "rejected_column": "rejected",
     "continue_final_message": False,
+    "runs": [],
+    "select": None,
 }
 # How a chat template is called is not an argument of the template.
 _NO_ARGUMENTS = {
@@ -81,6 +84,8 @@ class DataConfig:
             conversations, with the completion.
         chosen_column: With `algorithm.kind` "dpo", the column with the preferred completion.
         rejected_column: Likewise, with the other completion.
+        runs: Other runs, or <url>@<first>:<stop> for some of their iterations, whose responses are the examples.
+        select: Which responses of `runs` are; None: all that ended by themselves.
         shuffle: A new order in each epoch.
         seed: Seed of the generated problems and of the order.
         limit: The first rows alone, so many; the number of generated prompts, older_form.SIZE by default.
@@ -100,6 +105,8 @@ class DataConfig:
     completion_column: Annotated[str, Field(min_length=1)] | None = "completion"
     chosen_column: Annotated[str, Field(min_length=1)] = "chosen"
     rejected_column: Annotated[str, Field(min_length=1)] = "rejected"
+    runs: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    select: SelectConfig | None = None
     shuffle: bool = True
     seed: Annotated[int, Field(ge=0)] = 0
     limit: Annotated[int, Field(ge=1)] | None = None
@@ -110,6 +117,8 @@ class DataConfig:
     arithmetic: ArithmeticConfig = field(default_factory=ArithmeticConfig)
 
     def __post_init__(self) -> None:
+        for text in self.runs:
+            iterations_of(text)
         reserved = no_argument(self.chat_template_kwargs)
         if reserved is not None:
             raise ValueError(f"chat_template_kwargs: value {reserved!r}; allowed: arguments of the chat template")

@@ -11,6 +11,7 @@ from typing import Any
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.data import DataConfig
 from tasks.configuration.planning import PlanningConfig
+from tasks.configuration.run_selection import selections_that_clash
 from tasks.configuration.sampling import SamplingConfig
 
 # The field of the section that has a meaning for examples.
@@ -56,6 +57,7 @@ def kinds_that_clash(config: Any) -> Iterator[str]:
                     f"{section}.{name}: value {json.dumps(value)}; allowed: {json.dumps(default)}, unless it is of a "
                     f"run with algorithm.kind '{reader}'"
                 )
+    yield from selections_that_clash(config)
     if config.algorithm.learns_examples:
         yield from _given_in_vain(config)
         yield from _without_effect(config)

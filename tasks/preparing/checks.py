@@ -81,7 +81,7 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
     findings.look(config.algorithm.loss.check)
     findings.seen.append(f"policy loss: {_LOSS_OF_EXAMPLES.get(algorithm.kind, algorithm.policy_loss)}")
     progress("reading prompts, and trying the rewards", 0, 0)
-    data = findings.look(inputs.data, config.data)
+    data = findings.look(partial(inputs.data, kind=config.algorithm.kind), config.data)
     prompts = None if data is None else findings.look(partial(load_prompts, kind=config.algorithm.kind), data)
     if not config.algorithm.learns_examples:
         _look_at_rewards(config, inputs, prompts, findings)
@@ -142,11 +142,11 @@ def _look_at_prompts(
     rows = findings.look(draw, config, prompts, tokenizer, directory, first=0, count=len(prompts))
     if rows is None:
         return
-    findings.seen.append(f"prompts: {_described(rows)} of {config.data.source}")
+    findings.seen.append(f"prompts: {_described(rows)} of {', '.join(config.data.runs) or config.data.source}")
     findings.doubt(compared, rows, prompts, tokenizer, directory, config.data)
     findings.doubts += doubts_of(prompts)
     if config.algorithm.learns_examples:
-        findings.saw(check_examples, rows, responses_of(config, lambda: tokenizer, directory))
+        findings.saw(check_examples, rows, responses_of(config, prompts, lambda: tokenizer, directory))
     ends = findings.look(look_at_responses, config, directory, model_tokenizer(tokenizer), rows)
     if ends is not None:
         line, doubts = ends

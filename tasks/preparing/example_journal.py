@@ -26,6 +26,8 @@ from tasks.learning.pretrained import vocabulary_size
 from tasks.planning.iteration_plan import IterationPlan
 from tasks.prompts.draw import check_tokens
 from tasks.prompts.examples import COMPLETIONS, Stretch, completion_of
+from tasks.prompts.prompt import PromptSet
+from tasks.prompts.run_examples import RunExamples
 from tasks.prompts.tokenise import Tokenizer
 from tasks.reporting.costs import CONTROL_POOL
 
@@ -44,15 +46,18 @@ def plan_of_examples(groups: int) -> IterationPlan:
     return IterationPlan(slots=(slot,), seeding=None, decisions=())
 
 
-def responses_of(config: RunConfig, tokenizer: Callable[[], Tokenizer], model_dir: Path) -> Responses:
-    """Make the responses of each example; raises PromptError for one that does not fit."""
+def responses_of(
+    config: RunConfig, prompts: PromptSet, tokenizer: Callable[[], Tokenizer], model_dir: Path
+) -> Responses:
+    """Make the responses of each example of `prompts`; raises PromptError for one that does not fit."""
     vocab_size, length_max = vocabulary_size(model_dir), config.sampling.max_completion_length
 
     def of_row(row: PromptRow) -> Sequence[Sequence[Stretch]]:
-        found = [
-            completion_of(row, tokenizer(), config.data, length_max, column)
-            for column in COMPLETIONS[config.algorithm.kind]
-        ]
+        if isinstance(prompts, RunExamples):
+            found = prompts.completions(row.prompt_id, length_max)
+        else:
+            columns = COMPLETIONS[config.algorithm.kind]
+            found = [completion_of(row, tokenizer(), config.data, length_max, column) for column in columns]
         check_tokens(row.prompt_id, max(max(each.token_ids) for stretches in found for each in stretches), vocab_size)
         return found
 

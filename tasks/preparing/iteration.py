@@ -115,7 +115,7 @@ def _check_prompts(config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, 
     _, doubts = look_at_responses(config, model_dir, model_tokenizer(tokenizer), prompts)
     _warn([*doubts_of(prompts), *doubts])
     if config.algorithm.learns_examples:
-        check_examples(rows, responses_of(config, lambda: tokenizer, model_dir))
+        check_examples(rows, responses_of(config, prompts, lambda: tokenizer, model_dir))
 
 
 def _check_rewards(local: RunConfig, prompts: PromptSet, held: set[str], *, is_new: bool) -> None:
@@ -198,11 +198,11 @@ def prepare(
                     raise
                 log.warning("iteration %d is not planned; iteration %d is completed: %s", iteration, first_open, error)
                 return _reference(config, read_plan(store, first_open), execution), [[] for _ in pools]
+        written = read_plan(store, iteration)
         if config.algorithm.learns_examples:
-            write_examples(store, read_plan(store, iteration), responses_of(config, tokenizer, model_dir), clock)
+            write_examples(store, written, responses_of(config, prompts, tokenizer, model_dir), clock)
     settings = SettingsRecord(config=settings_of(config), execution=execution, ends_execution=ends_execution)
     records.put(store, layout.settings(iteration), settings)
-    written = read_plan(store, iteration)
     log.info("iteration %d: weight version %d, %d slots", iteration, written.weight_version, len(written.slots))
     slots = started_slots(store, written, pools, execution, stands=config.rollout.crew == "standing")
     return _reference(config, written, execution), slots
@@ -210,7 +210,7 @@ def prepare(
 
 def _with_local_inputs(store: ObjectStore, config: RunConfig, inputs: LocalInputs, held: set[str]) -> RunConfig:
     """The configuration with local paths for inputs that the run does not hold; held: reward models of the run."""
-    local = replace(config, data=inputs.data(config.data))
+    local = replace(config, data=inputs.data(config.data, kind=config.algorithm.kind))
     if not exists(store, layout.manifest(layout.weights(0))):
         local = replace(local, policy=inputs.policy(config.policy))
     if not held.issuperset(models_named(config.rewards)):

@@ -120,8 +120,8 @@ def test_a_writer_that_was_overtaken_changes_nothing(planned):
 
     def overtaken(row):
         if row is rows[1]:
-            write_examples(store, plan, lambda _: [Stretch((7, 8), is_learned=True)], ManualClock())
-        return [Stretch((5,), is_learned=True)]
+            write_examples(store, plan, lambda _: [[Stretch((7, 8), is_learned=True)]], ManualClock())
+        return [[Stretch((5,), is_learned=True)]]
 
     rows = read_prompts(store, plan)
     numbered = {tuple(row.token_ids): row for row in rows}
