@@ -14,12 +14,14 @@ from storage.records.records import BatchRecord, TrainingRecord
 from storage.records.run import read_plan
 from storage.stores.connect import connect
 from storage.weights.versions import pull_version
+from tasks.learning.collecting import collect
 from tasks.preparing.checks import check_files
 from tasks.prompts.prompt import PromptError
 from tasks.sampling.engines.weight_tensors import as_torch
 from tests.dying_store import DiesAtWrite, Killed
 from tests.example_runs import URL, chatting_model, config, rows_file
 from tests.small_run import (
+    EXECUTION,
     commit_iteration,
     everything,
     learned,
@@ -148,6 +150,15 @@ def test_epochs_and_mini_batches_learn_with_one_reference(model):
     metrics, _ = run_of(model, 1, algorithm=DPO | {"num_epochs": 3, "num_mini_batches": 2})
     assert metrics[0]["rewards/margins"] > 0
     assert metrics[0]["loss"] < torch.tensor(2.0).log().item()
+
+
+def test_a_collector_without_the_model_records_pairs_as_the_trainer_does(model):
+    _, expected = run_of(model, 1)
+    store = memory_store("examples")
+    plan_iteration(pairs(model, trainer={"micro_batch_tokens_max": 320, "placement": "pod"}))
+    collect(URL, 0, EXECUTION, ManualClock())
+    train_small(URL, 0)
+    assert same(weights(store, 1), expected)
 
 
 OPTIMIZER = {"learning_rate": 1e-3, "eps": 1e-4}
