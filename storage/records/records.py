@@ -158,6 +158,12 @@ class PlanRecord:
         return self.num_groups * self.num_generations
 
     @property
+    def is_graded(self) -> bool:
+        """Whether responses get rewards; those of a data set have none, and 0 stands for the reward in records."""
+        is_evaluation = self.weights_url is not None
+        return is_evaluation or bool(self.config.get("algorithm", {}).get("kind", "rl") == "rl")
+
+    @property
     def crew_slots(self) -> tuple[SlotPlan, ...]:
         """The slots with work, without the trainer's and the plan task's."""
         return tuple(slot for slot in self.slots if slot.groups and slot.pool not in (TRAIN_POOL, CONTROL_POOL))

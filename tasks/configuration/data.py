@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, JsonValue
 
 from tasks.configuration.older_form import ARITHMETIC
 from tasks.configuration.origins import iterations_of
+from tasks.configuration.run_selection import SelectConfig
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 # What tasks/prompts/row_comparison.py finds when it compares prompts with their rows.
@@ -33,7 +34,11 @@ YOUNG: dict[str, object] = {
     "replay": None,
     "chat_template_kwargs": {},
     "completion_column": "completion",
+    "chosen_column": "chosen",
+    "rejected_column": "rejected",
     "continue_final_message": False,
+    "runs": [],
+    "select": None,
 }
 _Rate = Annotated[float, Field(ge=0, le=1)]
 # How a chat template is called is not an argument of the template.
@@ -105,6 +110,10 @@ class DataConfig:
         prompt_column: The column with the prompt.
         completion_column: With `algorithm.kind` "sft", the column with the completion; None: `prompt_column` has whole
             conversations, with the completion.
+        chosen_column: With `algorithm.kind` "dpo", the column with the preferred completion.
+        rejected_column: Likewise, with the other completion.
+        runs: Other runs, or <url>@<first>:<stop> for some of their iterations, whose responses are the examples.
+        select: Which responses of `runs` are; None: all that ended by themselves.
         shuffle: A new order in each epoch.
         seed: Seed of the generated problems and of the order.
         limit: The first rows alone, so many; the number of generated prompts, older_form.SIZE by default.
@@ -126,6 +135,10 @@ class DataConfig:
     revision: Annotated[str, Field(min_length=1)] | None = None
     prompt_column: Annotated[str, Field(min_length=1)] = "prompt"
     completion_column: Annotated[str, Field(min_length=1)] | None = "completion"
+    chosen_column: Annotated[str, Field(min_length=1)] = "chosen"
+    rejected_column: Annotated[str, Field(min_length=1)] = "rejected"
+    runs: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    select: SelectConfig | None = None
     shuffle: bool = True
     seed: Annotated[int, Field(ge=0)] = 0
     limit: Annotated[int, Field(ge=1)] | None = None
@@ -139,6 +152,8 @@ class DataConfig:
     replay: ReplayConfig | None = None
 
     def __post_init__(self) -> None:
+        for text in self.runs:
+            iterations_of(text)
         reserved = no_argument(self.chat_template_kwargs)
         if reserved is not None:
             raise ValueError(f"chat_template_kwargs: value {reserved!r}; allowed: arguments of the chat template")

@@ -58,7 +58,7 @@ class StoredState:
         critic = [layout.critic_checkpoint(self.version)] if needs_critic else []
         for prefix in [layout.checkpoint(self.version), *critic] if self._has_checkpoint else []:
             self._checkpoints[prefix] = checkpoint.read(self._store, prefix, self._ranks)
-        if not self._has_checkpoint or config.lora is not None or config.algorithm.kl_coef > 0:
+        if not self._has_checkpoint or config.lora is not None or config.algorithm.needs_reference:
             self._pretrained = self._pull_pretrained()
 
     @property
@@ -159,7 +159,7 @@ def _policy(state: StoredState, saved: Checkpoint | None, config: RunConfig, mod
 
 
 def _reference(state: StoredState, policy: Policy, config: RunConfig, model: Path, ranks: Ranks) -> Scores | None:
-    if config.algorithm.kl_coef == 0:
+    if not config.algorithm.needs_reference:
         return None
     if isinstance(policy, AdaptedPolicy):
         return Pretrained(policy)

@@ -39,6 +39,9 @@ from tasks.prompts.prompt import PromptSet
 from tasks.prompts.tokenise import Tokenizer
 from tasks.sampling.engines.choose import context_length
 
+# What stands for the policy loss of each kind that learns examples.
+_LOSS_OF_EXAMPLES = {"sft": "likelihood", "dpo": "preference"}
+
 
 def check_settings(config: RunConfig) -> None:
     """The checks that open no user file but the price table; raises LookupError, ValueError and Refusals."""
@@ -74,18 +77,17 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
     progress("looking at the model", 0, 0)
     directory = _look_at_model(config, inputs, findings)
     findings.look(config.algorithm.estimator.check, with_turns=config.turns is not None)
-    estimator = "none: examples" if config.algorithm.learns_examples else config.algorithm.advantage_estimator
+    algorithm = config.algorithm
+    estimator = "none: examples" if algorithm.learns_examples else algorithm.advantage_estimator
     findings.seen.append(f"advantage estimator: {estimator}")
     findings.look(config.algorithm.loss.check)
-    loss = "likelihood" if config.algorithm.learns_examples else config.algorithm.policy_loss
-    findings.seen.append(f"policy loss: {loss}")
+    findings.seen.append(f"policy loss: {_LOSS_OF_EXAMPLES.get(algorithm.kind, algorithm.policy_loss)}")
     progress("reading prompts, and trying the rewards", 0, 0)
-    data = findings.look(inputs.data, config.data)
-    learns_examples = config.algorithm.learns_examples
-    prompts = None if data is None else findings.look(partial(load_prompts, examples=learns_examples), data)
+    data = findings.look(partial(inputs.data, kind=algorithm.kind), config.data)
+    prompts = None if data is None else findings.look(partial(load_prompts, kind=algorithm.kind), data)
     if prompts is not None:
         prompts = _kept(config, prompts, findings)
-    if not learns_examples:
+    if not algorithm.learns_examples:
         _look_at_rewards(config, inputs, prompts, findings)
     tokenizer = None if directory is None else findings.look(prompt_tokenizer, config, directory)
     if directory is not None and tokenizer is not None and prompts is not None:
@@ -163,11 +165,11 @@ def _look_at_prompts(
     rows = findings.look(draw, config, prompts, tokenizer, directory, first=0, count=len(prompts))
     if rows is None:
         return
-    findings.seen.append(f"prompts: {_described(rows)} of {config.data.source}")
+    findings.seen.append(f"prompts: {_described(rows)} of {', '.join(config.data.runs) or config.data.source}")
     findings.doubt(compared, rows, prompts, tokenizer, directory, config.data)
     findings.doubts += doubts_of(prompts)
     if config.algorithm.learns_examples:
-        findings.saw(check_examples, rows, responses_of(config, lambda: tokenizer, directory))
+        findings.saw(check_examples, rows, responses_of(config, prompts, lambda: tokenizer, directory))
     ends = findings.look(look_at_responses, config, directory, model_tokenizer(tokenizer), rows)
     if ends is not None:
         line, doubts = ends

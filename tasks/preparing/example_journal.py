@@ -25,7 +25,9 @@ from tasks.configuration.run_config import RunConfig
 from tasks.learning.pretrained import vocabulary_size
 from tasks.planning.iteration_plan import IterationPlan
 from tasks.prompts.draw import check_tokens
-from tasks.prompts.examples import Stretch, completion_of
+from tasks.prompts.examples import COMPLETIONS, Stretch, completion_of
+from tasks.prompts.prompt import PromptSet
+from tasks.prompts.run_examples import RunExamples
 from tasks.prompts.tokenise import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -33,8 +35,8 @@ log = logging.getLogger(__name__)
 SHARD_TOKENS = 1 << 20
 SLOT = 0
 
-# The response of a row of the prompt table.
-Responses = Callable[[PromptRow], Sequence[Stretch]]
+# The responses of a row of the prompt table, each by its stretches.
+Responses = Callable[[PromptRow], Sequence[Sequence[Stretch]]]
 # Adds the rows of a response under an epoch, and returns the number of its tokens.
 Add = Callable[[PendingRows, int, int], int]
 
@@ -45,34 +47,41 @@ def plan_of_examples(groups: int) -> IterationPlan:
     return IterationPlan(slots=(slot,), seeding=None, decisions=())
 
 
-def responses_of(config: RunConfig, tokenizer: Callable[[], Tokenizer], model_dir: Path) -> Responses:
-    """Make the response of each example; raises PromptError for one that does not fit."""
+def responses_of(
+    config: RunConfig, prompts: PromptSet, tokenizer: Callable[[], Tokenizer], model_dir: Path
+) -> Responses:
+    """Make the responses of each example of `prompts`; raises PromptError for one that does not fit."""
     vocab_size, length_max = vocabulary_size(model_dir), config.sampling.max_completion_length
 
-    def response_of(row: PromptRow) -> Sequence[Stretch]:
-        stretches = completion_of(row, tokenizer(), config.data, length_max)
-        check_tokens(row.prompt_id, max(max(stretch.token_ids) for stretch in stretches), vocab_size)
-        return stretches
+    def of_row(row: PromptRow) -> Sequence[Sequence[Stretch]]:
+        if isinstance(prompts, RunExamples):
+            found = prompts.completions(row.prompt_id, length_max)
+        else:
+            columns = COMPLETIONS[config.algorithm.kind]
+            found = [completion_of(row, tokenizer(), config.data, length_max, column) for column in columns]
+        check_tokens(row.prompt_id, max(max(each.token_ids) for stretches in found for each in stretches), vocab_size)
+        return found
 
-    return response_of
+    return of_row
 
 
-def check_examples(rows: Iterable[PromptRow], response_of: Responses) -> str:
+def check_examples(rows: Iterable[PromptRow], responses: Responses) -> str:
     """Make every response once; returns a line about them. Raises PromptError."""
-    lengths = [sum(len(stretch.token_ids) for stretch in response_of(row)) for row in rows]
+    lengths = [sum(len(each.token_ids) for each in stretches) for row in rows for stretches in responses(row)]
     return f"completions: all {len(lengths)}, tokenised, with up to {max(lengths)} tokens"
 
 
-def write_examples(store: ObjectStore, plan: PlanRecord, response_of: Responses, clock: Clock) -> None:
+def write_examples(store: ObjectStore, plan: PlanRecord, responses: Responses, clock: Clock) -> None:
     """Write the responses of a plan of examples that no earlier attempt wrote, under a claim.
 
-    The plan has one slot and one response per group. Of a data set's tokens the log-prob is 0: the data set chose each
+    The plan has one slot. Of a data set's tokens the log-prob is 0: the data set chose each
     with certainty.
     """
     rows = prompt_table.read_prompts(store, plan)
 
     def add(pending: PendingRows, response: int, epoch: int) -> int:
-        return _add(pending, response, epoch, response_of(rows[response]))
+        size = plan.num_generations
+        return _add(pending, response, epoch, responses(rows[response // size])[response % size])
 
     written = write_finished(store, plan, SLOT, add, clock)
     log.info("iteration %d: %d examples are written", plan.iteration, written)

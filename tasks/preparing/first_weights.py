@@ -37,7 +37,7 @@ def with_local_inputs(
     store: ObjectStore, config: RunConfig, inputs: LocalInputs, held: set[str], origin: Origin | None
 ) -> RunConfig:
     """The configuration with local paths for inputs that the run does not hold; held: reward models of the run."""
-    local = replace(config, data=inputs.data(config.data))
+    local = replace(config, data=inputs.data(config.data, kind=config.algorithm.kind))
     if origin is not None:
         local = replace(local, policy=origin.local_policy(config, inputs))
     elif not has_first_weights(store):

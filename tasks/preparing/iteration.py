@@ -107,7 +107,7 @@ def _check_model(config: RunConfig, model_dir: Path, *, is_new: bool) -> None:
 
 def _load(store: ObjectStore, local: RunConfig, *, is_new: bool) -> tuple[PromptSet, Known | None]:
     """The prompts of the run, and what another run knows of the prompts."""
-    source = load_prompts(local.data, check_rows=is_new, examples=local.algorithm.learns_examples)
+    source = load_prompts(local.data, check_rows=is_new, kind=local.algorithm.kind)
     known = known_prompts(store, local, source)
     return (source if known is None else known.kept(source)), known
 
@@ -121,7 +121,7 @@ def _check_prompts(config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, 
     _, doubts = look_at_responses(config, model_dir, model_tokenizer(tokenizer), prompts)
     _warn([*doubts_of(prompts), *doubts])
     if config.algorithm.learns_examples:
-        check_examples(rows, responses_of(config, lambda: tokenizer, model_dir))
+        check_examples(rows, responses_of(config, prompts, lambda: tokenizer, model_dir))
 
 
 def _check_rewards(local: RunConfig, prompts: PromptSet, held: set[str], *, is_new: bool) -> None:
@@ -204,10 +204,10 @@ def prepare(
                     raise
                 log.warning("iteration %d is not planned; iteration %d is completed: %s", iteration, first_open, error)
                 return _reference(config, read_plan(store, first_open), execution), [[] for _ in pools]
-        _write_stored(store, read_plan(store, iteration), config, responses_of(config, tokenizer, model_dir), clock)
+        written = read_plan(store, iteration)
+        _write_stored(store, written, config, responses_of(config, prompts, tokenizer, model_dir), clock)
     settings = SettingsRecord(config=settings_of(config), execution=execution, ends_execution=ends_execution)
     records.put(store, layout.settings(iteration), settings)
-    written = read_plan(store, iteration)
     log.info("iteration %d: weight version %d, %d slots", iteration, written.weight_version, len(written.slots))
     slots = started_slots(store, written, pools, execution, stands=config.rollout.crew == "standing")
     return _reference(config, written, execution), slots
@@ -287,11 +287,11 @@ def passing_over(store: ObjectStore, iteration: int, ahead: int) -> int:
 
 
 def _write_stored(
-    store: ObjectStore, plan: PlanRecord, config: RunConfig, response_of: Responses, clock: Clock
+    store: ObjectStore, plan: PlanRecord, config: RunConfig, responses: Responses, clock: Clock
 ) -> None:
     """Write the responses of a plan that a data set has, or other runs, unless an earlier attempt has."""
     if config.algorithm.learns_examples:
-        write_examples(store, plan, response_of, clock)
+        write_examples(store, plan, responses, clock)
     write_replayed(store, plan, clock)
 
 

@@ -3,12 +3,14 @@
 The run stores the configuration as written; only readers of files get the configuration with paths.
 """
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from storage.digests import digest_of
 from storage.paths import expanded
 from storage.records import model_files
 from storage.records.run import read_run
@@ -24,6 +26,7 @@ from tasks.hub.careful_client import COMMIT
 from tasks.hub.data_sets import join_pieces, parquet_pieces
 from tasks.hub.repositories import HubError, Kind, commit_of, model_folder, names_repository
 from tasks.learning.pretrained import ModelError, check_model
+from tasks.preparing.run_selection import selected
 from tasks.prompts.prompt import PromptError
 
 
@@ -50,8 +53,13 @@ class LocalInputs:
         path = self._model("policy", "path", policy.path, policy.revision)
         return replace(policy, path=path, revision=None)
 
-    def data(self, data: DataConfig, section: str = "data") -> DataConfig:
-        """Prompts by a local path; raises HubError, and PromptError for settings that a local path does not have."""
+    def data(self, data: DataConfig, section: str = "data", kind: str = "rl") -> DataConfig:
+        """Prompts by a local path; raises HubError, and PromptError for settings that a local path does not have.
+
+        kind: the `algorithm.kind`, by which responses of other runs are selected.
+        """
+        if data.runs:
+            return self._of_runs(data, kind)
         if data.source == ARITHMETIC:
             return data
         asked = HubSource(
@@ -73,6 +81,22 @@ class LocalInputs:
         file = self.folder / section / data.source / (data.subset or "") / f"{data.split or 'rows'}.parquet"
         join_pieces(pieces, file)
         return replace(data, source=str(file), subset=None, split=None, revision=None)
+
+    def _of_runs(self, data: DataConfig, kind: str) -> DataConfig:
+        """Responses of other runs, as a run holds them from its beginning on, or as they are now."""
+        name = "data.runs"
+        held = (self.held or {}).get(name)
+        if held is not None and self.store is not None:
+            pieces = read_rows(self.store, held)
+        else:
+            pieces = selected(data, kind)
+            content = "".join(map(digest_of, pieces)).encode()
+            commit = hashlib.sha1(content, usedforsecurity=False).hexdigest()
+            self.found[name] = HubSource(repo=", ".join(data.runs), revision=None, commit=commit)
+            self.pieces[name] = pieces
+        file = self.folder / "data" / "runs.parquet"
+        join_pieces(pieces, file)
+        return replace(data, source=str(file), runs=(), select=None)
 
     def rewards(self, rewards: tuple[RewardConfig, ...], section: str = "rewards") -> tuple[RewardConfig, ...]:
         """Rewards whose models have local paths; raises HubError."""

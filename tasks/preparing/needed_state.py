@@ -24,7 +24,7 @@ def check_needed_state(store: ObjectStore, config: RunConfig, iteration: int, ex
             inspect_set(store, state)
             if config.algorithm.estimator.needs_critic:
                 inspect_set(store, layout.critic_checkpoint(version))
-        if state is None or config.lora is not None or config.algorithm.kl_coef:
+        if state is None or config.lora is not None or config.algorithm.needs_reference:
             inspect_set(store, layout.weights(0))
         for replayed in range(version, iteration):
             check_replayable(store, replayed)

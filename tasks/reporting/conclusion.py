@@ -91,7 +91,9 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock, par
     reader = JournalReader(store, plan, parts=parts_of_plan(plan, recorded, part_tokens))
     reader.refresh()
     announced = read_heartbeats(store, plan)
-    tally, turns, naive = JournalTally(reader, recorded, unused, announced), TurnsTally(reader, recorded), 0
+    tally, naive = JournalTally(reader, recorded, unused, announced), 0
+    # The turns of a conversation in a data set are not the policy's.
+    turns = TurnsTally(reader, recorded if plan.is_graded else ())
     for part in verified_parts(plan, trained, reader, filtered):
         tally.add(part)
         turns.add(part)
@@ -133,7 +135,7 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock, par
         # Prompts whose responses were not used are drawn again.
         next_prompt=plan.first_prompt + num_drawn(plan) - len(unused) // plan.num_generations,
         metrics=metrics,
-        rewards=tuple(response.reward for response in recorded if response.reward is not None),
+        rewards=tuple(response.reward for response in graded if response.reward is not None and plan.is_graded),
         lengths=tuple(response.policy_length for response in graded),
         lives=tuple(lives),
         train_started_at_s=training.started_at_s,
@@ -200,16 +202,18 @@ def filter_metrics(
 def response_metrics(graded: Sequence[GradedResponse], plan: PlanRecord) -> dict[str, float]:
     """Return rewards and lengths, under TRL's names, over all graded responses: filtering must not improve them.
 
-    Lengths count the tokens that the policy sampled.
+    Lengths count the tokens that the policy sampled, or learns from a data set, whose responses have no rewards.
     """
     ordered = sorted(graded, key=lambda response: response.response)
     by_group = groupby(ordered, key=lambda response: response.response // plan.num_generations)
     groups = [np.array([response.reward for response in group], dtype=np.float64) for _, group in by_group]
     lengths = np.array([response.policy_length for response in ordered])
-    metrics = {
+    rewards = {
         "reward": np.concatenate(groups).mean(),
         "reward_std": np.mean([group.std() for group in groups]),
         "frac_reward_zero_std": np.mean([group.max() == group.min() for group in groups]),
+    }
+    metrics = (rewards if plan.is_graded else {}) | {
         "completions/mean_length": lengths.mean(),
         "completions/min_length": lengths.min(),
         "completions/max_length": lengths.max(),

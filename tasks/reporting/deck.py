@@ -146,7 +146,7 @@ def _fact_list(facts: Mapping[str, str]) -> str:
 def _responses(report: ReportRecord) -> list[str]:
     return [
         charts.histogram(report.lengths, "Length of the responses", "tokens"),
-        charts.histogram(report.rewards, "Reward of the responses", "reward"),
+        *([charts.histogram(report.rewards, "Reward of the responses", "reward")] if report.rewards else []),
     ]
 
 

@@ -83,6 +83,8 @@ def summary(store: ObjectStore, now_s: float) -> dict[str, Any]:
     times = [metrics["time_s"] for metrics in history if metrics.get("time_s")]
     with_dollars = costs_anything(history)
     columns = {title: metric for title, metric in COLUMNS.items() if with_dollars or title != "dollars"}
+    if history and not any("reward" in metrics for metrics in history):
+        columns = {"loss": "loss"} | {title: metric for title, metric in columns.items() if title != "reward"}
     newest, previous = (history[-1] if history else {}), (history[-2] if len(history) > 1 else {})
     return {
         "url": store.url,
