@@ -147,10 +147,12 @@ def _check_config(config: Path, *, resolved: bool, files: bool, as_json: bool) -
         return
     number, digest = settings.run.num_prompts_per_step, settings_digest(settings)
     if settings.algorithm.learns_examples:
-        work = f"{number} examples per iteration"
+        work = f"{number} {'pairs of ' * settings.algorithm.learns_pairs}examples per iteration"
     else:
         crew = f"{settings.pools.rollout.count} slots at {prices[0]:.2f} $/h"
         work = f"{number} prompts x {settings.run.num_generations} responses per iteration on {crew}"
+    if settings.run.from_ is not None:
+        work += f", beginning with {settings.run.from_}"
     click.echo(f"{config} is a valid run configuration: {work}, trainer at {prices[1]:.2f} $/h; settings {digest}")
 
 

@@ -47,9 +47,16 @@ def trained(plan: PlanReference, advance: Callable[[str, int, str, Clock], Train
             if error.failure.lasting:
                 raise
             raise FlyteRecoverableException(str(error)) from error
+        outcome = outcome_of(plan, record)
         if log is not None:
-            log.end(f"trained to weight version {record.weight_version}, reward {record.metrics['reward']:.3f}")
-    return TrainOutcome(plan=plan, weight_version=record.weight_version, reward=record.metrics["reward"])
+            log.end(f"trained to weight version {record.weight_version}, {outcome.measured}")
+    return outcome
+
+
+def outcome_of(plan: PlanReference, record: TrainingRecord) -> TrainOutcome:
+    """What the task returns for a training record."""
+    reward, loss = record.metrics.get("reward"), record.metrics.get("loss")
+    return TrainOutcome(plan=plan, weight_version=record.weight_version, reward=reward, loss=loss)
 
 
 def _rank() -> str:

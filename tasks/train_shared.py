@@ -9,6 +9,7 @@ from storage.clock import SystemClock
 from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import PlanReference, TrainOutcome
 from tasks.task_log import logged_task, place_of, work_on
+from tasks.train import outcome_of
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -29,4 +30,4 @@ def trained_by_host(plan: PlanReference) -> TrainOutcome:
             record = collect_and_wait(plan.run_url, plan.iteration, plan.execution, SystemClock())
         except (StoreUnavailable, NoHost) as error:
             raise FlyteRecoverableException(str(error)) from error
-    return TrainOutcome(plan=plan, weight_version=record.weight_version, reward=record.metrics["reward"])
+    return outcome_of(plan, record)

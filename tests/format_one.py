@@ -27,6 +27,7 @@ from storage.records.framing import trailer_digest
 from storage.records.gradings import GradedRecord, GradingRecord
 from storage.records.hints import CollectedRecord
 from storage.records.length_tables import LengthTable, empty_table, encode_lengths
+from storage.records.lineage import KeptPromptsRecord
 from storage.records.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
 from storage.records.prompt_table import PromptRow, encode_prompts
 from storage.records.records import (
@@ -160,6 +161,9 @@ FORECAST = ForecastRecord(
 )
 
 
+KEPT = KeptPromptsRecord(rows=(0, 2))
+
+
 def _row(response: int, epoch: int, start: int, ids: list[int], finish: Finish) -> Row:
     logprobs = -np.array(ids, dtype=np.float32) / 7
     return Row(response, epoch, start, np.array(ids, dtype=np.uint32), logprobs, 0, finish)
@@ -246,6 +250,7 @@ def of_the_run() -> dict[str, records.AnyRecord]:
             reward_errors=("math: no answer",),
             given_up=(),
         ),
+        layout.kept_prompts(digest_of(canonical.encode(KEPT))): KEPT,
         layout.reward_model("judge"): RewardModelRecord(files={"config.json": StoredFile(bytes=1, chunks=("0" * 32,))}),
     }
 

@@ -19,6 +19,7 @@ SETTINGS = "settings/"
 EVALUATIONS = "evaluations/"
 LENGTHS = "lengths/"
 FORECASTS = "forecasts/"
+KNOWN = "known/"
 GRADINGS = "gradings/"
 FAILURES = "failures/"
 # The fleet of a run whose own trainer stands, with the keys of storage/fleet/fleet_layout.py.
@@ -226,6 +227,16 @@ def lengths_iteration(key: str) -> int | None:
     """Returns the iteration of a key below LENGTHS; None if the key is not a table's."""
     match = re.fullmatch(rf"{LENGTHS}(\d{{6,}})\.safetensors", key)
     return int(match[1]) if match else None
+
+
+def kept_prompts(digest: str) -> str:
+    """The rows of the source that are the run's prompts; the digest is that of the record's body."""
+    return f"{KNOWN}{digest}.json"
+
+
+def known_lengths(digest: str) -> str:
+    """The lengths that another run has learned of the prompts, named by content; planning can do without the table."""
+    return f"{KNOWN}{digest}.safetensors"
 
 
 def forecast(digest: str) -> str:

@@ -11,7 +11,7 @@ from storage.journal.retention import sweep
 from storage.records import layout
 from storage.records.evaluations import evaluations
 from storage.records.failures import FailureRecord, last_failures, slot_failures
-from storage.records.records import TRAIN_POOL, PlanRecord, ReportRecord
+from storage.records.records import CONTROL_POOL, TRAIN_POOL, PlanRecord, ReportRecord
 from storage.records.run import connect_to_run, read_plan, read_run, release_lease
 from storage.stores.store import CorruptObject, ObjectStore
 from tasks.concluding.host_tab import host_tab
@@ -22,7 +22,6 @@ from tasks.configuration.references import IterationOutcome, PlanReference
 from tasks.configuration.run_config import RunConfig, dump, parse_held
 from tasks.reporting import charts
 from tasks.reporting.conclusion import conclude_iteration, cut_line
-from tasks.reporting.costs import CONTROL_POOL
 from tasks.reporting.crew_presence import await_goodbyes, described, slots_not_come
 from tasks.reporting.deck import page, render, styled
 from tasks.reporting.last_failures import failure_line
@@ -79,7 +78,8 @@ def commit_and_report(plan: PlanReference, *, last: bool) -> tuple[IterationOutc
         run_url=plan.run_url,
         iteration=plan.iteration,
         weight_version=report.weight_version,
-        reward=report.metrics["reward"],
+        reward=report.metrics.get("reward"),
+        loss=report.metrics.get("loss"),
         tokens=int(report.metrics["num_tokens"]),
         tokens_recovered=int(report.metrics["resume/tokens_recovered"]),
         usd=report.metrics["cost/usd_iter"],

@@ -52,6 +52,8 @@ OPERATIONAL: dict[str, set[str] | None] = {
 }
 # With their defaults, at which they do not count.
 YOUNG: dict[str, object] = {
+    "run.from": None,
+    "run.from_optimizer": False,
     **{f"algorithm.{name}": default for name, default in YOUNG_OF_ALGORITHM.items()},
     **{f"data.{name}": default for name, default in YOUNG_OF_DATA.items()},
     **{f"sampling.{name}": default for name, default in YOUNG_OF_SAMPLING.items()},

@@ -32,11 +32,20 @@ class SlotOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOutcome:
-    """The iteration that was trained, the weight version that the trainer published, and the mean reward."""
+    """The iteration that was trained, the published weight version, and the mean reward; None without rewards.
+
+    Without rewards `loss` says how the policy did.
+    """
 
     plan: PlanReference
     weight_version: int
-    reward: float
+    reward: float | None
+    loss: float | None = None
+
+    @property
+    def measured(self) -> str:
+        """The reward, or else the loss, in words."""
+        return _measured(self.reward, self.loss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +74,18 @@ class IterationOutcome:
     run_url: str
     iteration: int
     weight_version: int
-    reward: float
+    reward: float | None
     tokens: int
     tokens_recovered: int
     usd: float
     seconds: float = 0.0
+    loss: float | None = None
 
     @property
     def measured(self) -> str:
         """Its numbers in words."""
-        return f"reward {self.reward:.3f}, {self.tokens:,} tokens, {self.seconds:.1f} s, {self.usd:.5f} $"
+        learned = _measured(self.reward, self.loss)
+        return f"{learned}, {self.tokens:,} tokens, {self.seconds:.1f} s, {self.usd:.5f} $"
 
     def __str__(self) -> str:
         url = _argument(self.run_url)
@@ -84,6 +95,12 @@ class IterationOutcome:
             f"Read the responses by: gleaner view {url}\n"
             "To go on, give the same command again."
         )
+
+
+def _measured(reward: float | None, loss: float | None) -> str:
+    if reward is not None:
+        return f"reward {reward:.3f}"
+    return "no reward" if loss is None else f"loss {loss:.4f}"
 
 
 def _argument(url: str) -> str:

@@ -15,8 +15,8 @@ def recorded_advantages(plan: PlanRecord, responses: Sequence[GradedResponse]) -
     """The advantage of each response, by the response's number.
 
     responses: the responses of all micro-batches of the iteration, filtered groups excepted. Returns None without
-    responses, and for an estimator that gives a number per token, is the user's own, or needs values outside the
-    records: the critic's values, the KL to the reference, or a teacher's log-probs. Returns None, too, for a run of
+    responses, for pairs, and for an estimator that gives a number per token, is the user's own, or needs values outside
+    the records: the critic's values, the KL to the reference, or a teacher's log-probs. Returns None, too, for a run of
     another version whose deleted fields decide what is learned. Raises ValueError if the estimator raises ValueError.
     """
     try:
@@ -32,6 +32,7 @@ def recorded_advantages(plan: PlanRecord, responses: Sequence[GradedResponse]) -
         or algorithm.estimator.needs_critic
         or algorithm.kl_in == "reward"
         or (config.teacher is not None and config.teacher.top_k is None)
+        or algorithm.learns_pairs
     )
     if unknown or not responses:
         return None

@@ -11,6 +11,7 @@ import torch
 from storage.clock import Clock
 from storage.records import layout
 from storage.stores.store import ObjectStore
+from storage.weights.stored_versions import restored_checkpoint
 from storage.weights.tensor_sets import TensorBlock, read_manifest
 from storage.weights.versions import pull_version
 from tasks.configuration.optimizer import OptimizerConfig
@@ -39,7 +40,7 @@ class StoredState:
     """The stored state of a learner, as tensors in host memory: read on request, or ahead of the request.
 
     With several ranks, each rank has a StoredState with its own rows, and every rank must call equal methods. version:
-    0, or a version that has a checkpoint.
+    0, or a version that has a checkpoint, as `restored_from` says.
     """
 
     def __init__(self, store: ObjectStore, version: int, clock: Clock, ranks: Ranks | None = None) -> None:
@@ -47,6 +48,8 @@ class StoredState:
         self.version = version
         self._clock = clock
         self._ranks = ranks or Ranks()
+        with self._ranks.failing_together():
+            self._has_checkpoint = restored_checkpoint(store, version) is not None
         self._checkpoints: dict[str, Checkpoint] = {}
         self._pretrained: dict[str, Stored] | None = None
 
@@ -54,9 +57,9 @@ class StoredState:
         """Read every tensor needed by a learner of this configuration; afterwards `num_bytes` is the memory in use."""
         needs_critic = config.algorithm.estimator.needs_critic
         critic = [layout.critic_checkpoint(self.version)] if needs_critic else []
-        for prefix in [layout.checkpoint(self.version), *critic] if self.version else []:
+        for prefix in [layout.checkpoint(self.version), *critic] if self._has_checkpoint else []:
             self._checkpoints[prefix] = checkpoint.read(self.store, prefix, self._ranks)
-        if not self.version or config.lora is not None or config.algorithm.kl_coef > 0:
+        if not self._has_checkpoint or config.lora is not None or config.algorithm.needs_reference:
             self._pretrained = self._pull_pretrained()
 
     @property
@@ -85,7 +88,7 @@ class StoredState:
         self._pretrained = None
 
     def _checkpoint(self, prefix: str) -> Checkpoint | None:
-        if not self.version:
+        if not self._has_checkpoint:
             return None
         # It is given away, so that its memory is free as soon as the learner has its own.
         return self._checkpoints.pop(prefix, None) or checkpoint.opened(self.store, prefix, self._ranks)
@@ -159,7 +162,7 @@ def _policy(state: StoredState, saved: Checkpoint | None, config: RunConfig, mod
 
 
 def _reference(state: StoredState, policy: Policy, config: RunConfig, model: Path, ranks: Ranks) -> Scores | None:
-    if config.algorithm.kl_coef == 0:
+    if not config.algorithm.needs_reference:
         return None
     if isinstance(policy, AdaptedPolicy):
         return Pretrained(policy)

@@ -55,7 +55,7 @@ def accumulate(
         algorithm: The loss.
         temperature: The temperature of the sampling.
         max_completion_length: The run's limit; used by "seq-mean-token-sum-norm".
-        reference: The reference policy; needed when kl_coef > 0 and kl_in is "loss", otherwise its KL is only measured.
+        reference: The reference policy; needed for pairs and a KL in the loss, otherwise its KL is only measured.
         first_logprobs: [B, T] float32, of the policy before the iteration's first optimizer step; None in that step.
         same_engine: True if the sampler's log-probs are known to equal the trainer's; used by importance_sampling
             "auto".
@@ -63,7 +63,7 @@ def accumulate(
 
     Raises:
         NonFiniteGradient: The loss is not finite; names the responses with such losses. The gradient is dropped.
-        ValueError: Advantages have another shape, a KL in the loss has no reference, or a user's loss does not fit.
+        ValueError: Advantages have another shape, a needed reference is missing, or a user's loss does not fit.
     """
     if advantages.shape not in (batch.response_mask.shape[:1], batch.response_mask.shape):
         number, longest = batch.response_mask.shape
@@ -72,7 +72,7 @@ def accumulate(
     loss = PassLoss(
         algorithm=algorithm,
         mode=importance_mode(algorithm, same_engine=same_engine),
-        weights=token_weights(batch.lengths, algorithm.loss_agg_mode, max_completion_length)[:, None],
+        weights=token_weights(batch.lengths, algorithm.aggregation, max_completion_length)[:, None],
         advantages=advantages.to(policy.device, non_blocking=True),
         response_mask=batch.response_mask,
         sampler_logprobs=batch.sampler_logprobs,
@@ -132,7 +132,8 @@ def _backward(
 ) -> tuple[Tensor, Tensor]:
     """Add the gradient of a pass to the policy's; return log-probs and entropies, [B, T], without gradient."""
     losses, together = loss.of_tokens(batch)
-    smoothing = loss.algorithm.label_smoothing
+    # That of pairs is in the loss.
+    smoothing = 0.0 if loss.algorithm.learns_pairs else loss.algorithm.label_smoothing
     logprobs, entropy, objective = policy.objective(batch, temperature, losses, together, smoothing, term)
     objective.backward()  # type: ignore[no-untyped-call]
     return logprobs, entropy
@@ -174,12 +175,12 @@ def apply(optimizer: PolicyOptimizer, totals: StepTotals, algorithm: AlgorithmCo
         ValueError: Nothing was accumulated.
     """
     if totals.trains_nothing:
-        return totals.metrics(algorithm.loss_agg_mode) | {"actor/grad_norm": 0.0, "actor/lr": 0.0}
-    outcome = optimizer.step(totals.denominator(algorithm.loss_agg_mode), totals.responses)
+        return totals.metrics(algorithm.aggregation) | {"actor/grad_norm": 0.0, "actor/lr": 0.0}
+    outcome = optimizer.step(totals.denominator(algorithm.aggregation), totals.responses)
     rates = {"actor/grad_norm": outcome.grad_norm, "actor/lr": outcome.learning_rate}
-    metrics = totals.metrics(algorithm.loss_agg_mode)
+    metrics = totals.metrics(algorithm.aggregation)
     if algorithm.learns_examples:
-        metrics = {name: metrics[name] for name in OF_EXAMPLES}
+        metrics = {name: metrics[name] for name in OF_EXAMPLES} | totals.pair_metrics()
     return metrics | rates
 
 

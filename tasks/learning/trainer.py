@@ -87,7 +87,13 @@ class IterationTrainer:
         own = BatchReader(store, plan) if reader is None else reader
         self._reader: BatchReader = own if batches is None else batches
         self._passes = ForwardPasses(
-            self._reader, plan, prompts, trainer.micro_batch_tokens_max, self._ranks, packed=learner.is_packed
+            self._reader,
+            plan,
+            prompts,
+            trainer.micro_batch_tokens_max,
+            self._ranks,
+            packed=learner.is_packed,
+            pairs=algorithm.learns_pairs,
         )
         self._scoring = (
             None if teacher is None else TeacherScoring(store, plan, prompts, self._reader, learner, teacher, trainer)
@@ -96,7 +102,8 @@ class IterationTrainer:
     def step(self) -> TrainingRecord:
         """Train on every recorded group that is not filtered, and return the training record, not yet stored.
 
-        The reward and the penalty of long responses are averaged over all graded responses, filtered or not.
+        The reward and the penalty of long responses are averaged over all graded responses, filtered or not. Examples
+        have no reward.
 
         Raises NonFiniteGradient, CorruptObject, GradingError if every response failed, and the errors of `batches`.
         LeftAlone is raised on every rank; the learner must not be used afterwards.
@@ -113,10 +120,12 @@ class IterationTrainer:
         metrics["timing_s/wait"] = waited_s
         metrics["timing_s/compute"] = self._clock.monotonic() - began_s - waited_s
         ended_at_s = self._clock.wall()
+        if self._plan.is_graded:
+            metrics["reward"] = sum(graded.reward or 0.0 for graded in responses) / len(responses)
         return TrainingRecord(
             iteration=self._plan.iteration,
             weight_version=self._plan.iteration + 1,
-            metrics={**metrics, "reward": sum(graded.reward or 0.0 for graded in responses) / len(responses)},
+            metrics=metrics,
             reward_errors=tuple(error for batch in recorded for error in batch.reward_errors),
             started_at_s=self._started_at_s,
             ended_at_s=ended_at_s,
@@ -192,7 +201,7 @@ class IterationTrainer:
     @property
     def _critic_warms_up(self) -> bool:
         critic = self._learner.critic
-        return critic is not None and self._plan.iteration < critic.warmup_iterations
+        return critic is not None and self._plan.counted < critic.warmup_iterations
 
     def _optimizer_step(self, responses: Sequence[GradedResponse], estimates: Estimates) -> dict[str, float]:
         """Take a step of the policy, unless the critic still warms up, and a step of the critic, if any."""

@@ -12,6 +12,7 @@ Metrics = Mapping[str, float | None]
 # (metric, name for people, unit)
 _KEY_METRICS = (
     ("reward", "mean reward", ""),
+    ("loss", "loss", ""),
     ("rollout/tokens_per_s", "speed of the rollout", "tokens/s"),
     ("cost/usd_iter", "cost of the iteration", "$"),
     ("cost/usd_run", "cost of the run so far", "$"),

@@ -60,6 +60,8 @@ def run_charts(
 ) -> list[str]:
     """Return the charts as SVG: reward, each reward function, then the rest; no chart for an unmeasured metric.
 
+    Without a reward of the training, the loss comes first.
+
     Args:
         history: Metrics by iteration, ascending.
         evaluated: The evaluations of the run, drawn beside the reward.
@@ -67,7 +69,7 @@ def run_charts(
         tab: The charts of one tab of the Deck; None: all.
     """
     wanted = [chart for chart in (*_rewards(history), *_CHARTS) if tab in (None, chart.tab)]
-    drawn = [reward_chart(history, evaluated, width)] if tab in (None, "Overview") else []
+    drawn = _first_charts(history, evaluated, width) if tab in (None, "Overview") else []
     for chart in wanted:
         if chart.unit == "dollars" and not costs_anything(history.values()):
             continue
@@ -77,6 +79,14 @@ def run_charts(
         if measured and any(series.values()):
             drawn.append(charts.line_chart(series, chart.title, "iteration", chart.unit, width))
     return drawn
+
+
+def _first_charts(history: Mapping[int, Metrics], evaluated: Sequence[EvaluationRecord], width: float) -> list[str]:
+    loss = curve(history, "loss")
+    if not loss or any("reward" in metrics for metrics in history.values()):
+        return [reward_chart(history, evaluated, width)]
+    drawn = [charts.line_chart({"training": loss}, "Loss", "iteration", "mean loss", width)]
+    return [*drawn, reward_chart(history, evaluated, width)] if evaluated else drawn
 
 
 def reward_chart(
