@@ -286,9 +286,7 @@ def passing_over(store: ObjectStore, iteration: int, ahead: int) -> int:
     return iteration
 
 
-def _write_stored(
-    store: ObjectStore, plan: PlanRecord, config: RunConfig, responses: Responses, clock: Clock
-) -> None:
+def _write_stored(store: ObjectStore, plan: PlanRecord, config: RunConfig, responses: Responses, clock: Clock) -> None:
     """Write the responses of a plan that a data set has, or other runs, unless an earlier attempt has."""
     if config.algorithm.learns_examples:
         write_examples(store, plan, responses, clock)
