@@ -47,11 +47,13 @@ from storage.records.records import (
     TrainingRecord,
 )
 from storage.records.reward_models import RewardModelRecord, StoredFile
+from storage.records.teacher_scores import encode_scores
 from storage.stores.memory import MemoryStore, NestedStore
 from storage.stores.store import ObjectStore
 from storage.weights.tensor_sets import TensorBlock, publish
 from storage.weights.versions import publish_version
 from tests.fleet_of_format_one import NONCE, of_the_fleet
+from tests.teacher_of_format_one import CONFIGURATION, SCORES
 
 FOLDER = Path(__file__).parent / "data" / "format_1"
 FIRST, SECOND = "00000-6614ebe3071c4f04", "00000-a1c09d2f5b7e8833"
@@ -362,6 +364,8 @@ def write_run(store: ObjectStore) -> None:
     store.put(layout.lengths(0), encode_lengths(length_table()))
     tensors = {"embed": TensorBlock("F32", (512,), EMBED), "norm": TensorBlock("BF16", (2, 3), bytes(range(12)))}
     publish(store, layout.weights(0), tensors, {"source": "a model"})
+    publish(store, layout.teacher("teacher"), tensors, {"source": "a teacher", "config": CONFIGURATION})
+    store.put(layout.teacher_scores(0, 0), encode_scores(SCORES))
     changed = tensors | {"embed": TensorBlock("F32", (512,), EMBED_CHANGED)}
     publish_version(store, 1, changed, {"source": "train"}, base=tensors, full_interval=10)
 

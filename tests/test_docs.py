@@ -268,9 +268,7 @@ def test_whole_configurations_in_the_documents_are_valid() -> None:
 
 
 # Metrics and messages.
-
-
-# Between them they have every metric that there is only with some setting.
+# Between them, these settings give every metric, also one that depends on a setting.
 ALGORITHMS: dict[str, dict[str, typing.Any]] = {
     "plain": {"policy_loss": "tests.own_losses:clipped"},
     "ppo": {"preset": "ppo", "importance_sampling": "token", "overlong_buffer_length": 4},
@@ -294,6 +292,7 @@ def report(model: Path, algorithm: str) -> ReportRecord:
         "run": {"url": f"memory://documented-metrics-{algorithm}", "num_prompts_per_step": 1, "num_generations": 2},
         "algorithm": ALGORITHMS[algorithm],
         "policy": {"path": str(model)},
+        "teacher": {"path": str(model), "top_k": 2} if algorithm == "plain" else None,
         "data": {"source": "arithmetic", "limit": 4},
         "rewards": [{"function": "arithmetic"}],
         "sampling": {"max_completion_length": 8},

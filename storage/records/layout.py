@@ -12,6 +12,7 @@ MODEL = "model/"
 WEIGHTS = "weights/"
 CHECKPOINTS = "checkpoints/"
 REWARD_MODELS = "reward_models/"
+TEACHERS = "teachers/"
 SOURCES = "sources/"
 ITERATIONS = "iterations/"
 SETTINGS = "settings/"
@@ -162,6 +163,11 @@ def batches(index: int) -> str:
     return f"{iteration(index)}batches/"
 
 
+def teacher_scores(index: int, number: int) -> str:
+    """The teachers' scores of the responses in one micro-batch."""
+    return f"{iteration(index)}teacher/{number:06d}.arrow"
+
+
 def closed(index: int) -> str:
     """The mark that no further token of this iteration will be used; never deleted."""
     return f"{iteration(index)}closed.json"
@@ -304,6 +310,11 @@ def evaluated(url: str) -> tuple[str, str]:
     if match is None:
         raise ValueError(f"evaluation: url {url!r}; allowed: <run>/{EVALUATIONS}<version>-<digest>")
     return match[1], match[2]
+
+
+def teacher(name: str) -> str:
+    """Prefix of the tensors of a teacher."""
+    return f"{TEACHERS}{name}/"
 
 
 def reward_model(name: str) -> str:

@@ -57,6 +57,7 @@ YOUNG: dict[str, object] = {
     **{f"algorithm.{name}": default for name, default in YOUNG_OF_ALGORITHM.items()},
     **{f"data.{name}": default for name, default in YOUNG_OF_DATA.items()},
     **{f"sampling.{name}": default for name, default in YOUNG_OF_SAMPLING.items()},
+    "teacher": None,
     "trainer.compile_layers": False,
     **{f"optimizer.{name}": default for name, default in YOUNG_OF_OPTIMIZER.items()},
     **{f"critic.optimizer.{name}": default for name, default in YOUNG_OF_OPTIMIZER.items()},

@@ -46,6 +46,7 @@ from tasks.configuration.rewards import RewardConfig, reward_names
 from tasks.configuration.rollout import OUR_ENGINES, RolloutConfig
 from tasks.configuration.run_section import PolicyConfig, RunSection
 from tasks.configuration.sampling import SamplingConfig
+from tasks.configuration.teacher import TeacherConfig, teachers_that_clash
 from tasks.configuration.tracking import TrackingConfig
 from tasks.configuration.trainer import TrainerConfig
 from tasks.configuration.turns import TurnsConfig, rewards_without_environment
@@ -81,6 +82,7 @@ class RunConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     lora: LoraConfig | None = None
+    teacher: TeacherConfig | None = None
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     pools: PoolsConfig = field(default_factory=PoolsConfig)
     planning: PlanningConfig = field(default_factory=PlanningConfig)
@@ -94,6 +96,7 @@ class RunConfig:
         problems_found = [
             *kinds_that_clash(self),
             *origins_that_clash(self),
+            *teachers_that_clash(self),
             *_lengths_that_clash(self),
             *_groups_that_clash(self),
             *rewards_without_environment(self.turns, self.rewards, self.evaluation),

@@ -202,6 +202,7 @@ def iteration_trainer(
         started_at_s=started_at_s,
         # Stored responses of other runs come from other weights, whatever the engine.
         same_engine=config.data.replay is None and same_engine(config.rollout, config.trainer, published),
+        teacher=config.teacher,
     )
 
 

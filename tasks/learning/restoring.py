@@ -28,6 +28,7 @@ from tasks.learning.policy import Policy, Scores
 from tasks.learning.ranks import Ranks
 from tasks.learning.sharded import Stored
 from tasks.learning.shared_reading import read_shared
+from tasks.learning.teachers import Teachers
 from tasks.learning.trained_model import PolicyError, TrainedModel, training_device
 from tasks.sampling.engines.choose import context_length
 from tasks.sampling.engines.steady_positions import unsteady
@@ -43,7 +44,7 @@ class StoredState:
     """
 
     def __init__(self, store: ObjectStore, version: int, clock: Clock, ranks: Ranks | None = None) -> None:
-        self._store = store
+        self.store = store
         self.version = version
         self._clock = clock
         self._ranks = ranks or Ranks()
@@ -57,7 +58,7 @@ class StoredState:
         needs_critic = config.algorithm.estimator.needs_critic
         critic = [layout.critic_checkpoint(self.version)] if needs_critic else []
         for prefix in [layout.checkpoint(self.version), *critic] if self._has_checkpoint else []:
-            self._checkpoints[prefix] = checkpoint.read(self._store, prefix, self._ranks)
+            self._checkpoints[prefix] = checkpoint.read(self.store, prefix, self._ranks)
         if not self._has_checkpoint or config.lora is not None or config.algorithm.needs_reference:
             self._pretrained = self._pull_pretrained()
 
@@ -90,15 +91,15 @@ class StoredState:
         if not self._has_checkpoint:
             return None
         # It is given away, so that its memory is free as soon as the learner has its own.
-        return self._checkpoints.pop(prefix, None) or checkpoint.opened(self._store, prefix, self._ranks)
+        return self._checkpoints.pop(prefix, None) or checkpoint.opened(self.store, prefix, self._ranks)
 
     def _pull_pretrained(self) -> dict[str, Stored]:
         ranks = self._ranks
         with ranks.failing_together():
-            entries = read_manifest(self._store, layout.weights(REFERENCE_VERSION)).tensors
+            entries = read_manifest(self.store, layout.weights(REFERENCE_VERSION)).tensors
 
         def read(names: list[str]) -> dict[str, TensorBlock]:
-            return pull_version(self._store, REFERENCE_VERSION, None, self._clock, names=names)[1]
+            return pull_version(self.store, REFERENCE_VERSION, None, self._clock, names=names)[1]
 
         return read_shared(ranks, entries, read)
 
@@ -133,7 +134,9 @@ def learner_of(state: StoredState, config: RunConfig, model: Path, ranks: Ranks 
     critic = None
     if config.algorithm.estimator.needs_critic:
         critic = _critic(state, config, model, ranks)
-    learner = Learner(policy, optimizer, _reference(state, policy, config, model, ranks), critic, ranks)
+    reference = _reference(state, policy, config, model, ranks)
+    teachers = None if config.teacher is None else Teachers(state.store, config.trainer, ranks)
+    learner = Learner(policy, optimizer, reference, critic, ranks, teachers)
     make_faster(learner, config.trainer)
     state.release()
     # Last, because building a model draws numbers. A replay builds none between two iterations.

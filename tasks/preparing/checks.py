@@ -15,6 +15,7 @@ from tasks.configuration.older_form import ARITHMETIC
 from tasks.configuration.pool_clashes import sizes_not_meant
 from tasks.configuration.rewards import reward_names
 from tasks.configuration.run_config import RunConfig
+from tasks.configuration.teacher import TeacherConfig
 from tasks.configuration.turns import TurnsConfig
 from tasks.evaluation.held_out import draw_held_out, load_held_out
 from tasks.grading.grader import check_rewards
@@ -30,6 +31,7 @@ from tasks.preparing.model_check import check_model_use
 from tasks.preparing.origin import origin_to_check
 from tasks.preparing.replayed_groups import choose_replayed
 from tasks.preparing.stop_tokens import look_at_responses
+from tasks.preparing.teacher_check import check_teachers
 from tasks.preparing.tools import compared, model_tokenizer, openings, prompt_tokenizer
 from tasks.preparing.trainer_fit import check_trainer_fits
 from tasks.preparing.vain_settings import settings_in_vain
@@ -87,7 +89,7 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
     prompts = None if data is None else findings.look(partial(load_prompts, kind=algorithm.kind), data)
     if prompts is not None:
         prompts = _kept(config, prompts, findings)
-    if not algorithm.learns_examples:
+    if config.rewards:
         _look_at_rewards(config, inputs, prompts, findings)
     tokenizer = None if directory is None else findings.look(prompt_tokenizer, config, directory)
     if directory is not None and tokenizer is not None and prompts is not None:
@@ -97,6 +99,9 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
         if replayed is not None and config.data.replay is not None:
             of = f"{len(replayed.rows)} of {config.run.num_prompts_per_step} groups in a step"
             findings.seen.append(f"data.replay: {of}, from {', '.join(config.data.replay.runs)}")
+        if config.teacher is not None:
+            progress("looking at the teacher", 0, 0)
+            _look_at_teachers(config, config.teacher, inputs, prompts, directory, findings)
         if config.turns is not None:
             progress("opening an environment, or an agent", 0, 0)
             findings.saw(_look_at_turns, config, config.turns, prompts, tokenizer, directory)
@@ -174,6 +179,21 @@ def _look_at_prompts(
     if ends is not None:
         line, doubts = ends
         findings.seen.append(line)
+        findings.doubts += doubts
+
+
+def _look_at_teachers(
+    config: RunConfig,
+    written: TeacherConfig,
+    inputs: LocalInputs,
+    prompts: PromptSet,
+    directory: Path,
+    findings: Findings,
+) -> None:
+    teacher = findings.look(inputs.teacher, written)
+    doubts = None if teacher is None else findings.look(check_teachers, config, teacher, directory, prompts)
+    if doubts is not None:
+        findings.seen.append(f"teacher: {', '.join(written.models.values())}, with the policy's tokenizer")
         findings.doubts += doubts
 
 

@@ -12,6 +12,7 @@ from tasks.grading.run_rewards import models_named, publish_models
 from tasks.learning.pretrained import read_tensors
 from tasks.preparing.local_inputs import LocalInputs, model_directory
 from tasks.preparing.origin import Origin, find_origin
+from tasks.preparing.teacher_check import held_teachers, publish_teachers, with_local_teachers
 
 
 def has_first_weights(store: ObjectStore) -> bool:
@@ -44,7 +45,7 @@ def with_local_inputs(
         local = replace(local, policy=inputs.policy(config.policy))
     if not held.issuperset(models_named(config.rewards)):
         local = replace(local, rewards=inputs.rewards(config.rewards))
-    return local
+    return with_local_teachers(store, local, inputs)
 
 
 def model_directory_of_run(store: ObjectStore, config: RunConfig, folder: Path) -> Path:
@@ -56,7 +57,7 @@ def model_directory_of_run(store: ObjectStore, config: RunConfig, folder: Path) 
 
 
 def publish_first(store: ObjectStore, model_dir: Path, local: RunConfig, origin: Origin | None) -> None:
-    """Publish version 0 and the reward models; of another run's version its optimizer comes first.
+    """Publish version 0, the reward models and the teachers; of another run's version its optimizer comes first.
 
     local: the configuration with local paths. Version 0 completes the beginning: until then every attempt copies again.
     """
@@ -64,6 +65,8 @@ def publish_first(store: ObjectStore, model_dir: Path, local: RunConfig, origin:
         origin.copy_optimizer(store, with_critic=local.algorithm.estimator.needs_critic)
     publish_initial(store, model_dir)
     publish_models(store, local.rewards)
+    if local.teacher is not None:
+        publish_teachers(store, local.teacher, held_teachers(store, local.teacher))
 
 
 def publish_initial(store: ObjectStore, model_dir: Path) -> None:

@@ -35,6 +35,7 @@ from tasks.configuration.example_clashes import group_size
 from tasks.configuration.iteration_config import settings_of
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, changes, digest, dump, parse_held
+from tasks.configuration.teacher import TeacherConfig
 from tasks.grading.grader import check_rewards
 from tasks.grading.run_rewards import held_models
 from tasks.history.known_lengths import expected_lengths, lengths_record
@@ -56,6 +57,7 @@ from tasks.preparing.origin import Origin, position
 from tasks.preparing.replayed_groups import NOTHING, Replayed, choose_replayed, slots_of_replayed, write_replayed
 from tasks.preparing.started_slots import started_slots
 from tasks.preparing.stop_tokens import look_at_responses, stop_ids_of_run
+from tasks.preparing.teacher_check import check_teachers
 from tasks.preparing.tools import compared, model_tokenizer, openings, prompt_tokenizer, shown_tools
 from tasks.preparing.trainer_fit import TrainerMisfit, check_trainer_fits
 from tasks.preparing.vain_settings import settings_in_vain
@@ -112,8 +114,13 @@ def _load(store: ObjectStore, local: RunConfig, *, is_new: bool) -> tuple[Prompt
     return (source if known is None else known.kept(source)), known
 
 
-def _check_prompts(config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, model_dir: Path) -> None:
-    """Tokenise every prompt once, so a misfit fails before the run exists; open the first environment likewise."""
+def _check_prompts(
+    config: RunConfig, teacher: TeacherConfig | None, prompts: PromptSet, tokenizer: Tokenizer, model_dir: Path
+) -> None:
+    """Tokenise every prompt once, so a misfit fails before the run exists; open the first environment likewise.
+
+    teacher: with local paths.
+    """
     rows = draw(config, prompts, tokenizer, model_dir, first=0, count=len(prompts))
     _warn(compared(rows, prompts, tokenizer, model_dir, config.data))
     first = openings(config, prompts_at(prompts, config.data, 0, 1), config.run.seed, 0)
@@ -122,11 +129,13 @@ def _check_prompts(config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, 
     _warn([*doubts_of(prompts), *doubts])
     if config.algorithm.learns_examples:
         check_examples(rows, responses_of(config, prompts, lambda: tokenizer, model_dir))
+    if teacher is not None:
+        _warn(check_teachers(config, teacher, model_dir, prompts))
 
 
 def _check_rewards(local: RunConfig, prompts: PromptSet, held: set[str], *, is_new: bool) -> None:
-    """Refuse rewards that cannot be used; local: with local paths of inputs. Examples have none."""
-    if not local.algorithm.learns_examples:
+    """Refuse rewards that cannot be used; local: with local paths of inputs."""
+    if local.rewards:
         _warn(check_rewards(local.rewards, prompts.columns, held, prompts, is_new=is_new, turns=local.turns))
 
 
@@ -176,7 +185,7 @@ def prepare(
         tokenizer = cache(partial(prompt_tokenizer, config, model_dir, is_new=is_new))
         if is_new:
             _warn(settings_in_vain(config))
-            _check_prompts(config, prompts, tokenizer(), model_dir)
+            _check_prompts(config, local.teacher, prompts, tokenizer(), model_dir)
         _warn(doubts_of_evaluation(store, local, inputs, model_dir, tokenizer, is_new=is_new))
         if is_new:
             probe(store)

@@ -22,6 +22,7 @@ from tasks.configuration.older_form import ARITHMETIC
 from tasks.configuration.rewards import RewardConfig, reward_names
 from tasks.configuration.run_config import RunConfig
 from tasks.configuration.run_section import PolicyConfig
+from tasks.configuration.teacher import TeacherConfig
 from tasks.hub.careful_client import COMMIT
 from tasks.hub.data_sets import join_pieces, parquet_pieces
 from tasks.hub.repositories import HubError, Kind, commit_of, model_folder, names_repository
@@ -52,6 +53,14 @@ class LocalInputs:
         """The policy by a local path; raises HubError."""
         path = self._model("policy", "path", policy.path, policy.revision)
         return replace(policy, path=path, revision=None)
+
+    def teacher(self, teacher: TeacherConfig) -> TeacherConfig:
+        """The teachers by local paths; raises HubError."""
+        if teacher.path is not None:
+            path = self._model("teacher", "path", teacher.path, teacher.revision)
+            return replace(teacher, path=path, revision=None)
+        paths = {name: self._model("teacher.paths", name, path, None) for name, path in teacher.paths.items()}
+        return replace(teacher, paths=paths)
 
     def data(self, data: DataConfig, section: str = "data", kind: str = "rl") -> DataConfig:
         """Prompts by a local path; raises HubError, and PromptError for settings that a local path does not have.
