@@ -38,7 +38,7 @@ def trained(plan: PlanReference, advance: Callable[[str, int, str, Clock], Train
     from tasks.learning.launch import MAY_PASS  # noqa: PLC0415 - when the task runs
     from tasks.learning.rank_ends import RanksFailed  # noqa: PLC0415
 
-    with logged_task(place_of(plan), work_on(plan, "train"), f"train{_rank()}") as log:
+    with logged_task(place_of(plan), work_on(plan, "train"), f"train{_rank()}", code=plan.code) as log:
         try:
             record = advance(plan.run_url, plan.iteration, plan.execution, SystemClock())
         except MAY_PASS as error:

@@ -24,7 +24,7 @@ def trained_by_host(plan: PlanReference) -> TrainOutcome:
     """The body of the task; raises FlyteRecoverableException if another attempt may help, and ends at SIGTERM."""
     from tasks.learning.collecting import NoHost, collect_and_wait  # noqa: PLC0415 - when the task runs
 
-    with logged_task(place_of(plan), work_on(plan, "train"), "train on a host"):
+    with logged_task(place_of(plan), work_on(plan, "train"), "train on a host", code=plan.code):
         try:
             record = collect_and_wait(plan.run_url, plan.iteration, plan.execution, SystemClock())
         except (StoreUnavailable, NoHost) as error:
