@@ -1,4 +1,4 @@
-"""One version of the code in an execution: uploads are whole, and a pod with other code than registered does nothing."""
+"""One version of the code in an execution: uploads are whole, and a pod with other code does nothing."""
 
 import functools
 import subprocess
