@@ -12,6 +12,7 @@ from tasks.evaluate import evaluate, plan_evaluation
 from tasks.evaluations_ended import evaluations_ended
 from tasks.reporting.interruption import announced_interruption
 from tasks.task_log import check_code, logged_wiring
+from workflows.config_input import Configuration
 from workflows.iteration import rollout_node, settings_on
 from workflows.leaves import leaf
 from workflows.local_attempts import built_on
@@ -83,7 +84,7 @@ def evaluate_version(config: dict, version: int, code: str = "") -> EvaluationOu
 
 
 @workflow
-def evaluation(config: dict = {}, version: int = -1) -> EvaluationOutcome:  # type: ignore[type-arg]  # noqa: B006
+def evaluation(config: Configuration = {}, version: int = -1) -> EvaluationOutcome:  # type: ignore[assignment]  # noqa: B006
     """Evaluate a run's weights as the section `evaluation` of its configuration says.
 
     Args:

@@ -24,6 +24,7 @@ from tasks.stand import stand
 from tasks.stand_trainer import stand_trainer
 from tasks.train import train
 from tasks.train_shared import train_shared
+from workflows.config_input import Configuration
 from workflows.leaves import leaf
 from workflows.local_attempts import built_on
 from workflows.node_names import NodeNames
@@ -181,7 +182,7 @@ def iteration_nodes(
 
 
 @workflow
-def iteration(config: dict, after: int = -1) -> IterationOutcome:  # type: ignore[type-arg]
+def iteration(config: Configuration, after: int = -1) -> IterationOutcome:
     """Advance a run by one iteration, on the default pools.
 
     Args:

@@ -18,6 +18,7 @@ from tasks.reporting.interruption import announced_interruption
 from tasks.rollout import IMPORTS
 from tasks.task_log import check_code, logged_wiring
 from workflows.compiled_size import check_size
+from workflows.config_input import Configuration
 from workflows.count import Count
 from workflows.evaluation import end_node, evaluates, evaluation_beside
 from workflows.iteration import (
@@ -29,9 +30,6 @@ from workflows.iteration import (
     train_node,
 )
 from workflows.node_names import NodeNames
-from workflows.uploads import whole_uploads
-
-whole_uploads()
 
 
 @dynamic(**task_settings(ControlPoolConfig()))
@@ -119,11 +117,11 @@ def chained(config: dict[str, Any], settings: RunConfig, count: int, *, code: st
 
 
 @workflow
-def training(config: dict = {}, count: Count = Count(1)) -> IterationOutcome:  # type: ignore[type-arg]  # noqa: B006, B008
+def training(config: Configuration = {}, count: Count = Count(1)) -> IterationOutcome:  # type: ignore[assignment]  # noqa: B006, B008
     """Train a policy with GRPO for `count` more iterations, from where the run stands; returns the last one.
 
     Args:
-        config: the run's configuration, a YAML or JSON file (see examples/)
+        config: the run's configuration, a YAML or JSON file (see examples/), or a list of a file and fields to change
         count: how many iterations to add
     """
     outcome: IterationOutcome = iterations(config=config, count=count, code=code_digest())
