@@ -11,7 +11,7 @@ from resources.kubernetes_api import KubernetesApi
 from resources.pools import PoolsConfig
 from storage.records.fitness import Finding
 from tasks.configuration.run_config import RunConfig
-from tasks.configuration.schedules import names_runs, scheduled_runs
+from tasks.configuration.schedules import environment_runs
 from tasks.configuration.trainer import TrainerConfig
 from tasks.doctor.active_plans import plan_findings
 from tasks.doctor.cluster import (
@@ -77,7 +77,7 @@ def _with_kubernetes(
 
 
 def _demand_of(settings: RunConfig | None) -> ClusterDemand:
-    scheduled = scheduled_runs(os.environ, Path()) if names_runs(os.environ) else None
+    scheduled = environment_runs(os.environ) or None
     if settings is None:
         return ClusterDemand(pools=PoolsConfig(), trainer=TrainerConfig(), scheduled=scheduled)
     return ClusterDemand(
