@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import runpy
 from collections import OrderedDict
 from pathlib import Path
 
