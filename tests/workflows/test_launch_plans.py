@@ -119,8 +119,8 @@ def test_the_guides_file_makes_its_plans(planned, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, example in (("my_run", EXAMPLE), ("my_other_run", EXAMPLES / "demo.yaml")):
         (tmp_path / f"{name}.yaml").write_text(example.read_text())
-    made = {}
-    exec(text, made)
+    (tmp_path / "my_plans.py").write_text(text)
+    made = runpy.run_path(str(tmp_path / "my_plans.py"))
     assert [schedule_of(made[name]) for name in ("math", "code")] == ["0 */2 * * *", "0 * * * *"]
     assert [len(serialised(made[name]).spec.entity_metadata.notifications) for name in ("math", "code")] == [2, 0]
     assert document_of(made["code"])["run"]["seed"] == 9
