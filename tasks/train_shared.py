@@ -8,15 +8,20 @@ from resources.pools import ControlPoolConfig, task_settings
 from storage.clock import SystemClock
 from storage.stores.store import StoreUnavailable
 from tasks.configuration.references import PlanReference, TrainOutcome
+from tasks.live_deck import live_deck
 from tasks.task_log import logged_task, place_of, work_on
 
 DEFAULT_POOL = ControlPoolConfig()
 
 
-@task(**task_settings(DEFAULT_POOL))
+@task(**task_settings(DEFAULT_POOL), enable_deck=True, deck_fields=())
 def train_shared(plan: PlanReference) -> TrainOutcome:
-    """Follow the rollout, grade and record its groups, and return when a host has published the next weight version."""
-    return trained_by_host(plan)
+    """Follow the rollout, grade and record its groups, and return when a host has published the next weight version.
+
+    Its Deck is live.
+    """
+    with live_deck(plan.run_url):
+        return trained_by_host(plan)
 
 
 @ends_on_notice()
