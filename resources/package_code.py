@@ -34,7 +34,7 @@ def refuse_other_code(expected: str, root: Path = ROOT) -> None:
     if expected and (own := code_digest(root)) != expected:
         raise OtherCode(
             f"code {own} in this pod; allowed: {expected}, with which the execution was registered. Build the image "
-            "from that checkout, or register the image's; `python -m workflows.version --code` prints a checkout's"
+            "from the checkout that registers; `python -m workflows.version --code` prints the digest of either"
         )
 
 
