@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ from tasks.sampling.engines.suffix_drafter import SuffixDrafter
 from tasks.sampling.engines.torch_engine import TorchEngine
 
 GROUPS, GENERATIONS, CONTEXT_LENGTH = 32, 8, 256
+LONG = 1024
 SAMPLING = SamplingParams(max_completion_length=160, stop_token_ids=(2,))
 LOGPROBS_WITHIN = 1e-4
 # Seconds of a step of 7B in bfloat16 on an H100 by the tokens fed: 15.2 GB are read at 60 % of 3.35 TB/s, and from 172
@@ -46,6 +47,7 @@ SHARE, TAIL_MAX, IDLE_WITHIN = 0.6, 0.7, 0.01
 
 Drafts = int | Literal["auto"]
 Found = dict[int, tuple[list[int], list[float]]]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,18 @@ def requests_of(directory: Path, iteration: int, groups: int) -> list[Generation
     ]
 
 
-def make_engine(directory: Path, rows: int, speculation: Speculation | None, kind: type[TorchEngine]) -> TorchEngine:
+def make_engine(
+    directory: Path,
+    rows: int,
+    speculation: Speculation | None,
+    kind: type[TorchEngine],
+    context_length: int = CONTEXT_LENGTH,
+) -> TorchEngine:
     engine = kind(
         directory,
         device="cpu",
         max_responses_in_flight=rows,
-        context_length=CONTEXT_LENGTH,
+        context_length=context_length,
         speculation=speculation,
     )
     engine.load_weights(0, read_tensors(directory))
@@ -87,9 +95,10 @@ def decode(engine: TorchEngine, requests: Sequence[GenerationRequest]) -> Decode
     began_s = time.process_time()
     while waiting or flying:
         room = engine.max_responses_in_flight - flying
-        engine.start(waiting[:room])
-        flying += len(waiting[:room])
-        del waiting[:room]
+        if coming := waiting[:room]:
+            engine.start(coming)
+            flying += len(coming)
+            del waiting[:room]
         steps += 1
         for delta in engine.step():
             tokens, logprobs = found[delta.response]
@@ -161,17 +170,25 @@ def steps_by_source(
 
 
 class PacedClock:
-    """Seconds that steps take by STEP_S."""
+    """Seconds that steps take by STEP_S, and processor time while the clock runs."""
 
     def __init__(self) -> None:
-        self.now_s = 0.0
+        self._now_s, self._runs, self._since_s = 0.0, False, 0.0
 
     def __call__(self) -> float:
-        return self.now_s
+        return self._now_s + (time.process_time() - self._since_s if self._runs else 0.0)
 
     def step(self, tokens: int) -> None:
         low, high = next((a, b) for a, b in pairwise(STEP_S) if tokens <= b[0])
-        self.now_s += low[1] + (high[1] - low[1]) * (tokens - low[0]) / (high[0] - low[0])
+        self._now_s += low[1] + (high[1] - low[1]) * (tokens - low[0]) / (high[0] - low[0])
+
+    def run(self, runs: bool) -> bool:
+        """Start or stop; returns whether the clock ran."""
+        ran, now_s = self._runs, time.process_time()
+        if ran:
+            self._now_s += now_s - self._since_s
+        self._runs, self._since_s = runs, now_s
+        return ran
 
 
 class PacedDrafter:
@@ -180,26 +197,45 @@ class PacedDrafter:
     def __init__(self, scripted: Drafter, real: Drafter, clock: PacedClock) -> None:
         self._scripted, self._real, self._clock = scripted, real, clock
 
-    def start(self, requests: Sequence[GenerationRequest]) -> None:
-        self._scripted.start(requests)
-        self._timed(lambda: self._real.start(requests))
+    def start(self, requests: Sequence[GenerationRequest], tokens: Sequence[Sequence[int]]) -> None:
+        self._real.start(requests, tokens)
+        self._free(lambda: self._scripted.start(requests, tokens))
 
     def draft(self, responses: Sequence[int], most: int) -> list[Sequence[int]]:
-        self._timed(lambda: self._real.draft(responses, most))
-        return self._scripted.draft(responses, most)
-
-    def extend(self, tokens: Mapping[int, Sequence[int]]) -> None:
-        self._scripted.extend(tokens)
-        self._timed(lambda: self._real.extend(tokens))
+        self._real.draft(responses, most)
+        return self._free(lambda: self._scripted.draft(responses, most))
 
     def leave(self, responses: Sequence[int]) -> None:
-        self._scripted.leave(responses)
-        self._timed(lambda: self._real.leave(responses))
+        self._real.leave(responses)
+        self._free(lambda: self._scripted.leave(responses))
 
-    def _timed(self, called: Callable[[], object]) -> None:
-        began_s = time.process_time()
-        called()
-        self._clock.now_s += time.process_time() - began_s
+    def _free(self, called: Callable[[], Result]) -> Result:
+        ran = self._clock.run(False)
+        result = called()
+        self._clock.run(ran)
+        return result
+
+
+def timed(clock: PacedClock, method: Callable[..., Result]) -> Callable[..., Result]:
+    """The same, while the clock runs."""
+
+    def run(*given: Any) -> Result:
+        ran = clock.run(True)
+        result = method(*given)
+        clock.run(ran)
+        return result
+
+    return run
+
+
+def paced_speculation(drafter: Drafter, clock: PacedClock) -> Speculation:
+    """Speculation of which all processor time passes on the clock: the drafter's, and the choice of drafts."""
+    speculation: Any = Speculation(
+        PacedDrafter(drafter, SuffixDrafter(rows=256, context_length=LONG), clock), "auto", now_s=clock
+    )
+    for name in ("start", "drafts", "settle", "leave"):
+        setattr(speculation, name, timed(clock, getattr(speculation, name)))
+    return speculation
 
 
 def paced(clock: PacedClock) -> type[TorchEngine]:
@@ -216,10 +252,15 @@ def paced(clock: PacedClock) -> type[TorchEngine]:
 def tail_requests(count: int, longest: int, *, equal: bool) -> list[GenerationRequest]:
     """Responses without stop tokens whose lengths are log-normal, or all the longest."""
     lengths = random.Random(0)
-    drawn = [longest if equal else min(longest, int(lengths.lognormvariate(3.2, 0.9)) + 1) for _ in range(count)]
+    drawn = [longest if equal else min(longest, int(lengths.lognormvariate(4.6, 0.9)) + 1) for _ in range(count)]
     return [
         GenerationRequest(
-            r, r, (5 + r % 50, 6, 7), (), noise_key(5, 0, r), SamplingParams(max_completion_length=drawn[r])
+            r,
+            r // GENERATIONS,
+            (5 + r // GENERATIONS % 50, 6, 7),
+            (),
+            noise_key(5, 0, r),
+            SamplingParams(max_completion_length=drawn[r]),
         )
         for r in range(count)
     ]
@@ -233,10 +274,9 @@ def paced_seconds(
     if wanted is not None:
         known = wanted
         scripted = ScriptedDrafter(4096, lambda _: share, answer=lambda request: known[request.response][0])
-        drafter = PacedDrafter(scripted, SuffixDrafter(rows=rows, context_length=CONTEXT_LENGTH), clock)
-        speculation = Speculation(drafter, "auto", now_s=clock)
-    found = decode(make_engine(directory, rows, speculation, paced(clock)), requests)
-    return clock.now_s, found.found
+        speculation = paced_speculation(scripted, clock)
+    found = decode(make_engine(directory, rows, speculation, paced(clock), LONG), requests)
+    return clock(), found.found
 
 
 def long_tails(directory: Path, count: int, longest: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
@@ -305,7 +345,7 @@ def main() -> None:
         model = Path(folder) / "model"
         warm_start(model, replace(WarmStart(), steps=given.warm_start_steps), lambda *_: None)
         small = make_random_policy(Path(folder) / "small", hidden=64, layers=1)
-        tails, ratio = long_tails(small, 640, 240)
+        tails, ratio = long_tails(small, 640, 960)
         past = decode(make_engine(model, 64, None, TorchEngine), requests_of(model, 0, given.groups)).found
         requests = requests_of(model, 1, given.groups)
         plain = {rows: decode(make_engine(model, rows, None, TorchEngine), requests) for rows in (64, 8)}
