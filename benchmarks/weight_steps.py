@@ -65,7 +65,7 @@ def make_random_policy(directory: Path, *, hidden: int, layers: int) -> Path:
         num_hidden_layers=layers,
         num_attention_heads=hidden // 64,
         num_key_value_heads=hidden // 64,
-        max_position_embeddings=1024,
+        max_position_embeddings=256,
         tie_word_embeddings=True,
         bos_token_id=1,
         eos_token_id=2,
