@@ -70,9 +70,9 @@ class PacedDrafter:
 
     def __init__(self, scripted: Drafter, real: Drafter, clock: PacedClock) -> None:
         self._real = real
-        self._start, self._draft, self._leave = (
-            clock.timed(method, runs=False) for method in (scripted.start, scripted.draft, scripted.leave)
-        )
+        self._start = clock.timed(scripted.start, runs=False)
+        self._draft = clock.timed(scripted.draft, runs=False)
+        self._leave = clock.timed(scripted.leave, runs=False)
 
     def start(self, requests: Sequence[GenerationRequest], tokens: Sequence[Sequence[int]]) -> None:
         self._real.start(requests, tokens)

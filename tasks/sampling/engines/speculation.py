@@ -15,7 +15,8 @@ from tasks.sampling.engines.drafter import WIDTHS, Drafter, Remembers
 from tasks.sampling.engines.engine import EngineError, TokenDelta
 from tasks.sampling.engines.slot_table import Slot
 
-# Asking without verifying may take this share of the time, and what drafts have saved, both of about 1000 steps.
+# Asking without verifying may take this share of the time, and while drafts pay also what they have saved, both of the
+# last 1000 steps or so.
 _ASKING_MAX, _DECAY = 0.002, 0.999
 # Measuring takes time, too, so of steps without drafts one in so many is measured.
 _MEASURED_EVERY = 4
@@ -137,6 +138,8 @@ class Speculation:
         chosen = max(lengths.values()) if self._fixed is not None else self._counts.best(lengths)
         if not chosen and self._pays:
             self._pays = self._counts.worth_asking(len(responses))
+            if not self._pays:
+                self._credit_s = min(self._credit_s, 0.0)  # what was saved pays for no looks
         return next(width for width in WIDTHS if width > chosen)
 
     def settle(self, deltas: Sequence[TokenDelta]) -> None:

@@ -97,6 +97,15 @@ def test_a_drafter_that_becomes_good_is_found():
     assert paced.run(200) < 0.3
 
 
+def test_what_was_saved_is_not_spent_on_looks_once_drafts_are_wrong():
+    quality = [1.0]
+    paced = Paced(lambda _: quality[0], asking_s=1e-3)
+    paced.run(1000)
+    quality[0], asked = 0.0, len(paced.asked)
+    assert paced.run(1500) < 1.03, "what it takes to see the change, and the budget"
+    assert len(paced.asked) - asked < 200
+
+
 def test_a_fixed_number_is_asked_for_in_each_step():
     paced = Paced(wrong, asking_s=1e-3)
     fixed = Speculation(paced.speculation._drafter, 2, now_s=lambda: paced.now_s)
