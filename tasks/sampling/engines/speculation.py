@@ -17,7 +17,7 @@ from tasks.sampling.engines.slot_table import Slot
 
 # Asking without verifying may take this share of the time, and while drafts pay also what they have saved, both of the
 # last 1000 steps or so.
-_ASKING_MAX, _DECAY = 0.002, 0.999
+_ASKING_MAX, _DECAY = 0.001, 0.999
 # Measuring takes time, too, so of steps without drafts one in so many is measured.
 _MEASURED_EVERY = 4
 # While drafts do not pay, so many responses are asked for, to see how drafts do.

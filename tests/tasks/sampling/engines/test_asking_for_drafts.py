@@ -1,4 +1,4 @@
-"""What asking a drafter may cost: a fifth of a per cent of the time, and what its drafts save."""
+"""What asking a drafter may cost: a thousandth of the time, and what its drafts save."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from tasks.sampling.engines.slot_table import Slot
 from tasks.sampling.engines.speculation import Speculation, verified
 from tasks.sampling.engines.testing import CONTEXT_LENGTH, ENDLESS, VOCAB_SIZE, request
 
-ROWS, STEP_S, TOKEN = 64, 0.01, 7
+ROWS, STEP_S, TOKEN = 24, 0.01, 7
 
 
 class Paced:
@@ -58,7 +58,7 @@ def test_wrong_drafts_cost_no_more_than_their_budget(asking_s):
     paced = Paced(wrong, asking_s=asking_s)
     paced.run(100)  # the first look costs what it costs
     asked = len(paced.asked)
-    assert paced.run(4000) <= 1 + 0.0025
+    assert paced.run(4000) <= 1 + 0.0015 + asking_s / (4000 * STEP_S)
     assert len(paced.asked) > asked, "it looks again"
     assert max(paced.asked) < ROWS
     assert paced.speculation.totals.drafted == 0
@@ -81,7 +81,7 @@ def test_right_drafts_pay_for_asking():
 def test_drafts_that_come_seldom_pay_for_the_questions_between():
     """One question in five finds eight right drafts, so five questions cost less than eight steps."""
     paced = Paced(perfect, asking_s=2e-3, finds_every=5)
-    paced.run(1500)
+    paced.run(3000)
     assert paced.run(500) < 0.55
     dear = Paced(perfect, asking_s=STEP_S * 3, finds_every=5)
     dear.run(1500)
