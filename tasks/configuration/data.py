@@ -153,7 +153,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         for text in self.runs:
-            iterations_of(text)
+            iterations_of(text, "runs")
         reserved = no_argument(self.chat_template_kwargs)
         if reserved is not None:
             raise ValueError(f"chat_template_kwargs: value {reserved!r}; allowed: arguments of the chat template")

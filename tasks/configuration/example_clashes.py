@@ -43,7 +43,7 @@ def missing_rewards(document: Mapping[str, Any]) -> list[str]:
 def _needs_no_rewards(document: Mapping[str, Any]) -> bool:
     algorithm = document.get("algorithm")
     learns_examples = isinstance(algorithm, Mapping) and algorithm.get("kind") in tuple(_GROUP_OF_EXAMPLES)
-    return learns_examples or document.get("teacher") is not None
+    return document.get("teacher") is not None or learns_examples
 
 
 def kinds_that_clash(config: Any) -> Iterator[str]:

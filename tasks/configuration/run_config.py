@@ -95,8 +95,8 @@ class RunConfig:
         reward_names(self.rewards)
         problems_found = [
             *kinds_that_clash(self),
-            *teachers_that_clash(self),
             *origins_that_clash(self),
+            *teachers_that_clash(self),
             *_lengths_that_clash(self),
             *_groups_that_clash(self),
             *rewards_without_environment(self.turns, self.rewards, self.evaluation),

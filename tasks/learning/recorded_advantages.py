@@ -31,8 +31,8 @@ def recorded_advantages(plan: PlanRecord, responses: Sequence[GradedResponse]) -
         or algorithm.estimator.per_token
         or algorithm.estimator.needs_critic
         or algorithm.kl_in == "reward"
-        or (config.teacher is not None and config.teacher.top_k is None)
         or algorithm.learns_pairs
+        or (config.teacher is not None and config.teacher.top_k is None)
     )
     if unknown or not responses:
         return None

@@ -95,13 +95,13 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
     if directory is not None and tokenizer is not None and prompts is not None:
         progress(f"tokenising {len(prompts):,} prompts", 0, 0)
         _look_at_prompts(config, prompts, tokenizer, directory, findings)
-        if config.teacher is not None:
-            progress("looking at the teacher", 0, 0)
-            _look_at_teachers(config, config.teacher, inputs, prompts, directory, findings)
         replayed = findings.look(choose_replayed, config, 0, directory, prompts.columns)
         if replayed is not None and config.data.replay is not None:
             of = f"{len(replayed.rows)} of {config.run.num_prompts_per_step} groups in a step"
             findings.seen.append(f"data.replay: {of}, from {', '.join(config.data.replay.runs)}")
+        if config.teacher is not None:
+            progress("looking at the teacher", 0, 0)
+            _look_at_teachers(config, config.teacher, inputs, prompts, directory, findings)
         if config.turns is not None:
             progress("opening an environment, or an agent", 0, 0)
             findings.saw(_look_at_turns, config, config.turns, prompts, tokenizer, directory)

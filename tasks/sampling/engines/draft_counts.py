@@ -22,7 +22,7 @@ _PRIOR = 4.0
 # Of each earlier draft, what counts less with each further one: about the last 20 of a response, the last 1000 of all.
 _DECAY_OF_RESPONSE, _DECAY_OF_ALL = 0.95, 0.999
 # A time counts until this many steps later, so that a wrong one is tried again.
-_LASTS_STEPS = 512
+_LASTS_STEPS = 2048
 _KEPT = 5
 # What a larger step than any measured is thought to take: a power of its size between flat and proportional, so that
 # it is tried where it may pay.
@@ -159,9 +159,15 @@ class DraftCounts:
 
         return self._best(len(lengths), tokens) if pairs else 0
 
-    def took(self, responses: int, width: int, seconds: float) -> None:
-        """A step of `width` tokens for each response took so long."""
+    def took(self, responses: int, width: int, seconds: float, tokens: int) -> float:
+        """A step that fed `width` tokens for each response took so long and gave these tokens.
+
+        Returns the seconds that its drafts have saved, by the times measured lately.
+        """
         self.times.measured(responses, width, seconds)
+        if width == 1:
+            return 0.0
+        return self.times(responses) * tokens / responses - self.times(responses * width)
 
     def drafted(self, response: int, right: int, compared: int) -> None:
         """Of a response's drafts `compared` were compared with its tokens, and the first `right` were right."""
