@@ -10,6 +10,7 @@ from typing import Any
 
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.data import DataConfig
+from tasks.configuration.external_clashes import is_external
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.sampling import SamplingConfig
 
@@ -26,21 +27,21 @@ def group_size(algorithm: AlgorithmConfig, num_generations: int) -> int:
 
 
 def with_kind(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A document in which the rewards of a run of examples, which are none, are left out."""
-    if _learns_examples(document) and document.get("rewards") in ([], ()):
+    """A document in which the rewards of a run that needs none, which are an empty list, are left out."""
+    if _needs_no_rewards(document) and document.get("rewards") in ([], ()):
         return {name: value for name, value in document.items() if name != "rewards"}
     return document
 
 
 def missing_rewards(document: Mapping[str, Any]) -> list[str]:
-    """The line about missing rewards, which a run must have unless a data set has its responses."""
-    lacks = "rewards" not in document and not _learns_examples(document)
+    """The line about missing rewards, which a run must have unless it learns examples or an external trainer grades."""
+    lacks = "rewards" not in document and not _needs_no_rewards(document)
     return ["rewards: missing; it has no default"] if lacks else []
 
 
-def _learns_examples(document: Mapping[str, Any]) -> bool:
+def _needs_no_rewards(document: Mapping[str, Any]) -> bool:
     algorithm = document.get("algorithm")
-    return isinstance(algorithm, Mapping) and algorithm.get("kind") == "sft"
+    return is_external(document) or (isinstance(algorithm, Mapping) and algorithm.get("kind") == "sft")
 
 
 def kinds_that_clash(config: Any) -> Iterator[str]:

@@ -182,7 +182,7 @@ class RecordedBatches(Batches):
             store: The run's store.
             plan: The iteration's plan.
             prompts: The iteration's prompts, by group.
-            grader: The run's reward functions; None for examples, whose reward is 0.
+            grader: The run's reward functions; None for a run without any, whose rewards are 0.
             decode: Makes the text of a response from token ids.
             read_messages: Reads the messages of a response in a run with turns; None without turns.
             follow: How the journal is followed.

@@ -11,6 +11,7 @@ from storage.records import model_files
 from storage.records.prompt_table import PromptRow
 from storage.stores.connect import LOCAL, place
 from storage.waiting import Progress, no_progress
+from tasks.configuration.data import SUBMITTED
 from tasks.configuration.evaluation import EvaluationConfig
 from tasks.configuration.older_form import ARITHMETIC
 from tasks.configuration.pool_clashes import sizes_not_meant
@@ -80,8 +81,9 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
     progress("reading prompts, and trying the rewards", 0, 0)
     data = findings.look(inputs.data, config.data)
     learns_examples = config.algorithm.learns_examples
-    prompts = None if data is None else findings.look(partial(load_prompts, examples=learns_examples), data)
-    if not learns_examples:
+    is_given = data is not None and data.source != SUBMITTED
+    prompts = findings.look(partial(load_prompts, examples=learns_examples), data) if is_given else None
+    if config.rewards:
         _look_at_rewards(config, inputs, prompts, findings)
     tokenizer = None if directory is None else findings.look(prompt_tokenizer, config, directory)
     if directory is not None and tokenizer is not None and prompts is not None:

@@ -119,8 +119,8 @@ def _check_prompts(config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, 
 
 
 def _check_rewards(local: RunConfig, prompts: PromptSet, held: set[str], *, is_new: bool) -> None:
-    """Refuse rewards that cannot be used; local: with local paths of inputs. Examples have none."""
-    if not local.algorithm.learns_examples:
+    """Refuse rewards that cannot be used; local: with local paths of inputs. A run may have none."""
+    if local.rewards:
         _warn(check_rewards(local.rewards, prompts.columns, held, prompts, is_new=is_new, turns=local.turns))
 
 
@@ -144,10 +144,12 @@ def prepare(
     ahead: int = 0,
     pools: Sequence[str] = (),
     ends_execution: bool = False,
+    submitted: PromptSet | None = None,
 ) -> tuple[PlanReference, list[list[int]]]:
     """Plan the next iteration; returns the plan's reference and its `started_slots`.
 
-    pools: () means the configured pools. ends_execution: the iteration is the last of the execution.
+    pools: () means the configured pools. ends_execution: the iteration is the last of the execution. submitted: the
+    iteration's prompts, one per group, where a program gives them.
 
     Raises WeightsTooOld if the iteration may not begin yet, CorruptObject or ObjectMissing if training could not
     restore its state, and ConcludedByAnother, after which a later attempt goes on with the run. Raises BudgetExceeded,
@@ -162,7 +164,7 @@ def prepare(
     with open_local_inputs(None if is_new else store) as inputs:
         local = _with_local_inputs(store, config, inputs, held)
         _check_machine(local, is_new)
-        prompts = load_prompts(local.data, check_rows=is_new, examples=config.algorithm.learns_examples)
+        prompts = submitted or load_prompts(local.data, check_rows=is_new, examples=config.algorithm.learns_examples)
         _check_rewards(local, prompts, held, is_new=is_new)
         model_dir = _model_directory(store, local, inputs.folder)
         _check_model(config, model_dir, is_new=is_new)
@@ -186,12 +188,15 @@ def prepare(
             # A committed iteration has published the version at its end.
             version = sampled_version(store, iteration, config.algorithm.max_staleness) if is_ahead else iteration
             first = next_prompt(store, iteration)
-            rows = _draw_rows(config, prompts, tokenizer(), model_dir, first, iteration)
+            rows = _draw_rows(config, prompts, tokenizer(), model_dir, None if submitted else first, iteration)
             if iteration == 0:
                 _publish_initial(store, model_dir, local)
             tools, stops = shown_tools(tokenizer()), _stop_ids(store, config, prompts, tokenizer(), model_dir)
             try:
-                write_plan(store, config, rows, iteration, version, first, stops, clock, tools, len(prompts))
+                write_plan(
+                    *(store, config, rows, iteration, version, first, stops, clock, tools),
+                    prompts_per_epoch=0 if submitted else len(prompts),
+                )
             except BudgetExceeded as error:
                 if not is_ahead:
                     release_lease(store, execution)
@@ -387,10 +392,12 @@ def _planned(
 
 
 def _draw_rows(
-    config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, model_dir: Path, first: int, iteration: int
+    config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, model_dir: Path, first: int | None, iteration: int
 ) -> list[PromptRow]:
-    """The prompts of an iteration, one per group, with the additions of environments."""
+    """The prompts of an iteration, one per group, with the additions of environments; first None: all, in order."""
     count = _groups_planned(config)
+    if first is None:
+        config, first, count = replace(config, data=replace(config.data, shuffle=False)), 0, len(prompts)
     added = openings(config, prompts_at(prompts, config.data, first, count), config.run.seed, iteration)
     return draw(config, prompts, tokenizer, model_dir, first=first, count=count, openings=added)
 

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from storage.records.run import read_run
 from storage.records.sources import HubSource, read_rows, store_rows
 from storage.stores.store import ObjectMissing, ObjectStore
-from tasks.configuration.data import DataConfig
+from tasks.configuration.data import SUBMITTED, DataConfig
 from tasks.configuration.evaluation import EvaluationConfig
 from tasks.configuration.older_form import ARITHMETIC
 from tasks.configuration.rewards import RewardConfig, reward_names
@@ -48,7 +48,7 @@ class LocalInputs:
 
     def data(self, data: DataConfig, section: str = "data") -> DataConfig:
         """Prompts by a local path; raises HubError, and PromptError for settings that a local path does not have."""
-        if data.source == ARITHMETIC:
+        if data.source in (ARITHMETIC, SUBMITTED):
             return data
         asked = HubSource(
             repo=data.source, revision=data.revision, subset=data.subset, split=data.split, commit="0" * 40
