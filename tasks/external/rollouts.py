@@ -82,6 +82,10 @@ class Rollouts:
         self._base: tuple[int, dict[str, TensorBlock]] | None = None
 
     @property
+    def config(self) -> RunConfig:
+        return self._config
+
+    @property
     def url(self) -> str:
         """The run's directory, for `gleaner join` and `gleaner.open`."""
         return self._store.url
@@ -127,7 +131,8 @@ class Rollouts:
         if self._config.data.source != SUBMITTED:
             raise WrongStep(f"data.source: value {self._config.data.source!r}; allowed for submit: {SUBMITTED!r}")
         given = SubmittedPrompts(prompts)
-        self._plan(step, given)
+        if not holds_run(self._store) or step >= next_iteration(self._store):
+            self._plan(step, given)
         held = [row.prompt_id for row in prompt_table.read_prompts(self._store, read_plan(self._store, step))]
         if held != [prompt.id for prompt in given]:
             raise WrongStep(f"step {step} is planned with other prompts; allowed: the {len(held)} prompts it has")
@@ -152,8 +157,14 @@ class Rollouts:
         self._step, self._began_at_s, self._waited_s = step, self._clock.wall(), 0.0
         return self._groups(read_plan(self._store, step))
 
-    def publish(self, tensors: Mapping[str, Any] | str | Path, metrics: Mapping[str, float] | None = None) -> bool:
-        """Publish the weights after the step of the last `next` as the next version, and conclude the step.
+    def publish(
+        self,
+        tensors: Mapping[str, Any] | str | Path,
+        metrics: Mapping[str, float] | None = None,
+        *,
+        step: int | None = None,
+    ) -> bool:
+        """Publish the weights after a step as the next version, and conclude the step.
 
         Returns False if other weights were published first, by an earlier life of this program: members go on from
         those, and `Run.model` reads them.
@@ -161,12 +172,13 @@ class Rollouts:
         Args:
             tensors: A folder in transformers' format, or torch tensors or arrays by their names in version 0.
             metrics: Numbers for the report, such as {"loss": 0.3}.
+            step: None: that of the last `next`.
 
         Raises:
             WrongStep: No step is under way, or some of its groups were not handed out.
             WeightsMisfit: A tensor is missing, unknown, or of another shape or dtype.
         """
-        step = self._step
+        step = self._step if step is None else step
         if step is None or not exists(self._store, layout.closed(step)):
             raise WrongStep(
                 "publish: no step is under way" if step is None else f"publish: step {step} has groups to come"
