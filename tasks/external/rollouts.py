@@ -7,62 +7,56 @@ because every micro-batch is recorded before it is handed out, and publishes a v
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from storage.clock import Clock, SystemClock
-from storage.errors import WrongInputError
-from storage.process_identity import process_name
+from storage.journal.compaction import read_batches
 from storage.records import layout, model_files, prompt_table, records
 from storage.records.records import PlanRecord, TrainingRecord
-from storage.records.run import exists, holds_run, is_trained, next_iteration, read_plan, release_lease
+from storage.records.run import connect_to_run, exists, holds_run, is_trained, next_iteration, read_plan, read_run
 from storage.stores.connect import connect
 from storage.stores.metered import MeteredStore
 from storage.stores.store import ConflictingRecord, ObjectStore
 from storage.weights.manifest import PUBLISHED_AT_S, TensorBlock
 from storage.weights.tensor_sets import read_manifest
 from storage.weights.versions import publish_version, pull_version
-from tasks.concluding.iteration import commit_and_report
 from tasks.configuration.data import SUBMITTED
-from tasks.configuration.iteration_config import config_in_force
-from tasks.configuration.references import PlanReference
-from tasks.configuration.run_config import RunConfig, load, parse
+from tasks.configuration.run_config import RunConfig, load, parse, parse_held
 from tasks.configuration.trainer import EXTERNAL
 from tasks.external.groups import Group, groups_of
 from tasks.external.handed_weights import handed_blocks
-from tasks.learning.lease import keep_lease
-from tasks.learning.opened_batches import opened_batches
+from tasks.external.plans import FollowedPlans, OwnPlans, Plans, WrongStep
 from tasks.learning.recorded_batches import Batches
 from tasks.learning.replayed_batches import ReplayedBatches
 from tasks.preparing.checks import check_settings
-from tasks.preparing.iteration import prepare
 from tasks.prompts.decode import open_completion_decoder
 from tasks.prompts.submitted import SubmittedPrompts
-from tasks.sampling.session.crew_watch import CrewWatch
 
 log = logging.getLogger(__name__)
 SOURCE = {"source": EXTERNAL}
 # Of ten versions one is stored whole, as by our own trainer.
 WEIGHTS_FULL_INTERVAL = 10
-
-
-class WrongStep(WrongInputError):  # noqa: N818 - reads as what happened
-    """The step, or the order of calls, is not one that the run can take now."""
+_DOCUMENTS = (".yaml", ".yml", ".json")
 
 
 class Rollouts:
     """The rollouts of a run whose trainer is the calling program; a context manager, for one thread at a time.
 
     `next` and `publish` take turns, step by step from 0; every other order is refused in one line. Members come from
-    `gleaner join` on any machine.
+    `gleaner join` on any machine, or from the execution that is followed.
     """
 
-    def __init__(self, config: RunConfig, clock: Clock | None = None) -> None:
-        """Check the settings; raises ValueError and LookupError as `gleaner check`. Nothing is created yet."""
+    def __init__(self, config: RunConfig, clock: Clock | None = None, *, follows: bool = False) -> None:
+        """Check the settings; raises ValueError and LookupError as `gleaner check`. Nothing is created yet.
+
+        follows: a Flyte execution plans and concludes; False: this process does.
+        """
         if not config.trainer.is_external:
             raise WrongStep(f"trainer.placement: value {config.trainer.placement!r}; allowed here: {EXTERNAL!r}")
-        if config.evaluation is not None and config.evaluation.interval:
+        if not follows and config.evaluation is not None and config.evaluation.interval:
             raise WrongStep(
                 f"evaluation.interval: value {config.evaluation.interval}; allowed here: 0, because no node evaluates; "
                 "`pyflyte run workflows/evaluation.py` evaluates published versions"
@@ -70,10 +64,8 @@ class Rollouts:
         check_settings(config)
         self._config = config
         self._clock = SystemClock() if clock is None else clock
-        self._execution = process_name()
-        self._stack = ExitStack()
-        self._store: MeteredStore = MeteredStore(connect(config.run.url))
-        self._holds_lease = False
+        self._store = MeteredStore(connect(config.run.url))
+        self._plans: Plans = (FollowedPlans if follows else OwnPlans)(self._store, config, self._clock)
         # The step whose groups were handed out last, and when they were asked for.
         self._step: int | None = None
         self._began_at_s = 0.0
@@ -84,6 +76,11 @@ class Rollouts:
     @property
     def config(self) -> RunConfig:
         return self._config
+
+    @property
+    def _ahead(self) -> int:
+        """How many further steps this process plans beside a step."""
+        return self._config.algorithm.max_staleness if isinstance(self._plans, OwnPlans) else 0
 
     @property
     def url(self) -> str:
@@ -102,16 +99,13 @@ class Rollouts:
         """Conclude a step that an earlier life of the program has published and not concluded."""
         first = next_iteration(self._store) if holds_run(self._store) else 0
         if self.step > first:
-            self._conclude(first)
+            self._plans.conclude(first)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.close()
-        if self._holds_lease:
-            release_lease(self._store, self._execution)
-            self._holds_lease = False
+        self._plans.close()
 
     def submit(self, step: int, prompts: Sequence[Any]) -> None:
         """Plan a step with these prompts, one group for each; members begin at once.
@@ -132,7 +126,7 @@ class Rollouts:
             raise WrongStep(f"data.source: value {self._config.data.source!r}; allowed for submit: {SUBMITTED!r}")
         given = SubmittedPrompts(prompts)
         if not holds_run(self._store) or step >= next_iteration(self._store):
-            self._plan(step, given)
+            self._plans.plan(step, given)
         held = [row.prompt_id for row in prompt_table.read_prompts(self._store, read_plan(self._store, step))]
         if held != [prompt.id for prompt in given]:
             raise WrongStep(f"step {step} is planned with other prompts; allowed: the {len(held)} prompts it has")
@@ -150,9 +144,9 @@ class Rollouts:
         """
         if not holds_run(self._store) or step >= next_iteration(self._store):
             if self._config.data.source != SUBMITTED:
-                for planned in range(step, step + self._config.algorithm.max_staleness + 1):
-                    self._plan(planned, None)
-            elif not self._holds_lease or not exists(self._store, layout.plan(step)):
+                for planned in range(step, step + self._ahead + 1):
+                    self._plans.plan(planned, None)
+            elif not exists(self._store, layout.plan(step)):
                 raise WrongStep(f"step {step}: value of next; allowed with data.source {SUBMITTED!r}: after its submit")
         self._step, self._began_at_s, self._waited_s = step, self._clock.wall(), 0.0
         return self._groups(read_plan(self._store, step))
@@ -187,28 +181,12 @@ class Rollouts:
         if not exists(self._store, layout.report(step)):
             self._record(step, metrics or {})
         is_own = self._publish(step + 1, blocks)
-        self._conclude(step)
+        self._plans.conclude(step)
         self._step = None
         return is_own
 
-    def _plan(self, step: int, submitted: SubmittedPrompts | None) -> None:
-        """Plan a step, or find its plan."""
-        first = next_iteration(self._store) if holds_run(self._store) else 0
-        ahead = self._config.algorithm.max_staleness
-        if not first <= step <= first + ahead or (step > first and not exists(self._store, layout.plan(step - 1))):
-            raise WrongStep(
-                f"step: value {step}; allowed now: {first}" + (f" to {first + ahead}, in order" if ahead else "")
-            )
-        prepare(self._config, self._execution, self._clock, ahead=step - first, submitted=submitted)
-        if not self._holds_lease:
-            self._holds_lease = True
-            ttl_s = self._config.run.lease_ttl_s
-            self._stack.enter_context(keep_lease(self._store, self._execution, ttl_s, self._clock))
-
     def _groups(self, plan: PlanRecord) -> Iterator[Group]:
-        store, clock = self._store, self._clock
-        config = config_in_force(store, plan)
-        watch = CrewWatch(store, plan, config.rollout, config.planning, clock, execution=self._execution)
+        store = self._store
         prompts = prompt_table.read_prompts(store, plan)
         with ExitStack() as stack:
             folder = stack.enter_context(model_files.downloaded(store))
@@ -217,8 +195,7 @@ class Rollouts:
             if exists(store, layout.closed(plan.iteration)):
                 batches = ReplayedBatches(store, plan)
             else:
-                opened = opened_batches(store, plan, config, prompts, folder, clock, watch.check)
-                batches = stack.enter_context(opened)
+                batches = stack.enter_context(self._plans.batches(plan, prompts, folder))
             for batch in batches:
                 self._waited_s = batches.waited_s
                 yield from groups_of(batch, plan, prompts, batches, decode)
@@ -227,11 +204,14 @@ class Rollouts:
         """Commit the training record; the record of an earlier life of the program stays."""
         now_s = self._clock.wall()
         requests = self._store.requests
+        graded = [each.reward for batch in read_batches(self._store, step) for each in batch.graded]
+        rewards = [reward for reward in graded if reward is not None]
         record = TrainingRecord(
             iteration=step,
             weight_version=step + 1,
             metrics={name: float(value) for name, value in metrics.items()}
             | {
+                "reward": sum(rewards) / max(1, len(rewards)),
                 "timing_s/wait": self._waited_s,
                 "requests/train_puts": float(requests.puts),
                 "requests/train_gets": float(requests.gets),
@@ -264,23 +244,16 @@ class Rollouts:
         self._base = (version, blocks)
         return True
 
-    def _conclude(self, step: int) -> None:
-        if exists(self._store, layout.report(step)):
-            return
-        plan = read_plan(self._store, step)
-        reference = PlanReference(
-            run_url=self._config.run.url,
-            iteration=step,
-            weight_version=plan.weight_version,
-            execution=self._execution,
-        )
-        outcome, _ = commit_and_report(reference, last=False)
-        log.info("committed: %s", outcome.measured)
-
 
 def rollouts(config: Mapping[str, Any] | str | Path) -> Rollouts:
-    """The rollouts of the run that a configuration describes, for a program that trains; see `Rollouts`.
+    """The rollouts of a run, for a program that trains; see `Rollouts`.
 
-    config: A YAML or JSON file, or an equivalent mapping, with trainer.placement "external". Raises ConfigError.
+    config: A YAML or JSON file, or an equivalent mapping, with trainer.placement "external": this process plans and
+    concludes. Or the run.url of a run that a Flyte execution advances with that placement: the execution plans and
+    concludes. Raises ConfigError, and LookupError if there is no run.
     """
+    if isinstance(config, str) and not Path(config).is_file() and not config.endswith(_DOCUMENTS):
+        store = connect_to_run(config)
+        held = parse_held(read_run(store).config)
+        return Rollouts(replace(held, run=replace(held.run, url=store.url)), follows=True)
     return Rollouts(parse(config) if isinstance(config, Mapping) else load(config))

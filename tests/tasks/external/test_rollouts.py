@@ -5,7 +5,8 @@ import pytest
 import gleaner
 from storage.records.run import RunBusy, next_iteration, read_report
 from storage.stores.connect import connect
-from tasks.external.rollouts import Rollouts, WrongStep
+from tasks.external.plans import WrongStep
+from tasks.external.rollouts import Rollouts
 from tasks.prompts.prompt import PromptError
 from tests.dying_store import DiesAtWrite, Killed
 from tests.external_program import advance, arrays, one_step, seen, settings, trained, versions
@@ -90,7 +91,7 @@ def test_a_second_program_is_refused_while_the_first_lives(tmp_path, model, monk
     with Rollouts(given) as first, Rollouts(given) as second:
         first.next(0)
         # The second has another process's name.
-        second._execution = "here:elsewhere"
+        second._plans._execution = "here:elsewhere"
         with pytest.raises(RunBusy, match="being advanced by"):
             second.next(0)
 
