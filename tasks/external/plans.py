@@ -5,6 +5,7 @@ execution's node `train` looks.
 """
 
 import logging
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -79,7 +80,8 @@ class OwnPlans:
             raise WrongStep(
                 f"step: value {step}; allowed now: {first}" + (f" to {first + ahead}, in order" if ahead else "")
             )
-        prepare(self._config, self._execution, self._clock, ahead=step - first, submitted=submitted)
+        with _kept_generator():
+            prepare(self._config, self._execution, self._clock, ahead=step - first, submitted=submitted)
         if not self._holds_lease:
             self._holds_lease = True
             ttl_s = self._config.run.lease_ttl_s
@@ -111,6 +113,20 @@ class OwnPlans:
         if self._holds_lease:
             release_lease(self._store, self._execution)
             self._holds_lease = False
+
+
+@contextmanager
+def _kept_generator() -> Iterator[None]:
+    """Leave the program's generator of random numbers as it was: the first plan of a run tries the model, others do not."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
 
 
 class FollowedPlans:

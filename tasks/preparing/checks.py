@@ -74,10 +74,11 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
     directory = _look_at_model(config, inputs, findings)
     findings.look(config.algorithm.estimator.check, with_turns=config.turns is not None)
     estimator = "none: examples" if config.algorithm.learns_examples else config.algorithm.advantage_estimator
-    findings.seen.append(f"advantage estimator: {estimator}")
+    if not config.trainer.is_external:
+        findings.seen.append(f"advantage estimator: {estimator}")
     findings.look(config.algorithm.loss.check)
     loss = "likelihood" if config.algorithm.learns_examples else config.algorithm.policy_loss
-    findings.seen.append(f"policy loss: {loss}")
+    findings.seen.append("policy loss: an external trainer's" if config.trainer.is_external else f"policy loss: {loss}")
     progress("reading prompts, and trying the rewards", 0, 0)
     data = findings.look(inputs.data, config.data)
     learns_examples = config.algorithm.learns_examples
