@@ -1,6 +1,6 @@
-"""Claim: TRL's GRPOTrainer with a run's members ends with equal weights though both are killed, and learns as TRL alone.
+"""Claim: TRL with a run's members ends with equal weights though both are killed, and learns as TRL alone.
 
-Run: python -m benchmarks.external_trainer --json, where trl 1.16 is installed (`pip install --no-deps trl==1.16.0`).
+Run: python -m benchmarks.external_trainer --json, where trl 1.16 is installed.
 Arms: undisturbed; with a member killed in every second step while it writes, and TRL's process killed twice between two
 steps, each by SIGKILL; and with --seeds N, TRL with its own generation beside ours, from N seeds. The policy is random,
 of 0.4 million parameters. The reward is the share of digits. The learning rate is high, so each step changes tokens.

@@ -117,7 +117,7 @@ class OwnPlans:
 
 @contextmanager
 def _kept_generator() -> Iterator[None]:
-    """Leave the program's generator of random numbers as it was; the first plan of a run tries the model, others do not."""
+    """Leave the generator of random numbers as it was; the first plan of a run, unlike others, tries the model."""
     torch = sys.modules.get("torch")
     if torch is None:
         yield
