@@ -1,4 +1,4 @@
-"""The command line for checking configurations and reading runs, with `open` and `train` for Python."""
+"""The command line for checking configurations and reading runs; for Python `open`, `train`, `rollouts` and `trl`."""
 
 import io
 import json
@@ -31,6 +31,8 @@ from tasks.configuration.in_force import in_force
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.run_config import RunConfig, dump, settings_digest
 from tasks.doctor.doctor import doctor
+from tasks.external import trl
+from tasks.external.rollouts import rollouts
 from tasks.forecasting.comparison import forecast as forecast_run
 from tasks.forecasting.probe import NoProbe, probe_run
 from tasks.forecasting.realised import compare, save_forecast
@@ -57,7 +59,7 @@ from tasks.viewing.opened_run import Run
 from tasks.viewing.opened_run import open_run_at as open  # noqa: A004 - read as gleaner.open
 from tasks.viewing.reading_commands import show, status, view
 
-__all__ = ["GleanerError", "Run", "TrainingFailed", "main", "open", "train"]
+__all__ = ["GleanerError", "Run", "TrainingFailed", "main", "open", "rollouts", "train", "trl"]
 
 
 # Of commands that write, at Ctrl-C; the others write nothing, or put a file in its place when it is whole.

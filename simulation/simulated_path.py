@@ -18,14 +18,24 @@ from storage.digests import digest_of
 from storage.journal.retention import Swept, sweep
 from storage.journal.retention_config import RetentionConfig
 from storage.records import layout, prompt_table, records
-from storage.records.records import JOINED_POOL, TRAIN_POOL, LeaseRecord, PlanRecord, SettingsRecord
-from storage.records.run import RunBusy, acquire_lease, exists, next_iteration, next_prompt, read_plan, release_lease
+from storage.records.records import JOINED_POOL, TRAIN_POOL, PlanRecord, SettingsRecord
+from storage.records.run import (
+    LeaseRecord,
+    RunBusy,
+    acquire_lease,
+    exists,
+    next_iteration,
+    next_prompt,
+    read_plan,
+    release_lease,
+)
 from storage.stores.store import ObjectStore, StoreDenied, StoreUnavailable, commit
 from tasks.concluding.iteration import GOODBYE_S, ITERATIONS_SWEPT
 from tasks.configuration.iteration_config import settings_of
 from tasks.configuration.run_config import RunConfig, dump, parse
-from tasks.preparing.iteration import passing_over, sampled_version, write_plan
+from tasks.preparing.iteration import passing_over, sampled_version
 from tasks.preparing.needed_state import check_needed_state
+from tasks.preparing.written_plan import write_plan
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.reporting.crew_presence import await_goodbyes
 

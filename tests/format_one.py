@@ -35,7 +35,6 @@ from storage.records.records import (
     ClaimRecord,
     ClosedRecord,
     GradedResponse,
-    LeaseRecord,
     PlanRecord,
     ReportRecord,
     RunRecord,
@@ -47,6 +46,7 @@ from storage.records.records import (
     TrainingRecord,
 )
 from storage.records.reward_models import RewardModelRecord, StoredFile
+from storage.records.run import LeaseRecord
 from storage.records.teacher_scores import encode_scores
 from storage.stores.memory import MemoryStore, NestedStore
 from storage.stores.store import ObjectStore

@@ -134,9 +134,10 @@ def train_node(reference: Any, pools: PoolsConfig, trainer: TrainerConfig, names
     """Wire the trainer of a plan: a sibling of rollout, never downstream of it, because it follows the journal.
 
     With placement "pod" a collector on the control pool follows first, and the trainer is downstream of that. Where a
-    host trains, that of `standing_trainer_node` or one of a fleet, the train node itself is on the control pool.
+    host trains, that of `standing_trainer_node` or one of a fleet, or an external program, the train node itself is on
+    the control pool.
     """
-    if trainer.trained_by_host:
+    if trainer.trained_by_host or trainer.is_external:
         waiting = built_on(train_shared, pools, "control")(plan=reference)
         return waiting.with_overrides(**settings_on(pools, "control", names, "train"))
     if trainer.placement == "pod":

@@ -27,6 +27,8 @@ STANDING = "standing/"
 LEASE = "lease/"
 LEASE_BEAT = "lease/beat.json"
 PROBE = "probe/"
+# The sign of life of a program that trains outside a Flyte execution.
+EXTERNAL_BEAT = "external/beat.json"
 
 
 def model_file(name: str) -> str:

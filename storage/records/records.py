@@ -372,17 +372,6 @@ class ReportRecord:
     nonce: str = field(default_factory=nonce)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LeaseRecord:
-    """Names the execution that may advance the run."""
-
-    KIND: ClassVar[str] = "lease"
-    __pydantic_config__ = STRICT
-    holder: str
-    released: bool = False
-    nonce: str = field(default_factory=nonce)
-
-
 def encode(key: str, record: AnyRecord) -> bytes:
     """The bytes of a record for `key`, and for no other: its canonical JSON in an envelope."""
     return wrap(key, record.KIND, canonical.encode(record))

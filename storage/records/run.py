@@ -6,14 +6,15 @@ A report commits an iteration; the number of reports is the next iteration. Noth
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from storage.clock import Clock
 from storage.errors import GleanerError
 from storage.records import layout, records
 from storage.records.evaluations import signs_of_life
 from storage.records.lineage import PromptsOrigin, VersionOrigin
-from storage.records.records import LeaseRecord, PlanRecord, ReportRecord, RunRecord, SettingsRecord
+from storage.records.records import STRICT, PlanRecord, ReportRecord, RunRecord, SettingsRecord, nonce
 from storage.records.sources import HubSource
 from storage.stores.connect import connect
 from storage.stores.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore
@@ -24,6 +25,17 @@ LEASE_LOOK_INTERVAL_S = 2.0
 # Signs of life are many objects; the lease is one.
 SIGNS_LOOK_INTERVAL_MAX_S = 30.0
 _REPORT = re.compile(rf"{layout.ITERATIONS}\d{{6,}}/report\.json", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseRecord:
+    """Names the execution that may advance the run."""
+
+    KIND: ClassVar[str] = "lease"
+    __pydantic_config__ = STRICT
+    holder: str
+    released: bool = False
+    nonce: str = field(default_factory=nonce)
 
 
 class RunBusy(ConflictingRecord):
@@ -290,7 +302,7 @@ def _last_lease(store: ObjectStore) -> tuple[int, LeaseRecord | None]:
     if not keys:
         return 0, None
     epoch = int(keys[-1].removeprefix(layout.LEASE).removesuffix(".json"))
-    return epoch, records.read(store, LeaseRecord, keys[-1])
+    return epoch, records.read(store, keys[-1])
 
 
 def _await_lease(store: ObjectStore, epoch: int, holder: str, ttl_s: float, clock: Clock) -> int:

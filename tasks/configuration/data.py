@@ -14,6 +14,8 @@ from tasks.configuration.origins import iterations_of
 from tasks.configuration.run_selection import SelectConfig
 
 STRICT = ConfigDict(extra="forbid", strict=True)
+# Prompts that a program with an external trainer gives, iteration by iteration.
+SUBMITTED = "submitted"
 # What tasks/prompts/row_comparison.py finds when it compares prompts with their rows.
 Kind = Literal[
     "assistant_last",
@@ -103,7 +105,8 @@ class DataConfig:
 
     Attributes:
         source: "arithmetic" (the generator), a .csv, .jsonl or .parquet file, a directory written by
-            datasets.save_to_disk, or the id of a data set on the Hugging Face Hub.
+            datasets.save_to_disk, the id of a data set on the Hugging Face Hub, or "submitted": a program gives the
+            prompts of each iteration (`gleaner.rollouts`).
         subset: Of an id: the data set's configuration.
         split: The part of a directory or of a data set.
         revision: Of an id: branch, tag or commit.

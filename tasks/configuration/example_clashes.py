@@ -10,6 +10,7 @@ from typing import Any
 
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.data import DataConfig
+from tasks.configuration.external_clashes import is_external
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.run_selection import selections_that_clash
 from tasks.configuration.sampling import SamplingConfig
@@ -28,14 +29,14 @@ def group_size(algorithm: AlgorithmConfig, num_generations: int) -> int:
 
 
 def with_kind(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A document without the empty rewards of a run of examples, or of a run with a teacher."""
+    """A document without the empty rewards of a run that needs none."""
     if _needs_no_rewards(document) and document.get("rewards") in ([], ()):
         return {name: value for name, value in document.items() if name != "rewards"}
     return document
 
 
 def missing_rewards(document: Mapping[str, Any]) -> list[str]:
-    """The line about missing rewards, which a run without examples and without a teacher must have."""
+    """The line about missing rewards, which a run without examples, teacher and external trainer must have."""
     lacks = "rewards" not in document and not _needs_no_rewards(document)
     return ["rewards: missing; it has no default"] if lacks else []
 
@@ -43,7 +44,7 @@ def missing_rewards(document: Mapping[str, Any]) -> list[str]:
 def _needs_no_rewards(document: Mapping[str, Any]) -> bool:
     algorithm = document.get("algorithm")
     learns_examples = isinstance(algorithm, Mapping) and algorithm.get("kind") in tuple(_GROUP_OF_EXAMPLES)
-    return document.get("teacher") is not None or learns_examples
+    return document.get("teacher") is not None or learns_examples or is_external(document)
 
 
 def kinds_that_clash(config: Any) -> Iterator[str]:

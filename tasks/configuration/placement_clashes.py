@@ -9,6 +9,9 @@ from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rewards import RewardConfig
 from tasks.configuration.trainer import TrainerConfig
 
+# Why the trainer's machines do not generate.
+_WHY = {"standing": "keep the trainer's state", "external": "are not of this run"}
+
 
 def needs_all_groups(algorithm: AlgorithmConfig) -> bool:
     """Whether a train phase that begins before the last group is recorded would wait, or let members generate on."""
@@ -43,7 +46,7 @@ def _trained_apart(
     if trainer.placement == "standing" and not is_below(run_url, run_url):
         yield f"run.url: value {run_url!r}; allowed with {placement}: no part '.' or '..', nor one that stands for it"
     if planning.seeding == "auto":
-        why = "are there for the train phase only" if trainer.placement != "standing" else "keep the trainer's state"
+        why = _WHY.get(trainer.placement, "are there for the train phase only")
         yield (f"planning.seeding: value 'auto'; allowed with {placement}: off, because the trainer's machines {why}")
     for index, reward in enumerate(rewards):
         if reward.model is not None:

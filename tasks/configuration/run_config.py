@@ -23,6 +23,7 @@ from tasks.configuration.data import DataConfig
 from tasks.configuration.deleted_fields import ConstantDiffersError, with_constants, without_deleted
 from tasks.configuration.evaluation import EvaluationConfig, is_inherited, with_inherited_sampling
 from tasks.configuration.example_clashes import group_size, kinds_that_clash, missing_rewards, with_kind
+from tasks.configuration.external_clashes import external_that_clash
 from tasks.configuration.forecast import ForecastConfig
 from tasks.configuration.lora import LoraConfig, adapters_that_clash
 from tasks.configuration.older_form import in_older_form
@@ -105,6 +106,7 @@ class RunConfig:
             *adapters_that_clash(self.lora, self.rollout.vllm.max_lora_rank),
             *pools_that_clash(self.pools, self.rollout, self.planning),
             *placements_that_clash(self.trainer, self.run.url, self.pools.train, self.planning, self.rewards),
+            *external_that_clash(self.trainer.is_external, self.data, self.algorithm, self.optimizer, self.lora),
         ]
         if problems_found:
             raise ValueError("\n".join(problems_found))

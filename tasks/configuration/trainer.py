@@ -8,7 +8,8 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from storage.fleet import fleet_layout
 
 STRICT = ConfigDict(extra="forbid", strict=True)
-Placement = Literal["own", "pod", "standing", "shared"]
+Placement = Literal["own", "pod", "standing", "shared", "external"]
+EXTERNAL: Placement = "external"
 Offload = Literal["none", "optimizer"]
 
 
@@ -32,6 +33,7 @@ class TrainerConfig:
             phase, and is free for other runs meanwhile. "standing": pools.control to the end; a machine of pools.train
             stands for the whole execution and keeps the trainer's state in memory. "shared": pools.control to the end;
             a host of `fleet` trains the phases of several runs in turns, and the run itself holds no GPU for training.
+            "external": a program with another trainer takes the groups and publishes weights (`gleaner.rollouts`).
         fleet: With placement "shared", the url of the fleet that has admitted the run (`gleaner fleet admit`).
         dtype: The dtype of forward and backward passes; what is trained, its gradients and
             moments are float32 in any case, except for moments of 8 bits.
@@ -71,6 +73,11 @@ class TrainerConfig:
     def trained_by_host(self) -> bool:
         """Whether a host trains, which keeps the state from phase to phase, instead of a task for each iteration."""
         return self.placement in ("standing", "shared")
+
+    @property
+    def is_external(self) -> bool:
+        """Whether a program outside this project trains."""
+        return self.placement == EXTERNAL
 
     def fleet_of(self, run_url: str) -> str | None:
         """The fleet whose hosts train the run at this url: `fleet`, or one of the run's own. None: no host trains."""

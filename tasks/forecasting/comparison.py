@@ -72,6 +72,11 @@ def forecast(
     progress: called for each simulated run. Raises ValueError or LookupError with the missing or wrong field, and
     TraceError and ScenarioError for files that cannot be used.
     """
+    if config.trainer.is_external:
+        raise ValueError(
+            f"trainer.placement: value {config.trainer.placement!r}; allowed for a forecast: another, "
+            "because nothing is known of the seconds of a program's steps"
+        )
     settings, inputs = config.forecast, gather(config, probe)
 
     def result(setup: Setup) -> SetupForecast:

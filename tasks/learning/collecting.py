@@ -153,6 +153,11 @@ def _await_host(store: ObjectStore, config: RunConfig, iteration: int, clock: Cl
 
 def _host_in_words(config: RunConfig) -> tuple[str, str]:
     """The name of the run's trainer, and a sentence with a cure for its absence; `{}` stands for the duration."""
+    if config.trainer.is_external:
+        return "the external trainer", (
+            "the program that trains, which has shown no sign of life {}; it opens the run by: "
+            f"gleaner.rollouts({config.run.url!r})"
+        )
     if config.trainer.placement == "standing":
         return "the standing trainer", (
             "the standing trainer, which has shown no sign of life {}; it is the node 'trainer' of the execution, on "
@@ -166,8 +171,13 @@ def _host_in_words(config: RunConfig) -> tuple[str, str]:
 
 
 def _sign_of_host(config: RunConfig) -> bytes:
-    """The heartbeat of the host that has the run's seat; b"" without a seat, or if the fleet cannot be read."""
+    """The heartbeat of the host that has the run's seat; b"" without a seat, or if the fleet cannot be read.
+
+    Of an external trainer, the heartbeat of the program.
+    """
     try:
+        if config.trainer.is_external:
+            return connect(config.run.url).get(layout.EXTERNAL_BEAT)
         fleet = connect(config.trainer.fleet_of(config.run.url) or "")
         seat = newest_seat(fleet, fleet_layout.run_id(config.run.url))
         return b"" if seat is None else fleet.get(fleet_layout.alive(seat.host))

@@ -10,6 +10,7 @@ from storage.paths import expanded
 from storage.records.prompt_table import PromptRow
 from storage.stores.connect import LOCAL, place
 from storage.waiting import Progress, no_progress
+from tasks.configuration.data import SUBMITTED
 from tasks.configuration.evaluation import EvaluationConfig
 from tasks.configuration.older_form import ARITHMETIC
 from tasks.configuration.pool_clashes import sizes_not_meant
@@ -79,14 +80,17 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
     progress("looking at the model", 0, 0)
     directory = _look_at_model(config, inputs, findings)
     findings.look(config.algorithm.estimator.check, with_turns=config.turns is not None)
-    algorithm = config.algorithm
+    algorithm, is_external = config.algorithm, config.trainer.is_external
     estimator = "none: examples" if algorithm.learns_examples else algorithm.advantage_estimator
-    findings.seen.append(f"advantage estimator: {estimator}")
+    if not is_external:
+        findings.seen.append(f"advantage estimator: {estimator}")
     findings.look(config.algorithm.loss.check)
-    findings.seen.append(f"policy loss: {_LOSS_OF_EXAMPLES.get(algorithm.kind, algorithm.policy_loss)}")
+    loss = "an external trainer's" if is_external else _LOSS_OF_EXAMPLES.get(algorithm.kind, algorithm.policy_loss)
+    findings.seen.append(f"policy loss: {loss}")
     progress("reading prompts, and trying the rewards", 0, 0)
     data = findings.look(partial(inputs.data, kind=algorithm.kind), config.data)
-    prompts = None if data is None else findings.look(partial(load_prompts, kind=algorithm.kind), data)
+    is_given = data is not None and data.source != SUBMITTED
+    prompts = findings.look(partial(load_prompts, kind=algorithm.kind), data) if is_given else None
     if prompts is not None:
         prompts = _kept(config, prompts, findings)
     if config.rewards:

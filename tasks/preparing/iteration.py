@@ -9,14 +9,11 @@ from resources.granted import check_granted
 from resources.model_config import model_fields
 from resources.work_log import at_work
 from storage.clock import Clock
-from storage.digests import digest_of
 from storage.errors import GleanerError
 from storage.fleet.nesting import FLEET, check_own_place
 from storage.process_identity import has_ended, number_here
-from storage.records import layout, model_files, prompt_table, records
+from storage.records import layout, model_files, records
 from storage.records.fitness import probe
-from storage.records.planning_records import LengthsRecord
-from storage.records.prompt_table import PromptRow
 from storage.records.records import PlanRecord, RunRecord, SettingsRecord
 from storage.records.run import (
     RunBusy,
@@ -30,23 +27,19 @@ from storage.records.run import (
     release_lease,
 )
 from storage.stores.connect import connect
-from storage.stores.store import ConflictingRecord, ObjectStore, commit
-from tasks.configuration.example_clashes import group_size
+from storage.stores.store import ObjectStore
 from tasks.configuration.iteration_config import settings_of
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, changes, digest, dump, parse_held
 from tasks.configuration.teacher import TeacherConfig
 from tasks.grading.grader import check_rewards
 from tasks.grading.run_rewards import held_models
-from tasks.history.known_lengths import expected_lengths, lengths_record
-from tasks.history.planning_inputs import planning_request
 from tasks.learning.pretrained import vocabulary_size
-from tasks.planning.division import groups_in_budget
-from tasks.planning.iteration_plan import BudgetExceeded, IterationPlan, plan_iteration
+from tasks.planning.iteration_plan import BudgetExceeded
 from tasks.preparing.adapter_fit import check_targets
 from tasks.preparing.checks import check_settings, draw
 from tasks.preparing.engine_fit import check_engine_fits
-from tasks.preparing.example_journal import Responses, check_examples, plan_of_examples, responses_of, write_examples
+from tasks.preparing.example_journal import Responses, check_examples, responses_of, write_examples
 from tasks.preparing.first_weights import model_directory_of_run, origin_of, publish_first, with_local_inputs
 from tasks.preparing.known_evaluation import doubts_of_evaluation
 from tasks.preparing.known_prompts import Known, known_prompts
@@ -54,19 +47,19 @@ from tasks.preparing.local_inputs import LocalInputs, open_local_inputs
 from tasks.preparing.model_check import check_model_use
 from tasks.preparing.needed_state import check_needed_state
 from tasks.preparing.origin import Origin, position
-from tasks.preparing.replayed_groups import NOTHING, Replayed, choose_replayed, slots_of_replayed, write_replayed
+from tasks.preparing.replayed_groups import choose_replayed, write_replayed
 from tasks.preparing.started_slots import started_slots
 from tasks.preparing.stop_tokens import look_at_responses, stop_ids_of_run
 from tasks.preparing.teacher_check import check_teachers
 from tasks.preparing.tools import compared, model_tokenizer, openings, prompt_tokenizer, shown_tools
 from tasks.preparing.trainer_fit import TrainerMisfit, check_trainer_fits
 from tasks.preparing.vain_settings import settings_in_vain
+from tasks.preparing.written_plan import draw_rows, write_plan
 from tasks.prompts.draw import prompts_at
 from tasks.prompts.loading import doubts_of, load_prompts
 from tasks.prompts.prompt import PromptSet
 from tasks.prompts.tokenise import Tokenizer
 from tasks.sharing.membership import admit_alone, check_admitted
-from tasks.turns.tool_schemas import Schema
 
 log = logging.getLogger(__name__)
 
@@ -156,10 +149,12 @@ def prepare(
     ahead: int = 0,
     pools: Sequence[str] = (),
     ends_execution: bool = False,
+    submitted: PromptSet | None = None,
 ) -> tuple[PlanReference, list[list[int]]]:
     """Plan the next iteration; returns the plan's reference and its `started_slots`.
 
-    pools: () means the configured pools. ends_execution: the iteration is the last of the execution.
+    pools: () means the configured pools. ends_execution: the iteration is the last of the execution. submitted: the
+    iteration's prompts, one per group, where a program gives them.
 
     Raises WeightsTooOld if the iteration may not begin yet, CorruptObject or ObjectMissing if training could not
     restore its state, and ConcludedByAnother, after which a later attempt goes on with the run. Raises BudgetExceeded,
@@ -175,7 +170,7 @@ def prepare(
         origin = origin_of(store, config)
         local = with_local_inputs(store, config, inputs, held, origin)
         _check_machine(local, is_new)
-        prompts, known = _load(store, local, is_new=is_new)
+        prompts, known = (submitted, None) if submitted else _load(store, local, is_new=is_new)
         _check_rewards(local, prompts, held, is_new=is_new)
         model_dir = model_directory_of_run(store, local, inputs.folder)
         _check_model(config, model_dir, is_new=is_new)
@@ -197,12 +192,13 @@ def prepare(
             version = sampled_version(store, iteration, config.algorithm.max_staleness) if is_ahead else iteration
             behind, first = position(store, run, iteration)
             replayed = choose_replayed(config, behind + iteration, model_dir, prompts.columns)
-            rows = _draw_rows(config, prompts, tokenizer(), model_dir, first, behind + iteration)
+            at = None if submitted else first
+            rows = draw_rows(config, prompts, tokenizer(), model_dir, at, behind + iteration)
             if iteration == 0:
                 publish_first(store, model_dir, local, origin)
             tools, stops = shown_tools(tokenizer()), _stop_ids(store, config, prompts, tokenizer(), model_dir)
             try:
-                size = len(prompts)
+                size = 0 if submitted else len(prompts)
                 write_plan(store, config, rows, iteration, version, first, stops, clock, tools, size, behind, replayed)
             except BudgetExceeded as error:
                 if not is_ahead:
@@ -320,79 +316,3 @@ def sampled_version(store: ObjectStore, iteration: int, max_staleness: int) -> i
             f"allowed with algorithm.max_staleness {max_staleness}: {max_staleness} older than the iteration at most"
         )
     return version
-
-
-def write_plan(
-    store: ObjectStore,
-    config: RunConfig,
-    rows: list[PromptRow],
-    iteration: int,
-    weight_version: int,
-    first_prompt: int,
-    stop_ids: tuple[int, ...],
-    clock: Clock,
-    tools: tuple[Schema, ...] = (),
-    prompts_per_epoch: int = 0,
-    counted_from: int = 0,
-    replayed: Replayed = NOTHING,
-) -> None:
-    """Write the prompts, then the plan that names the prompts; losing the race to a second planner is no error.
-
-    rows: one per group to generate; with filter_groups only num_prompts_per_step groups are wanted. tools: tools shown
-    in the prompts. prompts_per_epoch: the size of the data set; 0: members find no earlier responses for drafts.
-    counted_from: as in the plan. replayed: the last groups, of other runs. Raises
-    BudgetExceeded, and ValueError without a member to generate, before the iteration's first write.
-    """
-    planned, expected = _planned(store, config, rows, iteration)
-    body = prompt_table.encode_prompts([*rows, *replayed.rows])
-    prompts_key = layout.prompts(iteration, digest_of(body))
-    if not commit(store, prompts_key, body):
-        raise ConflictingRecord(f"{prompts_key!r} holds other bytes than its name says")
-    record = PlanRecord(
-        iteration=iteration,
-        weight_version=weight_version,
-        run_seed=config.run.seed,
-        num_generations=group_size(config.algorithm, config.run.num_generations),
-        prompts_key=prompts_key,
-        first_prompt=first_prompt,
-        slots=(*planned.slots, *slots_of_replayed(replayed, len(rows), len(planned.slots))),
-        sampling=config.sampling.params(stop_ids),
-        config=dump(config),
-        created_at_s=clock.wall(),
-        tools=tools,
-        prompts_per_epoch=prompts_per_epoch if config.rollout.speculation.drafts != 0 else 0,
-        groups_wanted=config.run.num_prompts_per_step if config.algorithm.filter_groups else None,
-        lengths=expected,
-        seeding=planned.seeding,
-        decisions=planned.decisions,
-        counted_from=counted_from,
-        replayed=replayed.sources,
-    )
-    records.commit(store, layout.plan(iteration), record)
-
-
-def _planned(
-    store: ObjectStore, config: RunConfig, rows: list[PromptRow], iteration: int
-) -> tuple[IterationPlan, LengthsRecord | None]:
-    """The plan of an iteration, and the expected lengths."""
-    if config.algorithm.learns_examples:
-        return plan_of_examples(len(rows)), None
-    length_max = config.sampling.max_completion_length
-    lengths = expected_lengths(store, iteration, rows, config.planning, length_max=length_max)
-    return plan_iteration(planning_request(store, config, iteration, lengths)), lengths_record(lengths)
-
-
-def _draw_rows(
-    config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, model_dir: Path, first: int, counted: int
-) -> list[PromptRow]:
-    """The prompts of an iteration, one per group, with the additions of environments; counted: as in its plan."""
-    count = _groups_planned(config)
-    added = openings(config, prompts_at(prompts, config.data, first, count), config.run.seed, counted)
-    return draw(config, prompts, tokenizer, model_dir, first=first, count=count, openings=added)
-
-
-def _groups_planned(config: RunConfig) -> int:
-    wanted, algorithm = config.run.num_prompts_per_step, config.algorithm
-    if config.data.replay is not None:
-        wanted -= config.data.replay.groups(wanted)
-    return groups_in_budget(wanted, algorithm.filter_groups_budget) if algorithm.filter_groups else wanted

@@ -6,6 +6,7 @@ from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.weights.inspection import inspect_set
 from storage.weights.stored_versions import restored_checkpoint, restored_from
 from tasks.configuration.run_config import RunConfig
+from tasks.configuration.trainer import EXTERNAL
 
 
 def check_needed_state(store: ObjectStore, config: RunConfig, iteration: int, execution: str) -> None:
@@ -15,7 +16,7 @@ def check_needed_state(store: ObjectStore, config: RunConfig, iteration: int, ex
     Raises ObjectMissing or CorruptObject, which names the damaged object, with the lease of `execution` released; or
     ConcludedByAnother, if the objects are gone because the iteration was concluded meanwhile.
     """
-    if iteration == 0 or is_trained(store, iteration):
+    if iteration == 0 or is_trained(store, iteration) or config.trainer.is_external:
         return
     try:
         version = restored_from(store, iteration)
@@ -27,12 +28,22 @@ def check_needed_state(store: ObjectStore, config: RunConfig, iteration: int, ex
         if state is None or config.lora is not None or config.algorithm.needs_reference:
             inspect_set(store, layout.weights(0))
         for replayed in range(version, iteration):
+            _check_own(store, replayed)
             check_replayable(store, replayed)
     except (CorruptObject, ObjectMissing) as error:
         if next_iteration(store) != iteration:
             raise ConcludedByAnother(iteration, "planned it") from error
         release_lease(store, execution)
         raise
+
+
+def _check_own(store: ObjectStore, iteration: int) -> None:
+    """Raise ValueError if another program has trained an iteration, whose state the run does not have."""
+    if read_plan(store, iteration).config["trainer"].get("placement") == EXTERNAL:
+        raise ValueError(
+            f"trainer.placement: another program has trained iteration {iteration}, whose state the run lacks; "
+            f"allowed: {EXTERNAL!r}, or a new run from a published version"
+        )
 
 
 def check_replayable(store: ObjectStore, iteration: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from resources.regular_files import check_file
 from storage.paths import expanded
-from tasks.configuration.data import DataConfig
+from tasks.configuration.data import SUBMITTED, DataConfig
 from tasks.configuration.older_form import ARITHMETIC, SIZE
 from tasks.configuration.problems import names
 from tasks.prompts.arithmetic import ArithmeticPrompts
@@ -93,6 +93,11 @@ def _examples(prompts: PromptSet, config: DataConfig, kind: str, *, check_rows: 
 
 
 def _loaded(config: DataConfig, *, check_rows: bool) -> PromptSet:
+    if config.source == SUBMITTED:
+        raise PromptError(
+            f"source: value {SUBMITTED!r}: a program gives the prompts of each iteration, by `submit` of "
+            "gleaner.rollouts, and nothing else plans this run"
+        )
     if config.source == ARITHMETIC:
         return ArithmeticPrompts(config.limit or SIZE, config.seed, config.arithmetic)
     prompts = RowPrompts(_open_rows(config), config)

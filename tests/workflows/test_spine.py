@@ -24,6 +24,7 @@ STANDING = {"rollout": {"crew": "standing"}}
 RANKS = CONFIG | {"trainer": {"nnodes": 2, "nproc_per_node": 4}}
 POD = CONFIG | {"trainer": {"placement": "pod"}}
 SHARED = CONFIG | {"trainer": {"placement": "shared", "fleet": "s3://bucket/fleet", "nproc_per_node": 8}}
+EXTERNAL = CONFIG | {"trainer": {"placement": "external"}}
 STANDS = CONFIG | {"trainer": {"placement": "standing", "nproc_per_node": 8}}
 SHAPES = {
     "plain": PLAIN,
@@ -37,6 +38,7 @@ SHAPES = {
     "trained in pods one step off": POD | {"algorithm": {"max_staleness": 1}},
     "trained by a host": SHARED,
     "trained by a trainer that stands": STANDS,
+    "trained by a program outside": EXTERNAL,
     "trainer and crew stand, one step off": STANDS | STANDING | {"algorithm": {"max_staleness": 1}},
     "three iterations ahead": STALER,
     "a standing crew": CONFIG | STANDING,

@@ -13,12 +13,12 @@ from storage.records.records import (
     BatchRecord,
     ClaimRecord,
     GradedResponse,
-    LeaseRecord,
     PlanRecord,
     SettingsRecord,
     Span,
     TrainingRecord,
 )
+from storage.records.run import LeaseRecord
 from storage.stores.memory import MemoryStore
 from storage.stores.store import CorruptObject, ObjectMissing
 from tests.journals import a_plan

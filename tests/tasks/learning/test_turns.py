@@ -27,7 +27,7 @@ from tasks.learning.forward_passes import ForwardPasses
 from tasks.learning.journal_follower import FollowConfig
 from tasks.learning.ranks import Ranks
 from tasks.learning.recorded_batches import BatchReader, RecordedBatches, check_some_graded
-from tasks.learning.replaying import ReplayReader
+from tasks.learning.replayed_batches import ReplayReader
 from tests.turn_journals import LOGPROB, PLAN, ROWS, journalled
 
 PROMPTS = [PromptRow("p", (1, 2), [{"role": "user", "content": "look"}], {})]

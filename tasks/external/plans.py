@@ -1,0 +1,199 @@
+"""Who plans and concludes an external trainer's steps: the program itself, or a Flyte execution that it follows.
+
+A program that plans holds the run's lease. A program that follows writes a sign of life instead, for which the
+execution's node `train` looks.
+"""
+
+import logging
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from storage.clock import Clock
+from storage.errors import WrongInputError
+from storage.process_identity import process_name
+from storage.records import layout
+from storage.records.prompt_table import PromptRow
+from storage.records.records import PlanRecord
+from storage.records.run import exists, holds_run, next_iteration, read_plan, release_lease
+from storage.stores.store import ObjectMissing, ObjectStore, StorageError
+from storage.waiting import Wait
+from tasks.concluding.iteration import commit_and_report
+from tasks.configuration.iteration_config import config_in_force
+from tasks.configuration.references import PlanReference
+from tasks.configuration.run_config import RunConfig
+from tasks.learning.lease import BEATS_PER_TTL, keep_lease
+from tasks.learning.opened_batches import opened_batches
+from tasks.learning.recorded_batches import Batches, FollowedBatches
+from tasks.preparing.iteration import prepare
+from tasks.prompts.prompt import PromptSet
+from tasks.sampling.session.crew_watch import CrewWatch
+
+log = logging.getLogger(__name__)
+
+
+class WrongStep(WrongInputError):  # noqa: N818 - reads as what happened
+    """The step, or the order of calls, is not one that the run can take now."""
+
+
+class NoPlan(WrongInputError):  # noqa: N818 - reads as what happened
+    """No execution plans the step; the same call waits again."""
+
+
+class Plans(Protocol):
+    """What differs between a program that plans and a program that follows an execution."""
+
+    def plan(self, step: int, submitted: PromptSet | None) -> None:
+        """Return when the step is planned; raises WrongStep for a step that cannot be planned now."""
+        ...
+
+    @contextmanager
+    def batches(self, plan: PlanRecord, prompts: Sequence[PromptRow], folder: Path) -> Iterator[Batches]:
+        """The micro-batches of a step that is not closed; folder: the run's model files."""
+        ...
+
+    def conclude(self, step: int) -> None:
+        """Conclude a step whose version is published, if that is this program's to do."""
+        ...
+
+    def close(self) -> None:
+        """Let another program take the run at once."""
+        ...
+
+
+class OwnPlans:
+    """Plans, records and concludes the steps in this process."""
+
+    def __init__(self, store: ObjectStore, config: RunConfig, clock: Clock) -> None:
+        self._store, self._config, self._clock = store, config, clock
+        self._execution = process_name()
+        self._stack = ExitStack()
+        self._holds_lease = False
+
+    def plan(self, step: int, submitted: PromptSet | None) -> None:
+        first = next_iteration(self._store) if holds_run(self._store) else 0
+        ahead = self._config.algorithm.max_staleness
+        if not first <= step <= first + ahead or (step > first and not exists(self._store, layout.plan(step - 1))):
+            raise WrongStep(
+                f"step: value {step}; allowed now: {first}" + (f" to {first + ahead}, in order" if ahead else "")
+            )
+        with _kept_generator():
+            prepare(self._config, self._execution, self._clock, ahead=step - first, submitted=submitted)
+        if not self._holds_lease:
+            self._holds_lease = True
+            ttl_s = self._config.run.lease_ttl_s
+            self._stack.enter_context(keep_lease(self._store, self._execution, ttl_s, self._clock))
+
+    @contextmanager
+    def batches(self, plan: PlanRecord, prompts: Sequence[PromptRow], folder: Path) -> Iterator[Batches]:
+        if not self._holds_lease:
+            raise WrongStep(f"step {plan.iteration}: value of next; allowed with submitted prompts: after its submit")
+        config = config_in_force(self._store, plan)
+        watch = CrewWatch(self._store, plan, config.rollout, config.planning, self._clock, execution=self._execution)
+        with opened_batches(self._store, plan, config, prompts, folder, self._clock, watch.check) as batches:
+            yield batches
+
+    def conclude(self, step: int) -> None:
+        if exists(self._store, layout.report(step)):
+            return
+        reference = PlanReference(
+            run_url=self._config.run.url,
+            iteration=step,
+            weight_version=read_plan(self._store, step).weight_version,
+            execution=self._execution,
+        )
+        outcome, _ = commit_and_report(reference, last=False)
+        log.info("committed: %s", outcome.measured)
+
+    def close(self) -> None:
+        self._stack.close()
+        if self._holds_lease:
+            release_lease(self._store, self._execution)
+            self._holds_lease = False
+
+
+@contextmanager
+def _kept_generator() -> Iterator[None]:
+    """Leave the generator of random numbers as it was; the first plan of a run, unlike others, tries the model."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+class FollowedPlans:
+    """Follows a Flyte execution, which plans, records and concludes."""
+
+    def __init__(self, store: ObjectStore, config: RunConfig, clock: Clock) -> None:
+        self._store, self._config, self._clock = store, config, clock
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="external trainer", daemon=True)
+
+    def plan(self, step: int, submitted: PromptSet | None) -> None:
+        del submitted
+        if not self._thread.is_alive():
+            self._thread.start()
+        limit_s, sign = self._config.trainer.group_timeout_s, b""
+        what = f"step {step} of {self._store.url} to be planned"
+        waiting = Wait(what, self._clock, limit_s, "the call ends then unless an execution gives a sign of life before")
+        while not exists(self._store, layout.plan(step)):
+            seen = self._sign_of_execution()
+            if seen != sign:
+                sign = seen
+                waiting.saw_life()
+            if waiting.is_over:
+                raise NoPlan(
+                    f"step {step} of {self._store.url} is not planned, and no execution has given a sign of life for "
+                    f"{limit_s:.0f} s (trainer.group_timeout_s)"
+                )
+            waiting.pause(self._config.rollout.poll_interval_s)
+
+    @contextmanager
+    def batches(self, plan: PlanRecord, prompts: Sequence[PromptRow], folder: Path) -> Iterator[Batches]:
+        del prompts, folder
+        limit_s = self._config.trainer.group_timeout_s
+        what = f"groups of step {plan.iteration} to be recorded by the execution's node 'train'"
+        waiting = Wait(what, self._clock, limit_s, "the call ends then unless an execution gives a sign of life before")
+        sign = b""
+
+        def waits(is_waiting: bool) -> None:
+            nonlocal sign
+            seen = self._sign_of_execution()
+            if not is_waiting or seen != sign:
+                sign = seen
+                waiting.saw_life()
+            if waiting.is_over:
+                raise NoPlan(f"no {what}, and no execution has given a sign of life for {limit_s:.0f} s")
+
+        yield FollowedBatches(self._store, plan, self._clock, self._config.rollout.poll_interval_s, waits)
+
+    def conclude(self, step: int) -> None:
+        """The execution's node `conclude` does."""
+
+    def close(self) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _sign_of_execution(self) -> bytes:
+        try:
+            return self._store.get(layout.LEASE_BEAT)
+        except ObjectMissing:
+            return b""
+
+    def _beat(self) -> None:
+        while True:
+            try:
+                self._store.put(layout.EXTERNAL_BEAT, f'{{"at_s":{self._clock.wall():.3f}}}'.encode())
+            except StorageError as error:
+                log.warning("the sign of life of this program could not be written: %s", error)
+            if self._ended.wait(min(10.0, self._config.trainer.group_timeout_s / BEATS_PER_TTL)):
+                return

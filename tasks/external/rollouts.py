@@ -1,0 +1,259 @@
+"""Rollouts for an external trainer: `gleaner.rollouts` plans, hands out finished groups, and publishes new weights.
+
+The program that trains has no state here. A program that is killed anywhere and started again gets the same groups,
+because every micro-batch is recorded before it is handed out, and publishes a version once.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from storage.clock import Clock, SystemClock
+from storage.journal.compaction import read_batches
+from storage.records import layout, model_files, prompt_table, records
+from storage.records.records import PlanRecord, TrainingRecord
+from storage.records.run import connect_to_run, exists, holds_run, is_trained, next_iteration, read_plan, read_run
+from storage.stores.connect import connect
+from storage.stores.metered import MeteredStore
+from storage.stores.store import ConflictingRecord, ObjectStore
+from storage.weights.manifest import PUBLISHED_AT_S, TensorBlock
+from storage.weights.tensor_sets import read_manifest
+from storage.weights.versions import publish_version, pull_version
+from tasks.configuration.data import SUBMITTED
+from tasks.configuration.run_config import RunConfig, load, parse, parse_held
+from tasks.configuration.trainer import EXTERNAL
+from tasks.external.groups import Group, groups_of
+from tasks.external.handed_weights import handed_blocks
+from tasks.external.plans import FollowedPlans, OwnPlans, Plans, WrongStep
+from tasks.learning.recorded_batches import Batches
+from tasks.learning.replayed_batches import ReplayedBatches
+from tasks.preparing.checks import check_settings
+from tasks.prompts.decode import open_completion_decoder
+from tasks.prompts.submitted import SubmittedPrompts
+
+log = logging.getLogger(__name__)
+SOURCE = {"source": EXTERNAL}
+# Of ten versions one is stored whole, as by our own trainer.
+WEIGHTS_FULL_INTERVAL = 10
+_DOCUMENTS = (".yaml", ".yml", ".json")
+
+
+class Rollouts:
+    """The rollouts of a run whose trainer is the calling program; a context manager, for one thread at a time.
+
+    `next` and `publish` take turns, step by step from 0; every other order is refused in one line. Members come from
+    `gleaner join` on any machine, or from the execution that is followed.
+    """
+
+    def __init__(self, config: RunConfig, clock: Clock | None = None, *, follows: bool = False) -> None:
+        """Check the settings; raises ValueError and LookupError as `gleaner check`. Nothing is created yet.
+
+        follows: a Flyte execution plans and concludes; False: this process does.
+        """
+        if not config.trainer.is_external:
+            raise WrongStep(f"trainer.placement: value {config.trainer.placement!r}; allowed here: {EXTERNAL!r}")
+        if not follows and config.evaluation is not None and config.evaluation.interval:
+            raise WrongStep(
+                f"evaluation.interval: value {config.evaluation.interval}; allowed here: 0, because no node evaluates; "
+                "`pyflyte run workflows/evaluation.py` evaluates published versions"
+            )
+        check_settings(config)
+        self._config = config
+        self._clock = SystemClock() if clock is None else clock
+        self._store = MeteredStore(connect(config.run.url))
+        self._plans: Plans = (FollowedPlans if follows else OwnPlans)(self._store, config, self._clock)
+        # The step whose groups were handed out last, and when they were asked for.
+        self._step: int | None = None
+        self._began_at_s = 0.0
+        self._waited_s = 0.0
+        # The version that was published last, and its tensors: the base of the next difference.
+        self._base: tuple[int, dict[str, TensorBlock]] | None = None
+
+    @property
+    def config(self) -> RunConfig:
+        return self._config
+
+    @property
+    def _ahead(self) -> int:
+        """How many further steps this process plans beside a step."""
+        return self._config.algorithm.max_staleness if isinstance(self._plans, OwnPlans) else 0
+
+    @property
+    def url(self) -> str:
+        """The run's directory, for `gleaner join` and `gleaner.open`."""
+        return self._store.url
+
+    @property
+    def step(self) -> int:
+        """The first step without a published version: where a program that is started again goes on."""
+        if not holds_run(self._store):
+            return 0
+        first = next_iteration(self._store)
+        return first + (exists(self._store, layout.plan(first)) and is_trained(self._store, first))
+
+    def __enter__(self) -> Self:
+        """Conclude a step that an earlier life of the program has published and not concluded."""
+        first = next_iteration(self._store) if holds_run(self._store) else 0
+        if self.step > first:
+            self._plans.conclude(first)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._plans.close()
+
+    def submit(self, step: int, prompts: Sequence[Any]) -> None:
+        """Plan a step with these prompts, one group for each; members begin at once.
+
+        With data.source "submitted" each step is planned so, and before its `next`. Giving a step the same prompts
+        again does nothing.
+
+        Args:
+            step: At most algorithm.max_staleness steps after the first unpublished one.
+            prompts: Each is text, a list of chat messages, or a mapping with `prompt` and columns for the rewards.
+
+        Raises:
+            PromptError: A prompt cannot be used; names it by its number.
+            WrongStep: The step cannot be planned now, or has other prompts.
+            RunBusy: Another process advances the run.
+        """
+        if self._config.data.source != SUBMITTED:
+            raise WrongStep(f"data.source: value {self._config.data.source!r}; allowed for submit: {SUBMITTED!r}")
+        given = SubmittedPrompts(prompts)
+        if not holds_run(self._store) or step >= next_iteration(self._store):
+            self._plans.plan(step, given)
+        held = [row.prompt_id for row in prompt_table.read_prompts(self._store, read_plan(self._store, step))]
+        if held != [prompt.id for prompt in given]:
+            raise WrongStep(f"step {step} is planned with other prompts; allowed: the {len(held)} prompts it has")
+
+    def next(self, step: int) -> Iterator[Group]:
+        """The groups of a step as they finish, in the recorded order, which every later call repeats.
+
+        Args:
+            step: An earlier step, whose groups are read again, or the first unpublished one.
+
+        Raises:
+            WrongStep: The run cannot take the step now.
+            GroupTimeout: The journal has not grown for trainer.group_timeout_s.
+            GradingError, CorruptObject, RunBusy: As for the train task.
+        """
+        if not holds_run(self._store) or step >= next_iteration(self._store):
+            if self._config.data.source != SUBMITTED:
+                for planned in range(step, step + self._ahead + 1):
+                    self._plans.plan(planned, None)
+            elif not exists(self._store, layout.plan(step)):
+                raise WrongStep(f"step {step}: value of next; allowed with data.source {SUBMITTED!r}: after its submit")
+        self._step, self._began_at_s, self._waited_s = step, self._clock.wall(), 0.0
+        return self._groups(read_plan(self._store, step))
+
+    def publish(
+        self,
+        tensors: Mapping[str, Any] | str | Path,
+        metrics: Mapping[str, float] | None = None,
+        *,
+        step: int | None = None,
+    ) -> bool:
+        """Publish the weights after a step as the next version, and conclude the step.
+
+        Returns False if other weights were published first, by an earlier life of this program: members go on from
+        those, and `Run.model` reads them.
+
+        Args:
+            tensors: A folder in transformers' format, or torch tensors or arrays by their names in version 0.
+            metrics: Numbers for the report, such as {"loss": 0.3}.
+            step: None: that of the last `next`.
+
+        Raises:
+            WrongStep: No step is under way, or some of its groups were not handed out.
+            WeightsMisfit: A tensor is missing, unknown, or of another shape or dtype.
+        """
+        step = self._step if step is None else step
+        if step is None or not exists(self._store, layout.closed(step)):
+            raise WrongStep(
+                "publish: no step is under way" if step is None else f"publish: step {step} has groups to come"
+            )
+        blocks = handed_blocks(tensors, read_manifest(self._store, layout.weights(0)))
+        if not exists(self._store, layout.report(step)):
+            self._record(step, metrics or {})
+        is_own = self._publish(step + 1, blocks)
+        self._plans.conclude(step)
+        self._step = None
+        return is_own
+
+    def _groups(self, plan: PlanRecord) -> Iterator[Group]:
+        store = self._store
+        prompts = prompt_table.read_prompts(store, plan)
+        with ExitStack() as stack:
+            folder = stack.enter_context(model_files.downloaded(store))
+            decode = open_completion_decoder(folder, plan.sampling)
+            batches: Batches
+            if exists(store, layout.closed(plan.iteration)):
+                batches = ReplayedBatches(store, plan)
+            else:
+                batches = stack.enter_context(self._plans.batches(plan, prompts, folder))
+            for batch in batches:
+                self._waited_s = batches.waited_s
+                yield from groups_of(batch, plan, prompts, batches, decode)
+
+    def _record(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Commit the training record; the record of an earlier life of the program stays."""
+        now_s = self._clock.wall()
+        requests = self._store.requests
+        graded = [each.reward for batch in read_batches(self._store, step) for each in batch.graded]
+        rewards = [reward for reward in graded if reward is not None]
+        record = TrainingRecord(
+            iteration=step,
+            weight_version=step + 1,
+            metrics={name: float(value) for name, value in metrics.items()}
+            | {
+                "reward": sum(rewards) / max(1, len(rewards)),
+                "timing_s/wait": self._waited_s,
+                "requests/train_puts": float(requests.puts),
+                "requests/train_gets": float(requests.gets),
+            },
+            reward_errors=(),
+            started_at_s=self._began_at_s,
+            ended_at_s=max(now_s, self._began_at_s),
+        )
+        records.commit(self._store, layout.training(step), record)
+
+    def _publish(self, version: int, blocks: dict[str, TensorBlock]) -> bool:
+        store: ObjectStore = self._store
+        if exists(store, layout.report(version - 1)) and not exists(store, layout.manifest(layout.weights(version))):
+            log.info("weight version %d was published, and deleted since", version)
+            return False
+        if self._base is None or self._base[0] != version - 1:
+            # A program that was started again reads the version before once.
+            self._base = (version - 1, pull_version(store, version - 1, None, self._clock)[1])
+        try:
+            publish_version(
+                *(store, version, blocks, SOURCE),
+                base=self._base[1],
+                full_interval=WEIGHTS_FULL_INTERVAL,
+                before_manifest=lambda: {PUBLISHED_AT_S: self._clock.wall()},
+            )
+        except ConflictingRecord as error:
+            log.warning("weight version %d was published earlier with other weights, which stay: %s", version, error)
+            self._base = None
+            return False
+        self._base = (version, blocks)
+        return True
+
+
+def rollouts(config: Mapping[str, Any] | str | Path) -> Rollouts:
+    """The rollouts of a run, for a program that trains; see `Rollouts`.
+
+    config: A YAML or JSON file, or an equivalent mapping, with trainer.placement "external": this process plans and
+    concludes. Or the run.url of a run that a Flyte execution advances with that placement: the execution plans and
+    concludes. Raises ConfigError, and LookupError if there is no run.
+    """
+    if isinstance(config, str) and not Path(config).is_file() and not config.endswith(_DOCUMENTS):
+        store = connect_to_run(config)
+        held = parse_held(read_run(store).config)
+        return Rollouts(replace(held, run=replace(held.run, url=store.url)), follows=True)
+    return Rollouts(parse(config) if isinstance(config, Mapping) else load(config))

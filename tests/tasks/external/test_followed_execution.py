@@ -1,0 +1,71 @@
+"""A program that trains for a Flyte execution: the execution plans, records and concludes."""
+
+import time
+
+import pytest
+
+import gleaner
+from storage.clock import SystemClock
+from storage.records import layout
+from storage.stores.connect import connect
+from tasks.external.plans import NoPlan
+from tasks.learning.collecting import NoHost, collect_and_wait
+from tests.external_program import SECTIONS, arrays, seen, settings, trained, versions
+from tests.served_fleet import in_thread
+from tests.small_run import EXECUTION, commit_iteration, plan_iteration, roll_out
+
+KEPT = {"retention": {"keep_weights": 9}}
+STEPS = 2
+
+
+def execute(given):
+    """What the nodes plan, train and conclude of the execution do, with a crew that is undisturbed."""
+    url = given.run.url
+    for step in range(STEPS):
+        plan_iteration(given, SystemClock())
+        roll_out(url, step)
+        collect_and_wait(url, step, EXECUTION, SystemClock())
+        commit_iteration(url, step)
+
+
+def follow(url, steps):
+    with gleaner.rollouts(url) as rollouts:
+        found = {}
+        for step in range(rollouts.step, steps):
+            groups = list(rollouts.next(step))
+            found[step] = seen(groups)
+            rollouts.publish(trained(arrays(url, step), groups))
+        return found
+
+
+def test_the_program_gets_the_groups_of_an_execution_and_publishes_for_it(tmp_path, model):
+    given = settings(str(tmp_path / "run"), model, **KEPT)
+    plan_iteration(given, SystemClock())
+    execution = in_thread(execute, given)
+    first = follow(given.run.url, 1)
+    # The program ends, and begins again.
+    rest = follow(given.run.url, STEPS)
+    execution()
+    assert [*first, *rest] == [0, 1]
+    run = gleaner.open(given.run.url)
+    assert list(run.iterations) == [0, 1]
+    assert len(versions(given.run.url)) == STEPS + 1
+    assert connect(given.run.url).get(layout.EXTERNAL_BEAT)
+
+
+def test_each_waits_for_the_other_and_says_in_the_end_what_is_missing(tmp_path, model):
+    given = settings(str(tmp_path / "run"), model, trainer={**SECTIONS["trainer"], "group_timeout_s": 0.6})
+    plan_iteration(given, SystemClock())
+    roll_out(given.run.url, 0)
+    with pytest.raises(NoHost, match=r"waits for the program that trains, .* for 1 s; .* gleaner\.rollouts\("):
+        collect_and_wait(given.run.url, 0, EXECUTION, SystemClock())
+    with gleaner.rollouts(given.run.url) as rollouts:
+        began_s = time.monotonic()
+        with pytest.raises(NoPlan, match=r"step 1 of .* is not planned, and no execution"):
+            rollouts.next(1)
+        assert time.monotonic() - began_s > 0.5
+
+
+def test_a_directory_without_a_run_is_refused(tmp_path):
+    with pytest.raises(LookupError, match="holds no run"):
+        gleaner.rollouts(str(tmp_path))

@@ -1,0 +1,178 @@
+"""The contract of an external trainer: groups in, weights out, and the same of both after any death."""
+
+import pytest
+
+import gleaner
+from storage.records.run import RunBusy, next_iteration, read_report
+from storage.stores.connect import connect
+from tasks.external.plans import WrongStep
+from tasks.external.rollouts import Rollouts
+from tasks.prompts.prompt import PromptError
+from tests.dying_store import DiesAtWrite, Killed
+from tests.external_program import advance, arrays, one_step, seen, settings, trained, versions
+from tests.small_run import document, memory_store, roll_out
+
+STEPS = 3
+KEPT = {"retention": {"keep_weights": 9}}
+
+
+def test_a_program_trains_step_by_step_and_the_run_is_committed(tmp_path, model):
+    url = str(tmp_path / "run")
+    taken = advance(settings(url, model, **KEPT), STEPS)
+    run = gleaner.open(url)
+    assert list(run.iterations) == list(range(STEPS))
+    assert len(versions(url)) == STEPS + 1
+    for step, groups in taken.items():
+        table = run.responses(step).to_pylist()
+        assert [len(group[4]) for group in groups] == [3] * 4
+        by_place = {(row["group"], row["response"] % 3): row for row in table}
+        for number, group in enumerate(groups):
+            for sample, tokens, logprobs, sampled_from, *_, reward, _ in group[4]:
+                row = by_place[number, sample]
+                assert (tokens, logprobs, reward) == (row["token_ids"], row["logprobs"], row["reward"])
+                assert set(sampled_from) == {step}
+        assert read_report(connect(url), step).metrics["loss"] == 0.5
+
+
+class ProgramDies(DiesAtWrite):
+    """Counts the writes of the program alone: members live on."""
+
+    def _count(self, key):
+        if not any(f"/{written}/" in key for written in ("journal", "alive", "claims")):
+            super()._count(key)
+
+
+def test_a_program_killed_at_any_write_ends_with_the_same_groups_and_weights(model):
+    name, steps = "external-undisturbed", 2
+    undisturbed = ProgramDies(name, {})
+    memory_store(name, undisturbed)
+    expected = advance(settings(f"memory://{name}", model, **KEPT), steps)
+    published = versions(f"memory://{name}")
+    assert len(undisturbed.written) > 40
+    for at, key in list(enumerate(undisturbed.written))[::2]:
+        name = f"external-{at}"
+        store = ProgramDies(name, {}, writes=at)
+        memory_store(name, store)
+        given = settings(f"memory://{name}", model, **KEPT)
+        with pytest.raises(Killed):
+            advance(given, steps)
+        store.left = 1 << 30
+        taken = advance(given, steps)
+        assert taken == {step: expected[step] for step in taken}, f"killed at write {at}, {key}"
+        assert versions(f"memory://{name}") == published, f"killed at write {at}, {key}"
+        assert next_iteration(connect(f"memory://{name}")) == steps
+
+
+def test_groups_of_an_earlier_step_are_read_again(tmp_path, model):
+    url = str(tmp_path / "run")
+    given = settings(url, model, **KEPT)
+    taken = advance(given, STEPS)
+    with Rollouts(given) as rollouts:
+        for step in (1, 0, 2):
+            assert seen(rollouts.next(step)) == taken[step]
+        assert rollouts.step == STEPS
+
+
+def test_weights_published_first_stay(tmp_path, model):
+    url = str(tmp_path / "run")
+    given = settings(url, model, **KEPT)
+    advance(given, 1)
+    before = versions(url)
+    with Rollouts(given) as rollouts:
+        list(rollouts.next(0))
+        assert not rollouts.publish({name: array + 1 for name, array in arrays(url, 0).items()})
+        groups = list(rollouts.next(0))
+        assert rollouts.publish(trained(arrays(url, 0), groups))
+    assert versions(url) == before
+
+
+def test_a_second_program_is_refused_while_the_first_lives(tmp_path, model, monkeypatch):
+    given = settings(str(tmp_path / "run"), model)
+    with Rollouts(given) as first, Rollouts(given) as second:
+        first.next(0)
+        # The second has another process's name.
+        second._plans._execution = "here:elsewhere"
+        with pytest.raises(RunBusy, match="being advanced by"):
+            second.next(0)
+
+
+@pytest.mark.parametrize("step", [-1, 1, 2])
+def test_a_step_out_of_order_is_refused(tmp_path, model, step):
+    with Rollouts(settings(str(tmp_path / "run"), model)) as rollouts, pytest.raises(WrongStep, match="allowed now: 0"):
+        rollouts.next(step)
+
+
+def test_nothing_is_published_without_all_groups(tmp_path, model):
+    with Rollouts(settings(str(tmp_path / "run"), model)) as rollouts:
+        with pytest.raises(WrongStep, match="no step is under way"):
+            rollouts.publish({})
+        groups = rollouts.next(0)
+        roll_out(rollouts.url, 0)
+        with pytest.raises(WrongStep, match="step 0 has groups to come"):
+            rollouts.publish(arrays(rollouts.url, 0))
+        list(groups)
+        assert rollouts.publish(arrays(rollouts.url, 0))
+
+
+def test_rollout_runs_ahead_by_the_staleness_that_is_allowed(tmp_path, model):
+    url = str(tmp_path / "run")
+    given = settings(url, model, algorithm={"max_staleness": 1}, **KEPT)
+    with Rollouts(given) as rollouts:
+        rollouts.next(0)
+        roll_out(url, 0)
+        roll_out(url, 1)
+        [first, second, third] = [one_step(rollouts, step) for step in range(3)]
+    sampled_from = [
+        {version for group in step for each in group[4] for version in each[3]} for step in (first, second, third)
+    ]
+    assert sampled_from == [{0}, {0}, {1}]
+
+
+SUBMITTED = {"data": {"source": "submitted"}, "rewards": []}
+PROMPTS = [["1+1=", "2+2="], ["3+3=", "4+4=", "1+1="]]
+
+
+def submitting(url, model):
+    found = []
+    with Rollouts(settings(url, model, **SUBMITTED, **KEPT)) as rollouts:
+        for step in range(rollouts.step, len(PROMPTS)):
+            rollouts.submit(step, PROMPTS[step])
+            found.append(one_step(rollouts, step))
+    return found
+
+
+def test_a_program_gives_the_prompts_of_each_step_and_grades_itself(tmp_path, model):
+    found = submitting(str(tmp_path / "run"), model)
+    assert [[group[2] for group in step] for step in found] == PROMPTS
+    assert {each[6] for step in found for group in step for each in group[4]} == {0.0}
+
+
+def test_prompts_are_given_before_their_step_and_once(tmp_path, model):
+    url = str(tmp_path / "run")
+    with Rollouts(settings(url, model, **SUBMITTED)) as rollouts:
+        with pytest.raises(WrongStep, match="after its submit"):
+            rollouts.next(0)
+        rollouts.submit(0, PROMPTS[0])
+        rollouts.submit(0, PROMPTS[0])
+        with pytest.raises(WrongStep, match="planned with other prompts"):
+            rollouts.submit(0, PROMPTS[1])
+        with pytest.raises(WrongStep, match="allowed now: 0"):
+            rollouts.submit(1, PROMPTS[1])
+        with pytest.raises(PromptError, match=r"prompts\.1: the prompt is empty"):
+            rollouts.submit(0, ["a", ""])
+    with (
+        Rollouts(settings(str(tmp_path / "other"), model)) as rollouts,
+        pytest.raises(WrongStep, match=r"data\.source"),
+    ):
+        rollouts.submit(0, PROMPTS[0])
+
+
+def test_rollouts_of_a_configuration_in_the_user_s_form(tmp_path, model):
+    url = str(tmp_path / "run")
+    given = document(url, model, trainer={"placement": "external", "micro_batch_tokens_max": 320})
+    given["optimizer"] = {}
+    with gleaner.rollouts(given) as rollouts:
+        assert one_step(rollouts, 0)
+    given["trainer"]["placement"] = "own"
+    with pytest.raises(WrongStep, match=r"trainer\.placement: value 'own'; allowed here: 'external'"):
+        gleaner.rollouts(given)
