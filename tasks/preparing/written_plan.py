@@ -20,7 +20,6 @@ from tasks.preparing.checks import draw
 from tasks.preparing.example_journal import plan_of_examples
 from tasks.preparing.replayed_groups import NOTHING, Replayed, slots_of_replayed
 from tasks.preparing.tools import openings
-from tasks.preparing.written_plan import draw_rows, write_plan
 from tasks.prompts.draw import prompts_at
 from tasks.prompts.prompt import PromptSet
 from tasks.prompts.tokenise import Tokenizer
