@@ -1,32 +1,28 @@
 """What drafts change and save: the same tokens for every drafter, steps by source, and seconds of a long tail.
 
-Run: python -m benchmarks.speculation --json (8 min). The policy is the demo's, warm-started on worked sums. The long
-tail is paced: each step takes the seconds of a model of 7B on an H100, on a clock of its own to which the drafter's
-real processor time is added; the drafts are right with a given share. Nothing here runs on a GPU.
+Run: python -m benchmarks.speculation --json (10 min of processor time; --parts for some of them). The policy is the
+demo's, warm-started on worked sums; identity is shown in five families of random models, too. The long tail is paced
+(benchmarks/paced_drafts.py). Nothing here runs on a GPU.
 """
 
 import argparse
-import random
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import AutoTokenizer
 
+from benchmarks.draft_identity import Found, families, identical
 from benchmarks.draft_sources import two_epochs
+from benchmarks.paced_drafts import IDLE_WITHIN, TAIL_MAX, long_tails
 from benchmarks.reporting import Target, finish, interleave, ratios
-from benchmarks.weight_steps import make_random_policy
 from examples.warm_start import WarmStart, warm_start
 from storage.journal.noise_keys import noise_key
 from storage.records.records import SamplingParams
-from tasks.configuration.rollout import DRAFTS_MAX
 from tasks.learning.pretrained import read_tensors
 from tasks.prompts.arithmetic import problem
 from tasks.sampling.engines.drafter import Drafter
@@ -38,14 +34,8 @@ from tasks.sampling.engines.torch_engine import TorchEngine
 
 GROUPS, GENERATIONS, CONTEXT_LENGTH = 32, 8, 256
 SAMPLING = SamplingParams(max_completion_length=160, stop_token_ids=(2,))
-LOGPROBS_WITHIN = 1e-4
-# Seconds of a step of 7B in bfloat16 on an H100 by the tokens fed: 15.2 GB are read at 60 % of 3.35 TB/s, and from 172
-# tokens on arithmetic takes longer. Computed, not measured.
-STEP_S = ((1, 7.6e-3), (64, 8.4e-3), (172, 10e-3), (344, 18e-3), (688, 34e-3), (2752, 130e-3))
-SHARE, TAIL_MAX, IDLE_WITHIN = 0.6, 0.7, 0.01
-
-Drafts = int | Literal["auto"]
-Found = dict[int, tuple[list[int], list[float]]]
+PARTS = ("paced", "families", "demo")
+DRAFTS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -68,8 +58,8 @@ def requests_of(directory: Path, iteration: int, groups: int) -> list[Generation
     ]
 
 
-def make_engine(directory: Path, rows: int, speculation: Speculation | None, kind: type[TorchEngine]) -> TorchEngine:
-    engine = kind(
+def make_engine(directory: Path, rows: int, speculation: Speculation | None) -> TorchEngine:
+    engine = TorchEngine(
         directory,
         device="cpu",
         max_responses_in_flight=rows,
@@ -87,9 +77,10 @@ def decode(engine: TorchEngine, requests: Sequence[GenerationRequest]) -> Decode
     began_s = time.process_time()
     while waiting or flying:
         room = engine.max_responses_in_flight - flying
-        engine.start(waiting[:room])
-        flying += len(waiting[:room])
-        del waiting[:room]
+        if coming := waiting[:room]:
+            engine.start(coming)
+            flying += len(coming)
+            del waiting[:room]
         steps += 1
         for delta in engine.step():
             tokens, logprobs = found[delta.response]
@@ -99,18 +90,7 @@ def decode(engine: TorchEngine, requests: Sequence[GenerationRequest]) -> Decode
     return Decoded(found, steps, time.process_time() - began_s)
 
 
-def identical(found: Found, wanted: Found) -> int:
-    """How many responses have the same tokens, each with the same log-prob."""
-
-    def same(response: int) -> bool:
-        (tokens, logprobs), (others, other_logprobs) = found[response], wanted[response]
-        near = all(abs(a - b) <= LOGPROBS_WITHIN for a, b in zip(logprobs, other_logprobs, strict=False))
-        return tokens == others and near
-
-    return sum(map(same, wanted))
-
-
-def drafters(wanted: Found, rows: int, vocab_size: int) -> dict[str, Callable[[], Drafter]]:
+def drafters(wanted: Found, vocab_size: int) -> dict[str, Callable[[], Drafter]]:
     """By name, makers of drafters that know plain decoding's answers, or nothing."""
 
     def answer(request: GenerationRequest) -> Sequence[int]:
@@ -125,25 +105,34 @@ def drafters(wanted: Found, rows: int, vocab_size: int) -> dict[str, Callable[[]
         "random": scripted(wrong, ragged=True),
         "right with 0.8": scripted(lambda _: 0.8, answer=answer, ragged=True),
         "changing": scripted(changing, answer=answer),
-        "siblings": lambda: SuffixDrafter(rows=rows, context_length=CONTEXT_LENGTH),
-        "ngram": lambda: SuffixDrafter(rows=rows, context_length=CONTEXT_LENGTH, siblings=False),
     }
 
 
+def identity(directory: Path, requests: Sequence[GenerationRequest], plain: Decoded) -> list[dict[str, Any]]:
+    """By scripted drafter and number of drafts, how many responses are those of plain decoding, and the steps."""
+    vocab_size = len(AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False))
+    table = []
+    for name, make in drafters(plain.found, vocab_size).items():
+        for drafts in DRAFTS:
+            found = decode(make_engine(directory, 64, Speculation(make(), drafts)), requests)
+            same = identical(found.found, plain.found)
+            table.append(
+                {"drafter": name, "drafts": drafts, "identical": same, "of": len(requests), "steps": found.steps}
+            )
+    return table
+
+
 def steps_by_source(
-    directory: Path, before: Found, requests: Sequence[GenerationRequest], plain: Mapping[int, Decoded]
+    directory: Path, requests: Sequence[GenerationRequest], plain: Mapping[int, Decoded]
 ) -> list[dict[str, Any]]:
-    """Steps and tokens by source, rows in flight and number of drafts; "past" has an epoch's responses at hand."""
+    """Steps and tokens of suffix drafters, by rows in flight and number of drafts."""
     table = []
     for rows, wanted in plain.items():
-        for source in ("ngram", "siblings", "siblings and past"):
-            for drafts in (1, 2, 4, 8, "auto"):
+        for source in ("ngram", "siblings"):
+            for drafts in (1, 4, 8, "auto"):
                 drafter = SuffixDrafter(rows=rows, context_length=CONTEXT_LENGTH, siblings=source != "ngram")
-                if source == "siblings and past":
-                    for request in requests:
-                        drafter.remember(request.prompt_ids, [before[request.response][0]])
                 speculation = Speculation(drafter, drafts)
-                found = decode(make_engine(directory, rows, speculation, TorchEngine), requests)
+                found = decode(make_engine(directory, rows, speculation), requests)
                 totals = speculation.totals
                 table.append(
                     {
@@ -151,119 +140,15 @@ def steps_by_source(
                         "source": source,
                         "drafts": drafts,
                         "identical": identical(found.found, wanted.found),
-                        "fewer steps": wanted.steps / found.steps,
+                        "of": len(requests),
+                        "steps": found.steps,
+                        "plain steps": wanted.steps,
                         "accepted": totals.accepted / max(1, totals.drafted),
                         "tokens/step": totals.tokens / found.steps,
                         "as fast": wanted.seconds / found.seconds,
                     }
                 )
     return table
-
-
-class PacedClock:
-    """Seconds that steps take by STEP_S."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def step(self, tokens: int) -> None:
-        low, high = next((a, b) for a, b in pairwise(STEP_S) if tokens <= b[0])
-        self.now_s += low[1] + (high[1] - low[1]) * (tokens - low[0]) / (high[0] - low[0])
-
-
-class PacedDrafter:
-    """Drafts of a scripted drafter, for which the processor time of a real one passes on a paced clock."""
-
-    def __init__(self, scripted: Drafter, real: Drafter, clock: PacedClock) -> None:
-        self._scripted, self._real, self._clock = scripted, real, clock
-
-    def start(self, requests: Sequence[GenerationRequest]) -> None:
-        self._scripted.start(requests)
-        self._timed(lambda: self._real.start(requests))
-
-    def draft(self, responses: Sequence[int], most: int) -> list[Sequence[int]]:
-        self._timed(lambda: self._real.draft(responses, most))
-        return self._scripted.draft(responses, most)
-
-    def extend(self, tokens: Mapping[int, Sequence[int]]) -> None:
-        self._scripted.extend(tokens)
-        self._timed(lambda: self._real.extend(tokens))
-
-    def leave(self, responses: Sequence[int]) -> None:
-        self._scripted.leave(responses)
-        self._timed(lambda: self._real.leave(responses))
-
-    def _timed(self, called: Callable[[], object]) -> None:
-        began_s = time.process_time()
-        called()
-        self._clock.now_s += time.process_time() - began_s
-
-
-def paced(clock: PacedClock) -> type[TorchEngine]:
-    """The kind of engine whose steps take their time on this clock."""
-
-    class PacedEngine(TorchEngine):
-        def _draw(self, logits: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
-            clock.step(len(logits))
-            return super()._draw(logits, batch)
-
-    return PacedEngine
-
-
-def tail_requests(count: int, longest: int, *, equal: bool) -> list[GenerationRequest]:
-    """Responses without stop tokens whose lengths are log-normal, or all the longest."""
-    lengths = random.Random(0)
-    drawn = [longest if equal else min(longest, int(lengths.lognormvariate(3.2, 0.9)) + 1) for _ in range(count)]
-    return [
-        GenerationRequest(
-            r, r, (5 + r % 50, 6, 7), (), noise_key(5, 0, r), SamplingParams(max_completion_length=drawn[r])
-        )
-        for r in range(count)
-    ]
-
-
-def paced_seconds(
-    directory: Path, requests: Sequence[GenerationRequest], rows: int, wanted: Found | None, share: float
-) -> tuple[float, Found]:
-    """Seconds on the paced clock to the last response, by "auto" with drafts of this share, or without any drafter."""
-    clock, speculation = PacedClock(), None
-    if wanted is not None:
-        known = wanted
-        scripted = ScriptedDrafter(4096, lambda _: share, answer=lambda request: known[request.response][0])
-        drafter = PacedDrafter(scripted, SuffixDrafter(rows=rows, context_length=CONTEXT_LENGTH), clock)
-        speculation = Speculation(drafter, "auto", now_s=clock)
-    found = decode(make_engine(directory, rows, speculation, paced(clock)), requests)
-    return clock.now_s, found.found
-
-
-def long_tails(directory: Path, count: int, longest: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """The table of paced iterations, and by name the seconds with drafts over those without."""
-    cases = {
-        f"long tail, share {SHARE}": (count, 64, SHARE, False),
-        "long tail, share 0": (count, 64, 0.0, False),
-        f"full batch, share {SHARE}": (768, 256, SHARE, True),
-    }
-    table, found = [], {}
-    for name, (responses, rows, share, equal) in cases.items():
-        requests = tail_requests(responses, longest, equal=equal)
-        plain_s, wanted = paced_seconds(directory, requests, rows, None, 0.0)
-        drafted_s, drafted = paced_seconds(directory, requests, rows, wanted, share)
-        found[name] = drafted_s / plain_s
-        table.append(
-            {
-                "iteration": name,
-                "rows": rows,
-                "identical": identical(drafted, wanted),
-                "of": responses,
-                "plain s": plain_s,
-                "with drafts s": drafted_s,
-                "ratio": found[name],
-            }
-        )
-    return table, found
 
 
 def few_rows(
@@ -281,7 +166,7 @@ def few_rows(
                     for request in asked:
                         drafter.remember(request.prompt_ids, [before[request.response][0]])
                 speculation = Speculation(drafter, "auto")
-            return decode(make_engine(directory, rows, speculation, TorchEngine), asked).seconds
+            return decode(make_engine(directory, rows, speculation), asked).seconds
 
         return run
 
@@ -293,48 +178,49 @@ def few_rows(
     ]
 
 
+def of_the_demo(folder: Path, warm_start_steps: int, groups: int, rounds: int) -> list[dict[str, Any]]:
+    """The tables of the demo's policy: identity, sources, two epochs, and few rows."""
+    model, early = folder / "model", folder / "early"
+    warm_start(model, replace(WarmStart(), steps=warm_start_steps), lambda *_: None)
+    warm_start(early, replace(WarmStart(), steps=warm_start_steps * 5 // 6), lambda *_: None)
+    past = decode(make_engine(model, 64, None), requests_of(model, 0, groups)).found
+    requests = requests_of(model, 1, groups)
+    plain = {rows: decode(make_engine(model, rows, None), requests) for rows in (64, 8)}
+    return [
+        *identity(model, requests, plain[64]),
+        *steps_by_source(model, requests, plain),
+        *two_epochs((early, model), requests_of, groups, make_engine, decode, context_length=CONTEXT_LENGTH),
+        *few_rows(model, past, requests, rounds),
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--groups", type=int, default=GROUPS)
-    parser.add_argument("--warm-start-steps", type=int, default=400)
+    parser.add_argument("--warm-start-steps", type=int, default=240)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    table: list[dict[str, Any]] = []
+    targets: list[Target] = []
+    if "paced" in given.parts:
+        paced, found = long_tails(given.rounds)
+        table += paced
+        targets.append(Target("paced responses that drafts change", sum(row["changed"] for row in paced), "== 0"))
+        bounds = (TAIL_MAX, 1 + IDLE_WITHIN, 1 + IDLE_WITHIN)
+        for (name, ratio), bound in zip(found.items(), bounds, strict=True):
+            targets.append(ratio.target(f"seconds over plain: {name}", f"<= {bound}"))
     with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "model"
-        warm_start(model, replace(WarmStart(), steps=given.warm_start_steps), lambda *_: None)
-        small = make_random_policy(Path(folder) / "small", hidden=64, layers=1)
-        tails, ratio = long_tails(small, 640, 240)
-        past = decode(make_engine(model, 64, None, TorchEngine), requests_of(model, 0, given.groups)).found
-        requests = requests_of(model, 1, given.groups)
-        plain = {rows: decode(make_engine(model, rows, None, TorchEngine), requests) for rows in (64, 8)}
-        vocab_size = len(AutoTokenizer.from_pretrained(str(model), local_files_only=True, trust_remote_code=False))
-        identity = []
-        for name, make in drafters(plain[64].found, 64, vocab_size).items():
-            for drafts in range(1, DRAFTS_MAX + 1):
-                found = decode(make_engine(model, 64, Speculation(make(), drafts), TorchEngine), requests)
-                same = identical(found.found, plain[64].found)
-                identity.append({"drafter": name, "drafts": drafts, "identical": same, "steps": found.steps})
-        sources = steps_by_source(model, past, requests, plain)
-        early = Path(folder) / "early"
-        warm_start(early, replace(WarmStart(), steps=given.warm_start_steps * 5 // 6), lambda *_: None)
-        engine = partial(make_engine, kind=TorchEngine)
-        epochs = two_epochs((early, model), requests_of, given.groups, engine, decode, context_length=CONTEXT_LENGTH)
-        few = few_rows(model, past, requests, given.rounds)
-    responses = len(requests)
-    least = min(row["identical"] for row in identity + sources)
-    targets = [
-        Target(f"responses of {responses} that every drafter leaves identical", least, f">= {responses}"),
-        Target("paced responses that drafts change", sum(row["of"] - row["identical"] for row in tails), "== 0"),
-    ]
-    bounds = (TAIL_MAX, 1 + IDLE_WITHIN, 1 + IDLE_WITHIN)
-    targets += [
-        Target(f"seconds over plain: {name}", value, f"<= {bound}")
-        for (name, value), bound in zip(ratio.items(), bounds, strict=True)
-    ]
-    notes = {"responses": responses, "rounds": given.rounds, "warm-start steps": given.warm_start_steps}
-    finish("speculation", [*tails, *identity, *sources, *epochs, *few], targets, as_json=given.json, notes=notes)
+        if "families" in given.parts:
+            table += families(Path(folder))
+        if "demo" in given.parts:
+            table += of_the_demo(Path(folder), given.warm_start_steps, given.groups, given.rounds)
+    changed = sum(row["of"] - row["identical"] for row in table if "of" in row)
+    targets.append(Target("responses that drafters change", changed, "== 0"))
+    notes = {"rounds": given.rounds, "groups": given.groups, "warm-start steps": given.warm_start_steps}
+    finish("speculation", table, targets, as_json=given.json, notes=notes)
 
 
 if __name__ == "__main__":

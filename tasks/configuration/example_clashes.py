@@ -28,21 +28,22 @@ def group_size(algorithm: AlgorithmConfig, num_generations: int) -> int:
 
 
 def with_kind(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A document in which the rewards of a run of examples, which are none, are left out."""
-    if _learns_examples(document) and document.get("rewards") in ([], ()):
+    """A document without the empty rewards of a run of examples, or of a run with a teacher."""
+    if _needs_no_rewards(document) and document.get("rewards") in ([], ()):
         return {name: value for name, value in document.items() if name != "rewards"}
     return document
 
 
 def missing_rewards(document: Mapping[str, Any]) -> list[str]:
-    """The line about missing rewards, which a run must have unless a data set has its responses."""
-    lacks = "rewards" not in document and not _learns_examples(document)
+    """The line about missing rewards, which a run without examples and without a teacher must have."""
+    lacks = "rewards" not in document and not _needs_no_rewards(document)
     return ["rewards: missing; it has no default"] if lacks else []
 
 
-def _learns_examples(document: Mapping[str, Any]) -> bool:
+def _needs_no_rewards(document: Mapping[str, Any]) -> bool:
     algorithm = document.get("algorithm")
-    return isinstance(algorithm, Mapping) and algorithm.get("kind") in tuple(_GROUP_OF_EXAMPLES)
+    learns_examples = isinstance(algorithm, Mapping) and algorithm.get("kind") in tuple(_GROUP_OF_EXAMPLES)
+    return document.get("teacher") is not None or learns_examples
 
 
 def kinds_that_clash(config: Any) -> Iterator[str]:

@@ -4,19 +4,34 @@ They are plain dataclasses of plain fields, because Flyte carries them between m
 """
 
 import shlex
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from resources.visible_text import visible_line
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReference:
-    """An iteration whose plan is written. `execution` names the execution that advances the run."""
+    """An iteration whose plan is written.
+
+    Attributes:
+        run_url: the run.
+        iteration: its number in the run.
+        weight_version: the weights to generate with.
+        execution: the name of the execution that advances the run.
+        code: the digest of the code with which the execution was registered; empty: not compared.
+    """
 
     run_url: str
     iteration: int
     weight_version: int
     execution: str
+    code: str = ""
+
+
+def with_code(references: Iterable[PlanReference], code: str) -> list[PlanReference]:
+    """The references, for an execution that was registered with the code of this digest."""
+    return [replace(each, code=code) for each in references]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,16 +1,15 @@
 """The responses of other runs as examples: `data.runs` names the runs, and `data.select` the responses."""
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from storage.stores.connect import check_url, overlap
+from storage.stores.connect import overlap
+from tasks.configuration.origins import iterations_of
 
-_RANGE = re.compile(r"(.+)@([0-9]{1,8}):([0-9]{1,8})", re.DOTALL)
 # Fields of `data` that say where rows come from, or how text becomes tokens.
 _OF_ROWS = (
     "source",
@@ -51,40 +50,6 @@ class SelectConfig:
     def __post_init__(self) -> None:
         if self.reward is not None and self.reward[0] > self.reward[1]:
             raise ValueError(f"reward: value {list(self.reward)}; allowed: the least reward, then the greatest")
-
-
-@dataclass(frozen=True)
-class RunIterations:
-    """Iterations of a run.
-
-    Attributes:
-        url: The run.
-        bounds: The first iteration, and the one behind the last; None: all that are committed.
-    """
-
-    url: str
-    bounds: tuple[int, int] | None = None
-
-    def within(self, committed: int) -> range:
-        """The iterations, of a run with so many committed ones; raises ValueError for others, or none."""
-        first, stop = self.bounds or (0, committed)
-        if not committed:
-            raise ValueError("no iteration is committed")
-        if not first < stop <= committed:
-            raise ValueError(f"iterations {first}:{stop}; allowed: within 0:{committed}, which are committed")
-        return range(first, stop)
-
-
-def iterations_of(text: str) -> RunIterations:
-    """The iterations that an entry of `data.runs` names: <url>, or <url>@<first>:<stop>; raises ValueError."""
-    found = _RANGE.fullmatch(text)
-    url = text if found is None else found[1]
-    try:
-        check_url(url)
-    except ValueError as error:
-        reason = str(error).removeprefix("storage URL: ")
-        raise ValueError(f"runs: {reason}; allowed: <url>, or <url>@<first>:<stop>, such as runs/math@0:12") from None
-    return RunIterations(url, None if found is None else (int(found[2]), int(found[3])))
 
 
 def selections_that_clash(config: Any) -> Iterator[str]:

@@ -52,6 +52,8 @@ class PassLoss:
         first_logprobs: [B, T], of the policy before the iteration's first optimizer step; None takes the log-probs of
             this pass.
         reference_logprobs: [B, T], or None without a reference.
+        teacher_logprobs: [B, T], or None without a teacher whose log-probs change the advantages.
+        teacher_weight: The factor of log(policy / teacher), by which a token's advantage is lower.
     """
 
     algorithm: AlgorithmConfig
@@ -62,6 +64,8 @@ class PassLoss:
     sampler_logprobs: Tensor
     first_logprobs: Tensor | None
     reference_logprobs: Tensor | None
+    teacher_logprobs: Tensor | None = None
+    teacher_weight: float = 0.0
 
     @property
     def is_by_token(self) -> bool:
@@ -90,13 +94,21 @@ class PassLoss:
         losses = token_losses(
             logprobs,
             old,
-            self.advantages,
+            self._taught_advantages(old),
             self.response_mask,
             algorithm=self.algorithm,
             reference_logprobs=reference,
             importance_weights=corrections,
         )
         return LossTerms(losses, first, old, ratios, corrections)
+
+    def _taught_advantages(self, old: Tensor) -> Tensor:
+        """The advantages less the reverse KL to the teacher at each sampled token, by the ratio's denominator."""
+        if self.teacher_logprobs is None:
+            return self.advantages
+        gap = (old.detach() - self.teacher_logprobs.to(old.dtype)).masked_fill(~self.response_mask, 0.0)
+        advantages = self.advantages if self.advantages.dim() == 2 else self.advantages[:, None]
+        return advantages - self.teacher_weight * gap
 
     def of_tokens(self, batch: TokenBatch) -> tuple[TokenLoss, Sequence[int]]:
         """The arguments `loss` and `together` of `token_objective`: weighted losses of tokens, in the mask's order.

@@ -20,9 +20,11 @@ from storage.records.records import GradedResponse, PlanRecord
 from storage.records.run import connect_to_run, count_committed, read_plan
 from storage.stores.store import ObjectStore
 from tasks.configuration.data import DataConfig
-from tasks.configuration.run_selection import SelectConfig, iterations_of
+from tasks.configuration.origins import iterations_of
+from tasks.configuration.run_selection import SelectConfig
 from tasks.prompts.prompt import PromptError
 from tasks.prompts.run_examples import RunExample, encode
+from tasks.reporting.export import parse_range
 
 # Of a file, in tokens: some 8 MB.
 PIECE_TOKENS = 1 << 22
@@ -79,7 +81,7 @@ def _opened(text: str) -> tuple[ObjectStore, range]:
     named = iterations_of(text)
     try:
         store = connect_to_run(named.url)
-        return store, named.within(count_committed(store))
+        return store, parse_range(named.iterations, count_committed(store))
     except (LookupError, ValueError) as error:
         raise PromptError(f"data.runs: value {text!r}; {error}") from None
 

@@ -10,8 +10,8 @@ from storage.records import model_files
 from storage.records.prompt_table import PromptRow
 from storage.records.run import connect_to_run, read_run
 from tasks.configuration.data import DataConfig
+from tasks.configuration.origins import iterations_of
 from tasks.configuration.run_config import RunConfig
-from tasks.configuration.run_selection import iterations_of
 from tasks.configuration.turns import TurnsConfig
 from tasks.learning.pretrained import ModelError
 from tasks.preparing.stop_tokens import find_stop_tokens

@@ -36,6 +36,8 @@ _KEY_METRICS = (
     ("kl", "KL to the reference", ""),
     ("entropy", "entropy", ""),
     ("actor/grad_norm", "gradient norm", ""),
+    ("teacher/kl", "KL to the teacher", ""),
+    ("teacher/agreement", "tokens that are the teacher's choice", "%"),
     ("mismatch_kl", "KL between sampler and trainer", ""),
 )
 METRICS_IN_WORDS = {metric: (label, unit) for metric, label, unit in _KEY_METRICS}

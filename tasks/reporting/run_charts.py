@@ -35,6 +35,8 @@ _CHARTS = (
     _Chart("Learning", "Groups without a learning signal", "%", {"groups": "frac_reward_zero_std"}),
     _Chart("Learning", "Responses cut at the length limit", "%", {"responses": "completions/clipped_ratio"}),
     _Chart("Learning", "KL to the reference", "KL", {"KL": "kl"}),
+    _Chart("Learning", "KL to the teacher", "KL", {"sampled tokens": "teacher/kl", "heads": "teacher/divergence"}),
+    _Chart("Learning", "Tokens that are the teacher's choice", "%", {"tokens": "teacher/agreement"}),
     _Chart("Learning", "KL between sampler and trainer", "KL", {"mismatch": "mismatch_kl"}),
     _Chart("Learning", "Gradient norm", "2-norm", {"norm": "actor/grad_norm"}),
     _Chart("Learning", "Entropy", "nats", {"entropy": "entropy"}),

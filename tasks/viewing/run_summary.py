@@ -102,13 +102,15 @@ def summary(store: ObjectStore, now_s: float) -> dict[str, Any]:
 
 
 def run_facts(run: RunRecord) -> dict[str, str]:
-    """Return the identity of a run, by name: model, algorithm, size, and the version of the viewing Gleaner."""
+    """Return the identity of a run, by name: model, algorithm, size, origin, and the version of the viewing Gleaner."""
     algorithm = run.config.get("algorithm", {})
     choices = [str(algorithm[name]) for name in ("advantage_estimator", "policy_loss") if name in algorithm]
     facts = {
         "model": str(run.config.get("policy", {}).get("path", "")),
         "algorithm": ", ".join(choices),
         "responses per iteration": _responses_per_iteration(run.config),
+        "begins with": "" if run.origin is None else run.origin.text,
+        "prompts": "" if run.prompts_origin is None else run.prompts_origin.text,
         "Gleaner": VERSION,
     }
     return {name: value for name, value in facts.items() if value}

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 
+import numpy as np
+
 from tasks.sampling.engines.drafter import WIDTHS
 
 # Step times are uncertain by a few per cent, so drafts for less gain are not worth their risk.
@@ -20,7 +22,7 @@ _PRIOR = 4.0
 # Of each earlier draft, what counts less with each further one: about the last 20 of a response, the last 1000 of all.
 _DECAY_OF_RESPONSE, _DECAY_OF_ALL = 0.95, 0.999
 # A time counts until this many steps later, so that a wrong one is tried again.
-_LASTS_STEPS = 512
+_LASTS_STEPS = 2048
 _KEPT = 5
 # What a larger step than any measured is thought to take: a power of its size between flat and proportional, so that
 # it is tried where it may pay.
@@ -94,6 +96,32 @@ class StepTimes:
         part = (tokens - low) / (high - low)
         return self._middle(sizes[place - 1]) * (1 - part) + self._middle(above) * part
 
+    def between(self, tokens: int) -> float | None:
+        """Seconds of a step that feeds so many tokens, by all times so far; None outside of the measured sizes."""
+        fed, seconds = self._all_times()
+        if not fed or not _size(fed[0]) <= _size(tokens) <= _size(fed[-1]):
+            return None
+        return float(np.interp(tokens, fed, seconds))
+
+    def outside(self, tokens: int) -> float | None:
+        """Seconds that a step outside of the measured sizes takes at least; None without two sizes for a smaller one.
+
+        Times are convex in the tokens fed, so the line through the smallest and the largest size is not above them. No
+        larger step is shorter.
+        """
+        fed, seconds = self._all_times()
+        if fed and tokens > fed[-1]:
+            return max(seconds)
+        if len(fed) < 2:
+            return None
+        line_s = seconds[0] - (seconds[-1] - seconds[0]) / (fed[-1] - fed[0]) * (fed[0] - tokens)
+        return min(max(line_s, seconds[0] * tokens / fed[0]), *seconds)
+
+    def _all_times(self) -> tuple[list[float], list[float]]:
+        """Tokens fed, ascending, and seconds; old times, too."""
+        sizes = sorted(self._measured)
+        return [_tokens(size) for size in sizes], [self._middle(size) for size in sizes]
+
     def _sizes(self) -> list[int]:
         return sorted(size for size, last in self._last.items() if self._steps - last <= _LASTS_STEPS)
 
@@ -131,9 +159,15 @@ class DraftCounts:
 
         return self._best(len(lengths), tokens) if pairs else 0
 
-    def took(self, responses: int, width: int, seconds: float) -> None:
-        """A step of `width` tokens for each response took so long."""
+    def took(self, responses: int, width: int, seconds: float, tokens: int) -> float:
+        """A step that fed `width` tokens for each response took so long and gave these tokens.
+
+        Returns the seconds that its drafts have saved, by the times measured lately.
+        """
         self.times.measured(responses, width, seconds)
+        if width == 1:
+            return 0.0
+        return self.times(responses) * tokens / responses - self.times(responses * width)
 
     def drafted(self, response: int, right: int, compared: int) -> None:
         """Of a response's drafts `compared` were compared with its tokens, and the first `right` were right."""
@@ -158,7 +192,7 @@ class DraftCounts:
         return best_drafts(responses, tokens, self.times, choices)
 
 
-def _size(tokens: int) -> int:
+def _size(tokens: float) -> int:
     """Sizes a quarter of an octave apart."""
     return round(4 * math.log2(tokens))
 

@@ -5,7 +5,7 @@ behind its last token, draws our token at each position, and keeps draws while t
 decides how many steps a response takes, and never a token: a drafter may guess, change, or forget.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from tasks.configuration.rollout import DRAFTS_MAX
@@ -18,20 +18,20 @@ WIDTHS = (1, 2, 3, 5, 1 + DRAFTS_MAX)
 class Drafter(Protocol):
     """One engine uses it, in one thread; responses go by their numbers in the plan."""
 
-    def start(self, requests: Sequence[GenerationRequest]) -> None:
-        """These responses come into flight, with the tokens generated so far."""
+    def start(self, requests: Sequence[GenerationRequest], tokens: Sequence[Sequence[int]]) -> None:
+        """These responses come into flight.
+
+        `tokens`: of each response the token ids of prompt and response, a list that the engine appends to until the
+        response leaves. So a drafter that is not asked costs nothing.
+        """
         ...
 
     def draft(self, responses: Sequence[int], most: int) -> list[Sequence[int]]:
         """Guess the next tokens of each response in flight, in order: `most` token ids, or fewer, or none."""
         ...
 
-    def extend(self, tokens: Mapping[int, Sequence[int]]) -> None:
-        """Add new tokens to responses in flight, whether drafted or not."""
-        ...
-
     def leave(self, responses: Sequence[int]) -> None:
-        """These responses are in flight no more: they have ended, or were aborted."""
+        """These responses are in flight no more, and their tokens are complete: they have ended, or were aborted."""
         ...
 
 

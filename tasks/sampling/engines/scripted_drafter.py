@@ -1,6 +1,6 @@
 """ScriptedDrafter: a deterministic drafter for tests, which knows the answers and is right as often as it is told."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from storage.journal.noise_keys import mix64
 from tasks.sampling.engines.engine import GenerationRequest
@@ -48,28 +48,23 @@ class ScriptedDrafter:
         self._answer = answer
         self._ragged = ragged
         self._seed = seed
-        # By response: the position of the next token, that of the answer's first token, and the answer.
-        self._flying: dict[int, tuple[int, int, Sequence[int]]] = {}
+        # By response: the request, prompt and response so far, and the answer.
+        self._flying: dict[int, tuple[GenerationRequest, Sequence[int], Sequence[int]]] = {}
 
-    def start(self, requests: Sequence[GenerationRequest]) -> None:
-        for request in requests:
-            position = len(request.generated_ids)
-            self._flying[request.response] = (position, position, self._answer(request))
+    def start(self, requests: Sequence[GenerationRequest], tokens: Sequence[Sequence[int]]) -> None:
+        for request, so_far in zip(requests, tokens, strict=True):
+            self._flying[request.response] = (request, so_far, self._answer(request))
 
     def draft(self, responses: Sequence[int], most: int) -> list[Sequence[int]]:
         return [self._guess(response, most) for response in responses]
-
-    def extend(self, tokens: Mapping[int, Sequence[int]]) -> None:
-        for response, new in tokens.items():
-            position, first, answer = self._flying[response]
-            self._flying[response] = (position + len(new), first, answer)
 
     def leave(self, responses: Sequence[int]) -> None:
         for response in responses:
             del self._flying[response]
 
     def _guess(self, response: int, most: int) -> list[int]:
-        start, first, answer = self._flying[response]
+        request, so_far, answer = self._flying[response]
+        start, first = len(so_far) - len(request.prompt_ids), len(request.generated_ids)
         count = self._word(response, start, 0) % (most + 1) if self._ragged else most
         guessed = []
         for position in range(start, start + count):

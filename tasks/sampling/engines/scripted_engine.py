@@ -14,8 +14,9 @@ from statistics import NormalDist
 
 from storage.clock import Clock
 from storage.journal.noise_keys import mix64
+from storage.records.draft_totals import DraftTotals
 from storage.weights.tensor_sets import TensorBlock
-from tasks.sampling.engines.admission import check_idle, check_requests, finish_reason, tokens_left
+from tasks.sampling.engines.admission import check_idle, check_requests, finish_reason
 from tasks.sampling.engines.engine import EngineError, GenerationRequest, TokenDelta
 from tasks.sampling.engines.slot_table import Slot, SlotTable
 from tasks.sampling.engines.speculation import Speculation, verified
@@ -84,6 +85,10 @@ class ScriptedEngine:
         return self._prefill_tokens
 
     @property
+    def draft_totals(self) -> DraftTotals | None:
+        return None if self._speculation is None else self._speculation.totals
+
+    @property
     def weight_version(self) -> int | None:
         return self._version
 
@@ -105,11 +110,12 @@ class ScriptedEngine:
             vocab_size=self._vocab_size,
             context_length=self._context_length,
         )
-        for placement in self._table.place(requests):
+        placements = self._table.place(requests)
+        for placement in placements:
             known = len(placement.request.prompt_ids) + len(placement.request.generated_ids)
             self._prefill_tokens += known - 1 - placement.reused
         if self._speculation is not None:
-            self._speculation.start(requests)
+            self._speculation.start([placement.slot for placement in placements])
 
     def step(self) -> list[TokenDelta]:
         version = self._loaded()
@@ -156,11 +162,9 @@ class ScriptedEngine:
         return [self._token(request, request.noise_key, first + ahead, version) for ahead in range(count)]
 
     def _drafts(self, live: Sequence[Slot]) -> Sequence[Sequence[int]]:
-        """Equally many drafts for each response; none if no response could use one."""
         if self._speculation is None or not live:
             return [()] * len(live)
-        room = max(tokens_left(slot.request, slot.generated, self._context_length) for slot in live) - 1
-        return self._speculation.drafts([slot.request.response for slot in live], room, self._vocab_size)
+        return self._speculation.drafts(live, self._context_length, self._vocab_size)
 
     def _extend(self, row: int, slot: Slot, version: int, drafts: Sequence[int]) -> TokenDelta:
         return verified(drafts, self._drawn(slot, version, drafts), partial(self._append, row, slot))

@@ -39,15 +39,19 @@ class Placement:
 
     Attributes:
         row: the row of the response.
-        request: the request for the response.
+        slot: the response's request, and its tokens, which grow as the engine decodes.
         source: the row from which the prompt without its last token is copied; None: nothing is copied.
         reused: the number of the first tokens that need no computation, because `row` holds or gets a copy of them.
     """
 
     row: int
-    request: GenerationRequest
+    slot: Slot
     source: int | None
     reused: int
+
+    @property
+    def request(self) -> GenerationRequest:
+        return self.slot.request
 
 
 class SlotTable:
@@ -140,12 +144,12 @@ class SlotTable:
         for request in requests:
             row, prompt = rows[request.response], request.prompt_ids
             source = None if row in reused else holders.setdefault(prompt, row)
+            slot = self.slots[row] = Slot(request, [*prompt, *request.generated_ids])
             # The first to need a prompt that no row holds computes it.
             if source in (None, row):
-                placements.append(Placement(row=row, request=request, source=None, reused=reused.get(row, 0)))
+                placements.append(Placement(row=row, slot=slot, source=None, reused=reused.get(row, 0)))
             else:
-                placements.append(Placement(row=row, request=request, source=source, reused=len(prompt) - 1))
-            self.slots[row] = Slot(request, [*prompt, *request.generated_ids])
+                placements.append(Placement(row=row, slot=slot, source=source, reused=len(prompt) - 1))
         return placements
 
 

@@ -4,39 +4,35 @@ No token depends on the number of drafts, so a clock may choose it.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
+from storage.records.draft_totals import DraftTotals
 from tasks.configuration.rollout import DRAFTS_MAX
+from tasks.sampling.engines.admission import tokens_left
 from tasks.sampling.engines.draft_counts import DraftCounts
 from tasks.sampling.engines.drafter import WIDTHS, Drafter, Remembers
-from tasks.sampling.engines.engine import EngineError, GenerationRequest, TokenDelta
+from tasks.sampling.engines.engine import EngineError, TokenDelta
+from tasks.sampling.engines.plain_decoding import PlainDecoding
+from tasks.sampling.engines.slot_table import Slot
 
-# Whether drafts would pay is seen anew every so many steps, which ask for drafts of a few responses in any case.
-_LOOK_EVERY = 16
-_LOOK_AT = 32
-
-
-@dataclass(slots=True)
-class SpeculationTotals:
-    """What an engine has done so far.
-
-    Attributes:
-        steps: the number of steps.
-        tokens: the tokens that the steps gave.
-        drafted: the drafts that were verified, less those that fill a step's shape up.
-        accepted: how many of them were right and are tokens of a response.
-    """
-
-    steps: int = 0
-    tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
+# Asking without verifying may take this share of the time, and while drafts pay also what they have saved, both of the
+# last 1000 steps or so.
+_ASKING_MAX, _DECAY = 0.001, 0.999
+# Measuring takes time, too, so of steps without drafts one in so many is measured.
+_MEASURED_EVERY = 4
+# While drafts do not pay, so many responses are asked for, to see how drafts do.
+_LOOK_AT = 16
 
 
 class Speculation:
-    """A drafter, and the rule for the number of drafts; `drafts` and `settle` take turns."""
+    """A drafter, and the rule for the number of drafts; `drafts` and `settle` take turns.
+
+    Attributes:
+        totals: what drafts were worth so far. `saved_s` is the seconds of PlainDecoding, less those of the steps taken,
+            of the drafter, and of the counts.
+    """
 
     def __init__(
         self,
@@ -58,84 +54,134 @@ class Speculation:
         """
         if drafts != "auto" and not 0 <= drafts <= DRAFTS_MAX:
             raise EngineError(f"drafts: value {drafts}; allowed: auto, 0..{DRAFTS_MAX}")
-        self.totals = SpeculationTotals()
+        self.totals = DraftTotals()
         self._drafter = drafter
         self._fixed = None if drafts == "auto" else drafts
         self._now_s = now_s
         self._counts = DraftCounts()
-        self._asks = False
+        self._pays = False
+        self._credit_s = 0.0
+        self._first = 0
         self._asked: dict[int, Sequence[int]] = {}
         self._width = 1
         self._began_s = 0.0
+        self._steps = 0
+        self._plain = PlainDecoding(self._counts.times)
+        self._spent_s = 0.0
 
-    def start(self, requests: Sequence[GenerationRequest]) -> None:
-        """These responses come into flight."""
-        self._drafter.start(requests)
+    def start(self, slots: Sequence[Slot]) -> None:
+        """These responses come into flight; the engine appends to their tokens."""
+        with self._beside():
+            self._drafter.start([slot.request for slot in slots], [slot.token_ids for slot in slots])
+            self._plain.start(slot.request.response for slot in slots)
 
     def leave(self, responses: Sequence[int]) -> None:
-        """These responses are in flight no more."""
-        self._drafter.leave(responses)
-        self._counts.leave(responses)
+        """These responses are aborted."""
+        with self._beside():
+            self._forget(responses)
+            self._plain.leave(responses)
 
     def remember(self, prompt_ids: Sequence[int], responses: Sequence[Sequence[int]]) -> None:
         """See `Remembers`. A drafter without that ability is not told."""
         if isinstance(self._drafter, Remembers):
-            self._drafter.remember(prompt_ids, responses)
+            with self._beside():
+                self._drafter.remember(prompt_ids, responses)
 
-    def drafts(self, responses: Sequence[int], room: int, vocab_size: int) -> list[Sequence[int]]:
+    def drafts(self, live: Sequence[Slot], context_length: int, vocab_size: int) -> list[Sequence[int]]:
         """Choose the drafts of the next step: equally many for each response, 0 or one less than a width.
 
         Args:
-            responses: all responses in flight, in any order.
-            room: the most drafts that any response could use.
+            live: all responses in flight, in any order.
+            context_length: the most tokens of prompt + response.
             vocab_size: token ids of drafts are below it.
         """
-        self._began_s = self._now_s()
-        most = min(room, DRAFTS_MAX if self._fixed is None else self._fixed)
-        asked = self._whom(responses) if most > 0 else ()
-        self._asked, self._width = {}, 1
-        if asked:
+        asked = self._whom(live)
+        most = self._most(live, context_length) if asked else 0
+        self._asked, self._width, self._began_s = {}, 1, self._now_s()
+        if most > 0:
             found = self._drafter.draft(asked, most)
             self._asked = {r: _checked(tokens, most, vocab_size) for r, tokens in zip(asked, found, strict=True)}
-            self._width = self._chosen(responses)
+            self._width = self._chosen([slot.request.response for slot in live])
         if self._width == 1:
-            self._began_s = self._now_s()  # what asking took is no part of a plain step
-            return [()] * len(responses)
+            if self._asked:
+                now_s = self._now_s()
+                self._credit_s -= now_s - self._began_s
+                self._spent_s += now_s - self._began_s
+                self._began_s = now_s  # what asking took is no part of a plain step
+            return [()] * len(live)
         fill = [0] * (self._width - 1)
-        return [(*self._asked.get(response, ()), *fill)[: self._width - 1] for response in responses]
+        return [(*self._asked.get(slot.request.response, ()), *fill)[: self._width - 1] for slot in live]
+
+    def _whom(self, live: Sequence[Slot]) -> Sequence[int]:
+        """The responses whose drafts are asked for: all if drafts may pay, and sometimes a few, to see how they do."""
+        if self._fixed is None:
+            if self._credit_s < 0:
+                return ()
+            self._pays = self._pays or self._counts.worth_asking(len(live))
+            if not self._pays:
+                self._first = (self._first + _LOOK_AT) % len(live)
+                live = live[self._first : self._first + _LOOK_AT]
+        elif not self._fixed:
+            return ()
+        return [slot.request.response for slot in live]
+
+    def _most(self, live: Sequence[Slot], context_length: int) -> int:
+        """The most drafts that any response could use: the last token of a response is never fed."""
+        room = max(tokens_left(slot.request, slot.generated, context_length) for slot in live) - 1
+        return min(room, DRAFTS_MAX if self._fixed is None else self._fixed)
 
     def _chosen(self, responses: Sequence[int]) -> int:
         """The width of a step for which drafts are at hand."""
         lengths = {response: len(self._asked.get(response, ())) for response in responses}
         chosen = max(lengths.values()) if self._fixed is not None else self._counts.best(lengths)
-        if not chosen and self._asks:
-            self._asks = self._counts.worth_asking(len(responses))
+        if not chosen and self._pays:
+            self._pays = self._counts.worth_asking(len(responses))
+            if not self._pays:
+                self._credit_s = min(self._credit_s, 0.0)  # what was saved pays for no looks
         return next(width for width in WIDTHS if width > chosen)
-
-    def _whom(self, responses: Sequence[int]) -> Sequence[int]:
-        """The responses whose drafts are asked for: all if drafts may pay, and sometimes a few, to see how they do."""
-        if self._fixed is not None:
-            return responses
-        looks, rest = divmod(self.totals.steps, _LOOK_EVERY)
-        if not rest:
-            self._asks = self._counts.worth_asking(len(responses))
-        if self._asks:
-            return responses
-        first = looks * _LOOK_AT % len(responses)
-        return () if rest else responses[first : first + _LOOK_AT]
 
     def settle(self, deltas: Sequence[TokenDelta]) -> None:
         """Take in what the step with the last drafts gave, for every response in flight."""
-        self._counts.took(len(deltas), self._width, self._now_s() - self._began_s)
-        self.totals.steps += 1
-        self.totals.tokens += sum(len(delta.token_ids) for delta in deltas)
-        for delta in deltas:
-            if delta.response in self._asked:
-                self._count(delta)
-        self._drafter.extend({delta.response: delta.token_ids for delta in deltas})
-        self.leave([delta.response for delta in deltas if delta.finish_reason is not None])
+        ended_s, before = self._now_s(), self.totals
+        took_s, is_plain = ended_s - self._began_s, self._width == 1
+        found = {delta.response: len(delta.token_ids) for delta in deltas}
+        ended = [delta.response for delta in deltas if delta.finish_reason is not None]
+        self._spent_s += took_s
+        self._credit_s = _DECAY * self._credit_s + _ASKING_MAX * took_s
+        with self._beside():
+            if not is_plain or not self._steps % _MEASURED_EVERY:
+                saved_s = self._counts.took(len(deltas), self._width, took_s, sum(found.values()))
+                self._credit_s += 0.0 if is_plain else saved_s
+            counted = [self._count(delta) for delta in deltas if delta.response in self._asked]
+            if counted and is_plain:
+                self._credit_s -= self._now_s() - ended_s
+            if ended:
+                self._forget(ended)
+            self._plain.follow(found, ended, took_s, plain=is_plain)
+        self._steps += 1
+        plain_s = self._plain.seconds
+        # A new object, because other threads read the totals.
+        self.totals = DraftTotals(
+            steps=before.steps + len(deltas),
+            tokens=before.tokens + sum(found.values()),
+            drafted=before.drafted + sum(drafted for drafted, _ in counted),
+            accepted=before.accepted + sum(accepted for _, accepted in counted),
+            saved_s=None if plain_s is None else plain_s - self._spent_s,
+        )
 
-    def _count(self, delta: TokenDelta) -> None:
+    def _forget(self, responses: Sequence[int]) -> None:
+        self._drafter.leave(responses)
+        self._counts.leave(responses)
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """What is done in the block costs seconds that plain decoding does not."""
+        began_s = self._now_s()
+        yield
+        self._spent_s += self._now_s() - began_s
+
+    def _count(self, delta: TokenDelta) -> tuple[int, int]:
+        """The drafts of a response that the step verified, and how many were right."""
         # Without drafts in the step only the first one can be compared.
         asked = self._asked[delta.response][: max(1, self._width - 1)]
         right = 0
@@ -145,9 +191,7 @@ class Speculation:
             right += 1
         compared = min(right + 1, len(asked), len(delta.token_ids))
         self._counts.drafted(delta.response, right, compared)
-        if self._width > 1:
-            self.totals.drafted += len(asked)
-            self.totals.accepted += right
+        return (len(asked), right) if self._width > 1 else (0, 0)
 
 
 def verified(

@@ -18,9 +18,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from storage.records.draft_totals import DraftTotals
 from storage.weights.tensor_sets import TensorBlock
 from tasks.configuration.rollout import DRAFTS_MAX
-from tasks.sampling.engines.admission import check_idle, check_requests, check_sizes, finish_reason, tokens_left
+from tasks.sampling.engines.admission import check_idle, check_requests, check_sizes, finish_reason
 from tasks.sampling.engines.batch import Batch, batch_of
 from tasks.sampling.engines.decoder import Decoder, build_decoder, matched_weights, read_config, torch_weights
 from tasks.sampling.engines.engine import EngineDied, EngineError, GenerationRequest, TokenDelta
@@ -123,6 +124,10 @@ class TorchEngine:
         return self._prefill_tokens
 
     @property
+    def draft_totals(self) -> DraftTotals | None:
+        return None if self._speculation is None else self._speculation.totals
+
+    @property
     def weight_version(self) -> int | None:
         return self._version
 
@@ -168,7 +173,7 @@ class TorchEngine:
         try:
             self._fill(decoder, cache, placements)
             if self._speculation is not None:
-                self._speculation.start(requests)
+                self._speculation.start([placement.slot for placement in placements])
         except BaseException:
             for placement in placements:
                 self._table.leave(placement.row)
@@ -305,12 +310,10 @@ class TorchEngine:
             self._batch = self._graphs.placed(batch_of(live, self._device, self._graphs.size(len(live))))
 
     def _drafts(self, live: Sequence[Slot]) -> Sequence[Sequence[int]]:
-        """Equally many drafts for each response in row order; none if no response could use one."""
+        """Equally many drafts for each response in row order."""
         if self._speculation is None:
             return [()] * len(live)
-        room = max(tokens_left(slot.request, slot.generated, self._context_length) for slot in live) - 1
-        responses = [slot.request.response for slot in live]
-        return self._speculation.drafts(responses, room, self._vocab_size)
+        return self._speculation.drafts(live, self._context_length, self._vocab_size)
 
     def _append(self, row: int, slot: Slot, token: int, logprob: float) -> TokenDelta:
         request = slot.request

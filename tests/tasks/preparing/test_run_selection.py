@@ -226,7 +226,7 @@ def test_a_run_of_another_tokenizer_is_refused_in_one_line(tmp_path, source):
         ({"runs": ["memory://nowhere"]}, "data.runs: value 'memory://nowhere'; memory://nowhere holds no run"),
         (
             {"runs": [f"{SOURCE}@1:3"]},
-            "data.runs: value 'memory://source@1:3'; iterations 1:3; allowed: within 0:2, which are committed",
+            "data.runs: value 'memory://source@1:3'; iterations: value '1:3'; allowed: the run has 0 to 1",
         ),
         (
             {"select": {"reward": [2, 3]}},

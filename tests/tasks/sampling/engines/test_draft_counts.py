@@ -61,7 +61,7 @@ def test_an_old_time_counts_no_more():
     times = StepTimes()
     for _ in range(3):
         times.measured(4, 2, 7.0)
-    for _ in range(600):
+    for _ in range(2100):
         times.measured(4, 1, 1.0)
     assert not times.knows(8)
     assert times(8) < 2.0
@@ -78,17 +78,19 @@ def simulated(step_s, share, responses, steps=3000, seed=0):
         lengths = dict.fromkeys(range(responses), 8 if asked else 0)
         drafts = counts.best(lengths)
         taken = step_s(responses * (drafts + 1))
-        counts.took(responses, drafts + 1, taken * rnd.uniform(0.97, 1.03))
         seconds += taken
+        given = 0
         for response in range(responses):
             right = 0
             while right < drafts and rnd.random() < share:
                 right += 1
-            tokens += right + 1
+            given += right + 1
             if drafts:
                 counts.drafted(response, right, min(right + 1, drafts))
             elif asked:
                 counts.drafted(response, int(rnd.random() < share), 1)
+        counts.took(responses, drafts + 1, taken * rnd.uniform(0.97, 1.03), given)
+        tokens += given
     return seconds / tokens / (step_s(responses) / responses)
 
 
@@ -113,3 +115,12 @@ def test_a_response_is_judged_by_its_own_drafts_and_first_by_all():
     assert counts.share(1) < 0.6 < counts.share(3) < 0.9 < counts.share(2)
     counts.leave([2])
     assert counts.share(2) == counts.share(3)
+
+
+def test_what_drafts_save_is_told_from_measured_times():
+    counts = DraftCounts()
+    for _ in range(4):
+        assert counts.took(4, 1, 1.0, 4) == 0.0
+        saved_s = counts.took(4, 3, 1.5, 10)
+    assert saved_s == pytest.approx(2.5 * 1.0 - 1.5)
+    assert counts.took(4, 3, 90.0, 4) == pytest.approx(1.0 - 1.5), "one long step says nothing"

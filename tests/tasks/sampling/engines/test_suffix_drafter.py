@@ -51,14 +51,15 @@ def test_drafts_are_those_of_a_search_through_all_tokens(siblings):
     drafter, wanted = SuffixDrafter(rows=8, context_length=200, siblings=siblings), Plain(siblings=siblings)
     items = [replace(request(r), prompt_ids=tuple(rnd.choices(range(6), k=9))) for r in (0, 4)]
     items = [replace(items[r % 2], response=r, group=r % 2) for r in range(6)]
+    live = {item.response: [*item.prompt_ids, *item.generated_ids] for item in items}
     for item in items:
-        drafter.start([item])
+        drafter.start([item], [live[item.response]])
         wanted.start(item)
     longest = 0
     for _ in range(25):
         new = {r: rnd.choices(range(4), k=rnd.randrange(1, 5)) for r in range(6) if rnd.random() < 0.8}
-        drafter.extend(new)
         for r, tokens in new.items():
+            live[r] += tokens
             wanted.append(r, tokens)
         found = drafter.draft(range(6), 5)
         # Of several places with equal suffixes the newest counts; order within one call is by response.
@@ -68,18 +69,20 @@ def test_drafts_are_those_of_a_search_through_all_tokens(siblings):
 
 
 def started(drafter, *tokens, prompt=(50, 51, 52), first=0):
+    """Start these responses; returns requests, and the lists to which an engine appends."""
     items = [replace(request(first + r), prompt_ids=prompt, generated_ids=tuple(one)) for r, one in enumerate(tokens)]
-    drafter.start(items)
-    return items
+    live = [[*prompt, *one] for one in tokens]
+    drafter.start(items, live)
+    return items, live
 
 
 def test_a_response_is_drafted_from_its_siblings_running_and_finished():
     drafter = SuffixDrafter(rows=4, context_length=64)
-    started(drafter, [1, 2, 3, 4, 5, 6, 7], [9, 8, 2, 3], [20, 21])
+    _, live = started(drafter, [1, 2, 3, 4, 5, 6, 7], [9, 8, 2, 3], [20, 21])
     assert drafter.draft([1, 2], 3) == [[4, 5, 6], []]
-    drafter.extend({0: [30, 31]})
+    live[0] += [30, 31]
     drafter.leave([0])
-    drafter.extend({1: [4, 5, 6, 7]})
+    live[1] += [4, 5, 6, 7]
     assert drafter.draft([1], 8) == [[30, 31]]
 
 
@@ -116,15 +119,39 @@ def test_past_responses_draft_for_their_prompt():
 
 def test_a_response_that_comes_back_after_a_turn_goes_on_in_its_sequence():
     drafter = SuffixDrafter(rows=2, context_length=64)
-    items = started(drafter, [1, 2, 3])
-    drafter.extend({0: [4, 5]})
+    items, live = started(drafter, [1, 2, 3])
+    live[0] += [4, 5]
     drafter.leave([0])
-    drafter.start([replace(items[0], generated_ids=(1, 2, 3, 4, 5, 40, 41, 2, 3))])
+
+    def back(*tokens):
+        drafter.start([replace(items[0], generated_ids=tokens)], [[*items[0].prompt_ids, *tokens]])
+
+    back(1, 2, 3, 4, 5, 40, 41, 2, 3)
     assert drafter.draft([0], 3) == [[4, 5, 40]]
     assert len(drafter._empty) == len(drafter._lengths) - 1
     drafter.leave([0])
-    drafter.start([replace(items[0], generated_ids=(1, 9, 3))])
+    back(1, 9, 3)
     assert len(drafter._empty) == len(drafter._lengths) - 2
+
+
+def test_only_what_is_asked_for_enters_the_tables():
+    """Responses to other prompts, whether in flight, finished or remembered, cost no work until then."""
+    drafter = SuffixDrafter(rows=8, context_length=64)
+    _, live = started(drafter, [1, 2, 3, 4])
+    started(drafter, [1, 2, 3, 5], [6, 7, 8], prompt=(60, 61), first=1)
+    drafter.remember((60, 61), [[6, 7, 8, 9]])
+    drafter.leave([1])
+    drafter.draft([0], 2)
+    indexed = drafter._indexed[drafter._lengths > 0]
+    assert sorted(indexed) == [0, 0, 7]
+    live[0] += [2, 3]
+    assert drafter.draft([0, 2], 2) == [[4, 2], [9]]
+    assert drafter._indexed.sum() == drafter._lengths.sum() > 20
+    assert list(drafter._open) == [drafter._scope((50, 51, 52), 0), drafter._scope((60, 61), 2)]
+    drafter.leave([0, 2])
+    started(drafter, [1], first=5)
+    drafter.draft([5], 1)
+    assert [len(each) for each in drafter._open.values()] == [1, 1], "one in flight, one that has left unasked"
 
 
 def test_memory_is_bounded_and_what_was_left_longest_ago_goes_first(monkeypatch):
@@ -134,10 +161,14 @@ def test_memory_is_bounded_and_what_was_left_longest_ago_goes_first(monkeypatch)
     for response in range(100):
         started(drafter, [response, response + 1, 7, 8], first=response, prompt=(60, 61, 62))
         drafter.leave([response])
+        drafter.remember((1, response), [[1, 2]])
     assert len(drafter._lengths) == 16
+    assert len(drafter._open) <= 16
     assert drafter._places.nbytes == places
     started(drafter, [90, 91], [10, 11], prompt=(60, 61, 62))
-    assert drafter.draft([0, 1], 3) == [[7, 8], []]
+    assert drafter.draft([0, 1], 3) == [[], []]
+    started(drafter, [98, 99], first=2, prompt=(60, 61, 62))
+    assert drafter.draft([2], 3) == [[7, 8]]
     with pytest.raises(KeyError):
         drafter.draft([99], 3)
 
