@@ -117,10 +117,7 @@ def _load(store: ObjectStore, local: RunConfig, *, is_new: bool) -> tuple[Prompt
 def _check_prompts(
     config: RunConfig, teacher: TeacherConfig | None, prompts: PromptSet, tokenizer: Tokenizer, model_dir: Path
 ) -> None:
-    """Tokenise every prompt once, so a misfit fails before the run exists; open the first environment likewise.
-
-    teacher: with local paths.
-    """
+    """Tokenise every prompt once, before the run exists; open the first environment; try the teachers (local paths)."""
     rows = draw(config, prompts, tokenizer, model_dir, first=0, count=len(prompts))
     _warn(compared(rows, prompts, tokenizer, model_dir, config.data))
     first = openings(config, prompts_at(prompts, config.data, 0, 1), config.run.seed, 0)
