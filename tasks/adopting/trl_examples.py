@@ -118,6 +118,8 @@ def _pairs(adoption: Adoption) -> None:
     shares = weights if isinstance(weights, list) and len(weights) == len(kinds) else [1.0] * len(kinds)
     named: Mapping[str, Any] = dict(zip(map(str, kinds), shares, strict=True))
     first, share = _pair_loss(named)
+    if not adoption.is_known("loss_type", "loss_weights"):
+        adoption.leave_open("algorithm.kind", "the losses of the pairs are not known; dpo is sigmoid or robust")
     if first is None:
         reason = "Gleaner has sigmoid or robust, with weight 1, and sft beside it"
         adoption.refuse("loss_type", reason, "algorithm.kind")

@@ -27,7 +27,7 @@ from tasks.preparing.example_journal import check_examples, responses_of
 from tasks.preparing.findings import Findings
 from tasks.preparing.held_run import check_fleet, check_held_run
 from tasks.preparing.known_prompts import known_to_check
-from tasks.preparing.local_inputs import LocalInputs, model_directory, open_local_inputs
+from tasks.preparing.local_inputs import OF_RUNS, LocalInputs, model_directory, open_local_inputs
 from tasks.preparing.model_check import check_model_use
 from tasks.preparing.origin import origin_to_check
 from tasks.preparing.replayed_groups import choose_replayed
@@ -112,7 +112,8 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
     if config.evaluation is not None:
         progress("looking at the evaluation", 0, 0)
         _look_at_evaluation(config, config.evaluation, inputs, directory, tokenizer, findings)
-    findings.seen[:0] = [f"{name}: {found.repo} at commit {found.commit}" for name, found in inputs.found.items()]
+    of_hub = {name: found for name, found in inputs.found.items() if name != OF_RUNS}
+    findings.seen[:0] = [f"{name}: {found.repo} at commit {found.commit}" for name, found in of_hub.items()]
 
 
 def _look_at_model(config: RunConfig, inputs: LocalInputs, findings: Findings) -> Path | None:

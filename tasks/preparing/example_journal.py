@@ -74,8 +74,7 @@ def check_examples(rows: Iterable[PromptRow], responses: Responses) -> str:
 def write_examples(store: ObjectStore, plan: PlanRecord, responses: Responses, clock: Clock) -> None:
     """Write the responses of a plan of examples that no earlier attempt wrote, under a claim.
 
-    The plan has one slot. Of a data set's tokens the log-prob is 0: the data set chose each
-    with certainty.
+    The plan has one slot. Of a data set's tokens the log-prob is 0: the data set chose each with certainty.
     """
     rows = prompt_table.read_prompts(store, plan)
 

@@ -30,6 +30,9 @@ from tasks.learning.pretrained import ModelError, check_model
 from tasks.preparing.run_selection import selected
 from tasks.prompts.prompt import PromptError
 
+# Of the rows that are responses of other runs, among the sources of run.json.
+OF_RUNS = "data.runs"
+
 
 @dataclass
 class LocalInputs:
@@ -93,16 +96,15 @@ class LocalInputs:
 
     def _of_runs(self, data: DataConfig, kind: str) -> DataConfig:
         """Responses of other runs, as a run holds them from its beginning on, or as they are now."""
-        name = "data.runs"
-        held = (self.held or {}).get(name)
+        held = (self.held or {}).get(OF_RUNS)
         if held is not None and self.store is not None:
             pieces = read_rows(self.store, held)
         else:
             pieces = selected(data, kind)
             content = "".join(map(digest_of, pieces)).encode()
             commit = hashlib.sha1(content, usedforsecurity=False).hexdigest()
-            self.found[name] = HubSource(repo=", ".join(data.runs), revision=None, commit=commit)
-            self.pieces[name] = pieces
+            self.found[OF_RUNS] = HubSource(repo=", ".join(data.runs), revision=None, commit=commit)
+            self.pieces[OF_RUNS] = pieces
         file = self.folder / "data" / "runs.parquet"
         join_pieces(pieces, file)
         return replace(data, source=str(file), runs=(), select=None)

@@ -122,6 +122,10 @@ def test_defaults_say_nothing_and_what_differs_is_told(read):
     )
 
 
+def test_losses_that_are_not_known_leave_the_kind_open(read):
+    assert {"algorithm.kind", "algorithm.rpo_alpha"} <= {*read(DPO, "max_steps=10, loss_type=chosen()").missing}
+
+
 def test_a_limit_of_null_is_open(read):
     assert "sampling.max_completion_length" in read(SFT, "max_steps=10, max_length=None").missing
 
