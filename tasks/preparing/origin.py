@@ -85,7 +85,7 @@ class Origin:
             place = prefix(self.record.version)
             manifest = read_manifest(self.store, place)
             if digest not in (None, manifest.digest):
-                raise OriginError(f"run.from: {place} of {self.record.url} is not the one that {layout.RUN} names")
+                raise OriginError(f"run.from: {place} of {self.record.url} is not the one that {layout.RUN!r} names")
             state = {**manifest.metadata[_STATE], "weight_version": 0}
             copied = replace(manifest, metadata={**manifest.metadata, _STATE: state})
             copy_set(self.store, copied, place, store, prefix(0))

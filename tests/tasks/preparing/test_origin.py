@@ -1,19 +1,22 @@
 """A run that begins with a version of another run: equal bits with the optimizer, kills, and refusals."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
+from click.testing import CliRunner
 
+from gleaner import main
 from storage.clock import ManualClock
 from storage.journal.compaction import read_responses
 from storage.journal.retention import sweep
 from storage.journal.retention_config import RetentionConfig
-from storage.records import layout
+from storage.records import layout, records
 from storage.records.run import connect_to_run, read_plan, read_run
 from storage.stores.memory import MemoryStore
 from storage.stores.store import CorruptObject, ObjectMissing
-from storage.weights.tensor_sets import read_manifest
+from storage.weights.tensor_sets import Manifest, read_manifest
 from storage.weights.versions import pull_version
 from tasks.configuration.run_config import ConfigError, changes, digest, dump, parse
 from tasks.preparing.checks import check_files
@@ -217,6 +220,33 @@ def test_killed_at_any_write_of_its_beginning_a_run_ends_in_the_same_objects(pla
         store.left = 1 << 30
         plan_iteration(fork())
         assert contents(store) == expected, writes
+
+
+@pytest.mark.parametrize("prefix", [layout.weights(AT), layout.checkpoint(AT)])
+def test_a_begun_run_goes_on_with_the_version_of_its_record_and_no_other(other, prefix):
+    there, key = holding(other, "origin-other"), layout.manifest(prefix)
+    store = memory_store("origin-fork", DiesAtWrite("origin-fork", {}))
+    plan_iteration(fork())
+    begun = store.written.index(layout.RUN) + 1
+    store = memory_store("origin-fork", DiesAtWrite("origin-fork", {}, begun))
+    with pytest.raises(Killed):
+        prepare(fork(), EXECUTION, ManualClock())
+    store.left = 1 << 30
+    manifest = records.read(there, Manifest, key)
+    records.put(there, key, replace(manifest, metadata={**manifest.metadata, "again": 1}))
+    with pytest.raises(OriginError, match=r"digest is [0-9a-f]+; allowed: |is not the one that 'run\.json' names"):
+        plan_iteration(fork())
+    there.put(key, other[key])
+    plan_iteration(fork())
+    assert same(weights(FORK, 0), weights(OTHER, AT))
+
+
+def test_status_names_the_version(placed):
+    plan_iteration(fork())
+    found = CliRunner().invoke(main, ["status", FORK])
+    assert found.output.startswith(f"begins with: version {AT} of {OTHER} (digest ")
+    given = json.loads(CliRunner().invoke(main, ["status", FORK, "--json"]).output)
+    assert given["lineage"] == {"begins with": read_run(placed).origin.text}
 
 
 def contents(store):
