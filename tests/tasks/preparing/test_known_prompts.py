@@ -211,9 +211,7 @@ def test_a_run_that_grades_nothing_has_no_pass_rates(model, other):
     run = read_run(other)
     of_examples = run.config | {"algorithm": run.config["algorithm"] | {"kind": "sft"}}
     records.put(other, layout.RUN, replace(run, config=of_examples))
-    with pytest.raises(
-        KnownPromptsError, match=r"data\.pass_rate: value \[0\.2, 0\.8\]; allowed with a run of .* 'sft'"
-    ):
+    with pytest.raises(KnownPromptsError, match=r"data\.pass_rate: value .*; allowed with a run of .* 'sft'"):
         plan_iteration(settings(model, pass_rate=BOUNDS))
     plan_iteration(settings(model))
 
