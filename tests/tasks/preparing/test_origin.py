@@ -23,6 +23,7 @@ from tasks.preparing.checks import check_files
 from tasks.preparing.iteration import prepare
 from tasks.preparing.origin import OriginError
 from tasks.sampling.engines.weight_tensors import as_torch
+from tasks.sampling.session.pulled_model import pull_model
 from tasks.viewing.run_summary import run_facts
 from tests.dying_store import DiesAtWrite, Killed
 from tests.regraded_run import holding
@@ -292,6 +293,21 @@ def test_a_model_whose_tensors_do_not_fit_is_refused_and_one_that_fits_gives_its
         check_files(fork(model=folder))
     plan_iteration(fork(model=model))
     assert same(weights(FORK, 0), weights(OTHER, AT))
+
+
+def test_a_version_of_adapters_is_merged_and_its_optimizer_refused(model):
+    there = memory_store("origin-other")
+    trained(settings(OTHER, model, lora={"rank": 4, "publish": "adapter"}), 1)
+    merged = {
+        name: as_torch(block).clone() for name, block in dict(pull_model(there, 1, None, ManualClock())[1]).items()
+    }
+    store = memory_store("origin-fork")
+    with pytest.raises(OriginError, match=r"run\.from_optimizer: value true; allowed with a version of adapters"):
+        plan_iteration(fork(1))
+    assert everything(store) == {}
+    plan_iteration(fork(1, optimizer=False))
+    assert same(weights(FORK, 0), merged)
+    assert not same(weights(OTHER, 0), merged)
 
 
 def test_a_version_without_a_checkpoint_is_refused_with_the_optimizer_alone(other, model):
