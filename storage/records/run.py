@@ -302,7 +302,7 @@ def _last_lease(store: ObjectStore) -> tuple[int, LeaseRecord | None]:
     if not keys:
         return 0, None
     epoch = int(keys[-1].removeprefix(layout.LEASE).removesuffix(".json"))
-    return epoch, records.read(store, keys[-1])
+    return epoch, records.read(store, LeaseRecord, keys[-1])
 
 
 def _await_lease(store: ObjectStore, epoch: int, holder: str, ttl_s: float, clock: Clock) -> int:

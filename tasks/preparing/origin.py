@@ -6,7 +6,6 @@ The other run is read alone: no object of it is written or deleted, and its leas
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from storage.clock import SystemClock
 from storage.errors import WrongInputError
@@ -79,13 +78,11 @@ class Origin:
         """
         if self.record.optimizer is None:
             return
-        prefixes = {layout.checkpoint: self.record.optimizer}
-        ordered: list[tuple[Any, str | None]] = [(layout.critic_checkpoint, None)] if with_critic else []
-        for prefix, digest in [*ordered, *prefixes.items()]:
+        for prefix in (layout.critic_checkpoint, layout.checkpoint) if with_critic else (layout.checkpoint,):
             place = prefix(self.record.version)
             manifest = read_manifest(self.store, place)
-            if digest not in (None, manifest.digest):
-                raise OriginError(f"run.from: {place} of {self.record.url} is not the one that {layout.RUN} names")
+            if prefix is layout.checkpoint and manifest.digest != self.record.optimizer:
+                raise OriginError(f"run.from: {place} of {self.record.url} is not the one that {layout.RUN!r} names")
             state = {**manifest.metadata[_STATE], "weight_version": 0}
             copied = replace(manifest, metadata={**manifest.metadata, _STATE: state})
             copy_set(self.store, copied, place, store, prefix(0))

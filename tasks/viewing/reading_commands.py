@@ -10,7 +10,7 @@ import click
 from storage.clock import SystemClock
 from storage.records.evaluations import evaluations
 from storage.records.failures import last_failures
-from storage.records.run import connect_to_run, reports
+from storage.records.run import connect_to_run, read_run, reports
 from tasks.reporting.conclusion import cut_line
 from tasks.reporting.costs import usd_per_reward_point
 from tasks.reporting.evaluation_tab import evaluation_line
@@ -22,6 +22,7 @@ from tasks.reporting.terminal import Terminal
 from tasks.viewing.page_file import write_page
 from tasks.viewing.run_reader import TOKENS_AT_ONCE, RunReader
 from tasks.viewing.run_status import status_data, table
+from tasks.viewing.run_summary import lineage_facts
 from tasks.viewing.terminal_view import print_response, token_lines
 
 
@@ -29,16 +30,18 @@ from tasks.viewing.terminal_view import print_response, token_lines
 @click.argument("run_url")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with all metrics.")
 def status(run_url: str, as_json: bool) -> None:
-    """Show what failed last in a run, its finished iterations and evaluations, and a step that was not finite."""
+    """Show what failed last in a run, its lineage, finished iterations and evaluations, and a step not finite."""
     store = connect_to_run(run_url)
     with progress(is_wanted=not as_json) as progress_line:
         history, evaluated, stopped = reports(store, progress_line.tell), evaluations(store), nonfinite_line(store)
-        failed = last_failures(store, len(history))
+        failed, lineage = last_failures(store, len(history)), lineage_facts(read_run(store))
     if as_json:
-        click.echo(json_output(status_data(store.url, history, evaluated, failed, stopped)))
+        click.echo(json_output(status_data(store.url, history, evaluated, failed, stopped) | {"lineage": lineage}))
         return
     for line in failure_lines(store, failed):
         click.echo(line)
+    for name, origin in lineage.items():
+        click.echo(f"{name}: {origin}")
     if history:
         Terminal(width=None if sys.stdout.isatty() else 120).print(table(history))
         cut = cut_line(history[0])

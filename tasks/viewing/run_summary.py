@@ -109,11 +109,16 @@ def run_facts(run: RunRecord) -> dict[str, str]:
         "model": str(run.config.get("policy", {}).get("path", "")),
         "algorithm": ", ".join(choices),
         "responses per iteration": _responses_per_iteration(run.config),
-        "begins with": "" if run.origin is None else run.origin.text,
-        "prompts": "" if run.prompts_origin is None else run.prompts_origin.text,
+        **lineage_facts(run),
         "Gleaner": VERSION,
     }
     return {name: value for name, value in facts.items() if value}
+
+
+def lineage_facts(run: RunRecord) -> dict[str, str]:
+    """Return what a run has of other runs, by name; {} if nothing."""
+    origins = {"begins with": run.origin, "prompts": run.prompts_origin}
+    return {name: origin.text for name, origin in origins.items() if origin is not None}
 
 
 def spent_facts(run: RunRecord, history: Sequence[Metrics]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from resources.work_log import at_work
 from storage.clock import Clock
 from storage.journal.assembly import unended_responses
 from storage.records import layout
-from storage.records.records import TRAIN_POOL, PlanRecord
+from storage.records.records import CONTROL_POOL, TRAIN_POOL, PlanRecord
 from storage.records.run import exists, read_plan
 from storage.stores.connect import connect
 from storage.stores.metered import Requests, metered, requests_of
@@ -97,7 +97,7 @@ def slot_in(store: ObjectStore, plan: PlanRecord, slot: int) -> int:
 
     A plan that an earlier execution wrote may have another number of slots than this execution has members.
     """
-    if slot < len(plan.slots) and plan.slots[slot].pool != TRAIN_POOL:
+    if slot < len(plan.slots) and plan.slots[slot].pool not in (TRAIN_POOL, CONTROL_POOL):
         return slot
     return helping_slot(store, plan)
 

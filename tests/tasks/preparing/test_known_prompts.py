@@ -9,7 +9,7 @@ import pytest
 
 from storage.clock import ManualClock
 from storage.journal.compaction import read_responses
-from storage.records import layout
+from storage.records import layout, records
 from storage.records.length_tables import PREDICTORS, encode_lengths, known_lengths, newest_lengths
 from storage.records.prompt_table import read_prompts
 from storage.records.run import read_plan, read_run
@@ -204,6 +204,16 @@ def test_bounds_without_a_prompt_between_them_are_refused(model, other):
     memory_store("known")
     with pytest.raises(KnownPromptsError, match=r"data\.pass_rate: value \[0\.45, 0\.55\]; no prompt of 10 is left"):
         plan_iteration(settings(model, pass_rate=[0.45, 0.55]))
+
+
+def test_a_run_that_grades_nothing_has_no_pass_rates(model, other):
+    memory_store("known")
+    run = read_run(other)
+    of_examples = run.config | {"algorithm": run.config["algorithm"] | {"kind": "sft"}}
+    records.put(other, layout.RUN, replace(run, config=of_examples))
+    with pytest.raises(KnownPromptsError, match=r"data\.pass_rate: value .*; allowed with a run of .* 'sft'"):
+        plan_iteration(settings(model, pass_rate=BOUNDS))
+    plan_iteration(settings(model))
 
 
 def test_a_damaged_choice_is_refused(model, other):

@@ -1,25 +1,29 @@
 """A run that begins with a version of another run: equal bits with the optimizer, kills, and refusals."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
+from click.testing import CliRunner
 
+from gleaner import main
 from storage.clock import ManualClock
 from storage.journal.compaction import read_responses
 from storage.journal.retention import sweep
 from storage.journal.retention_config import RetentionConfig
-from storage.records import layout
+from storage.records import layout, records
 from storage.records.run import connect_to_run, read_plan, read_run
 from storage.stores.memory import MemoryStore
 from storage.stores.store import CorruptObject, ObjectMissing
-from storage.weights.tensor_sets import read_manifest
+from storage.weights.tensor_sets import Manifest, read_manifest
 from storage.weights.versions import pull_version
 from tasks.configuration.run_config import ConfigError, changes, digest, dump, parse
 from tasks.preparing.checks import check_files
 from tasks.preparing.iteration import prepare
 from tasks.preparing.origin import OriginError
 from tasks.sampling.engines.weight_tensors import as_torch
+from tasks.sampling.session.pulled_model import pull_model
 from tasks.viewing.run_summary import run_facts
 from tests.dying_store import DiesAtWrite, Killed
 from tests.regraded_run import holding
@@ -219,6 +223,33 @@ def test_killed_at_any_write_of_its_beginning_a_run_ends_in_the_same_objects(pla
         assert contents(store) == expected, writes
 
 
+@pytest.mark.parametrize("prefix", [layout.weights(AT), layout.checkpoint(AT)])
+def test_a_begun_run_goes_on_with_the_version_of_its_record_and_no_other(other, prefix):
+    there, key = holding(other, "origin-other"), layout.manifest(prefix)
+    store = memory_store("origin-fork", DiesAtWrite("origin-fork", {}))
+    plan_iteration(fork())
+    begun = store.written.index(layout.RUN) + 1
+    store = memory_store("origin-fork", DiesAtWrite("origin-fork", {}, begun))
+    with pytest.raises(Killed):
+        prepare(fork(), EXECUTION, ManualClock())
+    store.left = 1 << 30
+    manifest = records.read(there, Manifest, key)
+    records.put(there, key, replace(manifest, metadata={**manifest.metadata, "again": 1}))
+    with pytest.raises(OriginError, match=r"digest is [0-9a-f]+; allowed: |is not the one that 'run\.json' names"):
+        plan_iteration(fork())
+    there.put(key, other[key])
+    plan_iteration(fork())
+    assert same(weights(FORK, 0), weights(OTHER, AT))
+
+
+def test_status_names_the_version(placed):
+    plan_iteration(fork())
+    found = CliRunner().invoke(main, ["status", FORK])
+    assert found.output.startswith(f"begins with: version {AT} of {OTHER} (digest ")
+    given = json.loads(CliRunner().invoke(main, ["status", FORK, "--json"]).output)
+    assert given["lineage"] == {"begins with": read_run(placed).origin.text}
+
+
 def contents(store):
     """All objects but the lease's beat, with the bytes of manifests: objects of tensors are named by their content."""
     found = {key: body for key, body in everything(store).items() if key != layout.LEASE_BEAT}
@@ -262,6 +293,21 @@ def test_a_model_whose_tensors_do_not_fit_is_refused_and_one_that_fits_gives_its
         check_files(fork(model=folder))
     plan_iteration(fork(model=model))
     assert same(weights(FORK, 0), weights(OTHER, AT))
+
+
+def test_a_version_of_adapters_is_merged_and_its_optimizer_refused(model):
+    there = memory_store("origin-other")
+    trained(settings(OTHER, model, lora={"rank": 4, "publish": "adapter"}), 1)
+    merged = {
+        name: as_torch(block).clone() for name, block in dict(pull_model(there, 1, None, ManualClock())[1]).items()
+    }
+    store = memory_store("origin-fork")
+    with pytest.raises(OriginError, match=r"run\.from_optimizer: value true; allowed with a version of adapters"):
+        plan_iteration(fork(1))
+    assert everything(store) == {}
+    plan_iteration(fork(1, optimizer=False))
+    assert same(weights(FORK, 0), merged)
+    assert not same(weights(OTHER, 0), merged)
 
 
 def test_a_version_without_a_checkpoint_is_refused_with_the_optimizer_alone(other, model):

@@ -22,6 +22,7 @@ from tasks.preparing.checks import check_files
 from tasks.preparing.iteration import prepare
 from tasks.preparing.replayed_groups import ReplayError
 from tasks.sampling.engines.weight_tensors import as_torch
+from tasks.sampling.session.standing import slot_in
 from tests.dying_store import DiesAtWrite, Killed
 from tests.regraded_run import holding
 from tests.small_run import (
@@ -198,6 +199,7 @@ def test_no_member_is_started_for_stored_responses(model, other):
     plan = read_plan(store, 0)
     assert plan.slots[-1].groups == (2, 3)
     assert plan.slots[-1].slot not in slots[0]
+    assert slot_in(store, plan, plan.slots[-1].slot) == len(plan.slots)
     assert slots == [[0, 1]]
 
 
