@@ -144,26 +144,33 @@ class Speculation:
         """Take in what the step with the last drafts gave, for every response in flight."""
         ended_s, before = self._now_s(), self.totals
         took_s, is_plain = ended_s - self._began_s, self._width == 1
-        found = {delta.response: len(delta.token_ids) for delta in deltas}
         ended = [delta.response for delta in deltas if delta.finish_reason is not None]
         self._spent_s += took_s
         self._credit_s = _DECAY * self._credit_s + _ASKING_MAX * took_s
-        with self._beside():
-            if not is_plain or not self._steps % _MEASURED_EVERY:
-                saved_s = self._counts.took(len(deltas), self._width, took_s, sum(found.values()))
-                self._credit_s += 0.0 if is_plain else saved_s
-            counted = [self._count(delta) for delta in deltas if delta.response in self._asked]
-            if counted and is_plain:
-                self._credit_s -= self._now_s() - ended_s
-            if ended:
-                self._forget(ended)
-            self._plain.follow(found, ended, took_s, plain=is_plain)
         self._steps += 1
+        tokens, counted = len(deltas), list[tuple[int, int]]()
+        if is_plain and not ended and not self._asked:
+            measured = not self._steps % _MEASURED_EVERY
+            if measured:
+                self._counts.took(len(deltas), 1, took_s, tokens)
+            self._plain.follow_alike(len(deltas), took_s, measured=measured)
+        else:
+            with self._beside():
+                found = {delta.response: len(delta.token_ids) for delta in deltas}
+                tokens = sum(found.values())
+                saved_s = self._counts.took(len(deltas), self._width, took_s, tokens)
+                self._credit_s += 0.0 if is_plain else saved_s
+                counted = [self._count(delta) for delta in deltas if delta.response in self._asked]
+                if counted and is_plain:
+                    self._credit_s -= self._now_s() - ended_s
+                if ended:
+                    self._forget(ended)
+                self._plain.follow(found, ended, took_s, plain=is_plain)
         plain_s = self._plain.seconds
         # A new object, because other threads read the totals.
         self.totals = DraftTotals(
             steps=before.steps + len(deltas),
-            tokens=before.tokens + sum(found.values()),
+            tokens=before.tokens + tokens,
             drafted=before.drafted + sum(drafted for drafted, _ in counted),
             accepted=before.accepted + sum(accepted for _, accepted in counted),
             saved_s=None if plain_s is None else plain_s - self._spent_s,
