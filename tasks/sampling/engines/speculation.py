@@ -24,6 +24,8 @@ _ASKING_MAX, _DECAY = 0.001, 0.999
 _MEASURED_EVERY = 4
 # While drafts do not pay, so many responses are asked for, to see how drafts do.
 _LOOK_AT = 16
+# Without measured steps a look can show nothing.
+_FIRST_LOOK = 16
 
 
 class Speculation:
@@ -115,7 +117,7 @@ class Speculation:
     def _whom(self, live: Sequence[Slot]) -> Sequence[int]:
         """The responses whose drafts are asked for: all if drafts may pay, and sometimes a few, to see how they do."""
         if self._fixed is None:
-            if self._credit_s < 0:
+            if self._credit_s < 0 or self._steps < _FIRST_LOOK:
                 return ()
             self._pays = self._pays or self._counts.worth_asking(len(live))
             if not self._pays:
@@ -163,6 +165,7 @@ class Speculation:
                 counted = [self._count(delta) for delta in deltas if delta.response in self._asked]
                 if counted and is_plain:
                     self._credit_s -= self._now_s() - ended_s
+                    self._see(len(deltas))
                 if ended:
                     self._forget(ended)
                 self._plain.follow(found, ended, took_s, plain=is_plain)
@@ -175,6 +178,11 @@ class Speculation:
             accepted=before.accepted + sum(accepted for _, accepted in counted),
             saved_s=None if plain_s is None else plain_s - self._spent_s,
         )
+
+    def _see(self, responses: int) -> None:
+        """After a look: if drafts pay, all responses are asked for at once, whatever the look took."""
+        if self._fixed is None and not self._pays and self._counts.worth_asking(responses):
+            self._pays, self._credit_s = True, max(self._credit_s, 0.0)
 
     def _forget(self, responses: Sequence[int]) -> None:
         self._drafter.leave(responses)
