@@ -53,7 +53,7 @@ def make_model(directory: Path, family: str) -> tuple[Path, dict[str, Tensor]]:
         pad_token_id=0,
     )
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 2:

@@ -25,6 +25,8 @@ class PlainDecoding:
         self._live: set[int] = set()
         # By response, in order of arrival: the tokens that the real engine is ahead.
         self._ahead: dict[int, int] = {}
+        # Whether no response is ahead; and the number and seconds of plain steps that are not yet counted in `_ahead`.
+        self._is_level, self._alike, self._alike_s = True, 0, 0.0
 
     @property
     def seconds(self) -> float | None:
@@ -32,10 +34,11 @@ class PlainDecoding:
 
         The steps are those for tokens that the real engine has found; it may be ahead while responses are in flight.
         """
-        return None if self._unpriced else self._seconds
+        return None if self._unpriced else self._seconds + self._alike_s
 
     def start(self, responses: Iterable[int]) -> None:
         """These responses come into flight."""
+        self._take_in()
         for response in responses:
             self._live.add(response)
             self._ahead.setdefault(response, 0)
@@ -46,6 +49,7 @@ class PlainDecoding:
 
         If nothing is in flight any more, that holds for all responses: their numbers may come again in another plan.
         """
+        self._take_in()
         for response in responses:
             self._live.discard(response)
             self._ahead.pop(response, None)
@@ -61,16 +65,40 @@ class PlainDecoding:
             took_s: seconds of the real engine's step.
             plain: whether that step verified no drafts.
         """
+        self._take_in()
         if plain:
             self._plain_times.measured(len(found), 1, took_s)
         self._live.difference_update(ended)
-        if plain and not any(self._ahead.values()):
+        if plain and self._is_level:
             self._seconds += took_s
             for response in ended:
                 del self._ahead[response]
             return
         for response, tokens in found.items():
             self._ahead[response] += tokens
+        self._decode()
+
+    def follow_alike(self, responses: int, took_s: float, *, measured: bool) -> None:
+        """The same after a plain step in which none of so many responses ended: it costs hardly anything.
+
+        measured: whether the time of the step counts for the price of others.
+        """
+        if measured:
+            self._plain_times.measured(responses, 1, took_s)
+        if self._is_level:
+            self._seconds += took_s
+        else:
+            self._alike, self._alike_s = self._alike + 1, self._alike_s + took_s
+
+    def _take_in(self) -> None:
+        """Count the plain steps that are not yet counted: each gave one token of each response in flight."""
+        if self._alike:
+            for response in self._live:
+                self._ahead[response] += self._alike
+            self._alike, self._alike_s = 0, 0.0
+            self._decode()
+
+    def _decode(self) -> None:
         while self._ahead:
             active = list(islice(self._ahead, self._rows))
             steps = min(self._ahead[response] for response in active)
@@ -81,6 +109,7 @@ class PlainDecoding:
                 self._ahead[response] -= steps
                 if not self._ahead[response] and response not in self._live:
                     del self._ahead[response]
+        self._is_level = not any(self._ahead.values())
         self._price()
 
     def _price(self) -> None:

@@ -24,6 +24,8 @@ _ASKING_MAX, _DECAY = 0.001, 0.999
 _MEASURED_EVERY = 4
 # While drafts do not pay, so many responses are asked for, to see how drafts do.
 _LOOK_AT = 16
+# Without measured steps a look can show nothing.
+_FIRST_LOOK = 16
 
 
 class Speculation:
@@ -115,7 +117,7 @@ class Speculation:
     def _whom(self, live: Sequence[Slot]) -> Sequence[int]:
         """The responses whose drafts are asked for: all if drafts may pay, and sometimes a few, to see how they do."""
         if self._fixed is None:
-            if self._credit_s < 0:
+            if self._credit_s < 0 or self._steps < _FIRST_LOOK:
                 return ()
             self._pays = self._pays or self._counts.worth_asking(len(live))
             if not self._pays:
@@ -144,30 +146,43 @@ class Speculation:
         """Take in what the step with the last drafts gave, for every response in flight."""
         ended_s, before = self._now_s(), self.totals
         took_s, is_plain = ended_s - self._began_s, self._width == 1
-        found = {delta.response: len(delta.token_ids) for delta in deltas}
         ended = [delta.response for delta in deltas if delta.finish_reason is not None]
         self._spent_s += took_s
         self._credit_s = _DECAY * self._credit_s + _ASKING_MAX * took_s
-        with self._beside():
-            if not is_plain or not self._steps % _MEASURED_EVERY:
-                saved_s = self._counts.took(len(deltas), self._width, took_s, sum(found.values()))
-                self._credit_s += 0.0 if is_plain else saved_s
-            counted = [self._count(delta) for delta in deltas if delta.response in self._asked]
-            if counted and is_plain:
-                self._credit_s -= self._now_s() - ended_s
-            if ended:
-                self._forget(ended)
-            self._plain.follow(found, ended, took_s, plain=is_plain)
         self._steps += 1
+        tokens, counted = len(deltas), list[tuple[int, int]]()
+        if is_plain and not ended and not self._asked:
+            measured = not self._steps % _MEASURED_EVERY
+            if measured:
+                self._counts.took(len(deltas), 1, took_s, tokens)
+            self._plain.follow_alike(len(deltas), took_s, measured=measured)
+        else:
+            with self._beside():
+                found = {delta.response: len(delta.token_ids) for delta in deltas}
+                tokens = sum(found.values())
+                saved_s = self._counts.took(len(deltas), self._width, took_s, tokens)
+                self._credit_s += 0.0 if is_plain else saved_s
+                counted = [self._count(delta) for delta in deltas if delta.response in self._asked]
+                if counted and is_plain:
+                    self._credit_s -= self._now_s() - ended_s
+                    self._see(len(deltas))
+                if ended:
+                    self._forget(ended)
+                self._plain.follow(found, ended, took_s, plain=is_plain)
         plain_s = self._plain.seconds
         # A new object, because other threads read the totals.
         self.totals = DraftTotals(
             steps=before.steps + len(deltas),
-            tokens=before.tokens + sum(found.values()),
+            tokens=before.tokens + tokens,
             drafted=before.drafted + sum(drafted for drafted, _ in counted),
             accepted=before.accepted + sum(accepted for _, accepted in counted),
             saved_s=None if plain_s is None else plain_s - self._spent_s,
         )
+
+    def _see(self, responses: int) -> None:
+        """After a look: if drafts pay, all responses are asked for at once, whatever the look took."""
+        if self._fixed is None and not self._pays and self._counts.worth_asking(responses):
+            self._pays, self._credit_s = True, max(self._credit_s, 0.0)
 
     def _forget(self, responses: Sequence[int]) -> None:
         self._drafter.leave(responses)

@@ -109,6 +109,7 @@ def test_what_was_saved_is_not_spent_on_looks_once_drafts_are_wrong():
 def test_a_fixed_number_is_asked_for_in_each_step():
     paced = Paced(wrong, asking_s=1e-3)
     fixed = Speculation(paced.speculation._drafter, 2, now_s=lambda: paced.now_s)
+    fixed.start(paced.slots)
     for asked in range(3):
         assert len(fixed.drafts(paced.slots, CONTEXT_LENGTH * 100, VOCAB_SIZE)[0]) == 2
         fixed.settle([TokenDelta(slot.request.response, (TOKEN,), (-1.0,), None) for slot in paced.slots])

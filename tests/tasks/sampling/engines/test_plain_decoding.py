@@ -48,13 +48,9 @@ class Slow(ScriptedDrafter):
         self.calls += 1
         self._clock.sleep(ASK_S)
 
-    def start(self, requests):
+    def start(self, requests, tokens):
         self._takes_time()
-        super().start(requests)
-
-    def extend(self, tokens):
-        self._takes_time()
-        super().extend(tokens)
+        super().start(requests, tokens)
 
     def leave(self, responses):
         self._takes_time()
