@@ -156,10 +156,9 @@ def prepare(
     pools: () means the configured pools. ends_execution: the iteration is the last of the execution. submitted: the
     iteration's prompts, one per group, where a program gives them.
 
-    Raises WeightsTooOld if the iteration may not begin yet, CorruptObject or ObjectMissing if training could not
-    restore its state, and ConcludedByAnother, after which a later attempt goes on with the run. Raises BudgetExceeded,
-    with the lease released, unless an earlier iteration is under way: the earlier iteration is then returned again,
-    without slots, to finish.
+    Raises WeightsTooOld if the iteration may not begin yet; CorruptObject or ObjectMissing if training could not restore
+    its state; ConcludedByAnother, after which a later attempt goes on with the run; and BudgetExceeded, with the lease
+    released, unless an earlier iteration is under way, which is then returned again, without slots, to finish.
     """
     pools = pools or tuple(config.pools.rollout_pools)
     at_work("checking the configuration, the model and the prompts")
@@ -192,13 +191,12 @@ def prepare(
             version = sampled_version(store, iteration, config.algorithm.max_staleness) if is_ahead else iteration
             behind, first = position(store, run, iteration)
             replayed = choose_replayed(config, behind + iteration, model_dir, prompts.columns)
-            at = None if submitted else first
-            rows = draw_rows(config, prompts, tokenizer(), model_dir, at, behind + iteration)
+            rows = draw_rows(config, prompts, tokenizer(), model_dir, None if submitted else first, behind + iteration)
             if iteration == 0:
                 publish_first(store, model_dir, local, origin)
             tools, stops = shown_tools(tokenizer()), _stop_ids(store, config, prompts, tokenizer(), model_dir)
+            size = 0 if submitted else len(prompts)
             try:
-                size = 0 if submitted else len(prompts)
                 write_plan(store, config, rows, iteration, version, first, stops, clock, tools, size, behind, replayed)
             except BudgetExceeded as error:
                 if not is_ahead:
