@@ -27,18 +27,21 @@ backends["cpu"] = Backend(compiler=object, driver=Driver)
 """
 
 
-def run_interpreted(file: str, folder: Path, limit_s: float) -> None:
-    """Run the file's tests in a child process; AssertionError with the child's output if one fails."""
+def run_interpreted(file: str, folder: Path, limit_s: float, *options: str, interpret: bool = True) -> None:
+    """Run the file's tests in a child process; AssertionError with the child's output if one fails.
+
+    options: further arguments of pytest. interpret: False leaves Triton its compiler.
+    """
     (folder / "sitecustomize.py").write_text(_SITE)
     root = Path(__file__).parents[1]
     paths = [str(folder), str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {
         "GLEANER_TRITON": str(Path(TRITON).resolve()),
         "PYTHONPATH": os.pathsep.join(paths),
-        "TRITON_INTERPRET": "1",
+        "TRITON_INTERPRET": str(int(interpret)),
         "VLLM_USE_V2_MODEL_RUNNER": "1",
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--disable-warnings", file]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--disable-warnings", *options, file]
     child = subprocess.run(
         command, env=environment, cwd=root, capture_output=True, text=True, check=False, timeout=limit_s
     )
