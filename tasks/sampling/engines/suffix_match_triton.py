@@ -40,9 +40,9 @@ def propose(
     """Write drafts for each request: the continuation of its longest suffix in one of its candidate rows.
 
     A place counts if it has a token, and if the 2 to 8 tokens ahead of it are the request's last. Among equally long
-    suffixes the earlier candidate wins, the request's own row is the last candidate, and the later place in a row wins.
-    What a response repeats of itself is continued round and round; behind the end of another row, and where no place
-    is found, the drafts are the request's last token.
+    suffixes other rows win over the request's own, then the place nearest to the request's length, which is right in
+    loops and lists, and then the earlier candidate. What a response repeats of itself is continued round and round;
+    behind the end of another row, and where no place is found, the drafts are the request's last token.
 
     Args:
         rows: where tokens are.
@@ -109,9 +109,9 @@ def _score_rows(
     longest: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """For one request and candidate: 0, or (suffix's tokens, candidate's rank, place) in one number, the best place's.
+    """For one request and candidate: 0, or (suffix's tokens, whether another row, nearness, side) of the best place.
 
-    Tensors are pointers to their first element.
+    These are digits of one number, which `_take_best` reads. Tensors are pointers to their first element.
     """
     request = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1)
@@ -128,7 +128,6 @@ def _score_rows(
         else:
             first = ring + (other - slots) * length
             held = tl.load(ring_lengths + other - slots)
-        rank = tl.where(other == row, 0, width - column)
         for start in range(0, held, block):
             place = start + tl.arange(0, block)
             equal = place < held
@@ -140,7 +139,10 @@ def _score_rows(
                 # Masked, so that a place costs no memory once it differs.
                 equal = equal & (tl.load(first + place - back, mask=equal, other=-2) == wanted)
                 suffix += equal.to(tl.int32)
-            score = (suffix * (width + 1) + rank).to(tl.int64) * (length + 1) + place
+            behind = place - own_length
+            nearness = length - tl.where(behind < 0, -behind, behind)
+            kind = suffix * 2 + tl.where(other == row, 0, 1)
+            score = (kind.to(tl.int64) * (length + 1) + nearness) * 2 + tl.where(behind < 0, 0, 1)
             best = tl.maximum(best, tl.where(suffix >= shortest, score, 0))
     tl.store(scores + request * width + column, tl.max(best, axis=0))
 
@@ -169,7 +171,8 @@ def _take_best(
     found = tl.load(scores + request * width + columns)
     score = tl.max(found, axis=0)
     other = tl.load(candidates + row * width + tl.argmax(found, axis=0)).to(tl.int64)
-    place = (score % (length + 1)).to(tl.int32)
+    distance = length - (score // 2 % (length + 1)).to(tl.int32)
+    place = tl.load(flying_lengths + row) + tl.where(score % 2 == 0, -distance, distance)
     if other < slots:
         first = flying + tl.maximum(other, 0) * length
         held = tl.load(flying_lengths + tl.maximum(other, 0))

@@ -39,7 +39,7 @@ def defined(rows, slot, candidates, last, most):
     """The drafts of a request, by the words of `propose`. rows: by number, the tokens of each row."""
     text = rows[slot]
     places = [
-        (suffix, -rank if number != slot else -len(candidates), place, number)
+        (suffix, number != slot, -abs(place - len(text)), place >= len(text), -rank, place, number)
         for rank, number in enumerate(candidates)
         if number >= 0
         for place in range(1, len(rows[number]))
@@ -133,20 +133,25 @@ def test_random_rows_have_places_of_every_kind():
 
 
 @runs_kernels
-def test_the_longest_suffix_wins_and_then_the_earlier_candidate_and_then_the_later_place():
-    text = [9, 1, 2, 3]
-    short, long, older = [7, 2, 3, 40, 41], [8, 1, 2, 3, 50, 51], [5, 1, 2, 3, 60, 1, 2, 3, 61, 62]
-    rows = [text, short, long, older]
+def test_the_longest_suffix_wins_and_then_other_rows_and_then_the_nearest_place_and_then_the_earlier_candidate():
+    text = [1, 2, 3, 4, 1, 2, 3]
+    short, long, near = [7, 2, 3, 40, 41], [8, 1, 2, 3, 50, 51], [5, 1, 2, 3, 60, 1, 2, 3, 61, 62, 1, 2, 3, 63]
+    rows = [text, short, long, near]
 
     def first(*candidates):
         table = [[*candidates, *[-1] * (8 - len(candidates))]] * 4
-        return proposed(rows, [[]], table, [0], length=12, most=2)[0]
+        return proposed(rows, [[]], table, [0], length=16, most=2)[0]
 
     assert first(1, 2, 0) == [50, 51]
-    assert first(1, 0) == [40, 41]
-    assert first(2, 3, 0) == [50, 51]
-    assert first(3, 2, 0) == [61, 62]
-    assert first(0) == [3, 3]
+    assert first(0, 1) == [4, 1]
+    assert first(0, 2) == [50, 51]
+    assert first(2, 3, 0) == first(3, 0, 2) == [61, 62]
+    rows[1] = [8, 1, 2, 3, 51, 50]
+    assert first(1, 2) == [51, 50]
+    assert first(2, 1) == [50, 51]
+    assert first(1) == [51, 50]
+    rows[1] = [9]
+    assert first(1) == [3, 3]
 
 
 @runs_kernels
