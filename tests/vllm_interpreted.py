@@ -14,6 +14,8 @@ TRITON = os.environ.get("GLEANER_TRITON", "")
 WHY_NOT = "GLEANER_TRITON names no folder with Triton: make test-vllm-drafts"
 MISSING = not (Path(TRITON) / "triton").is_dir()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+# "all" runs the exhaustive tests too, which take most of the time.
+WHICH = os.environ.get("GLEANER_INTERPRETED", "")
 # Python runs this at its start, also in the processes that vLLM starts. The interpreter needs neither of the two.
 _SITE = """
 import os, sys
@@ -41,6 +43,7 @@ def run_interpreted(file: str, folder: Path, limit_s: float, *options: str, inte
         "TRITON_INTERPRET": str(int(interpret)),
         "VLLM_USE_V2_MODEL_RUNNER": "1",
     }
+    options = (*options, *(() if WHICH == "all" else ("-m", "not exhaustive")))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--disable-warnings", *options, file]
     child = subprocess.run(
         command, env=environment, cwd=root, capture_output=True, text=True, check=False, timeout=limit_s

@@ -35,7 +35,14 @@ class Rows:
 
 
 def propose(
-    rows: Rows, requests: Tensor, candidates: Tensor, is_drawn: Tensor, last: Tensor, scores: Tensor, drafts: Tensor
+    rows: Rows,
+    requests: Tensor,
+    candidates: Tensor,
+    columns: int,
+    is_drawn: Tensor,
+    last: Tensor,
+    scores: Tensor,
+    drafts: Tensor,
 ) -> None:
     """Write drafts for each request: the continuation of its longest suffix in one of its candidate rows.
 
@@ -49,6 +56,7 @@ def propose(
         requests: int32 or int64 [B], the request's row, below S.
         candidates: int32 [S, C], C a power of 2: by request's row the numbers of the rows to look in; -1: none. The
             own row must be among them to be looked in.
+        columns: how many columns of `candidates` are looked at; the others have nothing but -1.
         is_drawn: int32 [B]; 0: the request's prompt is not computed yet, and it gets no drafts but its last token.
         last: int64 [S], the last token of each row in flight.
         scores: int64 [at least B, C], overwritten.
@@ -56,7 +64,7 @@ def propose(
     """
     count, width = len(requests), candidates.shape[1]
     slots, length = rows.flying.shape
-    _score_rows[(count, width)](
+    _score_rows[(count, columns)](
         rows.flying,
         rows.flying_lengths,
         rows.ring,
@@ -85,6 +93,7 @@ def propose(
         drafts,
         slots,
         length,
+        columns,
         width=width,
         most=drafts.shape[1],
         most_padded=triton.next_power_of_2(drafts.shape[1]),
@@ -147,7 +156,7 @@ def _score_rows(
     tl.store(scores + request * width + column, tl.max(best, axis=0))
 
 
-@triton.jit(do_not_specialize=["slots", "length"])
+@triton.jit(do_not_specialize=["slots", "length", "columns"])
 def _take_best(
     flying: tl.tensor,
     flying_lengths: tl.tensor,
@@ -160,6 +169,7 @@ def _take_best(
     drafts: tl.tensor,
     slots: int,
     length: int,
+    columns: int,
     width: tl.constexpr,
     most: tl.constexpr,
     most_padded: tl.constexpr,
@@ -167,8 +177,8 @@ def _take_best(
     """For one request: the continuation at its best candidate's place, or its last token again."""
     request = tl.program_id(0).to(tl.int64)
     row = tl.load(requests + request).to(tl.int64)
-    columns = tl.arange(0, width)
-    found = tl.load(scores + request * width + columns)
+    column = tl.arange(0, width)
+    found = tl.load(scores + request * width + column, mask=column < columns, other=0)
     score = tl.max(found, axis=0)
     other = tl.load(candidates + row * width + tl.argmax(found, axis=0)).to(tl.int64)
     distance = length - (score // 2 % (length + 1)).to(tl.int32)

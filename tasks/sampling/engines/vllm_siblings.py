@@ -48,6 +48,7 @@ class SiblingSpeculator(resolve("BaseSpeculator")):  # type: ignore[misc]
             ring_lengths=torch.zeros(ring, dtype=torch.int32, device=device),
         )
         self._candidates = torch.full((slots, _CANDIDATES), -1, dtype=torch.int32, device=device)
+        self._columns = 1
         self._scores = torch.zeros(slots, _CANDIDATES, dtype=torch.int64, device=device)
         self._drafts = torch.zeros(slots, most, dtype=torch.int64, device=device)
 
@@ -94,9 +95,11 @@ class SiblingSpeculator(resolve("BaseSpeculator")):  # type: ignore[misc]
             return drafts
         if self.books.is_changed:
             self._send(torch.from_numpy(self.books.candidates.copy()), self._candidates)
+            self._columns = max(1, int((self.books.candidates >= 0).sum(axis=1).max()))
             self.books.is_changed = False
         requests = input_batch.idx_mapping[: input_batch.num_reqs]
-        propose(self._rows, requests, self._candidates, num_sampled, last_sampled.view(-1), self._scores, self._drafts)
+        last = last_sampled.view(-1)
+        propose(self._rows, requests, self._candidates, self._columns, num_sampled, last, self._scores, self._drafts)
         return drafts
 
     def _send(self, values: Tensor, to: Tensor) -> None:

@@ -72,6 +72,7 @@ def proposed(flying, ring, candidates, order, *, length, most, drawn=None):
         rows,
         torch.tensor(order, dtype=torch.int32),
         torch.tensor(candidates, dtype=torch.int32),
+        max(sum(number >= 0 for number in row) for row in candidates) or 1,
         torch.tensor([1] * len(order) if drawn is None else drawn, dtype=torch.int32),
         last,
         torch.full((len(flying), len(candidates[0])), 1 << 62),
@@ -220,6 +221,7 @@ def test_the_compiler_takes_the_kernels(tmp_path, monkeypatch, kernel, most):
     }[kernel]
     wide = dict.fromkeys(("last", "scores", "drafts"), "*i64")
     types = dict.fromkeys(function.arg_names, "*i32") | {k: v for k, v in wide.items() if k in function.arg_names}
-    types |= dict.fromkeys(("slots", "length"), "i32") | dict.fromkeys(constants, "constexpr")
+    numbers = dict.fromkeys(("slots", "length", "columns"), "i32")
+    types |= {k: v for k, v in numbers.items() if k in function.arg_names} | dict.fromkeys(constants, "constexpr")
     compiled = compile(ASTSource(function, types, constants), target=GPUTarget("cuda", 90, 32))
     assert re.search(r"\.target sm_90", compiled.asm["ptx"])

@@ -43,7 +43,7 @@ KINDS = (
 @pytest.mark.skipif(INTERPRETED, reason="this is the child process")
 @pytest.mark.skipif(vllm_interpreted.MISSING, reason=vllm_interpreted.WHY_NOT)
 def test_on_model_runner_v2(tmp_path):
-    vllm_interpreted.run_interpreted(__file__, tmp_path, 1800)
+    vllm_interpreted.run_interpreted(__file__, tmp_path, 3600)
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +104,7 @@ def counted(engine, items):
 
 
 @interpreted
+@pytest.mark.exhaustive
 def test_every_kind_of_sampling_draws_what_it_draws_without_drafts(engine, torch_engine):
     assert engine.name.endswith("in runner V2, drafts by siblings")
     assert type(speculator_of(engine)).__name__ == "SiblingSpeculator"
@@ -137,6 +138,7 @@ def test_running_siblings_draft_for_those_behind_them(engine, torch_engine):
 
 
 @interpreted
+@pytest.mark.exhaustive
 def test_finished_siblings_draft_after_their_slots_have_gone_to_other_groups(engine):
     early, late = twins(2, 1200)
     wanted, alone = counted(engine, [early])
@@ -159,12 +161,13 @@ def test_responses_of_elsewhere_draft_for_their_own_group_alone(engine, torch_en
     found, steps = counted(engine, [here])
     assert_same(found, {0: wanted[0]})
     assert steps <= len(wanted[0].token_ids) / (1 + DRAFTS) + 3
-    found, steps = counted(engine, [there])
+    found, steps_there = counted(engine, [there])
     assert_same(found, {1: wanted[1]})
-    assert steps > 0.7 * len(wanted[1].token_ids)
+    assert steps_there > 2 * steps
 
 
 @interpreted
+@pytest.mark.exhaustive
 def test_wrong_responses_change_nothing(engine, torch_engine):
     items = [fresh(response, 1400 + response // 4, KINDS[response % 4]) for response in range(ROWS)]
     wanted = run(torch_engine, items)
@@ -175,6 +178,7 @@ def test_wrong_responses_change_nothing(engine, torch_engine):
 
 
 @interpreted
+@pytest.mark.exhaustive
 def test_candidates_are_rows_of_the_own_prompt_whatever_came(engine, monkeypatch):
     """In a history of many groups, with the tokens that stand in the rows as witnesses."""
     speculator = speculator_of(engine)
@@ -235,6 +239,7 @@ def test_the_ring_is_bounded_and_forgets_the_oldest():
 
 
 @interpreted
+@pytest.mark.exhaustive
 def test_in_a_process_of_its_own_nobody_waits_for_the_corpus(pool, tmp_path, model, torch_engine):
     item = fresh(0, 1700, WILD)
     wanted = run(torch_engine, [item])
@@ -246,6 +251,7 @@ def test_in_a_process_of_its_own_nobody_waits_for_the_corpus(pool, tmp_path, mod
 
 
 @interpreted
+@pytest.mark.exhaustive
 class TestContract(EngineContract):
     prefill_block = 32
 
