@@ -196,11 +196,14 @@ class VllmEngine:
             self._guarded(lambda: core.abort([item.name for item in gone]))
 
     def remember(self, prompt_ids: Sequence[int], responses: Sequence[Sequence[int]]) -> None:
-        """See `Remembers`. Without drafts from siblings nothing is taken in; vLLM's workers are not waited for."""
+        """See `Remembers`. Without drafts from siblings nothing is taken in; vLLM's workers are not waited for.
+
+        A response with a token that the model does not have is left out: vLLM feeds drafts unseen.
+        """
         if self._core is not None and self._speculation.from_siblings:
-            begun = prompt_ids[-LONGEST:]
-            rows = [[*begun, *response][: self._context_length] for response in responses]
-            self._core.tell(WorkerCall("gleaner_remember", (scope_of(prompt_ids), rows)))
+            rows = [[*prompt_ids[-LONGEST:], *response][: self._context_length] for response in responses]
+            known = [row for row in rows if row and min(row) >= 0 and max(row) < self._vocab_size]
+            self._core.tell(WorkerCall("gleaner_remember", (scope_of(prompt_ids), known)))
 
     def restart(self) -> None:
         """See `Engine`. First ends what is left of the old vLLM, by force if need be."""

@@ -40,7 +40,6 @@ class SiblingSpeculator(resolve("BaseSpeculator")):  # type: ignore[misc]
         device = states.all_token_ids.gpu.device
         ring = min(max(1, ring_bytes // (4 * length)), _RING_ROWS_MAX)
         self.books = SiblingRows(slots, ring, _CANDIDATES)
-        self._states = states
         self._rows = Rows(
             flying=states.all_token_ids.gpu,
             flying_lengths=states.total_len.gpu,

@@ -89,8 +89,12 @@ def twins(count, group):
     return [replace(fresh(response, group, WILD), noise_key=key) for response in range(count)]
 
 
+def runner_of(engine):
+    return engine._core._engine.collective_rpc(lambda worker: worker.model_runner)[0]
+
+
 def speculator_of(engine):
-    return engine._core._engine.collective_rpc(lambda worker: worker.model_runner)[0].speculator
+    return runner_of(engine).speculator
 
 
 def counted(engine, items):
@@ -155,6 +159,9 @@ def test_finished_siblings_draft_after_their_slots_have_gone_to_other_groups(eng
 def test_responses_of_elsewhere_draft_for_their_own_group_alone(engine, torch_engine):
     here, there, others = (fresh(row, 1300 + row, WILD) for row in range(3))
     wanted = run(torch_engine, [here, there, others])
+    # VLLM's embedding would be read beyond its end.
+    engine.remember(here.prompt_ids, [[*wanted[0].token_ids[:9], unknown] for unknown in (-1, VOCAB_SIZE)])
+    assert scope_of(here.prompt_ids) not in speculator_of(engine).books._rows
     engine.remember(here.prompt_ids, [wanted[0].token_ids])
     # The right tokens, under another group's prompt.
     engine.remember(others.prompt_ids, [wanted[1].token_ids])
@@ -186,7 +193,7 @@ def test_candidates_are_rows_of_the_own_prompt_whatever_came(engine, monkeypatch
 
     def watched(input_batch, *given, **named):
         drafts = propose(input_batch, *given, **named)
-        rows, states = speculator._rows, speculator._states
+        rows, states = speculator._rows, runner_of(engine).req_states
         for slot in input_batch.idx_mapping.tolist():
             prompt = rows.flying[slot, : int(states.prompt_len.np[slot])]
             for number in [n for n in speculator._candidates[slot].tolist() if n >= 0]:
