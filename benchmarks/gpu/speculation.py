@@ -8,7 +8,7 @@ prompts and noise again, where siblings hold every token: the most that drafts c
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,25 +38,34 @@ _WIDTHS = tuple(width for width in WIDTHS if width != 2)
 
 
 def measure(size: Size, engines: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """Yield the figures each time that there is another, those of the first model first.
+    """Yield the figures each time that there is another: steps of all models, then speeds of the first one.
 
     engines: "torch" and "vllm"; () means all that are installed.
     """
     names = engines or ("torch", *(["vllm"] if installed_version() is not None else []))
     found: dict[str, Any] = {"steps": [], "rates": [], "skipped": {}}
     for model in size.engine_models:
-        shape = SHAPES.get(model, size.shape)
-        with tempfile.TemporaryDirectory() as folder:
-            blocks = peaked_model(shape, Path(folder), size.device)
-            if size.device == "cuda":
-                torch.cuda.empty_cache()  # for vLLM's process
-            for rows in _steps(size, Path(folder), blocks):
+        with _model(size, SHAPES.get(model, size.shape)) as (folder, blocks):
+            for rows in _steps(size, folder, blocks):
                 found["steps"] += [{"model": model, **row} for row in rows]
                 yield found
-            for name in names if model == size.engine_models[0] else ():
-                for rows in _rates(size, name, shape, Path(folder), blocks, found["skipped"]):
-                    found["rates"] += [{"model": model, "engine": name, **row} for row in rows]
-                    yield found
+    model = size.engine_models[0]
+    shape = SHAPES.get(model, size.shape)
+    with _model(size, shape) as (folder, blocks):
+        for name in names:
+            for rows in _rates(size, name, shape, folder, blocks, found["skipped"]):
+                found["rates"] += [{"model": model, "engine": name, **row} for row in rows]
+                yield found
+
+
+@contextmanager
+def _model(size: Size, shape: ModelShape) -> Iterator[tuple[Path, Mapping[str, TensorBlock]]]:
+    """A folder with the model's configuration, and its random weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        blocks = peaked_model(shape, Path(folder), size.device)
+        if size.device == "cuda":
+            torch.cuda.empty_cache()  # for vLLM's process
+        yield Path(folder), blocks
 
 
 class WrongDrafts:
