@@ -29,7 +29,7 @@ from tasks.admitting.commands import fleet
 from tasks.adopting.init_command import init
 from tasks.configuration.in_force import in_force
 from tasks.configuration.iteration_config import config_in_force
-from tasks.configuration.run_config import RunConfig, dump, load, settings_digest
+from tasks.configuration.run_config import RunConfig, dump, settings_digest
 from tasks.doctor.doctor import doctor
 from tasks.forecasting.comparison import forecast as forecast_run
 from tasks.forecasting.probe import NoProbe, probe_run
@@ -39,6 +39,7 @@ from tasks.preparing.checks import check_files, check_settings
 from tasks.preparing.findings import EXPECTED, UNSURE, Refusals
 from tasks.preparing.local_training import TrainingFailed, train
 from tasks.regrading.regrade_command import regrade
+from tasks.reporting.config_argument import GivenConfig, config_argument
 from tasks.reporting.crew_view import RunView
 from tasks.reporting.export_command import export
 from tasks.reporting.finite_number import FiniteNumber
@@ -104,12 +105,13 @@ def main() -> None:
 
     To train: pyflyte run workflows/training.py training --config my.yaml --count 10
 
-    CONFIG is such a YAML file. RUN_URL is its run.url: a directory, or s3://bucket/prefix.
+    CONFIG is such a YAML file; FIELD=VALUE changes one of its fields: optimizer.learning_rate=1e-6. RUN_URL is its
+    run.url: a directory, or s3://bucket/prefix.
     """
 
 
 @main.command(short_help="Check a configuration file, or test a store.")
-@click.argument("config", type=click.Path(path_type=Path), required=False)
+@config_argument(required=False)
 @click.option("--resolved", is_flag=True, help="Print the whole configuration with all defaults, as YAML.")
 @click.option("--files", is_flag=True, help="Also open the model, prompts and functions that it names.")
 @click.option("--store", "store_url", metavar="URL", help="Test a store instead: can it create objects atomically?")
@@ -117,7 +119,9 @@ def main() -> None:
     "--keys", type=click.IntRange(min=1), default=100, show_default=True, help="With --store: how thorough the test is."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
-def check(config: Path | None, resolved: bool, files: bool, store_url: str | None, keys: int, as_json: bool) -> None:
+def check(
+    config: GivenConfig | None, resolved: bool, files: bool, store_url: str | None, keys: int, as_json: bool
+) -> None:
     """Check a configuration file (CONFIG), or test whether a store can hold a run (--store URL)."""
     if config is not None and store_url is None and not (resolved and as_json):
         _check_config(config, resolved=resolved, files=files, as_json=as_json)
@@ -127,8 +131,8 @@ def check(config: Path | None, resolved: bool, files: bool, store_url: str | Non
         raise ValueError("check: allowed: CONFIG [--resolved | --json] [--files], or --store URL [--keys N] [--json]")
 
 
-def _check_config(config: Path, *, resolved: bool, files: bool, as_json: bool) -> None:
-    settings = load(config)
+def _check_config(config: GivenConfig, *, resolved: bool, files: bool, as_json: bool) -> None:
+    settings = config.load()
     looked_at = []
     if files:
         with progress(is_wanted=not as_json) as shown:
@@ -147,10 +151,12 @@ def _check_config(config: Path, *, resolved: bool, files: bool, as_json: bool) -
         return
     number, digest = settings.run.num_prompts_per_step, settings_digest(settings)
     if settings.algorithm.learns_examples:
-        work = f"{number} examples per iteration"
+        work = f"{number} {'pairs of ' * settings.algorithm.learns_pairs}examples per iteration"
     else:
         crew = f"{settings.pools.rollout.count} slots at {prices[0]:.2f} $/h"
         work = f"{number} prompts x {settings.run.num_generations} responses per iteration on {crew}"
+    if settings.run.from_ is not None:
+        work += f", beginning with {settings.run.from_}"
     click.echo(f"{config} is a valid run configuration: {work}, trainer at {prices[1]:.2f} $/h; settings {digest}")
 
 
@@ -171,15 +177,15 @@ def _check_store(url: str, keys: int, *, as_json: bool) -> None:
 
 
 @main.command(short_help="Estimate hours and dollars of a run.")
-@click.argument("config", type=click.Path(path_type=Path), required=False)
+@config_argument(required=False)
 @click.option("--save", is_flag=True, help="Also write the forecast into the run's directory.")
 @click.option("--no-probe", is_flag=True, help="Ignore what the run has measured so far.")
 @click.option("--realised", "run_url", metavar="RUN_URL", help="Compare a saved forecast with what happened instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-def forecast(config: Path | None, save: bool, no_probe: bool, run_url: str | None, as_json: bool) -> None:
+def forecast(config: GivenConfig | None, save: bool, no_probe: bool, run_url: str | None, as_json: bool) -> None:
     """Estimate the hours and dollars of a run on several setups and recommend one. Needs no GPU and no weights."""
     if config is not None and run_url is None:
-        _forecast_run(load(config), save=save, no_probe=no_probe, as_json=as_json)
+        _forecast_run(config.load(), save=save, no_probe=no_probe, as_json=as_json)
     elif run_url is not None and config is None and not save and not no_probe:
         with progress(is_wanted=not as_json) as shown:
             shown.tell("reading reports")

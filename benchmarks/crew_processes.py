@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from storage.clock import SystemClock
+from storage.records.draft_totals import DraftTotals
 from storage.weights.tensor_sets import TensorBlock
 from tasks.configuration.rollout import RolloutConfig, VllmConfig
 from tasks.sampling.engines.choose import build_engine
@@ -110,6 +111,10 @@ class LoggedEngine:
     @property
     def prefill_tokens(self) -> int:
         return self._engine.prefill_tokens
+
+    @property
+    def draft_totals(self) -> DraftTotals | None:
+        return self._engine.draft_totals
 
     @property
     def weight_version(self) -> int | None:

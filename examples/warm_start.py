@@ -30,13 +30,16 @@ PROBLEMS = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """The settings of the supervised training before reinforcement learning."""
+    """The settings of the supervised training before reinforcement learning, and the width and depth of the model."""
 
     steps: int = 400
     batch: int = 64
     learning_rate: float = 1e-3
     seed: int = 1
     task: ArithmeticConfig = field(default_factory=ArithmeticConfig)
+    step_noise: float = STEP_NOISE
+    hidden_size: int = 128
+    layers: int = 2
 
 
 def build_tokenizer(alphabet: str = ALPHABET) -> Any:
@@ -51,13 +54,13 @@ def build_tokenizer(alphabet: str = ALPHABET) -> Any:
     )
 
 
-def build_model(vocabulary: int, context_length: int = 2048) -> Any:
-    """A random Qwen2 with 0.4 million parameters."""
+def build_model(vocabulary: int, context_length: int = 2048, hidden_size: int = 128, layers: int = 2) -> Any:
+    """A random Qwen2, by default with 0.4 million parameters."""
     config = Qwen2Config(
         vocab_size=vocabulary,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=2,
+        hidden_size=hidden_size,
+        intermediate_size=3 * hidden_size,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=context_length,
@@ -76,7 +79,9 @@ def batches(tokenizer: Any, config: WarmStart) -> Iterator[tuple[torch.Tensor, t
         # The seed differs from any run's, so that the problems here are not the run's prompts.
         indices = [rng.randrange(PROBLEMS) for _ in range(config.batch * 8)]
         pool = [problem(config.seed + 1_000_003, index, config.task) for index in indices]
-        texts = sorted(((p.prompt, demonstration(p, rng, STEP_NOISE)) for p in pool), key=lambda text: len(text[1]))
+        texts = sorted(
+            ((p.prompt, demonstration(p, rng, config.step_noise)) for p in pool), key=lambda text: len(text[1])
+        )
         chunks = [texts[start : start + config.batch] for start in range(0, len(texts), config.batch)]
         rng.shuffle(chunks)
         for chunk in chunks:
@@ -111,7 +116,7 @@ def train_policy(
 ) -> None:
     """Train a policy from random weights on batches (ids, labels), and save it and its tokenizer."""
     torch.manual_seed(config.seed)
-    model = build_model(len(tokenizer))
+    model = build_model(len(tokenizer), hidden_size=config.hidden_size, layers=config.layers)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
     for step in range(config.steps):
         warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)

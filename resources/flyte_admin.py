@@ -92,12 +92,12 @@ class FlyteAdmin(RawSynchronousFlyteClient):  # type: ignore[misc]  # flytekit h
                 version=plan.id.version,
                 schedule=plan.spec.entity_metadata.schedule.cron_schedule.schedule,
                 settings_digest=plan.spec.annotations.values.get(SETTINGS_ANNOTATION, ""),
-                inputs={"config": _value(fixed["config"], dict), "count": _value(fixed["count"], int)},
+                inputs={"config": _value(inputs["config"], dict), "count": _value(inputs["count"], int)},
             )
             for plan in sorted(listed, key=lambda plan: str(plan.id.name))
             if plan.spec.workflow_id.name == workflow and plan.spec.entity_metadata.schedule.cron_schedule.schedule
-            for fixed in [plan.spec.fixed_inputs.literals]
-            if {"config", "count"} <= fixed.keys()
+            for inputs in [_inputs(plan.spec)]
+            if {"config", "count"} <= inputs.keys()
         ]
 
     def limits(self, project: str, domain: str, workflow: str) -> dict[str, str] | None:
@@ -126,6 +126,12 @@ class FlyteAdmin(RawSynchronousFlyteClient):  # type: ignore[misc]  # flytekit h
             code = cause.code().name if cause is not None and hasattr(cause, "code") else type(error).__name__
             kind = NoAnswer if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED") else NotReadable
             raise kind(f"{self.endpoint} says {code}") from error
+
+
+def _inputs(spec: Any) -> dict[str, Any]:
+    """The literals of an execution that a launch plan's schedule starts."""
+    given = {name: each.default for name, each in spec.default_inputs.parameters.items() if each.HasField("default")}
+    return {**given, **spec.fixed_inputs.literals}
 
 
 def _value(literal: Any, kind: type) -> Any:

@@ -24,7 +24,7 @@ def collected(plan: PlanReference) -> PlanReference:
     """The body of the task; raises FlyteRecoverableException if another attempt may help, and ends at SIGTERM."""
     from tasks.learning.collecting import collect as record_groups  # noqa: PLC0415 - when the task runs
 
-    with logged_task(place_of(plan), work_on(plan, "collect")):
+    with logged_task(place_of(plan), work_on(plan, "collect"), code=plan.code):
         try:
             record_groups(plan.run_url, plan.iteration, plan.execution, SystemClock())
         except StoreUnavailable as error:

@@ -7,7 +7,7 @@ from resources.pools import ControlPoolConfig, task_settings
 from resources.work_log import end_one
 from storage.clock import SystemClock
 from storage.stores.store import StoreUnavailable
-from tasks.configuration.references import IterationOutcome, PlanReference, TrainOutcome
+from tasks.configuration.references import IterationOutcome, PlanReference, TrainOutcome, with_code
 from tasks.configuration.run_config import parse
 from tasks.plan import forgo_models_in_a_container
 from tasks.task_log import logged_task, place_of, work_on
@@ -31,7 +31,7 @@ def conclude(
     from tasks.reporting.progress import progress  # noqa: PLC0415
 
     forgo_models_in_a_container()
-    with logged_task(place_of(trained.plan), work_on(trained.plan, "conclude")) as log:
+    with logged_task(place_of(trained.plan), work_on(trained.plan, "conclude"), code=trained.plan.code) as log:
         try:
             with progress() as shown:
                 shown.tell(f"iteration {trained.plan.iteration}: concluding")
@@ -42,6 +42,9 @@ def conclude(
 
                 version, execution = outcome.weight_version, trained.plan.execution
                 evaluated = prepare_beside(parse(config), version, execution, SystemClock(), resume=False)
+                reference, slots, due = evaluated
+                [reference, *due] = with_code([reference, *due], trained.plan.code)
+                evaluated = (reference, slots, due)
         except StoreUnavailable as error:
             raise FlyteRecoverableException(str(error)) from error
         if log is not None:

@@ -12,11 +12,11 @@ from storage.errors import GleanerError
 from storage.records import layout
 from storage.records.evaluations import version_of
 from storage.stores.store import StoreUnavailable
-from tasks.configuration.references import EvaluationOutcome, PlanReference
+from tasks.configuration.references import EvaluationOutcome, PlanReference, with_code
 from tasks.configuration.run_config import parse
 from tasks.plan import execution_name, forgo_models_in_a_container
 from tasks.reporting.last_failures import TaskSubject
-from tasks.task_log import logged_task
+from tasks.task_log import check_code, logged_task
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -29,21 +29,25 @@ class EvaluationNotPlanned(GleanerError, ValueError):  # noqa: N818 - reads as w
 def plan_evaluation(
     config: dict,  # type: ignore[type-arg]
     version: int,
+    code: str = "",
 ) -> tuple[PlanReference, list[int]]:
     """Write the plan of an evaluation, or find an existing one; returns its reference and its slots.
 
-    An ended evaluation has no slots. Version -1 is the newest.
+    An ended evaluation has no slots. Version -1 is the newest. code: as of `plan`.
     """
     from tasks.preparing.evaluation import prepare  # noqa: PLC0415 - when the task runs
 
     forgo_models_in_a_container()
+    check_code("plan_evaluation", code)
     settings_of_run = parse(config)
     work = TaskSubject(task="evaluation", run_url=settings_of_run.run.url, iteration=version if version >= 0 else None)
     with logged_task(f"run {settings_of_run.run.url}, plan of the evaluation of version {version}", work):
         try:
-            return prepare(settings_of_run, version, execution_name(), SystemClock())
+            reference, slots = prepare(settings_of_run, version, execution_name(), SystemClock())
         except StoreUnavailable as error:
             raise FlyteRecoverableException(str(error)) from error
+    [reference] = with_code([reference], code)
+    return reference, slots
 
 
 @task(**task_settings(DEFAULT_POOL), enable_deck=True, deck_fields=())
@@ -65,7 +69,7 @@ def evaluate(plan: PlanReference) -> EvaluationOutcome:
             "says why"
         ) from None
     work = TaskSubject(task="evaluation", run_url=run_url, execution=plan.execution, iteration=version_of(name))
-    with logged_task(f"evaluation in {plan.run_url} of version {plan.weight_version}", work):
+    with logged_task(f"evaluation in {plan.run_url} of version {plan.weight_version}", work, code=plan.code):
         try:
             outcome, tab = measure_and_report(plan.run_url, SystemClock(), plan.execution)
         except StoreUnavailable as error:

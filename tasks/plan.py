@@ -9,11 +9,11 @@ from storage.clock import SystemClock
 from storage.process_identity import process_name
 from storage.records.run import ConcludedByAnother
 from storage.stores.store import StoreUnavailable
-from tasks.configuration.references import PlanReference
+from tasks.configuration.references import PlanReference, with_code
 from tasks.configuration.run_config import parse
 from tasks.prompts.auto_tokenizer import forgo_models
 from tasks.reporting.last_failures import TaskSubject
-from tasks.task_log import logged_task
+from tasks.task_log import check_code, logged_task
 
 DEFAULT_POOL = ControlPoolConfig()
 
@@ -26,6 +26,7 @@ def plan(
     ahead: int = 0,
     last: bool = False,
     evaluates: bool = False,
+    code: str = "",
 ) -> tuple[PlanReference, list[list[int]], PlanReference, PlanReference, list[int], list[PlanReference]]:
     """Write the next iteration's plan, or find the one that an earlier attempt wrote.
 
@@ -40,11 +41,13 @@ def plan(
         ahead: the number of planned but uncommitted iterations that are passed over; they need not be trained yet
         last: the planned iteration is the last of the execution
         evaluates: also plan the evaluation of the weights with which the execution begins, or resume an interrupted one
+        code: the digest of the code with which the execution was registered, which all of its pods must have
     """
     from tasks.preparing.iteration import WeightsTooOld, prepare, to_train  # noqa: PLC0415 - when the task runs
     from tasks.reporting.progress import progress  # noqa: PLC0415
 
     del after
+    check_code("plan", code)
     forgo_models_in_a_container()
     settings, clock = parse(config), SystemClock()
     work = TaskSubject(task="plan", run_url=settings.run.url, execution=execution_name())
@@ -65,7 +68,9 @@ def plan(
             raise FlyteRecoverableException(str(error)) from error
         if log is not None:
             log.end(f"iteration {reference.iteration} is planned for {sum(map(len, slots))} slots")
-    return reference, slots, trains, *evaluated
+    evaluation, slots_of_evaluation, due = evaluated
+    reference, trains, evaluation, *due = with_code([reference, trains, evaluation, *due], code)
+    return reference, slots, trains, evaluation, slots_of_evaluation, due
 
 
 def execution_name() -> str:

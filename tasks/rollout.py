@@ -66,7 +66,7 @@ def attempt(
     at = plan.iteration if iterations == 1 else None
     work = TaskSubject(task="rollout", run_url=plan.run_url, execution=plan.execution, iteration=at, slot=slot)
     what = "rollout" if iterations == 1 else "standing crew"
-    with logged_task(place_of(plan, slot), work, what) as log, PreemptionNotice() as notice:
+    with logged_task(place_of(plan, slot), work, what, code=plan.code) as log, PreemptionNotice() as notice:
         try:
             outcome = live(lambda: notice.given)
         except Preempted:

@@ -41,7 +41,11 @@ def rollout_ended(plan: PlanReference, pool: str, slots: list[int], iterations: 
                 keep(work, RuntimeError(cause), cause)
 
     # On one machine it is no phase of its own.
-    with logged_task(place_of(plan), None, f"end of the slots of pool {pool}") if is_in_a_pod() else nullcontext():
+    with (
+        logged_task(place_of(plan), None, f"end of the slots of pool {pool}", code=plan.code)
+        if is_in_a_pod()
+        else nullcontext()
+    ):
         try:
             if slots:
                 after_standing_map(note)

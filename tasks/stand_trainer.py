@@ -30,7 +30,7 @@ def stand_trainer(plan: PlanReference, iterations: int) -> bool:
 
     # It fails at the iteration that the run has come to.
     work = TaskSubject(task="train", run_url=plan.run_url, execution=plan.execution)
-    with logged_task(place_of(plan), work, "standing trainer") as log:
+    with logged_task(place_of(plan), work, "standing trainer", code=plan.code) as log:
         try:
             is_over = stand(plan, iterations)
         except StoreUnavailable as error:

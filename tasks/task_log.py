@@ -15,6 +15,7 @@ from flytekit.core.context_manager import FlyteContextManager
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from resources.granted import Granted, MachineTooSmall, granted, is_in_a_pod, memory_peak
+from resources.package_code import OtherCode, refuse_other_code
 from resources.visible_text import shortened, show_logs, visible
 from resources.work_log import WorkLog, chain_of, which_of_chain, work_log
 from storage.errors import GleanerError
@@ -71,7 +72,7 @@ def work_on(plan: PlanReference, task: Task) -> TaskSubject:
 
 
 @contextmanager
-def logged_task(place: str, work: TaskSubject | None, what: str = "") -> Iterator[WorkLog | None]:
+def logged_task(place: str, work: TaskSubject | None, what: str = "", *, code: str = "") -> Iterator[WorkLog | None]:
     """Log the beginning and the end of a task's work in the block; yields the log, or None where nothing is logged.
 
     Keep an error inside the block as the last failure of its task in the run, until the task succeeds. In a pod,
@@ -81,6 +82,7 @@ def logged_task(place: str, work: TaskSubject | None, what: str = "") -> Iterato
         place: run, iteration and slot in words.
         work: the task and its iteration; None: no failure is kept.
         what: the work in words; by default the task's name.
+        code: the digest of the execution's code; a pod that has other code does nothing.
     """
     show_logs()
     close_at_exit()
@@ -94,6 +96,8 @@ def logged_task(place: str, work: TaskSubject | None, what: str = "") -> Iterato
         told = work_log(f"{place}, {what}", is_brief=True) if _has_log_here() else nullcontext()
     with told as log:
         try:
+            if is_pod:
+                refuse_other_code(code)
             yield log
         except Exception as error:
             if work is not None:
@@ -107,6 +111,18 @@ def logged_task(place: str, work: TaskSubject | None, what: str = "") -> Iterato
             raise kind(visible(line + "\n" + "".join(traceback.format_exception(error)))) from None
         if work is not None:
             forget(work)
+
+
+def check_code(task: str, code: str) -> None:
+    """Raise TaskFailed, with one line, in a pod with other code than the execution's.
+
+    For tasks that read a configuration, in which other code may find faults. task: its name. code: as in `logged_task`.
+    """
+    if is_in_a_pod():
+        try:
+            refuse_other_code(code)
+        except OtherCode as error:
+            raise TaskFailed(error_line(task, error, granted(), *memory_peak())) from None
 
 
 @contextmanager
@@ -151,7 +167,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 def _advice(error: BaseException, cause: str, found: Granted, peak_bytes: int | None, killed: int) -> str:
-    if _is(error, MachineTooSmall, WrongGpus):
+    if _is(error, MachineTooSmall, OtherCode, WrongGpus):
         return "Nothing was done yet"
     if killed or _is(error, MemoryError) or "out of memory" in cause.lower():
         limit = "no limit" if found.memory_bytes is None else f"{found.memory_bytes / _GIB:.2f} GiB"

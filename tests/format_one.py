@@ -27,6 +27,7 @@ from storage.records.framing import trailer_digest
 from storage.records.gradings import GradedRecord, GradingRecord
 from storage.records.hints import CollectedRecord
 from storage.records.length_tables import LengthTable, empty_table, encode_lengths
+from storage.records.lineage import KeptPromptsRecord
 from storage.records.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
 from storage.records.prompt_table import PromptRow, encode_prompts
 from storage.records.records import (
@@ -46,11 +47,13 @@ from storage.records.records import (
     TrainingRecord,
 )
 from storage.records.reward_models import RewardModelRecord, StoredFile
+from storage.records.teacher_scores import encode_scores
 from storage.stores.memory import MemoryStore, NestedStore
 from storage.stores.store import ObjectStore
 from storage.weights.tensor_sets import TensorBlock, publish
 from storage.weights.versions import publish_version
 from tests.fleet_of_format_one import NONCE, of_the_fleet
+from tests.teacher_of_format_one import CONFIGURATION, SCORES
 
 FOLDER = Path(__file__).parent / "data" / "format_1"
 FIRST, SECOND = "00000-6614ebe3071c4f04", "00000-a1c09d2f5b7e8833"
@@ -158,6 +161,9 @@ FORECAST = ForecastRecord(
 )
 
 
+KEPT = KeptPromptsRecord(rows=(0, 2))
+
+
 def _row(response: int, epoch: int, start: int, ids: list[int], finish: Finish) -> Row:
     logprobs = -np.array(ids, dtype=np.float32) / 7
     return Row(response, epoch, start, np.array(ids, dtype=np.uint32), logprobs, 0, finish)
@@ -244,6 +250,7 @@ def of_the_run() -> dict[str, records.AnyRecord]:
             reward_errors=("math: no answer",),
             given_up=(),
         ),
+        layout.kept_prompts(digest_of(canonical.encode(KEPT))): KEPT,
         layout.reward_model("judge"): RewardModelRecord(files={"config.json": StoredFile(bytes=1, chunks=("0" * 32,))}),
     }
 
@@ -357,6 +364,8 @@ def write_run(store: ObjectStore) -> None:
     store.put(layout.lengths(0), encode_lengths(length_table()))
     tensors = {"embed": TensorBlock("F32", (512,), EMBED), "norm": TensorBlock("BF16", (2, 3), bytes(range(12)))}
     publish(store, layout.weights(0), tensors, {"source": "a model"})
+    publish(store, layout.teacher("teacher"), tensors, {"source": "a teacher", "config": CONFIGURATION})
+    store.put(layout.teacher_scores(0, 0), encode_scores(SCORES))
     changed = tensors | {"embed": TensorBlock("F32", (512,), EMBED_CHANGED)}
     publish_version(store, 1, changed, {"source": "train"}, base=tensors, full_interval=10)
 

@@ -24,7 +24,7 @@ def graded_trainer(
     *,
     prompts: Sequence[PromptRow],
     learner: Learner,
-    grader: Grader,
+    grader: Grader | None,
     decode: Callable[[Sequence[int]], str],
     algorithm: AlgorithmConfig,
     trainer: TrainerConfig,

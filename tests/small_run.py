@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.clock import Clock, ManualClock, SystemClock
-from storage.records.records import ReportRecord, TrainingRecord
+from storage.records.records import CONTROL_POOL, ReportRecord, TrainingRecord
 from storage.records.run import read_plan
 from storage.stores import connect
 from storage.stores.memory import MemoryStore
@@ -87,8 +87,10 @@ def plan_iteration(settings: RunConfig, clock: Clock | None = None) -> PlanRefer
 
 
 def roll_out(url: str, iteration: int) -> None:
-    """All slots of an iteration, one after another, undisturbed."""
+    """All slots of an iteration but the plan task's, one after another, undisturbed."""
     for slot in read_plan(connect.connect(url), iteration).slots:
+        if slot.pool == CONTROL_POOL:
+            continue
         generate_slot(url, iteration, slot.slot, lambda: False, SystemClock())
 
 

@@ -30,6 +30,7 @@ from storage.stores.connect import connect
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.data import DataConfig
 from tasks.configuration.optimizer import OptimizerConfig
+from tasks.configuration.problems import names
 from tasks.configuration.rewards import RewardConfig
 from tasks.configuration.run_config import OPERATIONAL, RunConfig, parse
 from tasks.grading.grader import Grader
@@ -171,9 +172,9 @@ def expected_rows(section: str, kind: type) -> dict[str, list[str]]:
     # Of a kind that shares a table, that table's defaults; its own stand behind it.
     plain = {f.name: f for f in dataclasses.fields(shown_as(kind))}
     return {
-        f.name: [kind_of, _default(plain.get(f.name, f)), allowed, "yes" if free is None or f.name in free else "no"]
-        for f in dataclasses.fields(kind)
-        if f"{section}.{f.name}" not in sections()
+        name: [kind_of, _default(plain.get(f.name, f)), allowed, "yes" if free is None or name in free else "no"]
+        for name, f in zip(names(kind), dataclasses.fields(kind), strict=True)
+        if f"{section}.{name}" not in sections()
         for kind_of, allowed in [_type_and_range(hints[f.name])]
     }
 
@@ -189,8 +190,8 @@ def _type_and_range(hint: typing.Any) -> tuple[str, str]:
     if kind is type(None):
         return "null", ""
     if typing.get_origin(kind) in (typing.Union, type(int | str)):
-        names, ranges = zip(*map(_type_and_range, typing.get_args(kind)), strict=True)
-        return " or ".join(names), ", ".join(filter(None, ranges))
+        kinds, ranges = zip(*map(_type_and_range, typing.get_args(kind)), strict=True)
+        return " or ".join(kinds), ", ".join(filter(None, ranges))
     if typing.get_origin(kind) is tuple and typing.get_origin(typing.get_args(kind)[0]) is typing.Literal:
         return "list of names", _type_and_range(typing.get_args(kind)[0])[1]
     if typing.get_origin(kind) is tuple:
@@ -262,16 +263,12 @@ def test_own_defaults_of_sections_that_share_a_table_are_documented() -> None:
 
 
 def test_whole_configurations_in_the_documents_are_valid() -> None:
-    found = [body for path in DOCUMENTS for body in blocks(path, "yaml", "whole configuration")]
-    assert found
-    for body in found:
-        parse(yaml.safe_load(body))
+    bodies = [body for path in DOCUMENTS for body in blocks(path, "yaml", "whole configuration")]
+    assert [parse(yaml.safe_load(body)) for body in bodies]
 
 
 # Metrics and messages.
-
-
-# Between them they have every metric that there is only with some setting.
+# Between them, these settings give every metric, also one that depends on a setting.
 ALGORITHMS: dict[str, dict[str, typing.Any]] = {
     "plain": {"policy_loss": "tests.own_losses:clipped"},
     "ppo": {"preset": "ppo", "importance_sampling": "token", "overlong_buffer_length": 4},
@@ -295,10 +292,11 @@ def report(model: Path, algorithm: str) -> ReportRecord:
         "run": {"url": f"memory://documented-metrics-{algorithm}", "num_prompts_per_step": 1, "num_generations": 2},
         "algorithm": ALGORITHMS[algorithm],
         "policy": {"path": str(model)},
+        "teacher": {"path": str(model), "top_k": 2} if algorithm == "plain" else None,
         "data": {"source": "arithmetic", "limit": 4},
         "rewards": [{"function": "arithmetic"}],
         "sampling": {"max_completion_length": 8},
-        "rollout": {"engine": "scripted"},
+        "rollout": {"engine": "torch", "speculation": {"drafts": "auto"}},
         "trainer": {"placement": "pod"},
         "pools": {"rollout": {"count": 1}},
     }

@@ -65,14 +65,15 @@ def test_check_accepts_the_examples_in_one_line(file):
     assert f"on {settings.pools.rollout.count} slots" in line
 
 
-def test_check_of_examples_names_neither_slots_nor_rewards(write, tmp_path):
-    file = write(algorithm={"kind": "sft"})
+@pytest.mark.parametrize(("kind", "what"), [("sft", "examples"), ("dpo", "pairs of examples")])
+def test_check_of_examples_names_neither_slots_nor_rewards(write, kind, what):
+    file = write(algorithm={"kind": kind})
     settings = yaml.safe_load(file.read_text())
     del settings["rewards"], settings["run"]["num_generations"]
     file.write_text(yaml.safe_dump(settings))
     result = gleaner("check", file)
     assert (result.exit_code, result.stderr) == (0, "")
-    assert f"configuration: {settings['run']['num_prompts_per_step']} examples per iteration, trainer" in result.stdout
+    assert f"configuration: {settings['run']['num_prompts_per_step']} {what} per iteration, trainer" in result.stdout
 
 
 def test_check_tells_all_settings_apart_by_a_digest(write):

@@ -4,22 +4,24 @@ from typing import Any
 
 from flytekit import dynamic, workflow
 
+from resources.package_code import code_digest
 from resources.pools import ControlPoolConfig, PoolsConfig, task_settings
 from tasks.configuration.references import EvaluationOutcome
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.evaluate import evaluate, plan_evaluation
 from tasks.evaluations_ended import evaluations_ended
 from tasks.reporting.interruption import announced_interruption
-from tasks.task_log import logged_wiring
+from tasks.task_log import check_code, logged_wiring
+from workflows.config_input import Configuration
 from workflows.iteration import rollout_node, settings_on
 from workflows.leaves import leaf
 from workflows.local_attempts import built_on
 from workflows.node_names import NodeNames
 
 
-def evaluation_nodes(config: dict[str, Any], version: Any, pools: PoolsConfig, names: NodeNames) -> Any:
+def evaluation_nodes(config: dict[str, Any], version: Any, pools: PoolsConfig, names: NodeNames, *, code: str) -> Any:
     """Wire one evaluation, alone: if it fails, so does the execution."""
-    planned = built_on(plan_evaluation, pools, "control")(config=config, version=version)
+    planned = built_on(plan_evaluation, pools, "control")(config=config, version=version, code=code)
     reference, slots = planned.with_overrides(**settings_on(pools, "control", names, "evaluation-plan"))
     crew = rollout_node(reference, slots, pools, "rollout", names, "evaluation-rollout")
     pool = grading_pool(parse(config))
@@ -70,23 +72,24 @@ def grades_with_a_model(config: RunConfig) -> bool:
 
 
 @dynamic(**task_settings(ControlPoolConfig()))
-def evaluate_version(config: dict, version: int) -> EvaluationOutcome:  # type: ignore[type-arg]
-    """Evaluate once, on the pools that the configuration names."""
+def evaluate_version(config: dict, version: int, code: str = "") -> EvaluationOutcome:  # type: ignore[type-arg]
+    """Evaluate once, on the pools that the configuration names. code: as of `iterations`."""
+    check_code("evaluate_version", code)
     settings = parse(config)
     names = NodeNames(run=settings.run.url)
     wired = logged_wiring(f"run {settings.run.url}", f"the evaluation of version {version}")
     with wired, announced_interruption(settings.run.url):
-        outcome: EvaluationOutcome = evaluation_nodes(config, version, settings.pools, names)
+        outcome: EvaluationOutcome = evaluation_nodes(config, version, settings.pools, names, code=code)
     return outcome
 
 
 @workflow
-def evaluation(config: dict = {}, version: int = -1) -> EvaluationOutcome:  # type: ignore[type-arg]  # noqa: B006
+def evaluation(config: Configuration = {}, version: int = -1) -> EvaluationOutcome:  # type: ignore[assignment]  # noqa: B006
     """Evaluate a run's weights as the section `evaluation` of its configuration says.
 
     Args:
         config: the run's configuration, a YAML or JSON file
         version: the weight version; -1: the newest
     """
-    outcome: EvaluationOutcome = evaluate_version(config=config, version=version)
+    outcome: EvaluationOutcome = evaluate_version(config=config, version=version, code=code_digest())
     return outcome

@@ -12,6 +12,7 @@ from tasks.configuration.run_config import dump, load, parse
 from tasks.fleet_host import fleet_host
 from tasks.local_map import crew_map
 from tasks.task_log import logged_wiring
+from workflows.config_input import Configuration
 from workflows.count import Count
 from workflows.schedules import cron, one_at_a_time
 
@@ -55,7 +56,7 @@ def hosts(
 
 
 @workflow
-def serving(config: dict, count: Count, hours: float, memory_gib: float) -> list[str | None]:  # type: ignore[type-arg]
+def serving(config: Configuration, count: Count, hours: float, memory_gib: float) -> list[str | None]:
     """The hosts as a workflow, which a launch plan needs; inputs as of `hosts`."""
     served: list[str | None] = hosts(config=config, count=count, hours=hours, memory_gib=memory_gib)
     return served

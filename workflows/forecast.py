@@ -3,10 +3,11 @@
 from flytekit import workflow
 
 from tasks.forecast import make_forecast
+from workflows.config_input import Configuration
 
 
 @workflow
-def forecast(config: dict = {}, save: bool = False) -> str:  # type: ignore[type-arg]  # noqa: B006
+def forecast(config: Configuration = {}, save: bool = False) -> str:  # type: ignore[assignment]  # noqa: B006
     """Predict a run's hours and dollars, and the setup that suits, by the section `forecast` of its configuration.
 
     Args:

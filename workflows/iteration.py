@@ -10,6 +10,7 @@ from typing import Any
 
 from flytekit import workflow
 
+from resources.package_code import code_digest
 from resources.pools import PoolsConfig, overrides
 from tasks.collect import collect
 from tasks.conclude import conclude
@@ -23,6 +24,7 @@ from tasks.stand import stand
 from tasks.stand_trainer import stand_trainer
 from tasks.train import train
 from tasks.train_shared import train_shared
+from workflows.config_input import Configuration
 from workflows.leaves import leaf
 from workflows.local_attempts import built_on
 from workflows.node_names import NodeNames
@@ -45,11 +47,12 @@ def plan_node(
     after: Any,
     ahead: int = 0,
     last: bool,
+    code: str,
     evaluates: bool = False,
 ) -> Any:
     """Wire the plan; its outputs are those of tasks.plan."""
     task, crew = built_on(plan, pools, "control"), list(pools.rollout_pools)
-    planned = task(config=config, after=after, ahead=ahead, pools=crew, last=last, evaluates=evaluates)
+    planned = task(config=config, after=after, ahead=ahead, pools=crew, last=last, evaluates=evaluates, code=code)
     return planned.with_overrides(**settings_on(pools, "control", names, "plan"))
 
 
@@ -158,13 +161,20 @@ def conclude_node(trained: Any, pools: PoolsConfig, names: NodeNames, *, last: b
 
 
 def iteration_nodes(
-    config: dict[str, Any], after: Any, pools: PoolsConfig, trainer: TrainerConfig, names: NodeNames, *, last: bool
+    config: dict[str, Any],
+    after: Any,
+    pools: PoolsConfig,
+    trainer: TrainerConfig,
+    names: NodeNames,
+    *,
+    last: bool,
+    code: str,
 ) -> Any:
     """Wire one iteration's nodes; `after` is the iteration that must be concluded first (-1: none).
 
     train is called after rollout, because siblings run in the order of their calls on one machine.
     """
-    reference, slots, *_ = plan_node(config, pools, names, after=after, last=last)
+    reference, slots, *_ = plan_node(config, pools, names, after=after, last=last, code=code)
     rollout_nodes(reference, slots, pools, names)
     trained = train_node(reference, pools, trainer, names)
     outcome, *_ = conclude_node(trained, pools, names, last=last, config={})
@@ -172,12 +182,13 @@ def iteration_nodes(
 
 
 @workflow
-def iteration(config: dict, after: int = -1) -> IterationOutcome:  # type: ignore[type-arg]
+def iteration(config: Configuration, after: int = -1) -> IterationOutcome:
     """Advance a run by one iteration, on the default pools.
 
     Args:
         config: the run's configuration, a YAML or JSON file
         after: the iteration that must be concluded first; only orders
     """
-    outcome: IterationOutcome = iteration_nodes(config, after, PoolsConfig(), TrainerConfig(), NodeNames(), last=True)
+    nodes = iteration_nodes(config, after, PoolsConfig(), TrainerConfig(), NodeNames(), last=True, code=code_digest())
+    outcome: IterationOutcome = nodes
     return outcome

@@ -9,14 +9,16 @@ from typing import Any
 
 from flytekit import dynamic, workflow
 
+from resources.package_code import code_digest
 from resources.pools import ControlPoolConfig, task_settings
 from tasks.configuration.references import IterationOutcome
 from tasks.configuration.run_config import RunConfig, parse, settings_digest
 from tasks.local_map import import_ahead
 from tasks.reporting.interruption import announced_interruption
 from tasks.rollout import IMPORTS
-from tasks.task_log import logged_wiring
+from tasks.task_log import check_code, logged_wiring
 from workflows.compiled_size import check_size
+from workflows.config_input import Configuration
 from workflows.count import Count
 from workflows.evaluation import end_node, evaluates, evaluation_beside
 from workflows.iteration import (
@@ -31,13 +33,17 @@ from workflows.node_names import NodeNames
 
 
 @dynamic(**task_settings(ControlPoolConfig()))
-def iterations(config: dict, count: Count) -> IterationOutcome:  # type: ignore[type-arg]
-    """Chain `count` iterations of the run, on the pools that its configuration names; returns the last one."""
+def iterations(config: dict, count: Count, code: str = "") -> IterationOutcome:  # type: ignore[type-arg]
+    """Chain `count` iterations of the run, on the pools that its configuration names; returns the last one.
+
+    code: the digest of the code with which the execution was registered; pods that have other code refuse to work.
+    """
+    check_code("iterations", code)
     settings = parse(config)
     # `gleaner check` says the same of a file.
     version = os.environ.get("FLYTE_INTERNAL_TASK_VERSION", "unknown")
     what = f"{count} iterations with settings {settings_digest(settings)}, version {version}"
-    chain = functools.partial(chained, config, settings)
+    chain = functools.partial(chained, config, settings, code=code)
     wired = logged_wiring(f"run {settings.run.url}", what, count)
     with wired, announced_interruption(settings.run.url, count):
         check_size(chain, count)
@@ -47,7 +53,7 @@ def iterations(config: dict, count: Count) -> IterationOutcome:  # type: ignore[
     return outcome
 
 
-def chained(config: dict[str, Any], settings: RunConfig, count: int) -> list[Any]:
+def chained(config: dict[str, Any], settings: RunConfig, count: int, *, code: str) -> list[Any]:
     """Chain iterations along one path, with max_staleness s: n + s is planned when n - 1 is concluded.
 
     If s is 0, the path is plan -> train -> conclude -> next plan, and each iteration samples from the newest weights.
@@ -77,6 +83,7 @@ def chained(config: dict[str, Any], settings: RunConfig, count: int) -> list[Any
             after=after,
             ahead=passed_over,
             last=last,
+            code=code,
             evaluates=with_evaluations and not planned,
         )
         planned.append((reference, slots, evaluation))
@@ -110,12 +117,12 @@ def chained(config: dict[str, Any], settings: RunConfig, count: int) -> list[Any
 
 
 @workflow
-def training(config: dict = {}, count: Count = Count(1)) -> IterationOutcome:  # type: ignore[type-arg]  # noqa: B006, B008
+def training(config: Configuration = {}, count: Count = Count(1)) -> IterationOutcome:  # type: ignore[assignment]  # noqa: B006, B008
     """Train a policy with GRPO for `count` more iterations, from where the run stands; returns the last one.
 
     Args:
-        config: the run's configuration, a YAML or JSON file (see examples/)
+        config: the run's configuration, a YAML or JSON file (see examples/), or a list of a file and fields to change
         count: how many iterations to add
     """
-    outcome: IterationOutcome = iterations(config=config, count=count)
+    outcome: IterationOutcome = iterations(config=config, count=count, code=code_digest())
     return outcome

@@ -6,12 +6,13 @@ execution has its own slots.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from storage.digests import digest_of
 from storage.records import layout, records
+from storage.records.draft_totals import DraftTotals
 from storage.records.hints import read_hint
 from storage.stores.store import ObjectStore
 
@@ -40,6 +41,7 @@ class HeartbeatRecord:
         decode_s: seconds spent in decode steps.
         step_s: (batch size, mean seconds of a decode step), ascending.
         puts, gets, bytes_read: requests to the store (puts include LISTs), and bytes received.
+        drafts: what drafts were worth to the incarnation; None: it decodes without.
     """
 
     KIND: ClassVar[str] = "heartbeat"
@@ -75,6 +77,7 @@ class HeartbeatRecord:
     puts: int = 0
     gets: int = 0
     bytes_read: int = 0
+    drafts: Annotated[DraftTotals | None, Field(exclude_if=lambda held: held is None)] = None
 
 
 @dataclass(frozen=True, kw_only=True)

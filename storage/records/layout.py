@@ -12,12 +12,14 @@ MODEL = "model/"
 WEIGHTS = "weights/"
 CHECKPOINTS = "checkpoints/"
 REWARD_MODELS = "reward_models/"
+TEACHERS = "teachers/"
 SOURCES = "sources/"
 ITERATIONS = "iterations/"
 SETTINGS = "settings/"
 EVALUATIONS = "evaluations/"
 LENGTHS = "lengths/"
 FORECASTS = "forecasts/"
+KNOWN = "known/"
 GRADINGS = "gradings/"
 FAILURES = "failures/"
 # The fleet of a run whose own trainer stands, with the keys of storage/fleet/fleet_layout.py.
@@ -161,6 +163,11 @@ def batches(index: int) -> str:
     return f"{iteration(index)}batches/"
 
 
+def teacher_scores(index: int, number: int) -> str:
+    """The teachers' scores of the responses in one micro-batch."""
+    return f"{iteration(index)}teacher/{number:06d}.arrow"
+
+
 def closed(index: int) -> str:
     """The mark that no further token of this iteration will be used; never deleted."""
     return f"{iteration(index)}closed.json"
@@ -220,6 +227,16 @@ def lengths_iteration(key: str) -> int | None:
     """Returns the iteration of a key below LENGTHS; None if the key is not a table's."""
     match = re.fullmatch(rf"{LENGTHS}(\d{{6,}})\.safetensors", key)
     return int(match[1]) if match else None
+
+
+def kept_prompts(digest: str) -> str:
+    """The rows of the source that are the run's prompts; the digest is that of the record's body."""
+    return f"{KNOWN}{digest}.json"
+
+
+def known_lengths(digest: str) -> str:
+    """The lengths that another run has learned of the prompts, named by content; planning can do without the table."""
+    return f"{KNOWN}{digest}.safetensors"
 
 
 def forecast(digest: str) -> str:
@@ -293,6 +310,11 @@ def evaluated(url: str) -> tuple[str, str]:
     if match is None:
         raise ValueError(f"evaluation: url {url!r}; allowed: <run>/{EVALUATIONS}<version>-<digest>")
     return match[1], match[2]
+
+
+def teacher(name: str) -> str:
+    """Prefix of the tensors of a teacher."""
+    return f"{TEACHERS}{name}/"
 
 
 def reward_model(name: str) -> str:

@@ -17,8 +17,9 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from storage.digests import Hasher
+from storage.digests import Hasher, digest_of
 from storage.records import layout
+from storage.records.run import read_run
 from storage.stores.shortage import raise_shortage
 from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore, commit
 
@@ -166,6 +167,27 @@ def newest_lengths(store: ObjectStore, before: int) -> LengthTable | None:
             return table
         log.warning("a table of learned lengths is passed over: %r is of iteration %d", key, table.iteration)
     return None
+
+
+def known_lengths(store: ObjectStore) -> LengthTable | None:
+    """The table that a run has of another run, before its own iterations; None without one that is readable."""
+    try:
+        origin = read_run(store).prompts_origin
+        if origin is None or origin.lengths is None:
+            return None
+        key = layout.known_lengths(origin.lengths)
+        return decode_lengths(key, store.get(key))
+    except (CorruptObject, ObjectMissing) as error:
+        log.warning("the lengths of another run are passed over: %s", error)
+        return None
+
+
+def store_known_lengths(store: ObjectStore, table: LengthTable) -> None:
+    """Store a table of another run under its content's name; raises CorruptObject for other bytes there."""
+    body = encode_lengths(table)
+    key = layout.known_lengths(digest_of(body))
+    if not commit(store, key, body):
+        raise CorruptObject(key, "it holds other bytes than its name says")
 
 
 def commit_lengths(store: ObjectStore, table: LengthTable) -> bool:

@@ -12,13 +12,15 @@ from pydantic import ConfigDict, Field
 
 from storage.records import canonical
 from storage.records.canonical import unwrap, wrap
+from storage.records.draft_totals import DraftTotals
+from storage.records.lineage import PromptsOrigin, ReplayedGroup, VersionOrigin
 from storage.records.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
 from storage.records.sources import HubSource
 from storage.stores.store import ObjectStore
 from storage.stores.store import commit as commit_bytes
 
-# The pools of members that joined without a slot of the plan, and of those on the trainer's machine.
-JOINED_POOL, TRAIN_POOL = "joined", "train"
+# The pools of members that joined without a slot of the plan, of those on the trainer's machine, and of plan tasks.
+JOINED_POOL, TRAIN_POOL, CONTROL_POOL = "joined", "train", "control"
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=True)
 RESPONSES_MAX = 1 << 20  # readers hold something for each response of a plan
 
@@ -59,6 +61,8 @@ class RunRecord:
         digest: digest of the fields of `config` that must not change.
         model_files: digest of each file below `model/`, by name.
         sources: repositories and commits of the hub, by use; left out if empty, as in records of old runs.
+        origin, prompts_origin: the version of another run with which this run begins, and what is known of its prompts
+            from another run; left out without one.
     """
 
     KIND: ClassVar[str] = "run"
@@ -68,6 +72,8 @@ class RunRecord:
     vocab_size: int
     model_files: dict[str, str]
     sources: Annotated[dict[str, HubSource], Field(exclude_if=lambda held: not held)] = field(default_factory=dict)
+    origin: Annotated[VersionOrigin | None, Field(exclude_if=lambda held: held is None)] = None
+    prompts_origin: Annotated[PromptsOrigin | None, Field(exclude_if=lambda held: held is None)] = None
     created_at_s: float
     nonce: str = field(default_factory=nonce)
 
@@ -106,6 +112,8 @@ class PlanRecord:
         prompts_per_epoch: number of prompts in the data set, by which members that draft find earlier responses to the
             plan's prompts; left out if 0.
         lengths, seeding, decisions: expectations and decisions of the planner; None or empty without a planner.
+        counted_from: iterations of other runs behind version 0 (`VersionOrigin`); left out if 0.
+        replayed: the sources of the last groups, whose responses other runs have stored; left out if empty.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -127,12 +135,19 @@ class PlanRecord:
     lengths: LengthsRecord | None = None
     seeding: SeedingRecord | None = None
     decisions: tuple[DecisionRecord, ...] = ()
+    counted_from: Annotated[int, Field(ge=0, exclude_if=lambda number: not number)] = 0
+    replayed: Annotated[tuple[ReplayedGroup, ...], Field(exclude_if=lambda held: not held)] = ()
     nonce: str = field(default_factory=nonce)
 
     def __post_init__(self) -> None:
         if self.num_generations < 1 or self.num_responses > RESPONSES_MAX:
             allowed = f"allowed: 1 to {RESPONSES_MAX} responses"
             raise ValueError(f"num_generations: value {self.num_generations} with {self.num_groups} groups; {allowed}")
+
+    @property
+    def counted(self) -> int:
+        """The number of the iteration from which noise and seeds follow, and a critic's warm-up."""
+        return self.counted_from + self.iteration
 
     @property
     def num_groups(self) -> int:
@@ -143,9 +158,15 @@ class PlanRecord:
         return self.num_groups * self.num_generations
 
     @property
+    def is_graded(self) -> bool:
+        """Whether responses get rewards; those of a data set have none, and 0 stands for the reward in records."""
+        is_evaluation = self.weights_url is not None
+        return is_evaluation or bool(self.config.get("algorithm", {}).get("kind", "rl") == "rl")
+
+    @property
     def crew_slots(self) -> tuple[SlotPlan, ...]:
-        """The slots with work, without the trainer's."""
-        return tuple(place for place in self.slots if place.groups and place.pool != TRAIN_POOL)
+        """The slots with work, without the trainer's and the plan task's."""
+        return tuple(slot for slot in self.slots if slot.groups and slot.pool not in (TRAIN_POOL, CONTROL_POOL))
 
     def responses_of(self, unit: int) -> tuple[int, ...]:
         """The responses of a claim unit, in starting order."""
@@ -320,6 +341,7 @@ class SlotLife:
     puts: int = 0
     gets: int = 0
     bytes_read: int = 0
+    drafts: Annotated[DraftTotals | None, Field(exclude_if=lambda held: held is None)] = None
 
 
 @dataclass(frozen=True, kw_only=True)

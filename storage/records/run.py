@@ -12,6 +12,7 @@ from storage.clock import Clock
 from storage.errors import GleanerError
 from storage.records import layout, records
 from storage.records.evaluations import signs_of_life
+from storage.records.lineage import PromptsOrigin, VersionOrigin
 from storage.records.records import LeaseRecord, PlanRecord, ReportRecord, RunRecord, SettingsRecord
 from storage.records.sources import HubSource
 from storage.stores.connect import connect
@@ -60,11 +61,14 @@ def open_run(
     clock: Clock,
     explain: Callable[[Mapping[str, Any]], list[str]],
     sources: Mapping[str, HubSource] | None = None,
+    origin: VersionOrigin | None = None,
+    prompts_origin: PromptsOrigin | None = None,
 ) -> RunRecord:
     """Create run.json, or accept an existing run.json of the same run.
 
     model_files: the digests of the files below `model/`, which must be stored first. sources: repositories of the hub,
-    with rows stored first; None: as the run has them. explain: gets the stored configuration and returns the
+    with rows stored first; None: as the run has them. origin, prompts_origin: what a new run has of other
+    runs. explain: gets the stored configuration and returns the
     differences that are not allowed. Raises AnotherRun for such a difference and for a different model file. Nothing is
     overwritten.
     """
@@ -74,6 +78,8 @@ def open_run(
         vocab_size=vocab_size,
         model_files=dict(model_files),
         sources=dict(sources or {}),
+        origin=origin,
+        prompts_origin=prompts_origin,
         created_at_s=clock.wall(),
     )
     if records.commit(store, layout.RUN, mine):
@@ -87,6 +93,10 @@ def open_run(
         for name in sorted({*sources, *theirs.sources}):
             if sources.get(name) != theirs.sources.get(name):
                 differences.append(f"{name}: another commit of the hub, or only one of both has it")
+    if origin is not None and theirs.origin != origin:
+        differences.append("run.from: the version has another digest there")
+    if prompts_origin is not None and theirs.prompts_origin != prompts_origin:
+        differences.append("data.from: the other run knew of other responses there")
     if differences:
         raise AnotherRun(store.url, differences)
     return theirs
@@ -188,7 +198,12 @@ def next_prompt(store: ObjectStore, iteration: int) -> int:
         return read_report(store, iteration - 1).next_prompt
     except ObjectMissing:
         before = read_plan(store, iteration - 1)
-        return before.first_prompt + before.num_groups
+        return before.first_prompt + num_drawn(before)
+
+
+def num_drawn(plan: PlanRecord) -> int:
+    """The number of groups whose prompts come from the run's own data: all but the last, replayed ones."""
+    return plan.num_groups - len(plan.replayed)
 
 
 def published_version(store: ObjectStore, newest: int, oldest: int) -> int | None:

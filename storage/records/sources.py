@@ -1,6 +1,7 @@
 """What a run took from the Hugging Face Hub: repositories, the commits, and the rows of data sets, stored in the run.
 
-Later plans, on any machine, read identical rows without the hub.
+Later plans, on any machine, read identical rows without the hub. Responses of other runs are kept as the rows of
+`data.runs`, with the urls in place of a repository, and a digest of the rows in place of a commit.
 """
 
 import re

@@ -4,8 +4,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from storage.records import layout
-from storage.records.run import exists
-from storage.stores.store import ObjectStore
+from storage.records.run import exists, read_run
+from storage.stores.store import ObjectMissing, ObjectStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,3 +56,18 @@ def restored_from(store: ObjectStore, version: int) -> int:
     if version == 0 or exists(store, layout.manifest(layout.checkpoint(version))):
         return version
     return list_versions(store, layout.CHECKPOINTS).newest_up_to(version)
+
+
+def restored_checkpoint(store: ObjectStore, version: int) -> str | None:
+    """The prefix of the checkpoint that a trainer reads for `version`, one of `restored_from`; None: weights alone.
+
+    Version 0 has a checkpoint in a run that began with the optimizer of another run.
+    """
+    if version == 0:
+        try:
+            origin = read_run(store).origin
+        except ObjectMissing:
+            return None
+        if origin is None or origin.optimizer is None:
+            return None
+    return layout.checkpoint(version)

@@ -173,6 +173,20 @@ def write_manifest(store: ObjectStore, prefix: str, parts: Iterable[Manifest], m
     return stored
 
 
+def copy_set(source: ObjectStore, manifest: Manifest, place: str, store: ObjectStore, prefix: str) -> Manifest:
+    """Copy tensors that lie whole below `place` of another store; returns the manifest that is stored.
+
+    `manifest` names the tensors, with the metadata of the copy. UPLOADS objects are in memory at a time, and every byte
+    is verified. Copying again changes nothing. Raises what `pull_some` and `write_manifest` raise.
+    """
+
+    def copy(names: Sequence[str]) -> Manifest:
+        return write_object(store, prefix, pull_some(source, place, manifest, names))
+
+    parts = in_threads(UPLOADS, copy, names_by_object(manifest))
+    return write_manifest(store, prefix, parts, manifest.metadata)
+
+
 def with_metadata(manifest: Manifest, more: Mapping[str, Any]) -> Manifest:
     """The manifest of the same tensors with `more` metadata."""
     return replace(manifest, metadata={**manifest.metadata, **_as_json(more)})

@@ -1,7 +1,6 @@
 """The commands `gleaner fleet ...`: make a fleet, admit and remove runs, show a fleet, and serve a fleet."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 from rich.table import Table
@@ -12,7 +11,7 @@ from storage.fleet.fleet_records import GIB
 from storage.paths import expanded
 from tasks.admitting.fleet_admission import Profile, admit_at_last, host_name
 from tasks.admitting.fleet_admission import admit as admit_run
-from tasks.configuration.run_config import load
+from tasks.reporting.config_argument import GivenConfig, config_argument
 from tasks.reporting.finite_number import FiniteNumber
 from tasks.reporting.json_output import json_output
 from tasks.reporting.progress import progress
@@ -57,7 +56,7 @@ def init(fleet_url: str, prefixes: tuple[str, ...], host_ttl_s: float, slowdown_
 
 
 @fleet.command(short_help="Admit a run to its fleet.")
-@click.argument("config", type=click.Path(path_type=Path))
+@config_argument()
 @click.option(
     "--share", type=float, default=1.0, show_default=True, help="The weight of its waiting against the others'."
 )
@@ -69,7 +68,7 @@ def init(fleet_url: str, prefixes: tuple[str, ...], host_ttl_s: float, slowdown_
 @click.option("--dry-run", is_flag=True, help="Predict, and write nothing.")
 @click.option("--wait", is_flag=True, help="If there is no room for it now, wait until there is; Ctrl-C ends it.")
 def admit(
-    config: Path,
+    config: GivenConfig,
     share: float,
     phase_s: float | None,
     cycle_s: float | None,
@@ -84,7 +83,7 @@ def admit(
     on every host, some run would exceed the fleet's --slowdown-max. Telling dead hosts from living hosts takes up to
     the fleet's --host-ttl-s.
     """
-    settings = load(config)
+    settings = config.load()
     profile = Profile(share=share, phase_s=phase_s, cycle_s=cycle_s, switch_s=switch_s)
     model, clock = expanded(settings.policy.path), SystemClock()
     if wait and dry_run:

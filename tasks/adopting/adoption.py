@@ -84,12 +84,14 @@ class Adoption:
     """The conversion of a file: `value` reads a setting, `carry`, `leave` and `refuse` decide, `settle` ends.
 
     fields: values by field. open: fields for the user to fill in, with the known facts. messages: to the user.
+    fill_in: the fields that no default can stand for.
     defaults: the library's defaults; a setting with its default that is not carried over gets no message.
     """
 
     def __init__(self, settings: Iterable[Setting], library: str, defaults: Mapping[str, Any]) -> None:
         self.library = library
-        self._defaults = defaults
+        self.defaults = defaults
+        self.fill_in = dict(FILL_IN)
         self.fields: dict[str, Carried] = {}
         self.open: dict[str, str] = {}
         self.messages: list[Message] = []
@@ -250,15 +252,15 @@ class Adoption:
     @property
     def missing(self) -> dict[str, str]:
         """The fields that the user must fill in, in the order of a configuration, with the known facts of each."""
-        found = {field: what for field, (what, _) in FILL_IN.items() if field not in self.fields} | self.open
+        found = {field: what for field, (what, _) in self.fill_in.items() if field not in self.fields} | self.open
         # An item of a list that is missing is missing with it.
         return {field: found[field] for field in sorted(found, key=_place) if not _lies_in(field, found)}
 
     def _is_default(self, name: str) -> bool:
         """True if a setting has its default value; true differs from 1, and an empty collection equals none."""
-        if name not in self._defaults:
+        if name not in self.defaults:
             return False
-        given, default = self._given[name].value, self._defaults[name]
+        given, default = self._given[name].value, self.defaults[name]
         if isinstance(given, bool) or isinstance(default, bool):
             return given is default
         return bool(given == default) or (given in ([], {}, "") and default in (None, [], {}, ""))
@@ -281,7 +283,7 @@ class Adoption:
 
     def _leave_hidden_open(self, same: Mapping[str, str], hiding: Setting) -> None:
         for name, field in same.items():
-            is_decided = field in self.fields or field in FILL_IN
+            is_decided = field in self.fields or field in self.fill_in
             if field.startswith(_LEARNED) and self._may_hide(name) and not is_decided:
                 self.leave_open(field, f"{hiding.place}: {hiding.unknown}, and may hold {name}")
 
@@ -290,7 +292,7 @@ class Adoption:
         values = {field: carried.value for field, carried in self.fields.items()}
         values |= {field: value for field, value in _STAND_INS.items() if field in self.open}
         try:
-            parse(_nested({field: value for field, (_, value) in FILL_IN.items()} | values))
+            parse(_nested({field: value for field, (_, value) in self.fill_in.items()} | values))
         except ConfigError as error:
             return next((problem for problem in error.problems if not self._is_about_open(problem)), None)
         return None

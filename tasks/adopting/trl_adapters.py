@@ -33,7 +33,7 @@ def carry_over(adoption: Adoption) -> None:
     is_object = adoption.has("peft_config")
     if not adoption.is_known("peft_config", "use_peft"):
         for field in ("lora.rank", "lora.alpha", _LAYERS):
-            adoption.leave_open(field, "GRPOTrainer gets a peft_config that is not known")
+            adoption.leave_open(field, "TRL's trainer gets a peft_config that is not known")
     elif not is_object and adoption.value("use_peft") is not True:
         for name in ("lora_r", "lora_alpha", "lora_target_modules", *_PLAIN, "use_rslora", "lora_task_type"):
             adoption.leave(name, "use_peft is not true, so it has no effect")

@@ -268,4 +268,47 @@ LORA: dict[str, Any] = {
     "LoraConfig.use_qalora": False,
     "LoraConfig.velora_config": None,
 }
+# SFTConfig's own, and DPOConfig's, where they differ from GRPOConfig's or are no fields of it, by `algorithm.kind`.
+_BOTH: dict[str, Any] = {
+    "dataset_num_proc": None,
+    "max_length": 1024,
+    "padding_free": False,
+    "truncation_mode": "keep_start",
+}
+OF_EXAMPLES: dict[str, dict[str, Any]] = {
+    "sft": _BOTH
+    | {
+        "assistant_only_loss": False,
+        "chat_template_path": None,
+        "completion_only_loss": None,
+        "dataset_kwargs": None,
+        "dataset_text_field": "text",
+        "eos_token": None,
+        "eval_packing": None,
+        "learning_rate": 2e-5,
+        "loss_type": "nll",
+        "packing": False,
+        "packing_strategy": "bfd",
+        "shuffle_dataset": False,
+    },
+    "dpo": _BOTH
+    | {
+        "beta": 0.1,
+        "disable_dropout": True,
+        "discopop_tau": 0.05,
+        "f_alpha_divergence_coef": 0.5,
+        "f_divergence_type": "reverse_kl",
+        "label_smoothing": 0.0,
+        "ld_alpha": None,
+        "learning_rate": 1e-6,
+        "loss_type": ["sigmoid"],
+        "loss_weights": None,
+        "precompute_ref_batch_size": None,
+        "precompute_ref_log_probs": False,
+        "ref_model_mixup_alpha": 0.6,
+        "ref_model_sync_steps": 512,
+        "sync_ref_model": False,
+        "use_weighting": False,
+    },
+}
 ALL = TRAINING | GRPO | SCRIPT | LORA

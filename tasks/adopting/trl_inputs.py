@@ -1,4 +1,4 @@
-"""The meaning of GRPOTrainer's model, data, rewards and tools in a run."""
+"""The meaning of a TRL trainer's model and data in a run, and of GRPOTrainer's rewards and tools."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,8 +17,8 @@ _TURNS_MAX = 10_000
 
 def carry_over(adoption: Adoption) -> None:
     """Decide about the trainer's model, data, rewards and tools."""
-    _model(adoption)
-    _rows(adoption)
+    model(adoption)
+    rows(adoption)
     _rewards(adoption)
     _tools(adoption)
     if adoption.has("the script itself"):
@@ -63,7 +63,8 @@ def evaluation(adoption: Adoption) -> None:
     adoption.leave("per_device_eval_batch_size", _EVALUATION)
 
 
-def _model(adoption: Adoption) -> None:
+def model(adoption: Adoption) -> None:
+    """The policy and its revision."""
     given = adoption.value("model_init_kwargs")
     revision: Any = adoption.value("model_revision")
     if isinstance(given, Mapping):
@@ -78,7 +79,7 @@ def _model(adoption: Adoption) -> None:
     adoption.ignore("model_revision")
 
 
-def _rows(adoption: Adoption) -> None:
+def rows(adoption: Adoption) -> None:
     """The script's data set, or that of the command line."""
     if adoption.has("train_dataset") or not adoption.is_known("train_dataset"):
         _write_rows(adoption, "data", "train_dataset", "data.source")
@@ -92,18 +93,18 @@ def _rows(adoption: Adoption) -> None:
 
 
 def _write_rows(adoption: Adoption, section: str, name: str, source: str) -> None:
-    rows = adoption.value(name)
-    if not isinstance(rows, Mapping):
+    named = adoption.value(name)
+    if not isinstance(named, Mapping):
         adoption.carry(source, None, name)
         return
-    for field, value in rows.items():
+    for field, value in named.items():
         adoption.carry(f"{section}.{field}", value, name)
 
 
 def _rewards(adoption: Adoption) -> None:
     """The functions with their weights."""
-    model, given = adoption.value("reward_model_name_or_path"), adoption.value("reward_funcs")
-    functions = [{"function": "reward_model", "model": model}] if model else []
+    named, given = adoption.value("reward_model_name_or_path"), adoption.value("reward_funcs")
+    functions = [{"function": "reward_model", "model": named}] if named else []
     functions += given if isinstance(given, list) else [] if given is None else [given]
     adoption.ignore("reward_model_name_or_path")
     unnamed = [name for name in adoption.given if name.startswith("reward_funcs[")]

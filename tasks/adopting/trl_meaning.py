@@ -32,7 +32,7 @@ REASONS = {
     "quantization_config": "the policy is trained as it is stored, in float32 or bfloat16",
     "load_in_4bit": "the policy is trained as it is stored, in float32 or bfloat16",
     "load_in_8bit": "the policy is trained as it is stored, in float32 or bfloat16",
-    "LoraConfig": "GRPOTrainer does not get it, so the whole model is trained",
+    "LoraConfig": "TRL's trainer does not get it, so the whole model is trained",
     "multi_objective_aggregation": "rewards are summed with their weights, then normalised",
     "disable_dropout": "the policy is trained without dropout",
 }
@@ -64,11 +64,11 @@ def carry_over(adoption: Adoption) -> None:
     _clipping(adoption)
     _weights(adoption)
     _kl(adoption)
-    _schedule(adoption)
-    _warmup(adoption)
+    schedule(adoption)
+    warmup(adoption)
     _sampling(adoption)
-    _machine(adoption)
-    _trackers(adoption)
+    machine(adoption)
+    trackers(adoption)
     trl_adapters.carry_over(adoption)
     trl_inputs.evaluation(adoption)
     adoption.settle(TRL)
@@ -183,7 +183,8 @@ def _kl(adoption: Adoption) -> None:
         adoption.note("use_bias_correction_kl (true by default since TRL 1.16)", reason)
 
 
-def _schedule(adoption: Adoption) -> None:
+def schedule(adoption: Adoption) -> None:
+    """The learning rate's course over the optimizer steps."""
     given = adoption.word("lr_scheduler_type", "linear")
     kind = _SCHEDULES.get(given, given)
     if kind not in ("constant", "linear", "cosine"):
@@ -209,7 +210,7 @@ def _steps(adoption: Adoption) -> int:
     return adoption.count("max_steps", -1)
 
 
-def _warmup(adoption: Adoption) -> None:
+def warmup(adoption: Adoption) -> None:
     """Steps, or a share of all steps. The schedule `constant` of transformers has none, whatever is given."""
     given = [name for name in ("warmup_ratio", "warmup_steps") if adoption.has(name) or not adoption.is_known(name)]
     for name in given:
@@ -267,7 +268,8 @@ def _sampling(adoption: Adoption) -> None:
         adoption.leave("generation_kwargs", "Gleaner samples by temperature, top_p and top_k alone")
 
 
-def _machine(adoption: Adoption) -> None:
+def machine(adoption: Adoption) -> None:
+    """Seeds, dtypes, and what depends on the machines."""
     seed = adoption.value("seed", 42)
     adoption.carry("run.seed", seed, "seed")
     adoption.carry("data.seed", seed, "seed")
@@ -292,7 +294,8 @@ def _machine(adoption: Adoption) -> None:
         adoption.carry("pools.rollout.gpus", gpus, "vllm_tensor_parallel_size")
 
 
-def _trackers(adoption: Adoption) -> None:
+def trackers(adoption: Adoption) -> None:
+    """Where metrics are logged to."""
     given: Any = adoption.value("report_to")
     if given is None:
         return

@@ -1,7 +1,7 @@
 """Reads the settings of a TRL script, which is parsed and never executed.
 
-The settings come from the single GRPOConfig, later changes of the GRPOConfig, the arguments of GRPOTrainer, and PEFT's
-LoraConfig. For a script that reads its command line, the words of the command line count.
+The settings come from the single GRPOConfig, SFTConfig or DPOConfig, later changes of it, the arguments of its trainer,
+and PEFT's LoraConfig. For a script that reads its command line, the words of the command line count.
 """
 
 import ast
@@ -14,12 +14,15 @@ from tasks.adopting.adoption import NotAdopted, Setting
 from tasks.adopting.script_functions import ScriptFunctions
 from tasks.adopting.script_names import Change, Scope, ScriptNames
 from tasks.adopting.script_values import ScriptValues, called, is_parsing, source
-from tasks.adopting.trl_defaults import ALL
+from tasks.adopting.trl_defaults import ALL, OF_EXAMPLES
 from tasks.adopting.trl_trainer import lora_name, lora_settings, setting, settings_of_call, trainer_settings
 from tasks.adopting.trl_words import read_document, read_words
 
 _FILES_OF_WORDS = (".yaml", ".yml")
-_NO_CONFIG = "it has no call of GRPOConfig; allowed: a Python script with exactly one"
+# The name of the setting with the `algorithm.kind` of a script that does not use GRPO, and these kinds by TRL's names.
+TRAINER = "trainer"
+_OF_EXAMPLES = {"SFT": "sft", "DPO": "dpo"}
+_NO_CONFIG = "it has no call of GRPOConfig; allowed: a Python script with exactly one, or one of SFTConfig or DPOConfig"
 _NO_WORDS = (
     "it reads its settings from the command line; allowed: with them behind the file, as in "
     "`--learning_rate 1e-6` or `--config grpo.yaml`"
@@ -62,22 +65,43 @@ class _Script:
         if words and not self._reads_words:
             raise NotAdopted(f"it reads no command line; allowed behind it: nothing, not {words[0]!r}")
         self._words = read_words(words)
-        self._configs = self._calls("GRPOConfig")
+        trainer = self._used()
+        self._kind = _OF_EXAMPLES.get(trainer)
+        self._trainers_own = [Setting(line=None, name=TRAINER, value=self._kind)] if self._kind else []
+        self._config, self._trainer = f"{trainer}Config", f"{trainer}Trainer"
+        self._configs = self._calls(self._config)
         if len(self._configs) > 1:
             lines = ", ".join(str(call.lineno) for call in self._configs)
-            raise NotAdopted(f"it has {len(self._configs)} calls of GRPOConfig, on lines {lines}; allowed: exactly one")
-        # TrlParser and HfArgumentParser make the GRPOConfig themselves.
-        self._is_parsed = not self._configs and self._reads_words and "GRPOConfig" in self._loaded_names()
+            raise NotAdopted(
+                f"it has {len(self._configs)} calls of {self._config}, on lines {lines}; allowed: exactly one"
+            )
+        # TrlParser and HfArgumentParser make the configuration themselves.
+        self._is_parsed = not self._configs and self._reads_words and self._config in self._loaded_names()
         given = {each.name: each.value for each in self._words if each.unknown is None}
-        self._values = ScriptValues(self._names, ALL | given if self._is_parsed else given)
+        defaults = ALL | (OF_EXAMPLES[self._kind] if self._kind else {})
+        self._defaults = defaults
+        self._values = ScriptValues(self._names, defaults | given if self._is_parsed else given)
         self._functions = ScriptFunctions(self._values, path)
 
+    def _used(self) -> str:
+        """Which of TRL's trainers the script uses: GRPO's if there are several, or none that is known."""
+        loaded = self._loaded_names()
+        used = [
+            name
+            for name in ("GRPO", *_OF_EXAMPLES)
+            if any(self._calls(f"{name}{part}") or f"{name}{part}" in loaded for part in ("Config", "Trainer"))
+        ]
+        if len(used) > 1 and used[0] != "GRPO":
+            raise NotAdopted(f"it uses {' and '.join(f'{name}Trainer' for name in used)}; allowed: one of them")
+        return used[0] if used else "GRPO"
+
     def settings(self) -> Iterator[Setting]:
-        trainers = self._calls("GRPOTrainer")
+        trainers = self._calls(self._trainer)
         if not self._configs and not self._is_parsed and not trainers:
             raise NotAdopted(_NO_CONFIG)
         if self._is_parsed and not self._words:
             raise NotAdopted(_NO_WORDS)
+        yield from self._trainers_own
         if self._is_parsed:
             yield from self._words
         yield from self._subclasses()
@@ -88,13 +112,15 @@ class _Script:
         if self._is_parsed and self._is_trls_own():
             return
         if len(trainers) > 1:
-            text = f"it has {len(trainers)} calls of GRPOTrainer; allowed: one"
+            text = f"it has {len(trainers)} calls of {self._trainer}; allowed: one"
             yield from (
                 Setting(line=trainers[-1].lineno, name=name, unknown=text)
                 for name in ("model_name_or_path", "reward_funcs")
             )
         for call in trainers if len(trainers) == 1 else ():
-            yield from trainer_settings(self._values, self._functions, call, is_parsed=self._is_parsed)
+            yield from trainer_settings(
+                self._values, self._functions, call, trainer=self._trainer, is_parsed=self._is_parsed
+            )
         yield from self._adapters(trainers)
         for change in self._names.changes:
             bound = self._followed(change.base) if isinstance(change.base, ast.Name) else None
@@ -102,7 +128,7 @@ class _Script:
                 yield self._changed(change, lora_name(change.name))
 
     def _adapters(self, trainers: Sequence[ast.Call]) -> Iterator[Setting]:
-        """The LoraConfig of a script whose GRPOTrainer has no peft_config: the model may have the adapters already."""
+        """The LoraConfig of a script whose trainer has no peft_config: the model may have the adapters already."""
         keywords = {keyword.arg for call in trainers for keyword in call.keywords}
         calls = self._calls("LoraConfig")
         if "peft_config" in keywords or not calls:
@@ -116,19 +142,19 @@ class _Script:
             yield from lora_settings(self._values, calls[0])
 
     def _subclasses(self) -> Iterator[Setting]:
-        """Fields set by subclasses of GRPOConfig, and a setting for each subclass of config or trainer with methods."""
+        """Fields set by subclasses of the configuration, and a setting for each subclass with methods."""
         for node in ast.walk(self._tree):
             if not isinstance(node, ast.ClassDef):
                 continue
             bases = {called(base) for base in node.bases}
-            if "GRPOConfig" in bases:
+            if self._config in bases:
                 for statement in node.body:
                     target = statement.targets[0] if isinstance(statement, ast.Assign) else statement
                     target = target.target if isinstance(target, ast.AnnAssign) else target
                     value = getattr(statement, "value", None)
                     if isinstance(target, ast.Name) and isinstance(value, ast.expr):
                         yield setting(self._values, target.id, value)
-            if bases & {"GRPOConfig", "GRPOTrainer"} and any(isinstance(each, ast.FunctionDef) for each in node.body):
+            if bases & {self._config, self._trainer} and any(isinstance(each, ast.FunctionDef) for each in node.body):
                 yield Setting(line=node.lineno, name=f"class {node.name}", value=node.name)
 
     def _changes(self) -> Iterator[Setting]:
@@ -136,7 +162,7 @@ class _Script:
         for change in self._names.changes:
             whole = self._is_config(change.base)
             scope = self._names.scope_of(change.base)
-            is_ours = change.name in ALL or change.name in {each.name for each in self._words}
+            is_ours = change.name in self._defaults or change.name in {each.name for each in self._words}
             if whole is None or (whole is False and not is_ours):
                 continue
             if not whole or _in_class(scope):
@@ -156,7 +182,7 @@ class _Script:
         return setting(self._values, name, change.value, line=change.line)
 
     def _is_config(self, node: ast.expr) -> bool | None:
-        """True for the GRPOConfig, False for a possible GRPOConfig such as a function's parameter, None otherwise."""
+        """True for the configuration, False for a possible one such as a function's parameter, None otherwise."""
         if isinstance(node, ast.Attribute):
             return True if node.attr == "args" else None
         if not isinstance(node, ast.Name):

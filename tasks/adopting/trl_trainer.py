@@ -1,4 +1,4 @@
-"""Reads a script's arguments of GRPOConfig, GRPOTrainer and LoraConfig, each as a setting with its line."""
+"""Reads a script's arguments of a configuration, its trainer and LoraConfig, each as a setting with its line."""
 
 import ast
 from collections.abc import Callable, Iterator
@@ -10,18 +10,23 @@ from tasks.adopting.script_rows import rows_of
 from tasks.adopting.script_values import NoLiteral, ScriptValues, called, source
 from tasks.configuration.problems import UNFILLED
 
-# In the order of GRPOTrainer's arguments, as far as all releases agree.
-_POSITIONS = (
-    "model",
-    "reward_funcs",
-    "args",
-    "train_dataset",
-    "eval_dataset",
-    "processing_class",
-    "reward_processing_classes",
-    "callbacks",
-    "optimizers",
-)
+_OF_EXAMPLES = ("args", "data_collator", "train_dataset", "eval_dataset", "processing_class")
+# In the order of each trainer's arguments, as far as all releases agree.
+_POSITIONS = {
+    "GRPOTrainer": (
+        "model",
+        "reward_funcs",
+        "args",
+        "train_dataset",
+        "eval_dataset",
+        "processing_class",
+        "reward_processing_classes",
+        "callbacks",
+        "optimizers",
+    ),
+    "SFTTrainer": ("model", *_OF_EXAMPLES),
+    "DPOTrainer": ("model", "ref_model", *_OF_EXAMPLES),
+}
 # PEFT's fields that TRL's command line has, too, under these names.
 _LORA = {
     "r": "lora_r",
@@ -112,15 +117,16 @@ def lora_settings(values: ScriptValues, call: ast.Call) -> Iterator[Setting]:
 
 
 def trainer_settings(
-    values: ScriptValues, functions: ScriptFunctions, call: ast.Call, *, is_parsed: bool
+    values: ScriptValues, functions: ScriptFunctions, call: ast.Call, *, trainer: str, is_parsed: bool
 ) -> Iterator[Setting]:
-    """The arguments of GRPOTrainer. is_parsed: the command line is read into the GRPOConfig."""
+    """The arguments of a trainer, by its name. is_parsed: the command line is read into its configuration."""
+    positions = _POSITIONS[trainer]
     given: dict[str, ast.expr] = {}
     for index, argument in enumerate(call.args):
-        if index < len(_POSITIONS) and not isinstance(argument, ast.Starred):
-            given[_POSITIONS[index]] = argument
+        if index < len(positions) and not isinstance(argument, ast.Starred):
+            given[positions[index]] = argument
         else:
-            yield Setting(line=argument.lineno, name=f"argument {index + 1} of GRPOTrainer", value=source(argument))
+            yield Setting(line=argument.lineno, name=f"argument {index + 1} of {trainer}", value=source(argument))
     for keyword in call.keywords:
         if keyword.arg is None:
             for name in ("model_name_or_path", "reward_funcs", "train_dataset", "peft_config"):

@@ -11,10 +11,11 @@ from storage.journal.retention import sweep
 from storage.records import layout
 from storage.records.evaluations import evaluations
 from storage.records.failures import FailureRecord, last_failures, slot_failures
-from storage.records.records import TRAIN_POOL, PlanRecord, ReportRecord
+from storage.records.records import CONTROL_POOL, TRAIN_POOL, PlanRecord, ReportRecord
 from storage.records.run import connect_to_run, read_plan, read_run, release_lease
 from storage.stores.store import CorruptObject, ObjectStore
 from tasks.concluding.host_tab import host_tab
+from tasks.concluding.iteration_outcomes import outcome_of
 from tasks.concluding.responses_tab import responses_tab
 from tasks.configuration.in_force import in_force
 from tasks.configuration.iteration_config import config_in_force
@@ -22,7 +23,6 @@ from tasks.configuration.references import IterationOutcome, PlanReference
 from tasks.configuration.run_config import RunConfig, dump, parse_held
 from tasks.reporting import charts
 from tasks.reporting.conclusion import conclude_iteration, cut_line
-from tasks.reporting.costs import CONTROL_POOL
 from tasks.reporting.crew_presence import await_goodbyes, described, slots_not_come
 from tasks.reporting.deck import page, render, styled
 from tasks.reporting.last_failures import failure_line
@@ -75,17 +75,7 @@ def commit_and_report(plan: PlanReference, *, last: bool) -> tuple[IterationOutc
         log.warning("not everything that is no longer needed was deleted: %s", error)
     at_work("drawing the Deck")
     tabs = _inform(store, plan, written, config, report, not_come)
-    outcome = IterationOutcome(
-        run_url=plan.run_url,
-        iteration=plan.iteration,
-        weight_version=report.weight_version,
-        reward=report.metrics["reward"],
-        tokens=int(report.metrics["num_tokens"]),
-        tokens_recovered=int(report.metrics["resume/tokens_recovered"]),
-        usd=report.metrics["cost/usd_iter"],
-        seconds=report.metrics["timing_s/iteration"],
-    )
-    return outcome, tabs
+    return outcome_of(plan.run_url, report), tabs
 
 
 def _inform(

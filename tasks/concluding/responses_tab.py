@@ -36,11 +36,13 @@ def responses_tab(store: ObjectStore, iteration: int) -> dict[str, str]:
 def best_worst_longest(index: ResponseIndex) -> Mapping[str, int]:
     """Return the responses with the highest reward, the lowest reward and the most tokens, by label.
 
-    A response with two labels keeps the first. Empty if no response is graded.
+    A response with two labels keeps the first. Without rewards there is the longest alone, and without a recorded
+    response there is none.
     """
     graded = [(reward, number) for number, reward in enumerate(index.rewards) if reward is not None]
     if not graded:
-        return {}
+        trained = [number for number, state in enumerate(index.states) if state == "trained"]
+        return {"Longest": max(trained, key=lambda number: (index.lengths[number], -number))} if trained else {}
     found = {
         "Highest reward": max(graded, key=lambda each: (each[0], -each[1]))[1],
         "Lowest reward": min(graded)[1],
@@ -56,12 +58,10 @@ def _section(url: str, title: str, view: ResponseView) -> str:
     killed = sum(stretch.end == "killed" for stretch in view.stretches)
     values = ((name, "not applicable" if value is None else f"{value:.3g}") for name, value in view.rewards.items())
     by_name = ", ".join(" ".join(each) for each in values)
+    reward = "" if view.reward is None else f"reward {view.reward:.3g} ({by_name}), "
     end = view.stretches[-1].end if view.stretches else "not begun"
     resumed = f"; killed and resumed {killed} time{'s' * (killed > 1)}" if killed else ""
-    facts = (
-        f"Response {view.response} of group {view.group}: reward {view.reward:.3g} ({by_name}), "
-        f"{view.tokens:,} tokens, {end}{resumed}."
-    )
+    facts = f"Response {view.response} of group {view.group}: {reward}{view.tokens:,} tokens, {end}{resumed}."
     text = "".join(stretch.text for stretch in view.stretches) if view.has_text else "(the run holds no tokenizer)"
     return (
         f"<h3>{markup(title)}</h3><p>{markup(facts)}</p>"

@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from tasks.configuration.estimators import ALIKE, DEFAULT, OPTIONS, Estimator, Scope, estimator_of
-from tasks.configuration.losses import DEFAULT_LOSS, LIKELIHOOD, LOSS_OPTIONS, Loss, loss_of
+from tasks.configuration.estimators import ALIKE, DEFAULT, OPTIONS, PAIRED, Estimator, Scope, estimator_of
+from tasks.configuration.losses import DEFAULT_LOSS, LIKELIHOOD, LOSS_OPTIONS, PREFERENCE, Loss, loss_of
 from tasks.configuration.presets import with_preset
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 
-Kind = Literal["rl", "sft"]
+Kind = Literal["rl", "sft", "dpo"]
 RewardScale = Literal["group", "batch", "none"]
 ImportanceSampling = Literal["none", "token", "sequence-mask", "auto"]
 LossAggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
@@ -28,12 +28,20 @@ KlEstimator = Literal["k1", "k2", "k3"]
 # Those of advantage estimators and of losses are in their tables.
 READ_WITH: dict[str, tuple[str, set[str]]] = {
     "importance_sampling_cap": ("importance_sampling", {"token", "sequence-mask", "auto"}),
-    "label_smoothing": ("kind", {"sft"}),
+    "label_smoothing": ("kind", {"sft", "dpo"}),
+    "beta": ("kind", {"dpo"}),
+    "rpo_alpha": ("kind", {"dpo"}),
 }
-# All fields that have an effect with kind "sft".
-READ_BY_SFT = {"kind", "label_smoothing", "loss_agg_mode", "num_mini_batches", "num_epochs"}
+# All fields that have an effect with each kind that learns examples, and the estimator and the loss of the kind.
+READ_BY: dict[str, set[str]] = {
+    "sft": {"kind", "label_smoothing", "loss_agg_mode", "num_mini_batches", "num_epochs"},
+    "dpo": {"kind", "label_smoothing", "beta", "rpo_alpha", "num_mini_batches", "num_epochs"},
+}
+_OF_EXAMPLES = {"sft": (ALIKE, LIKELIHOOD), "dpo": (PAIRED, PREFERENCE)}
+# From 1/2 on, the loss of a pair would have no lower bound.
+_SMOOTHING_OF_PAIRS = 0.5
 # Fields that are younger than runs that go on, with their defaults, at which they say what such a run does.
-YOUNG: dict[str, object] = {"kind": "rl", "label_smoothing": 0.0}
+YOUNG: dict[str, object] = {"kind": "rl", "label_smoothing": 0.0, "beta": 0.1, "rpo_alpha": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +53,11 @@ class AlgorithmConfig:
 
     Attributes:
         kind: "rl" learns from the policy's own responses and their rewards, "sft" from the examples of a data set, by
-            likelihood. READ_BY_SFT has the fields that "sft" reads.
+            likelihood, "dpo" from pairs of a chosen and a rejected example. READ_BY has the fields that these two read.
         label_smoothing: With kind "sft", the share of each token's target that all tokens of the vocabulary have alike.
+            With "dpo", the probability that a pair is the wrong way round.
+        beta: With kind "dpo", how strongly the reference holds the policy.
+        rpo_alpha: With kind "dpo", the weight of the negative log-likelihood of the chosen tokens in the loss.
         advantage_estimator: A name in `tasks.configuration.estimators.ESTIMATORS`, or "package.module:function".
         advantage_scope: For a function of the user's own, whether one call sees a "group", or the whole step ("batch").
         scale_rewards: Divides advantages by the standard deviation of the "group", of the whole "batch", or by nothing.
@@ -89,6 +100,8 @@ class AlgorithmConfig:
     __pydantic_config__ = STRICT
     kind: Kind = "rl"
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
+    rpo_alpha: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     advantage_estimator: str = DEFAULT
     advantage_scope: Scope = "group"
     scale_rewards: RewardScale = "group"
@@ -125,17 +138,34 @@ class AlgorithmConfig:
     @property
     def learns_examples(self) -> bool:
         """Whether a data set has the responses, so that no policy samples and no reward function grades."""
-        return self.kind == "sft"
+        return self.kind in READ_BY
+
+    @property
+    def learns_pairs(self) -> bool:
+        """Whether the two responses of a group are a chosen and a rejected example."""
+        return self.kind == "dpo"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss compares the policy with the run's first weights."""
+        return self.learns_pairs or self.kl_coef > 0
 
     @property
     def estimator(self) -> Estimator:
-        """What `advantage_estimator` names."""
-        return ALIKE if self.learns_examples else estimator_of(self.advantage_estimator, self.advantage_scope)
+        """What `advantage_estimator` names, or what stands for it in a run on examples."""
+        if self.learns_examples:
+            return _OF_EXAMPLES[self.kind][0]
+        return estimator_of(self.advantage_estimator, self.advantage_scope)
 
     @property
     def loss(self) -> Loss:
-        """What `policy_loss` names."""
-        return LIKELIHOOD if self.learns_examples else loss_of(self.policy_loss)
+        """What `policy_loss` names, or the loss of a run on examples."""
+        return _OF_EXAMPLES[self.kind][1] if self.learns_examples else loss_of(self.policy_loss)
+
+    @property
+    def aggregation(self) -> LossAggregation:
+        """The loss_agg_mode in force: each response of a pair has the loss of the pair, and the mean is over pairs."""
+        return "seq-mean-token-sum" if self.learns_pairs else self.loss_agg_mode
 
     @property
     def needs_whole_batch(self) -> bool:
@@ -169,7 +199,8 @@ class AlgorithmConfig:
         return self.filter_groups or (exact_engine and self.old_logprobs == "trainer" and unread)
 
     def __post_init__(self) -> None:
-        problems = list(_not_of_sft(self)) if self.learns_examples else [*_impossible(self), *_without_effect(self)]
+        unfit = _not_of_examples(self) if self.learns_examples else (*_impossible(self), *_without_effect(self))
+        problems = list(unfit)
         if problems:
             raise ValueError("\n".join(problems))
 
@@ -205,14 +236,17 @@ def _impossible(config: AlgorithmConfig) -> Iterator[str]:
         )
 
 
-def _not_of_sft(config: AlgorithmConfig) -> Iterator[str]:
+def _not_of_examples(config: AlgorithmConfig) -> Iterator[str]:
     for item in fields(config):
         value = getattr(config, item.name)
-        if item.name not in READ_BY_SFT and value != item.default:
+        if item.name not in READ_BY[config.kind] and value != item.default:
             yield (
-                f"{item.name}: value {_shown(value)}; allowed with kind 'sft': {_shown(item.default)}, because nothing "
-                "reads it"
+                f"{item.name}: value {_shown(value)}; allowed with kind {config.kind!r}: {_shown(item.default)}, "
+                "because nothing reads it"
             )
+    if config.learns_pairs and config.label_smoothing >= _SMOOTHING_OF_PAIRS:
+        given = config.label_smoothing
+        yield f"label_smoothing: value {given}; allowed with kind 'dpo': less than {_SMOOTHING_OF_PAIRS}"
 
 
 def _without_effect(config: AlgorithmConfig) -> Iterator[str]:
@@ -227,7 +261,7 @@ def _without_effect(config: AlgorithmConfig) -> Iterator[str]:
         if value != defaults[name]:
             yield (
                 f"{name}: value {_shown(value)}; allowed with {chooser} {chosen!r}: {_shown(defaults[name])}, "
-                "because nothing reads it"
+                f"because nothing reads it{'; did you mean kl_coef?' * (name == 'beta')}"
             )
     switched_off = {
         "filter_groups_budget": ("filter_groups", not config.filter_groups),

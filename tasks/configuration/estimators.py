@@ -106,6 +106,8 @@ ESTIMATORS: dict[str, Estimator] = {
 DEFAULT = "grpo"
 # What stands for an estimator with `algorithm.kind` "sft": each example counts alike.
 ALIKE = Estimator(function=_ADVANTAGE + "equal_advantages")
+# And with "dpo", whose loss takes the weights of the chosen tokens from it.
+PAIRED = Estimator(function=_ADVANTAGE + "weights_of_chosen", scope="batch")
 _READ_BY_OWN = frozenset({"advantage_scope"})
 # The fields that some estimator reads and another does not.
 OPTIONS = frozenset().union(*(estimator.reads for estimator in ESTIMATORS.values()), _READ_BY_OWN)

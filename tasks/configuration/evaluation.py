@@ -5,7 +5,7 @@ Imports no reward function and no reader. `settings_digest` names the settings t
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -17,6 +17,7 @@ from tasks.configuration.data import YOUNG as YOUNG_OF_DATA
 from tasks.configuration.data import DataConfig
 from tasks.configuration.deleted_fields import with_constants
 from tasks.configuration.older_form import data_in_older_form, reward_in_older_form
+from tasks.configuration.origins import json_values
 from tasks.configuration.rewards import OPERATIONAL, RewardConfig, reward_names
 from tasks.configuration.sampling import YOUNG as YOUNG_OF_SAMPLING
 from tasks.configuration.sampling import SamplingConfig
@@ -108,7 +109,7 @@ def settings(
     configuration. A setting that is younger than the format counts only where set, so that an older evaluation is
     found.
     """
-    resolved: dict[str, Any] = json.loads(json.dumps(asdict(evaluation)))
+    resolved = json_values(evaluation)
     resolved["data"] = data_in_older_form(resolved["data"])
     resolved["k"] = list(evaluation.k)
     young = {"data": {**YOUNG_OF_DATA, "subset": None, "revision": None}, "sampling": YOUNG_OF_SAMPLING}
@@ -127,8 +128,7 @@ def settings(
 
 
 def _deciding(reward: RewardConfig, content: str | None) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads(json.dumps(asdict(reward)))
-    deciding = {name: value for name, value in fields.items() if name not in OPERATIONAL}
+    deciding = {name: value for name, value in json_values(reward).items() if name not in OPERATIONAL}
     return reward_in_older_form(deciding) | {"model": content}
 
 

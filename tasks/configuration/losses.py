@@ -20,15 +20,16 @@ class Loss:
 
     Attributes:
         function: "package.module:function". One of the table is called with those fields of
-            `tasks.learning.policy_losses.LossInputs` that its parameters name, the user's own with the LossInputs.
+            `tasks.learning.policy_losses.LossInputs`, and those of `reads`, that its parameters name, the user's own
+            with the LossInputs.
         depends_on: The values on which the loss of a token depends: its own ("token"), also the ratio of its whole
-            response ("ratio"), or any of its response ("response").
+            response ("ratio"), any of its response ("response"), or any of both responses of its group ("pair").
         modes: The values of loss_agg_mode that are allowed; None: all.
         reads: The fields of the section `algorithm` that have an effect with this loss only.
     """
 
     function: str
-    depends_on: Literal["token", "ratio", "response"] = "token"
+    depends_on: Literal["token", "ratio", "response", "pair"] = "token"
     modes: frozenset[str] | None = None
     reads: frozenset[str] = frozenset()
 
@@ -74,6 +75,10 @@ LOSSES: dict[str, Loss] = {
 DEFAULT_LOSS = "clip"
 # The loss of `algorithm.kind` "sft", which has no choice.
 LIKELIHOOD = Loss(function=_LOSS + "likelihood_loss")
+# The loss of "dpo". Its responses come in pairs, the chosen one first.
+PREFERENCE = Loss(
+    function=_LOSS + "preference_loss", depends_on="pair", reads=frozenset({"beta", "label_smoothing", "rpo_alpha"})
+)
 # The fields that some loss reads and another does not.
 LOSS_OPTIONS = frozenset().union(*(loss.reads for loss in LOSSES.values()))
 

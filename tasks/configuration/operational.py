@@ -52,9 +52,12 @@ OPERATIONAL: dict[str, set[str] | None] = {
 }
 # With their defaults, at which they do not count.
 YOUNG: dict[str, object] = {
+    "run.from": None,
+    "run.from_optimizer": False,
     **{f"algorithm.{name}": default for name, default in YOUNG_OF_ALGORITHM.items()},
     **{f"data.{name}": default for name, default in YOUNG_OF_DATA.items()},
     **{f"sampling.{name}": default for name, default in YOUNG_OF_SAMPLING.items()},
+    "teacher": None,
     "trainer.compile_layers": False,
     **{f"optimizer.{name}": default for name, default in YOUNG_OF_OPTIMIZER.items()},
     **{f"critic.optimizer.{name}": default for name, default in YOUNG_OF_OPTIMIZER.items()},

@@ -212,8 +212,13 @@ def problems(errors: list[Any], kind: type) -> list[str]:
 
 
 def names(kind: Any) -> list[str]:
-    """The field names of a dataclass."""
-    return [item.name for item in fields(kind)]
+    """The field names of a dataclass, as a document has them."""
+    return [item.name.removesuffix("_") for item in fields(kind)]
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    """The annotations of a dataclass, by the names of `names`."""
+    return {name.removesuffix("_"): hint for name, hint in get_type_hints(kind).items()}
 
 
 def _lines(error: Any, kind: type) -> list[str]:
@@ -258,7 +263,7 @@ def names_at(kind: type, location: tuple[Any, ...]) -> list[str]:
     for part in location:
         # Another name is a user's own, such as a pool's, in a mapping to this dataclass.
         if is_dataclass(current) and part in names(current):
-            current = get_type_hints(current)[part]
+            current = _hints(current)[part]
         current = _dataclass_in(current)
     return names(current) if is_dataclass(current) else []
 
@@ -272,11 +277,10 @@ def _dataclass_in(annotation: Any) -> Any:
 
 def _paths(kind: Any, path: str = "") -> Iterator[str]:
     """The path of every field below a dataclass, without items of lists and mappings."""
-    for name, annotation in get_type_hints(kind).items():
-        if name in names(kind):
-            yield f"{path}{name}"
-            if is_dataclass(inner := _plain(annotation)):
-                yield from _paths(inner, f"{path}{name}.")
+    for name in names(kind):
+        yield f"{path}{name}"
+        if is_dataclass(inner := _plain(_hints(kind)[name])):
+            yield from _paths(inner, f"{path}{name}.")
 
 
 def _plain(annotation: Any) -> Any:

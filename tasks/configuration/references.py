@@ -4,19 +4,34 @@ They are plain dataclasses of plain fields, because Flyte carries them between m
 """
 
 import shlex
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from resources.visible_text import visible_line
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReference:
-    """An iteration whose plan is written. `execution` names the execution that advances the run."""
+    """An iteration whose plan is written.
+
+    Attributes:
+        run_url: the run.
+        iteration: its number in the run.
+        weight_version: the weights to generate with.
+        execution: the name of the execution that advances the run.
+        code: the digest of the code with which the execution was registered; empty: not compared.
+    """
 
     run_url: str
     iteration: int
     weight_version: int
     execution: str
+    code: str = ""
+
+
+def with_code(references: Iterable[PlanReference], code: str) -> list[PlanReference]:
+    """The references, for an execution that was registered with the code of this digest."""
+    return [replace(each, code=code) for each in references]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +47,20 @@ class SlotOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOutcome:
-    """The iteration that was trained, the weight version that the trainer published, and the mean reward."""
+    """The iteration that was trained, the published weight version, and the mean reward; None without rewards.
+
+    Without rewards `loss` says how the policy did.
+    """
 
     plan: PlanReference
     weight_version: int
-    reward: float
+    reward: float | None
+    loss: float | None = None
+
+    @property
+    def measured(self) -> str:
+        """The reward, or else the loss, in words."""
+        return _measured(self.reward, self.loss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +89,18 @@ class IterationOutcome:
     run_url: str
     iteration: int
     weight_version: int
-    reward: float
+    reward: float | None
     tokens: int
     tokens_recovered: int
     usd: float
     seconds: float = 0.0
+    loss: float | None = None
 
     @property
     def measured(self) -> str:
         """Its numbers in words."""
-        return f"reward {self.reward:.3f}, {self.tokens:,} tokens, {self.seconds:.1f} s, {self.usd:.5f} $"
+        learned = _measured(self.reward, self.loss)
+        return f"{learned}, {self.tokens:,} tokens, {self.seconds:.1f} s, {self.usd:.5f} $"
 
     def __str__(self) -> str:
         url = _argument(self.run_url)
@@ -84,6 +110,12 @@ class IterationOutcome:
             f"Read the responses by: gleaner view {url}\n"
             "To go on, give the same command again."
         )
+
+
+def _measured(reward: float | None, loss: float | None) -> str:
+    if reward is not None:
+        return f"reward {reward:.3f}"
+    return "no reward" if loss is None else f"loss {loss:.4f}"
 
 
 def _argument(url: str) -> str:

@@ -5,7 +5,7 @@ import json
 import math
 import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +17,6 @@ from storage.digests import digest_of
 from storage.errors import WrongInputError
 from storage.journal.retention_config import RetentionConfig
 from storage.records.records import RESPONSES_MAX
-from storage.stores.connect import check_url
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.critic import CriticConfig
 from tasks.configuration.data import DataConfig
@@ -29,6 +28,7 @@ from tasks.configuration.lora import LoraConfig, adapters_that_clash
 from tasks.configuration.older_form import in_older_form
 from tasks.configuration.operational import DEFAULTS_SINCE, OPERATIONAL, YOUNG
 from tasks.configuration.optimizer import OptimizerConfig
+from tasks.configuration.origins import json_values, origins_that_clash, with_policy
 from tasks.configuration.placement_clashes import needs_all_groups, placements_that_clash
 from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.pool_clashes import pools_that_clash
@@ -44,7 +44,9 @@ from tasks.configuration.problems import (
 )
 from tasks.configuration.rewards import RewardConfig, reward_names
 from tasks.configuration.rollout import OUR_ENGINES, RolloutConfig
+from tasks.configuration.run_section import PolicyConfig, RunSection
 from tasks.configuration.sampling import SamplingConfig
+from tasks.configuration.teacher import TeacherConfig, teachers_that_clash
 from tasks.configuration.tracking import TrackingConfig
 from tasks.configuration.trainer import TrainerConfig
 from tasks.configuration.turns import TurnsConfig, rewards_without_environment
@@ -65,46 +67,6 @@ class ConfigError(WrongInputError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSection:
-    """The identity of the run, and the size of a step.
-
-    Attributes:
-        url: A directory, s3://bucket/prefix or memory://name.
-        seed: Seed of the sampling noise; data.seed orders the prompts.
-        num_prompts_per_step: Groups per iteration.
-        num_generations: Responses per group.
-        lease_ttl_s: Seconds until a silent execution is replaced by another; longer than pods wait for machines.
-    """
-
-    __pydantic_config__ = STRICT
-    url: Annotated[str, Field(min_length=1)]
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
-    num_prompts_per_step: Annotated[int, Field(ge=1)] = 32
-    num_generations: Annotated[int, Field(ge=2)] = 8
-    lease_ttl_s: Annotated[float, Field(ge=1, le=86_400)] = 3600.0
-
-    def __post_init__(self) -> None:
-        try:
-            check_url(self.url)
-        except ValueError as error:
-            raise ValueError(f"url: {str(error).removeprefix('storage URL: ')}") from None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolicyConfig:
-    """The pretrained model.
-
-    Attributes:
-        path: A Hugging Face model directory where `plan` runs, else the id of a model on the hub.
-        revision: Of an id: branch, tag or commit; None: main.
-    """
-
-    __pydantic_config__ = STRICT
-    path: Annotated[str, Field(min_length=1)]
-    revision: Annotated[str, Field(min_length=1)] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """The whole configuration; see docs/guide/configuration.md."""
 
@@ -120,6 +82,7 @@ class RunConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     lora: LoraConfig | None = None
+    teacher: TeacherConfig | None = None
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     pools: PoolsConfig = field(default_factory=PoolsConfig)
     planning: PlanningConfig = field(default_factory=PlanningConfig)
@@ -132,6 +95,8 @@ class RunConfig:
         reward_names(self.rewards)
         problems_found = [
             *kinds_that_clash(self),
+            *origins_that_clash(self),
+            *teachers_that_clash(self),
             *_lengths_that_clash(self),
             *_groups_that_clash(self),
             *rewards_without_environment(self.turns, self.rewards, self.evaluation),
@@ -287,7 +252,7 @@ def _validated(document: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]
     missing = missing_rewards(document)
     try:
         # Through JSON, so that lists become tuples.
-        parsed = validated(_adapter(), json.dumps(with_kind(with_inherited_sampling(document))))
+        parsed = validated(_adapter(), json.dumps(with_kind(with_policy(with_inherited_sampling(document)))))
     except ValidationError as error:
         errors = [each for each in error.errors(include_url=False) if not is_inherited(each["loc"], document)]
         return None, [*problems(errors, RunConfig), *missing]
@@ -302,8 +267,7 @@ def _adapter() -> TypeAdapter[RunConfig]:
 
 def dump(config: RunConfig) -> dict[str, Any]:
     """The resolved configuration as JSON values; `parse` gives the same RunConfig back."""
-    resolved: dict[str, Any] = json.loads(json.dumps(asdict(config)))
-    return resolved
+    return json_values(config)
 
 
 def identity(config: RunConfig) -> dict[str, Any]:

@@ -64,20 +64,17 @@ ONE_RUN = ("GLEANER_RUN_CONFIG", "GLEANER_SCHEDULE")
 CONTINUE_RUN = "continue_run"
 
 
-def names_runs(environment: Mapping[str, str]) -> bool:
-    """Whether the environment says which runs are scheduled."""
-    return SEVERAL_RUNS in environment or ONE_RUN[0] in environment
+def environment_runs(environment: Mapping[str, str]) -> dict[str, tuple[ScheduledRun, RunConfig]]:
+    """The scheduled runs that an environment names, by the names of their launch plans, with their configurations.
 
-
-def scheduled_runs(environment: Mapping[str, str], default: Path) -> dict[str, tuple[ScheduledRun, RunConfig]]:
-    """The scheduled runs by the names of their launch plans, with their configurations.
-
-    default: the configuration of the run if the environment names none. Raises ValueError, and ConfigError for a
-    configuration.
+    Raises ValueError, and ConfigError for a configuration.
     """
-    file = environment.get(SEVERAL_RUNS)
+    file, config = environment.get(SEVERAL_RUNS), environment.get(ONE_RUN[0])
     if file is None:
-        config = environment.get(ONE_RUN[0], str(default))
+        if config is None:
+            if ONE_RUN[1] in environment:
+                raise ValueError(f"{ONE_RUN[1]}: allowed: unset, because {ONE_RUN[0]} names no run")
+            return {}
         run = ScheduledRun(config=config, schedule=environment.get(ONE_RUN[1], "0 * * * *"))
         return {CONTINUE_RUN: (run, load(Path(config)))}
     for variable in ONE_RUN:

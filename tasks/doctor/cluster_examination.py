@@ -10,8 +10,8 @@ from resources.flyte_admin import FlyteAdmin
 from resources.kubernetes_api import KubernetesApi
 from resources.pools import PoolsConfig
 from storage.records.fitness import Finding
-from tasks.configuration.run_config import load
-from tasks.configuration.schedules import names_runs, scheduled_runs
+from tasks.configuration.run_config import RunConfig
+from tasks.configuration.schedules import environment_runs
 from tasks.configuration.trainer import TrainerConfig
 from tasks.doctor.active_plans import plan_findings
 from tasks.doctor.cluster import (
@@ -29,13 +29,13 @@ from tasks.doctor.flyte_settings import configured_limits, flyte_settings, setti
 
 
 def examine_cluster(
-    flyte_config: Path, run_config: Path | None, place: ClusterTarget, kube_context: str | None
+    flyte_config: Path, settings: RunConfig | None, place: ClusterTarget, kube_context: str | None
 ) -> Iterator[Finding]:
-    """Examine a cluster: a fit cluster has no finding with a lack. Raises ValueError for a wrong run_config.
+    """Examine a cluster: a fit cluster has no finding with a lack.
 
-    run_config: configuration file of the run; None examines the default pools, and tests no store.
+    settings: the run's; None examines the default pools, and tests no store.
     """
-    demand = _demand_of(run_config)
+    demand = _demand_of(settings)
     admin = FlyteAdmin(flyte_config)
     yield from flyte_findings(admin, place)
     yield from looked_at("launch plans", lambda: plan_findings(admin, place, demand))
@@ -76,11 +76,10 @@ def _with_kubernetes(
     yield from looked_at("quotas", lambda: quota_findings(cluster, place, demand))
 
 
-def _demand_of(run_config: Path | None) -> ClusterDemand:
-    scheduled = scheduled_runs(os.environ, Path()) if names_runs(os.environ) else None
-    if run_config is None:
+def _demand_of(settings: RunConfig | None) -> ClusterDemand:
+    scheduled = environment_runs(os.environ) or None
+    if settings is None:
         return ClusterDemand(pools=PoolsConfig(), trainer=TrainerConfig(), scheduled=scheduled)
-    settings = load(run_config)
     return ClusterDemand(
         pools=settings.pools,
         trainer=settings.trainer,

@@ -9,11 +9,12 @@ import click
 
 from storage.records.fitness import Finding
 from tasks.doctor.cluster import ClusterTarget, Unread
+from tasks.reporting.config_argument import GivenConfig, config_argument
 from tasks.reporting.progress import progress
 
 
 @click.command(short_help="Examine this machine: GPUs, driver, memory, kernels. Or a cluster.")
-@click.argument("config", type=click.Path(path_type=Path, exists=True, dir_okay=False), required=False)
+@config_argument(required=False)
 @click.option("--gpus", type=click.IntRange(min=0), help="How many GPUs it should have. Default: as many as it has.")
 @click.option(
     "--cluster",
@@ -27,7 +28,7 @@ from tasks.reporting.progress import progress
 @click.option("--flyte-namespace", default="flyte", show_default=True, help="Of Flyte itself, with --cluster.")
 @click.option("--kube-context", help="A context of your kubeconfig, with --cluster. Default: the current one.")
 def doctor(
-    config: Path | None,
+    config: GivenConfig | None,
     gpus: int | None,
     flyte_config: Path | None,
     project: str,
@@ -54,7 +55,8 @@ def doctor(
 
     pods = namespace or f"{project}-{domain}"
     place = ClusterTarget(project=project, domain=domain, namespace=pods, flyte_namespace=flyte_namespace)
-    tell(examine_cluster(flyte_config, config, place, kube_context))
+    settings = None if config is None else config.load()
+    tell(examine_cluster(flyte_config, settings, place, kube_context))
 
 
 def tell(findings: Iterable[Finding]) -> NoReturn:

@@ -157,7 +157,9 @@ def _grade(
 def evaluation_of(config: RunConfig) -> EvaluationConfig:
     """The section `evaluation`; a run without the section evaluates the prompts and the sampling of its training."""
     if config.evaluation is None:
-        return EvaluationConfig(data=config.data, sampling=config.sampling)
+        # Every prompt of the source, whatever the run keeps of them.
+        data = replace(config.data, from_=None, pass_rate=None, replay=None)
+        return EvaluationConfig(data=data, sampling=config.sampling)
     return config.evaluation
 
 

@@ -69,7 +69,8 @@ def gather(config: RunConfig, probe: Probe | NoProbe) -> ForecastInputs:
     Raises ValueError (LookupError for machines and accelerators) with the missing or wrong field.
     """
     if config.algorithm.learns_examples:
-        raise ValueError("algorithm.kind: value 'sft'; allowed in a forecast: 'rl', because examples need no crew")
+        kind = config.algorithm.kind
+        raise ValueError(f"algorithm.kind: value {kind!r}; allowed in a forecast: 'rl', because examples need no crew")
     shown: list[ForecastInput] = []
     if isinstance(probe, NoProbe):
         shown.append(ForecastInput(name="probe", value="none: nothing is measured", source=probe.reason))

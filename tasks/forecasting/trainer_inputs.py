@@ -237,7 +237,7 @@ def _restored_bytes(facts: KnownFacts) -> tuple[float, str]:
     config, checkpoints, weights = facts.config, _checkpoint_bytes(facts), facts.weights[0]
     parts = {"checkpoints": checkpoints} if checkpoints else {}
     # What is not trained comes from the run's first weights: under adapters, and as the reference.
-    if config.lora is not None or config.algorithm.kl_coef > 0:
+    if config.lora is not None or config.algorithm.needs_reference:
         parts["the first weights"] = weights
     return sum(parts.values()), " and ".join(f"{size / 1e9:.0f} GB of {name}" for name, size in parts.items())
 
@@ -264,7 +264,7 @@ def flops_per_parameter(config: RunConfig) -> float:
     algorithm = config.algorithm
     trained = 6.0 + 2.0 * config.trainer.gradient_checkpointing
     steps = algorithm.num_epochs * (trained - 2.0 * (config.lora is not None))
-    passes = 2.0 * (algorithm.kl_coef > 0)
+    passes = 2.0 * algorithm.needs_reference
     several = algorithm.num_epochs > 1 or algorithm.num_mini_batches > 1
     passes += 2.0 * (several and algorithm.old_logprobs == "trainer")
     if algorithm.estimator.needs_critic:

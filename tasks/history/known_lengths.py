@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from storage.records.length_tables import LengthTable, commit_lengths, empty_table, newest_lengths
+from storage.records.length_tables import LengthTable, commit_lengths, empty_table, known_lengths, newest_lengths
 from storage.records.planning_records import LengthsRecord
 from storage.records.prompt_table import PromptRow
 from storage.records.records import PlanRecord
@@ -73,6 +73,8 @@ def learn_lengths(
 
 def _table_before(store: ObjectStore, iteration: int) -> LengthTable:
     table = newest_lengths(store, iteration)
+    if table is None:
+        table = known_lengths(store)
     if table is None:
         if iteration:
             log.warning(

@@ -111,6 +111,21 @@ def equal_advantages(rewards: Tensor) -> Tensor:
     return torch.ones_like(rewards)
 
 
+def weights_of_chosen(rewards: Tensor, lengths: Tensor) -> Tensor:
+    """The weight of a chosen token's negative log-likelihood in the loss of its pair, for a mean over chosen tokens.
+
+    Args:
+        rewards: [pairs, 2], of the whole step; not read.
+        lengths: [pairs, 2], tokens per response; the chosen response is the first of a pair.
+
+    Returns:
+        [pairs, 2] in the dtype of `rewards`: pairs / chosen tokens, and 0 for rejected responses.
+    """
+    found = torch.zeros_like(rewards)
+    found[:, 0] = len(lengths) / lengths[:, 0].sum()
+    return found
+
+
 def group_advantages(
     rewards: Tensor,
     num_generations: int,

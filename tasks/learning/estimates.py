@@ -13,6 +13,7 @@ from storage.records.records import GradedResponse, SamplingParams
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.learning.advantage import advantages_of
 from tasks.learning.batching import IDLE, TokenBatch
+from tasks.learning.distillation import TokenScores
 from tasks.learning.learner import Learner
 from tasks.learning.optimizer import NonFiniteGradient
 from tasks.learning.scoring import per_token
@@ -39,6 +40,7 @@ class Estimates:
         returns: With a critic, its targets, [tokens of the response] float64.
         first_logprobs: The policy's log-probs before the first optimizer step, [tokens of the response]; None for an
             iteration of one step.
+        teacher: The teachers' scores of every response that did not fail; None without a teacher.
     """
 
     advantages: ByResponse
@@ -46,6 +48,7 @@ class Estimates:
     values: ByResponse | None = None
     returns: ByResponse | None = None
     first_logprobs: ByResponse | None = None
+    teacher: Mapping[int, TokenScores] | None = None
 
 
 def trained(

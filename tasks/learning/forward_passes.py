@@ -12,7 +12,7 @@ from storage.journal.assembly import Assembled
 from storage.records.prompt_table import PromptRow
 from storage.records.records import GradedResponse, PlanRecord
 from tasks.learning.batching import TokenBatch, collate, dealt_passes, idle_batch
-from tasks.learning.padding import SharedPrompt
+from tasks.learning.padding import SharedPrompt, together
 from tasks.learning.ranks import Ranks
 from tasks.learning.recorded_batches import BatchReader
 
@@ -27,6 +27,7 @@ class ForwardPasses:
         tokens_max: The most tokens of a pass, padding included.
         ranks: The ranks among which responses are dealt.
         packed: Passes without padding, with shared prompts once.
+        pairs: The two responses of a group share a pass, because their losses depend on each other.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class ForwardPasses:
         ranks: Ranks,
         *,
         packed: bool = False,
+        pairs: bool = False,
     ) -> None:
         self._batches = batches
         self._plan = plan
@@ -45,10 +47,13 @@ class ForwardPasses:
         self._tokens_max = tokens_max
         self._ranks = ranks
         self._packed = packed
+        self._size = 2 if pairs else 1
         self._versions: dict[int, npt.NDArray[np.uint32]] = {}
 
     def __call__(self, responses: Sequence[GradedResponse]) -> Iterator[TokenBatch]:
         """Yield this rank's passes; the recorded lineage of a response determines its tokens.
+
+        responses: with `pairs`, both of each group, adjacent.
 
         Raises:
             CorruptObject: The journal no longer holds the tokens of a response.
@@ -59,11 +64,20 @@ class ForwardPasses:
             SharedPrompt(graded.response // self._plan.num_generations, len(prompt) - 1)
             for prompt, graded in zip(prompts, responses, strict=True)
         ]
-        dealt = dealt_passes(lengths, self._tokens_max, self._ranks.world_size, packed=self._packed, prompts=shared)
-        for part in dealt[self._ranks.rank]:
-            if not part:
+        units = [range(start, start + self._size) for start in range(0, len(responses), self._size)]
+        taken = [together(lengths[unit.start : unit.stop], shared[unit.start], packed=self._packed) for unit in units]
+        dealt = dealt_passes(
+            taken,
+            self._tokens_max,
+            self._ranks.world_size,
+            packed=self._packed,
+            prompts=[shared[unit.start] for unit in units],
+        )
+        for its_units in dealt[self._ranks.rank]:
+            if not its_units:
                 yield idle_batch(self._ranks.device)
                 continue
+            part = [index for unit in its_units for index in units[unit]]
             tokens = [self._batches.tokens(responses[index]) for index in part]
             self._versions |= {each.response: _sampled_versions(each) for each in tokens}
             yield collate(

@@ -7,6 +7,7 @@ from tasks.learning.optimizer import PolicyOptimizer
 from tasks.learning.packing import is_packed
 from tasks.learning.policy import Policy, Scores
 from tasks.learning.ranks import Ranks
+from tasks.learning.teachers import Teachers
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Learner:
         reference: The reference policy; None without a KL term.
         critic: PPO's critic; None for estimators without a critic.
         ranks: The ranks that train together; each rank has its part of every model.
+        teachers: The models that the policy learns from; None without the section `teacher`.
     """
 
     policy: Policy
@@ -41,6 +43,7 @@ class Learner:
     reference: Scores | None
     critic: CriticLearner | None = None
     ranks: Ranks = field(default_factory=Ranks)
+    teachers: Teachers | None = None
 
     @property
     def is_packed(self) -> bool:

@@ -33,7 +33,7 @@ def opened_batches(
     cannot be used.
     """
     grading = open_grader(store, config.rewards, config.trainer.device, turns=config.turns)
-    with nullcontext() if config.algorithm.learns_examples else grading as grader:
+    with grading if config.rewards else nullcontext() as grader:
         yield RecordedBatches(
             store,
             plan,

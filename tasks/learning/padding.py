@@ -30,6 +30,16 @@ class SharedPrompt(NamedTuple):
     tokens: int
 
 
+def together(lengths: Sequence[int], prompt: SharedPrompt, *, packed: bool = False) -> int:
+    """The tokens of a pass that responses to one prompt take together, counted as `passes` counts them.
+
+    lengths: the tokens of each response, prompt included.
+    """
+    if not packed:
+        return padded_tokens(lengths)
+    return sum(lengths) - (len(lengths) - 1) * (prompt.tokens - prompt.tokens // REPEATED_PER_TOKEN)
+
+
 def passes(
     lengths: Sequence[int], tokens_max: int, *, packed: bool = False, prompts: Sequence[SharedPrompt] | None = None
 ) -> list[list[int]]:

@@ -80,6 +80,8 @@ def _models(learner: Learner) -> list[TrainedModel]:
         models.append(learner.reference)
     if learner.critic is not None:
         models.append(learner.critic.critic)
+    if learner.teachers is not None:
+        models += learner.teachers.loaded
     return models
 
 

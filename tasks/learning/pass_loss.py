@@ -1,12 +1,12 @@
 """The loss of one forward pass as a function of its log-probs, for any of its tokens or for whole responses.
 
-This module decides whether a token's loss depends on further tokens of the response.
+This module decides whether a token's loss depends on further tokens of the response, or of a pair of responses.
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from torch import Tensor
@@ -52,6 +52,8 @@ class PassLoss:
         first_logprobs: [B, T], of the policy before the iteration's first optimizer step; None takes the log-probs of
             this pass.
         reference_logprobs: [B, T], or None without a reference.
+        teacher_logprobs: [B, T], or None without a teacher whose log-probs change the advantages.
+        teacher_weight: The factor of log(policy / teacher), by which a token's advantage is lower.
     """
 
     algorithm: AlgorithmConfig
@@ -62,6 +64,8 @@ class PassLoss:
     sampler_logprobs: Tensor
     first_logprobs: Tensor | None
     reference_logprobs: Tensor | None
+    teacher_logprobs: Tensor | None = None
+    teacher_weight: float = 0.0
 
     @property
     def is_by_token(self) -> bool:
@@ -74,23 +78,37 @@ class PassLoss:
         return self.algorithm.loss.depends_on in alone and self.mode != "sequence-mask"
 
     def terms(self, logprobs: Tensor) -> LossTerms:
-        """The terms of the loss at log-probs [B, T]; ValueError for a KL in the loss without a reference."""
+        """The terms of the loss at log-probs [B, T]; ValueError for a KL or a loss of pairs without a reference."""
         sampler = self.sampler_logprobs.to(logprobs.dtype)
         first = logprobs.detach() if self.first_logprobs is None else self.first_logprobs.to(logprobs.dtype)
+        reference = self.reference_logprobs
         old = first if self.algorithm.old_logprobs == "trainer" else sampler
+        if self.algorithm.learns_pairs:
+            if reference is None:
+                raise ValueError("kind: value 'dpo'; allowed: others without a reference policy")
+            # The ratio of the loss is to the reference, and no further term is.
+            old, reference = reference.to(logprobs.dtype), None
         ratios = log_ratios(first, sampler, self.response_mask)
         cap = self.algorithm.importance_sampling_cap
         corrections = None if self.mode is None else importance_weights(self.mode, ratios, cap)
         losses = token_losses(
             logprobs,
             old,
-            self.advantages,
+            self._taught_advantages(old),
             self.response_mask,
             algorithm=self.algorithm,
-            reference_logprobs=self.reference_logprobs,
+            reference_logprobs=reference,
             importance_weights=corrections,
         )
         return LossTerms(losses, first, old, ratios, corrections)
+
+    def _taught_advantages(self, old: Tensor) -> Tensor:
+        """The advantages less the reverse KL to the teacher at each sampled token, by the ratio's denominator."""
+        if self.teacher_logprobs is None:
+            return self.advantages
+        gap = (old.detach() - self.teacher_logprobs.to(old.dtype)).masked_fill(~self.response_mask, 0.0)
+        advantages = self.advantages if self.advantages.dim() == 2 else self.advantages[:, None]
+        return advantages - self.teacher_weight * gap
 
     def of_tokens(self, batch: TokenBatch) -> tuple[TokenLoss, Sequence[int]]:
         """The arguments `loss` and `together` of `token_objective`: weighted losses of tokens, in the mask's order.
@@ -99,17 +117,18 @@ class PassLoss:
         """
         if self.is_by_token:
             return self._by_token(batch.trained)._of_rows, ()  # noqa: SLF001 - of this class
-        ends = list(accumulate(batch.trained_lengths))
+        size = 2 if self.algorithm.loss.depends_on == "pair" else 1
+        ends = list(accumulate(batch.trained_lengths))[size - 1 :: size]
         width = self.response_mask.shape[1]
 
         def of_responses(logprobs: Tensor, tokens: slice) -> Tensor:
-            rows = slice(bisect_right(ends, tokens.start), bisect_left(ends, tokens.stop) + 1)
+            rows = slice(size * bisect_right(ends, tokens.start), size * (bisect_left(ends, tokens.stop) + 1))
             part = self._of(rows)
             places = batch.trained[tokens] - rows.start * width
             spread = logprobs.new_zeros(part.response_mask.numel()).scatter(0, places, logprobs)
             return part.weighted(spread.view(part.response_mask.shape)).flatten()[places]
 
-        return of_responses, batch.trained_lengths
+        return of_responses, [end - start for start, end in pairwise((0, *ends))]
 
     def weighted(self, logprobs: Tensor) -> Tensor:
         """The weighted losses [B, T] from log-probs [B, T]."""

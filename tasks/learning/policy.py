@@ -6,7 +6,7 @@ linear layer, and that training draws no random numbers.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from tasks.learning.head import check_head
 from tasks.learning.ranks import Ranks
 from tasks.learning.scoring import Scorer
 from tasks.learning.sharded import Stored, Unread, header, skeleton, whole_stored
-from tasks.learning.token_objective import TokenLoss
+from tasks.learning.token_objective import HeadTerm, TokenLoss
 from tasks.learning.trained_model import PolicyError, TrainedModel, compute_dtype, read_architecture, training_device
 from tasks.models.stored_names import StoredNames, StoredNamesError
 
@@ -51,6 +51,8 @@ class Policy(TrainedModel):
             compute in the dtype; or tensors have wrong names or shapes.
     """
 
+    SCORER: ClassVar[type[Scorer]] = Scorer
+
     def __init__(
         self,
         model_dir: str | Path,
@@ -68,7 +70,7 @@ class Policy(TrainedModel):
         dtype = None if trainable is True else compute_dtype(config)
         module = build_module(Path(model_dir), ranks, adapt, dtype)
         check_head(module)
-        self._scorer = Scorer(module)
+        self._scorer = self.SCORER(module)
         super().__init__(module, tensors, config, trainable=trainable, root=self._scorer, ranks=ranks)
         try:
             _check_noise(self)
@@ -115,13 +117,15 @@ class Policy(TrainedModel):
         loss: TokenLoss,
         together: Sequence[int] = (),
         label_smoothing: float = 0.0,
+        term: HeadTerm | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probs and entropies as in `logprobs`, but without gradient, and the sum of losses, with gradient.
 
         A call saves a product with the head compared to `logprobs`; `tasks.learning.token_objective` explains how, and
-        `together` and `label_smoothing`, which changes the log-probs.
+        `together`, `label_smoothing`, which changes the log-probs, and `term`.
         """
-        logprobs, entropy, total = self._scorer(batch.to(self.device), temperature, loss, together, label_smoothing)
+        given = (batch.to(self.device), temperature, loss, together, label_smoothing, term)
+        logprobs, entropy, total = self._scorer(*given)
         return logprobs, entropy, total
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from tasks.configuration.algorithm import AlgorithmConfig
 
@@ -182,6 +183,65 @@ def likelihood_loss(logprobs: Tensor, old_logprobs: Tensor) -> PolicyLoss:
     return PolicyLoss(loss=-logprobs, ratio=ratio, clipped_low=never, clipped_high=never)
 
 
+def preference_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    beta: float,
+    label_smoothing: float,
+    rpo_alpha: float,
+) -> PolicyLoss:
+    """DPO: -log sigmoid(m) of each pair, where m is the margin by which the policy prefers the chosen response.
+
+    The source is arXiv 2305.18290, equation 7, with m = beta (log ratio of the chosen response to the reference - that
+    of the rejected one). With label smoothing e the loss is ((1 - e) * -log sigmoid(m) - e * -log sigmoid(-m)) /
+    (1 - 2 e) (robust DPO, arXiv 2403.00409; TRL's loss_type "robust"). rpo_alpha times the negative log-likelihood of
+    the chosen tokens is added (arXiv 2404.19733, equation 1; TRL's loss_type "sft" with a weight).
+
+    Args:
+        logprobs: [B, T], with gradient; rows 2 k and 2 k + 1 are the chosen and the rejected response of a pair.
+        old_logprobs: [B, T], of the reference; detached here.
+        advantages: [B], for chosen responses the weight of a token's negative log-likelihood.
+        response_mask: [B, T] bool; the first token of each response is inside.
+        beta: How strongly the reference holds the policy, above 0.
+        label_smoothing: From 0 to below 0.5.
+        rpo_alpha: At least 0.
+
+    Returns:
+        A loss that is the pair's at the first token of both responses, and 0 elsewhere, so that a mean over responses
+        is a mean over pairs. Metrics are TRL's, one value per pair, at the first token of the chosen response.
+    """
+    own, old = (each.masked_fill(~response_mask, 0.0).sum(dim=1) for each in (logprobs, old_logprobs.detach()))
+    (chosen, rejected), log_ratios = own.view(-1, 2).unbind(1), (own - old).view(-1, 2)
+    margins = beta * (log_ratios[:, 0] - log_ratios[:, 1])
+    smoothed = (1 - label_smoothing) * logsigmoid(margins) - label_smoothing * logsigmoid(-margins)
+    losses = -smoothed / (1 - 2 * label_smoothing) - rpo_alpha * advantages[::2].to(chosen.dtype) * chosen
+    rewards = beta * log_ratios.detach()
+    metrics = {
+        "rewards/chosen": rewards[:, 0],
+        "rewards/rejected": rewards[:, 1],
+        "rewards/margins": rewards[:, 0] - rewards[:, 1],
+        "rewards/accuracies": (rewards[:, 0] > rewards[:, 1]).to(rewards.dtype),
+        "logps/chosen": chosen.detach(),
+        "logps/rejected": rejected.detach(),
+    }
+    never = torch.zeros_like(response_mask)
+
+    def at_first(values: Tensor, rows: slice) -> Tensor:
+        placed = logprobs.new_zeros(logprobs.shape)
+        placed[rows, 0] = values
+        return placed
+
+    return PolicyLoss(
+        loss=at_first(losses.repeat_interleave(2), slice(None)),
+        ratio=_ratio(logprobs.detach(), old_logprobs),
+        clipped_low=never,
+        clipped_high=never,
+        metrics={name: at_first(values, slice(None, None, 2)) for name, values in metrics.items()},
+    )
+
+
 def policy_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor, algorithm: AlgorithmConfig
 ) -> PolicyLoss:
@@ -208,7 +268,8 @@ def policy_loss(
     function = algorithm.loss.load()
     if algorithm.loss.is_own:
         return _complete(function(inputs), inputs, algorithm.policy_loss)
-    built_in: PolicyLoss = function(**{name: getattr(inputs, name) for name in inspect.signature(function).parameters})
+    offered = vars(inputs) | {name: getattr(algorithm, name) for name in algorithm.loss.reads}
+    built_in: PolicyLoss = function(**{name: offered[name] for name in inspect.signature(function).parameters})
     return built_in
 
 

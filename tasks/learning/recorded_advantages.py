@@ -15,21 +15,24 @@ def recorded_advantages(plan: PlanRecord, responses: Sequence[GradedResponse]) -
     """The advantage of each response, by the response's number.
 
     responses: the responses of all micro-batches of the iteration, filtered groups excepted. Returns None without
-    responses, and for an estimator that gives a number per token, is the user's own, or needs values outside the
-    records: the critic's values, or the KL to the reference. Returns None, too, for a run of another version whose
-    deleted fields decide what is learned. Raises ValueError if the estimator raises ValueError.
+    responses, for pairs, and for an estimator that gives a number per token, is the user's own, or needs values outside
+    the records: the critic's values, the KL to the reference, or a teacher's log-probs. Returns None, too, for a run of
+    another version whose deleted fields decide what is learned. Raises ValueError if the estimator raises ValueError.
     """
     try:
         document = without_deleted(plan.config)
     except ConstantDiffersError:
         return None
-    algorithm = parse_held(document).algorithm
+    config = parse_held(document)
+    algorithm = config.algorithm
     # A user's own function would have to be imported, which a reader of a run must not do.
     unknown = (
         algorithm.estimator.is_own
         or algorithm.estimator.per_token
         or algorithm.estimator.needs_critic
         or algorithm.kl_in == "reward"
+        or algorithm.learns_pairs
+        or (config.teacher is not None and config.teacher.top_k is None)
     )
     if unknown or not responses:
         return None

@@ -182,7 +182,7 @@ class RecordedBatches(Batches):
             store: The run's store.
             plan: The iteration's plan.
             prompts: The iteration's prompts, by group.
-            grader: The run's reward functions; None for examples, whose reward is 0.
+            grader: The run's reward functions; None without rewards, where the reward is 0.
             decode: Makes the text of a response from token ids.
             read_messages: Reads the messages of a response in a run with turns; None without turns.
             follow: How the journal is followed.
@@ -254,7 +254,12 @@ class RecordedBatches(Batches):
         responses = [response for group in groups for response in self._follower.responses_in(group)]
         finished = [self._follower.response(response) for response in responses]
         if self._grader is None:
-            return [_graded(response, Graded(response.response, 0.0, {}, {})) for response in finished]
+            failed = [response.finish is Finish.FAILED for response in finished]
+            outcomes = [
+                None if lost else Graded(each.response, 0.0, {}, {})
+                for each, lost in zip(finished, failed, strict=True)
+            ]
+            return list(map(_graded, finished, outcomes))
         cases = [self._case(response) for response in finished if response.finish is not Finish.FAILED]
         graded = {outcome.response: outcome for outcome in self._grader.grade(cases)}
         notes.errors.extend(error for outcome in graded.values() for error in outcome.errors.values())

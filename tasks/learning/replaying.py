@@ -200,7 +200,9 @@ def iteration_trainer(
         trainer=config.trainer,
         clock=clock,
         started_at_s=started_at_s,
-        same_engine=same_engine(config.rollout, config.trainer, published),
+        # Stored responses of other runs come from other weights, whatever the engine.
+        same_engine=config.data.replay is None and same_engine(config.rollout, config.trainer, published),
+        teacher=config.teacher,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from storage.clock import Clock
 from storage.records import layout
 from storage.stores.store import ObjectStore
+from storage.weights.stored_versions import restored_checkpoint
 from storage.weights.tensor_sets import TensorBlock, read_manifest
 from storage.weights.versions import pull_version
 from tasks.configuration.optimizer import OptimizerConfig
@@ -27,6 +28,7 @@ from tasks.learning.policy import Policy, Scores
 from tasks.learning.ranks import Ranks
 from tasks.learning.sharded import Stored
 from tasks.learning.shared_reading import read_shared
+from tasks.learning.teachers import Teachers
 from tasks.learning.trained_model import PolicyError, TrainedModel, training_device
 from tasks.sampling.engines.choose import context_length
 from tasks.sampling.engines.steady_positions import unsteady
@@ -38,14 +40,16 @@ class StoredState:
     """The stored state of a learner, as tensors in host memory: read on request, or ahead of the request.
 
     With several ranks, each rank has a StoredState with its own rows, and every rank must call equal methods. version:
-    0, or a version that has a checkpoint.
+    0, or a version that has a checkpoint, as `restored_from` says.
     """
 
     def __init__(self, store: ObjectStore, version: int, clock: Clock, ranks: Ranks | None = None) -> None:
-        self._store = store
+        self.store = store
         self.version = version
         self._clock = clock
         self._ranks = ranks or Ranks()
+        with self._ranks.failing_together():
+            self._has_checkpoint = restored_checkpoint(store, version) is not None
         self._checkpoints: dict[str, Checkpoint] = {}
         self._pretrained: dict[str, Stored] | None = None
 
@@ -53,9 +57,9 @@ class StoredState:
         """Read every tensor needed by a learner of this configuration; afterwards `num_bytes` is the memory in use."""
         needs_critic = config.algorithm.estimator.needs_critic
         critic = [layout.critic_checkpoint(self.version)] if needs_critic else []
-        for prefix in [layout.checkpoint(self.version), *critic] if self.version else []:
-            self._checkpoints[prefix] = checkpoint.read(self._store, prefix, self._ranks)
-        if not self.version or config.lora is not None or config.algorithm.kl_coef > 0:
+        for prefix in [layout.checkpoint(self.version), *critic] if self._has_checkpoint else []:
+            self._checkpoints[prefix] = checkpoint.read(self.store, prefix, self._ranks)
+        if not self._has_checkpoint or config.lora is not None or config.algorithm.needs_reference:
             self._pretrained = self._pull_pretrained()
 
     @property
@@ -84,18 +88,18 @@ class StoredState:
         self._pretrained = None
 
     def _checkpoint(self, prefix: str) -> Checkpoint | None:
-        if not self.version:
+        if not self._has_checkpoint:
             return None
         # It is given away, so that its memory is free as soon as the learner has its own.
-        return self._checkpoints.pop(prefix, None) or checkpoint.opened(self._store, prefix, self._ranks)
+        return self._checkpoints.pop(prefix, None) or checkpoint.opened(self.store, prefix, self._ranks)
 
     def _pull_pretrained(self) -> dict[str, Stored]:
         ranks = self._ranks
         with ranks.failing_together():
-            entries = read_manifest(self._store, layout.weights(REFERENCE_VERSION)).tensors
+            entries = read_manifest(self.store, layout.weights(REFERENCE_VERSION)).tensors
 
         def read(names: list[str]) -> dict[str, TensorBlock]:
-            return pull_version(self._store, REFERENCE_VERSION, None, self._clock, names=names)[1]
+            return pull_version(self.store, REFERENCE_VERSION, None, self._clock, names=names)[1]
 
         return read_shared(ranks, entries, read)
 
@@ -130,7 +134,9 @@ def learner_of(state: StoredState, config: RunConfig, model: Path, ranks: Ranks 
     critic = None
     if config.algorithm.estimator.needs_critic:
         critic = _critic(state, config, model, ranks)
-    learner = Learner(policy, optimizer, _reference(state, policy, config, model, ranks), critic, ranks)
+    reference = _reference(state, policy, config, model, ranks)
+    teachers = None if config.teacher is None else Teachers(state.store, config.trainer, ranks)
+    learner = Learner(policy, optimizer, reference, critic, ranks, teachers)
     make_faster(learner, config.trainer)
     state.release()
     # Last, because building a model draws numbers. A replay builds none between two iterations.
@@ -156,7 +162,7 @@ def _policy(state: StoredState, saved: Checkpoint | None, config: RunConfig, mod
 
 
 def _reference(state: StoredState, policy: Policy, config: RunConfig, model: Path, ranks: Ranks) -> Scores | None:
-    if config.algorithm.kl_coef == 0:
+    if not config.algorithm.needs_reference:
         return None
     if isinstance(policy, AdaptedPolicy):
         return Pretrained(policy)

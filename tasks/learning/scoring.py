@@ -14,7 +14,7 @@ from tasks.learning.cpu_products import use_cpu_products
 from tasks.learning.packed_row import packed_row
 from tasks.learning.packing import is_packed
 from tasks.learning.token_logprobs import token_logprobs
-from tasks.learning.token_objective import TokenLoss, token_objective
+from tasks.learning.token_objective import HeadTerm, TokenLoss, token_objective
 
 
 class Scorer(nn.Module):
@@ -36,10 +36,11 @@ class Scorer(nn.Module):
         loss: TokenLoss | None = None,
         together: Sequence[int] = (),
         label_smoothing: float = 0.0,
+        term: HeadTerm | None = None,
     ) -> tuple[Tensor, ...]:
         """Log-probs and entropies as in `tasks.learning.policy.Policy.logprobs`; the batch is on the model's device.
 
-        With `loss`, a function of tokens in the order of the response mask, the sum of losses comes third, and
+        With `loss` and `term`, of tokens in the order of the response mask, the sum of losses comes third, and
         log-probs have no gradient. `tasks.learning.token_objective` then saves a product with the head.
         """
         picked = completion_hidden(self.model.base_model, batch)
@@ -50,7 +51,7 @@ class Scorer(nn.Module):
             flat = token_logprobs(*given, temperature=temperature)
             return tuple(per_token(each, batch) for each in flat)
         objective, *flat_without_gradient = token_objective(
-            *given, loss, together=together, temperature=temperature, label_smoothing=label_smoothing
+            *given, loss, together=together, temperature=temperature, label_smoothing=label_smoothing, term=term
         )
         return *(per_token(each, batch) for each in flat_without_gradient), objective
 

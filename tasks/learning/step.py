@@ -5,6 +5,7 @@ end, so neither the number nor the order of micro-batches biases the result.
 """
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,13 +13,15 @@ from torch import Tensor
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.learning.batching import TokenBatch
 from tasks.learning.correction import importance_mode
+from tasks.learning.distillation import Taught
 from tasks.learning.importance import over_cap
 from tasks.learning.loss import TokenLosses, kl_penalty, token_weights
 from tasks.learning.optimizer import NonFiniteGradient, PolicyOptimizer
 from tasks.learning.packing import is_packed
-from tasks.learning.pass_loss import PassLoss
+from tasks.learning.pass_loss import LossTerms, PassLoss
 from tasks.learning.policy import Policy, Scores
 from tasks.learning.sharded import add_nothing
+from tasks.learning.token_objective import HeadTerm
 from tasks.learning.totals import StepTotals, measure, measure_importance
 
 # The metrics of a step on examples, which have neither a sampler nor an older policy.
@@ -36,6 +39,7 @@ def accumulate(
     reference: Scores | None = None,
     first_logprobs: Tensor | None = None,
     same_engine: bool = True,
+    taught: Taught | None = None,
 ) -> StepTotals:
     """Add one micro-batch's gradient to the policy's.
 
@@ -51,14 +55,15 @@ def accumulate(
         algorithm: The loss.
         temperature: The temperature of the sampling.
         max_completion_length: The run's limit; used by "seq-mean-token-sum-norm".
-        reference: The reference policy; needed when kl_coef > 0 and kl_in is "loss", otherwise its KL is only measured.
+        reference: The reference policy; needed for pairs and a KL in the loss, otherwise its KL is only measured.
         first_logprobs: [B, T] float32, of the policy before the iteration's first optimizer step; None in that step.
         same_engine: True if the sampler's log-probs are known to equal the trainer's; used by importance_sampling
             "auto".
+        taught: A teacher's scores of the batch; None without a teacher.
 
     Raises:
         NonFiniteGradient: The loss is not finite; names the responses with such losses. The gradient is dropped.
-        ValueError: Advantages have another shape, a KL in the loss has no reference, or a user's loss does not fit.
+        ValueError: Advantages have another shape, a needed reference is missing, or a user's loss does not fit.
     """
     if advantages.shape not in (batch.response_mask.shape[:1], batch.response_mask.shape):
         number, longest = batch.response_mask.shape
@@ -67,16 +72,35 @@ def accumulate(
     loss = PassLoss(
         algorithm=algorithm,
         mode=importance_mode(algorithm, same_engine=same_engine),
-        weights=token_weights(batch.lengths, algorithm.loss_agg_mode, max_completion_length)[:, None],
+        weights=token_weights(batch.lengths, algorithm.aggregation, max_completion_length)[:, None],
         advantages=advantages.to(policy.device, non_blocking=True),
         response_mask=batch.response_mask,
         sampler_logprobs=batch.sampler_logprobs,
         first_logprobs=None if first_logprobs is None else first_logprobs.to(policy.device, non_blocking=True),
         reference_logprobs=_reference_logprobs(reference, batch, temperature),
+        teacher_logprobs=None if taught is None else taught.logprobs(batch),
+        teacher_weight=0.0 if taught is None else taught.config.weight,
     )
-    logprobs, entropy = _backward(policy, batch, temperature, loss)
+    term = None if taught is None else taught.head_term(batch, loss.weights.to(policy.device))
+    logprobs, entropy = _backward(policy, batch, temperature, loss, term)
     terms = loss.terms(logprobs)
-    totals = _tokens_read(batch, packed=is_packed(policy.module)) + measure(
+    totals = _tokens_read(batch, packed=is_packed(policy.module)) + _measured(batch, loss, terms, logprobs, entropy)
+    if taught is not None:
+        added = 0.0 if term is None else float((term.measured * term.weights).sum(dtype=torch.float64))
+        of_teacher = taught.measured(term, terms.first_logprobs, batch)
+        totals = replace(totals, loss=totals.loss + added, of_teacher=of_teacher)
+    if not math.isfinite(totals.loss):
+        policy.drop_gradient()
+        raise NonFiniteGradient("loss", _non_finite_responses(batch, terms.losses))
+    _check_metrics(policy, totals, algorithm)
+    if loss.mode is not None and terms.corrections is not None:
+        clipped = over_cap(loss.mode, terms.ratios, algorithm.importance_sampling_cap)
+        totals += measure_importance(terms.corrections, clipped, batch.response_mask)
+    return totals
+
+
+def _measured(batch: TokenBatch, loss: PassLoss, terms: LossTerms, logprobs: Tensor, entropy: Tensor) -> StepTotals:
+    return measure(
         responses=batch.responses,
         losses=terms.losses,
         weights=loss.weights.to(logprobs.dtype),
@@ -87,14 +111,6 @@ def accumulate(
         entropy=entropy,
         response_mask=batch.response_mask,
     )
-    if not math.isfinite(totals.loss):
-        policy.drop_gradient()
-        raise NonFiniteGradient("loss", _non_finite_responses(batch, terms.losses))
-    _check_metrics(policy, totals, algorithm)
-    if loss.mode is not None and terms.corrections is not None:
-        clipped = over_cap(loss.mode, terms.ratios, algorithm.importance_sampling_cap)
-        totals += measure_importance(terms.corrections, clipped, batch.response_mask)
-    return totals
 
 
 def _tokens_read(batch: TokenBatch, *, packed: bool) -> StepTotals:
@@ -111,11 +127,14 @@ def _check_metrics(policy: Policy, totals: StepTotals, algorithm: AlgorithmConfi
             raise ValueError(f"{what}; allowed: finite numbers")
 
 
-def _backward(policy: Policy, batch: TokenBatch, temperature: float, loss: PassLoss) -> tuple[Tensor, Tensor]:
+def _backward(
+    policy: Policy, batch: TokenBatch, temperature: float, loss: PassLoss, term: HeadTerm | None
+) -> tuple[Tensor, Tensor]:
     """Add the gradient of a pass to the policy's; return log-probs and entropies, [B, T], without gradient."""
     losses, together = loss.of_tokens(batch)
-    smoothing = loss.algorithm.label_smoothing
-    logprobs, entropy, objective = policy.objective(batch, temperature, losses, together, smoothing)
+    # That of pairs is in the loss.
+    smoothing = 0.0 if loss.algorithm.learns_pairs else loss.algorithm.label_smoothing
+    logprobs, entropy, objective = policy.objective(batch, temperature, losses, together, smoothing, term)
     objective.backward()  # type: ignore[no-untyped-call]
     return logprobs, entropy
 
@@ -156,12 +175,12 @@ def apply(optimizer: PolicyOptimizer, totals: StepTotals, algorithm: AlgorithmCo
         ValueError: Nothing was accumulated.
     """
     if totals.trains_nothing:
-        return totals.metrics(algorithm.loss_agg_mode) | {"actor/grad_norm": 0.0, "actor/lr": 0.0}
-    outcome = optimizer.step(totals.denominator(algorithm.loss_agg_mode), totals.responses)
+        return totals.metrics(algorithm.aggregation) | {"actor/grad_norm": 0.0, "actor/lr": 0.0}
+    outcome = optimizer.step(totals.denominator(algorithm.aggregation), totals.responses)
     rates = {"actor/grad_norm": outcome.grad_norm, "actor/lr": outcome.learning_rate}
-    metrics = totals.metrics(algorithm.loss_agg_mode)
+    metrics = totals.metrics(algorithm.aggregation)
     if algorithm.learns_examples:
-        metrics = {name: metrics[name] for name in OF_EXAMPLES}
+        metrics = {name: metrics[name] for name in OF_EXAMPLES} | totals.pair_metrics()
     return metrics | rates
 
 

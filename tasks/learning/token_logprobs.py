@@ -156,16 +156,20 @@ class TokenDistributions:
         total: [n], the sums of `unnormalized`.
         logprobs: [n], at the targets, smoothed if so asked.
         entropy: [n], in nats.
+        logprobs_at: [n, K], at the further tokens that were asked for; K is 0 without such tokens.
     """
 
     unnormalized: Tensor
     total: Tensor
     logprobs: Tensor
     entropy: Tensor
+    logprobs_at: Tensor
 
 
-def distributions(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> TokenDistributions:
-    """The distributions of logits [n, V], which are overwritten, at targets [n].
+def distributions(
+    logits: Tensor, targets: Tensor, label_smoothing: float = 0.0, at: Tensor | None = None
+) -> TokenDistributions:
+    """The distributions of logits [n, V], which are overwritten, at targets [n], and at further tokens `at` [n, K].
 
     label_smoothing: e in (1 - e) * log-prob at the target + e * mean log-prob of the vocabulary, which then stands for
     the log-prob at the target (arXiv 1512.00567, section 7).
@@ -177,11 +181,13 @@ def distributions(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0)
     at_targets = shifted.gather(1, targets[:, None])[:, 0]
     if label_smoothing:
         at_targets = torch.lerp(at_targets, shifted.mean(dim=1), label_smoothing)
+    further = shifted[:, :0] if at is None else shifted.gather(1, at)
     return TokenDistributions(
         unnormalized=unnormalized,
         total=total,
         logprobs=at_targets - log_total,
         entropy=log_total - torch.linalg.vecdot(unnormalized, shifted) / total,
+        logprobs_at=further - log_total[:, None],
     )
 
 

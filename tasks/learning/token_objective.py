@@ -7,6 +7,7 @@ tokens is longer than a chunk, the logits of all its chunks but the last are com
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,34 @@ from tasks.learning.token_logprobs import Head, chunk_rows, distributions
 
 # A function from the log-probs [n] of some tokens, which need a gradient, and these tokens' slice to their losses [n].
 TokenLoss = Callable[[Tensor, slice], Tensor]
+
+
+@dataclass(frozen=True)
+class HeadTerm:
+    """A further term of the loss of each token, by the log-probs of several tokens of the vocabulary at its place.
+
+    Attributes:
+        ids: [N, K] int64, the tokens.
+        loss: A function from the log-probs [n, K] of some places, which need a gradient, and these places' slice to the
+            terms [n].
+        weights: [N], the factor of each term in the sum.
+        measured: [N], which the pass fills with the terms.
+    """
+
+    ids: Tensor
+    loss: TokenLoss
+    weights: Tensor
+    measured: Tensor
+
+    def differentiated(self, logprobs: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        """The weighted terms [n], and the derivatives [n, K] of their sum."""
+        with torch.enable_grad():
+            leaf = logprobs.detach().requires_grad_()
+            terms = self.loss(leaf, rows)
+            weighted = terms * self.weights[rows].to(terms.dtype)
+            (slopes,) = torch.autograd.grad(weighted.sum(), leaf)
+        self.measured[rows] = terms.detach().to(self.measured.dtype)
+        return weighted.detach(), slopes
 
 
 def token_objective(
@@ -30,8 +59,9 @@ def token_objective(
     temperature: float = 1.0,
     logits_per_chunk: int | None = None,
     label_smoothing: float = 0.0,
+    term: HeadTerm | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum of `loss` over tokens, their log-probs and the entropies of their distributions.
+    """The sum of `loss` and `term` over tokens, their log-probs and the entropies of their distributions.
 
     Values, products and dtypes are those of `tasks.learning.token_logprobs.token_logprobs`. The gradient is computed
     together with the value and kept for one backward pass.
@@ -47,13 +77,14 @@ def token_objective(
         temperature: The divisor of the logits; above 0.
         logits_per_chunk: The most logits that exist at once, in elements; None chooses by device.
         label_smoothing: As for `tasks.learning.token_logprobs.distributions`.
+        term: A further term of every token's loss.
 
     Returns:
         The sum (a scalar, differentiable in hidden, weight and bias); log-probs [N] and entropies [N] without gradient.
     """
     rows = chunk_rows(weight, logits_per_chunk)
     parts = list(_parts(together, rows) if together else _chunks(0, len(hidden), rows))
-    given = (hidden, weight, bias, targets, loss, temperature, parts, rows, label_smoothing)
+    given = (hidden, weight, bias, targets, loss, temperature, parts, rows, label_smoothing, term)
     objective, logprobs, entropy = _TokenObjective.apply(*given)  # type: ignore[no-untyped-call]
     return objective, logprobs, entropy
 
@@ -89,29 +120,39 @@ class _TokenObjective(torch.autograd.Function):
         parts: Sequence[slice],
         rows_per_chunk: int,
         smoothing: float,
+        term: HeadTerm | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         head = Head(hidden, weight, bias, temperature, ctx.needs_input_grad)
         dtype = torch.promote_types(hidden.dtype, torch.float32)
-        logprobs, entropy, losses = (torch.empty(len(hidden), dtype=dtype, device=hidden.device) for _ in range(3))
+        logprobs, entropy, losses = (hidden.new_zeros(len(hidden), dtype=dtype) for _ in range(3))
+        # The derivatives with respect to the log-probs of the further tokens.
+        slopes = None if term is None else hidden.new_zeros(term.ids.shape, dtype=dtype)
         for part in parts:
             chunks = list(_chunks(part.start, part.stop, rows_per_chunk))
             found = None
             for rows in chunks:
                 found = None  # before the next chunk takes as much memory
-                found = distributions(head.logits(rows), targets[rows], smoothing)
+                at = None if term is None else term.ids[rows]
+                found = distributions(head.logits(rows), targets[rows], smoothing, at)
                 logprobs[rows], entropy[rows] = found.logprobs, found.entropy
+                if term is not None and slopes is not None:
+                    losses[rows], slopes[rows] = term.differentiated(found.logprobs_at, rows)
             with torch.enable_grad():
                 leaf = logprobs[part].clone().requires_grad_()
                 values = loss(leaf, part)
                 (scale,) = torch.autograd.grad(values.sum(), leaf)
-            losses[part] = values.detach()
+            losses[part] += values.detach()
             # Backwards, because the last chunk's logits are still there; most parts are one chunk.
             for rows in reversed(chunks):
                 if found is None:
                     found = distributions(head.logits(rows), targets[rows])
                 scales = scale[rows.start - part.start : rows.stop - part.start]
-                factors = -scales / (found.total * temperature)
-                head.add(rows, found.unnormalized.mul_(factors[:, None]), targets[rows], scales, smoothing)
+                taken = scales if slopes is None else scales + slopes[rows].sum(dim=1)
+                factors = -taken / (found.total * temperature)
+                grad_logits = found.unnormalized.mul_(factors[:, None])
+                if term is not None and slopes is not None:
+                    grad_logits.scatter_add_(1, term.ids[rows], slopes[rows] / temperature)
+                head.add(rows, grad_logits, targets[rows], scales, smoothing)
                 found = None
         ctx.gradients = head.gradients()
         objective = losses.sum()
@@ -124,4 +165,4 @@ class _TokenObjective(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError("token_objective: its gradient was taken already, and is not kept")
         gradients, ctx.gradients = ctx.gradients, None
-        return *(None if each is None else each.mul_(grad_objective) for each in gradients), *[None] * 6
+        return *(None if each is None else each.mul_(grad_objective) for each in gradients), *[None] * 7

@@ -83,7 +83,8 @@ class StepTotals:
         sampler_ratio_max: The largest ratio pi_trainer / pi_sampler (a maximum).
         staleness: The trainer's weight version less the weight version that sampled the token.
         staleness_max: The largest staleness (a maximum).
-        of_loss: The metrics that a loss of the user's own returned, by name.
+        of_loss: The metrics that a loss of the user's own, or that of pairs, returned, by name.
+        of_teacher: The measurements of a teacher's scores, by name (`tasks.learning.distillation.Taught.measured`).
     """
 
     responses: tuple[int, ...] = ()
@@ -112,6 +113,7 @@ class StepTotals:
     staleness: int = 0
     staleness_max: int = field(default=0, metadata=_LARGEST)
     of_loss: dict[str, float] = field(default_factory=dict, metadata=_BY_NAME)
+    of_teacher: dict[str, float] = field(default_factory=dict, metadata=_BY_NAME)
 
     def __add__(self, other: "StepTotals") -> "StepTotals":
         return StepTotals(
@@ -159,7 +161,13 @@ class StepTotals:
             **self._ratio_metrics(),
             **self._importance_metrics(),
             **{f"loss/{name}": value / tokens for name, value in self.of_loss.items()},
+            **{f"teacher/{name}": value / tokens for name, value in self.of_teacher.items()},
         }
+
+    def pair_metrics(self) -> dict[str, float]:
+        """The means over pairs of what the loss of pairs returned as metrics; {} for other losses."""
+        pairs = len(self.responses) / 2
+        return {name: value / pairs for name, value in self.of_loss.items()}
 
     def _ratio_metrics(self) -> dict[str, float]:
         smallest, largest, counts = self.sampler_ratio_min, self.sampler_ratio_max, self.log_ratio_counts

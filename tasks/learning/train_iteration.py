@@ -22,7 +22,7 @@ from storage.records.run import ConcludedByAnother, connect_to_run, exists, is_t
 from storage.stores.connect import connect
 from storage.stores.metered import MeteredStore, Requests
 from storage.stores.store import ObjectStore, StorageError
-from storage.weights.stored_versions import restored_from
+from storage.weights.stored_versions import restored_checkpoint, restored_from
 from storage.weights.tensor_sets import published_bytes
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.run_config import RunConfig
@@ -171,8 +171,8 @@ def _save_again(store: ObjectStore, version: int, config: RunConfig, model: Path
 
 def _stored_bytes(store: ObjectStore, iteration: int) -> int:
     """The bytes of the state from which the training of an iteration is restored."""
-    version = restored_from(store, iteration)
-    return published_bytes(store, layout.checkpoint(version) if version else layout.weights(0))
+    found = restored_checkpoint(store, restored_from(store, iteration))
+    return published_bytes(store, found or layout.weights(0))
 
 
 def request_metrics(requests: Requests, ranks: Ranks) -> dict[str, float]:

@@ -18,9 +18,11 @@ from storage.records.prompt_table import PromptRow
 from storage.records.records import BatchRecord, GradedResponse, PlanRecord, TrainingRecord
 from storage.stores.store import ObjectStore
 from tasks.configuration.algorithm import AlgorithmConfig
+from tasks.configuration.teacher import TeacherConfig
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import TokenBatch, is_idle, mini_batches
 from tasks.learning.critic import ValueTotals, accumulate_values, apply_values, take_part_in_values
+from tasks.learning.distillation import TokenScores
 from tasks.learning.estimates import Estimates, counted, estimate, first_logprobs, length_penalties, padded, trained
 from tasks.learning.forward_passes import ForwardPasses
 from tasks.learning.learner import CriticLearner, Learner
@@ -28,6 +30,7 @@ from tasks.learning.nonfinite import finite_together
 from tasks.learning.ranks import Ranks
 from tasks.learning.recorded_batches import Batches, BatchReader, check_some_graded
 from tasks.learning.step import accumulate, apply, take_part
+from tasks.learning.teacher_scoring import TeacherScoring
 from tasks.learning.totals import StepTotals, combined, staleness_totals
 from tasks.sampling.session.crew_watch import LeftAlone
 
@@ -54,6 +57,7 @@ class IterationTrainer:
         started_at_s: float | None = None,
         same_engine: bool = True,
         reader: BatchReader | None = None,
+        teacher: TeacherConfig | None = None,
     ) -> None:
         """Create the trainer of one rank.
 
@@ -70,6 +74,7 @@ class IterationTrainer:
             started_at_s: The start of the train phase, in seconds since 1970 UTC; None for now.
             same_engine: True if the sampler's log-probs are known to equal the trainer's (`tasks.learning.importance`).
             reader: Reads micro-batches and tokens on ranks without `batches`; None reads the journal.
+            teacher: The run's teachers; None without.
         """
         self._plan = plan
         self._learner = learner
@@ -82,13 +87,23 @@ class IterationTrainer:
         own = BatchReader(store, plan) if reader is None else reader
         self._reader: BatchReader = own if batches is None else batches
         self._passes = ForwardPasses(
-            self._reader, plan, prompts, trainer.micro_batch_tokens_max, self._ranks, packed=learner.is_packed
+            self._reader,
+            plan,
+            prompts,
+            trainer.micro_batch_tokens_max,
+            self._ranks,
+            packed=learner.is_packed,
+            pairs=algorithm.learns_pairs,
+        )
+        self._scoring = (
+            None if teacher is None else TeacherScoring(store, plan, prompts, self._reader, learner, teacher, trainer)
         )
 
     def step(self) -> TrainingRecord:
         """Train on every recorded group that is not filtered, and return the training record, not yet stored.
 
-        The reward and the penalty of long responses are averaged over all graded responses, filtered or not.
+        The reward and the penalty of long responses are averaged over all graded responses, filtered or not. Examples
+        have no reward.
 
         Raises NonFiniteGradient, CorruptObject, GradingError if every response failed, and the errors of `batches`.
         LeftAlone is raised on every rank; the learner must not be used afterwards.
@@ -105,10 +120,12 @@ class IterationTrainer:
         metrics["timing_s/wait"] = waited_s
         metrics["timing_s/compute"] = self._clock.monotonic() - began_s - waited_s
         ended_at_s = self._clock.wall()
+        if self._plan.is_graded:
+            metrics["reward"] = sum(graded.reward or 0.0 for graded in responses) / len(responses)
         return TrainingRecord(
             iteration=self._plan.iteration,
             weight_version=self._plan.iteration + 1,
-            metrics={**metrics, "reward": sum(graded.reward or 0.0 for graded in responses) / len(responses)},
+            metrics=metrics,
             reward_errors=tuple(error for batch in recorded for error in batch.reward_errors),
             started_at_s=self._started_at_s,
             ended_at_s=ended_at_s,
@@ -141,18 +158,22 @@ class IterationTrainer:
             log.info("micro-batch %d: %d responses", batch.number, len(batch.responses))
             recorded.append(batch)
             if batch.responses:
-                totals.append(self._accumulate(batch.responses, self._estimate(batch.responses)))
+                estimates = replace(self._estimate(batch.responses), teacher=self._scored(batch))
+                totals.append(self._accumulate(batch.responses, estimates))
         if not totals:
             return self._nothing_to_train(recorded)
         return apply(self._learner.optimizer, combined(totals), self._algorithm)
 
     def _in_steps(self, recorded: list[BatchRecord]) -> dict[str, float]:
         """Record all micro-batches, then train on them: num_epochs times num_mini_batches optimizer steps."""
-        recorded += self._in_turn()
+        scores: dict[int, TokenScores] = {}
+        for batch in self._in_turn():
+            recorded.append(batch)
+            scores |= self._scored(batch) or {}
         responses = [graded for batch in recorded for graded in batch.responses]
         if not responses:
             return self._nothing_to_train(recorded)
-        estimates = self._estimate(responses)
+        estimates = replace(self._estimate(responses), teacher=scores)
         groups = self._groups(responses)
         parts = mini_batches(groups, self._algorithm.num_mini_batches) * self._algorithm.num_epochs
         first, *later = [[graded for group in part for graded in group] for part in parts]
@@ -180,7 +201,7 @@ class IterationTrainer:
     @property
     def _critic_warms_up(self) -> bool:
         critic = self._learner.critic
-        return critic is not None and self._plan.iteration < critic.warmup_iterations
+        return critic is not None and self._plan.counted < critic.warmup_iterations
 
     def _optimizer_step(self, responses: Sequence[GradedResponse], estimates: Estimates) -> dict[str, float]:
         """Take a step of the policy, unless the critic still warms up, and a step of the critic, if any."""
@@ -214,6 +235,10 @@ class IterationTrainer:
     def _estimate(self, responses: Sequence[GradedResponse]) -> Estimates:
         sampling, generations = self._plan.sampling, self._plan.num_generations
         return estimate(responses, self._learner, self._algorithm, sampling, generations, self._passes)
+
+    def _scored(self, batch: BatchRecord) -> dict[int, TokenScores] | None:
+        """The teachers' scores of a micro-batch; None without a teacher. Every rank must call `_scored`."""
+        return None if self._scoring is None else self._scoring(batch)
 
     def _trained(self, responses: Sequence[GradedResponse]) -> list[GradedResponse]:
         return trained(responses, self._algorithm, self._plan.num_generations)
@@ -249,6 +274,7 @@ class IterationTrainer:
             reference=reference,
             first_logprobs=None if first is None else padded(first, batch),
             same_engine=self._same_engine,
+            taught=None if self._scoring is None else self._scoring.taught(batch, estimates.teacher or {}),
         )
         totals += staleness_totals(self._passes.weight_versions(batch), self._plan.iteration)
         if estimates.kl is not None:

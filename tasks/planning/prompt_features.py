@@ -73,7 +73,7 @@ def prompt_features(prompts: Sequence[Prompt]) -> PromptFeatures:
     values = np.log1p(counts)
     norms = np.sqrt(np.bincount(rows, values**2, minlength=len(prompts)))
     return PromptFeatures(
-        digests=np.array([_digest(prompt.prompt_id) for prompt in prompts], dtype=np.uint64),
+        digests=np.array([prompt_digest(prompt.prompt_id) for prompt in prompts], dtype=np.uint64),
         dense=dense,
         rows=rows,
         buckets=buckets,
@@ -88,7 +88,8 @@ def answer_characters(columns: dict[str, Any]) -> int:
     return max((len(value) for value in found if isinstance(value, str)), default=0)
 
 
-def _digest(prompt_id: str) -> int:
+def prompt_digest(prompt_id: str) -> int:
+    """The digest by which the lengths of a prompt are kept."""
     return int.from_bytes(hashlib.blake2b(prompt_id.encode(), digest_size=8).digest(), "little")
 
 

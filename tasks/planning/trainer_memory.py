@@ -102,10 +102,11 @@ def trainer_memory(config: RunConfig, size: ModelSize, machine: Machine) -> Trai
 
 
 def pass_tokens(config: RunConfig) -> int:
-    """The most tokens of a pass: the limit of a micro-batch, or one response if longer."""
+    """The most tokens of a pass: the limit of a micro-batch, or one response, or a pair of "dpo", if longer."""
     longest = longest_response(config)
     group = longest * group_size(config.algorithm, config.run.num_generations)
-    return max(longest, min(config.trainer.micro_batch_tokens_max, group * config.run.num_prompts_per_step))
+    least = group if config.algorithm.learns_pairs else longest
+    return max(least, min(config.trainer.micro_batch_tokens_max, group * config.run.num_prompts_per_step))
 
 
 def longest_response(config: RunConfig) -> int:
@@ -260,4 +261,4 @@ def _frozen_bytes(config: RunConfig, machine: Machine) -> int:
     if config.lora is not None:
         is_stored_so = machine.stored_bytes <= frozen
         return frozen if is_stored_so else machine.stored_bytes + _copy_bytes(config, machine)
-    return frozen if config.algorithm.kl_coef > 0 else 0
+    return frozen if config.algorithm.needs_reference else 0

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from resources.model_config import model_fields
 from storage.paths import expanded
-from storage.records import model_files
 from storage.records.prompt_table import PromptRow
 from storage.stores.connect import LOCAL, place
 from storage.waiting import Progress, no_progress
@@ -16,18 +15,23 @@ from tasks.configuration.older_form import ARITHMETIC
 from tasks.configuration.pool_clashes import sizes_not_meant
 from tasks.configuration.rewards import reward_names
 from tasks.configuration.run_config import RunConfig
+from tasks.configuration.teacher import TeacherConfig
 from tasks.configuration.turns import TurnsConfig
 from tasks.evaluation.held_out import draw_held_out, load_held_out
 from tasks.grading.grader import check_rewards
-from tasks.learning.pretrained import ModelError, check_model, vocabulary_size
+from tasks.learning.pretrained import vocabulary_size
 from tasks.preparing.adapter_fit import check_targets
 from tasks.preparing.engine_fit import check_engine_fits
 from tasks.preparing.example_journal import check_examples, responses_of
 from tasks.preparing.findings import Findings
 from tasks.preparing.held_run import check_fleet, check_held_run
-from tasks.preparing.local_inputs import LocalInputs, open_local_inputs
+from tasks.preparing.known_prompts import known_to_check
+from tasks.preparing.local_inputs import LocalInputs, model_directory, open_local_inputs
 from tasks.preparing.model_check import check_model_use
+from tasks.preparing.origin import origin_to_check
+from tasks.preparing.replayed_groups import choose_replayed
 from tasks.preparing.stop_tokens import look_at_responses
+from tasks.preparing.teacher_check import check_teachers
 from tasks.preparing.tools import compared, model_tokenizer, openings, prompt_tokenizer
 from tasks.preparing.trainer_fit import check_trainer_fits
 from tasks.preparing.vain_settings import settings_in_vain
@@ -36,6 +40,9 @@ from tasks.prompts.loading import doubts_of, load_prompts
 from tasks.prompts.prompt import PromptSet
 from tasks.prompts.tokenise import Tokenizer
 from tasks.sampling.engines.choose import context_length
+
+# What stands for the policy loss of each kind that learns examples.
+_LOSS_OF_EXAMPLES = {"sft": "likelihood", "dpo": "preference"}
 
 
 def check_settings(config: RunConfig) -> None:
@@ -72,21 +79,29 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
     progress("looking at the model", 0, 0)
     directory = _look_at_model(config, inputs, findings)
     findings.look(config.algorithm.estimator.check, with_turns=config.turns is not None)
-    estimator = "none: examples" if config.algorithm.learns_examples else config.algorithm.advantage_estimator
+    algorithm = config.algorithm
+    estimator = "none: examples" if algorithm.learns_examples else algorithm.advantage_estimator
     findings.seen.append(f"advantage estimator: {estimator}")
     findings.look(config.algorithm.loss.check)
-    loss = "likelihood" if config.algorithm.learns_examples else config.algorithm.policy_loss
-    findings.seen.append(f"policy loss: {loss}")
+    findings.seen.append(f"policy loss: {_LOSS_OF_EXAMPLES.get(algorithm.kind, algorithm.policy_loss)}")
     progress("reading prompts, and trying the rewards", 0, 0)
-    data = findings.look(inputs.data, config.data)
-    learns_examples = config.algorithm.learns_examples
-    prompts = None if data is None else findings.look(partial(load_prompts, examples=learns_examples), data)
-    if not learns_examples:
+    data = findings.look(partial(inputs.data, kind=algorithm.kind), config.data)
+    prompts = None if data is None else findings.look(partial(load_prompts, kind=algorithm.kind), data)
+    if prompts is not None:
+        prompts = _kept(config, prompts, findings)
+    if config.rewards:
         _look_at_rewards(config, inputs, prompts, findings)
     tokenizer = None if directory is None else findings.look(prompt_tokenizer, config, directory)
     if directory is not None and tokenizer is not None and prompts is not None:
         progress(f"tokenising {len(prompts):,} prompts", 0, 0)
         _look_at_prompts(config, prompts, tokenizer, directory, findings)
+        replayed = findings.look(choose_replayed, config, 0, directory, prompts.columns)
+        if replayed is not None and config.data.replay is not None:
+            of = f"{len(replayed.rows)} of {config.run.num_prompts_per_step} groups in a step"
+            findings.seen.append(f"data.replay: {of}, from {', '.join(config.data.replay.runs)}")
+        if config.teacher is not None:
+            progress("looking at the teacher", 0, 0)
+            _look_at_teachers(config, config.teacher, inputs, prompts, directory, findings)
         if config.turns is not None:
             progress("opening an environment, or an agent", 0, 0)
             findings.saw(_look_at_turns, config, config.turns, prompts, tokenizer, directory)
@@ -98,11 +113,17 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
 
 def _look_at_model(config: RunConfig, inputs: LocalInputs, findings: Findings) -> Path | None:
     """The model's directory; None if the model's directory or config.json was refused."""
-    policy = findings.look(inputs.policy, config.policy)
+    origin = findings.look(origin_to_check, config)
+    if config.run.from_ is None:
+        policy = findings.look(inputs.policy, config.policy)
+    else:
+        policy = None if origin is None else findings.look(origin.local_policy, config, inputs)
     directory = None if policy is None else findings.look(model_directory, replace(config, policy=policy))
     fields = None if directory is None else findings.look(model_fields, directory)
     if directory is None or fields is None:
         return None
+    if origin is not None:
+        findings.seen.append(f"weights: every byte of {origin.record.text}")
     findings.seen.append(f"model: the configuration, the tokenizer and the headers of the weights in {directory}")
     findings.doubt(check_engine_fits, config, directory)
     findings.doubt(check_trainer_fits, config, directory)
@@ -112,6 +133,15 @@ def _look_at_model(config: RunConfig, inputs: LocalInputs, findings: Findings) -
         findings.seen.append(f"model check: {tried.looked_at}")
         findings.doubts += tried.doubts
     return directory
+
+
+def _kept(config: RunConfig, prompts: PromptSet, findings: Findings) -> PromptSet:
+    """The prompts of the run among those of the source."""
+    known = findings.look(known_to_check, config, prompts)
+    if known is None:
+        return prompts
+    findings.seen.append(f"data.from: {known.origin.text}")
+    return known.kept(prompts)
 
 
 def _look_at_rewards(config: RunConfig, inputs: LocalInputs, prompts: PromptSet | None, findings: Findings) -> None:
@@ -140,15 +170,30 @@ def _look_at_prompts(
     rows = findings.look(draw, config, prompts, tokenizer, directory, first=0, count=len(prompts))
     if rows is None:
         return
-    findings.seen.append(f"prompts: {_described(rows)} of {config.data.source}")
+    findings.seen.append(f"prompts: {_described(rows)} of {', '.join(config.data.runs) or config.data.source}")
     findings.doubt(compared, rows, prompts, tokenizer, directory, config.data)
     findings.doubts += doubts_of(prompts)
     if config.algorithm.learns_examples:
-        findings.saw(check_examples, rows, responses_of(config, lambda: tokenizer, directory))
+        findings.saw(check_examples, rows, responses_of(config, prompts, lambda: tokenizer, directory))
     ends = findings.look(look_at_responses, config, directory, model_tokenizer(tokenizer), rows)
     if ends is not None:
         line, doubts = ends
         findings.seen.append(line)
+        findings.doubts += doubts
+
+
+def _look_at_teachers(
+    config: RunConfig,
+    written: TeacherConfig,
+    inputs: LocalInputs,
+    prompts: PromptSet,
+    directory: Path,
+    findings: Findings,
+) -> None:
+    teacher = findings.look(inputs.teacher, written)
+    doubts = None if teacher is None else findings.look(check_teachers, config, teacher, directory, prompts)
+    if doubts is not None:
+        findings.seen.append(f"teacher: {', '.join(written.models.values())}, with the policy's tokenizer")
         findings.doubts += doubts
 
 
@@ -202,17 +247,6 @@ def _check_places(config: RunConfig) -> None:
             continue  # a path that cannot be one is refused where it is opened
         if is_same:
             raise ValueError(f"run.url: value {config.run.url!r}; allowed: another place than {field}")
-
-
-def model_directory(config: RunConfig) -> Path:
-    """The directory policy.path, checked to hold a model to begin with; raises ModelError."""
-    try:
-        directory = expanded(config.policy.path)
-    except ValueError as error:
-        raise ModelError(f"policy.{error}") from None
-    check_model(directory)
-    model_files.describe(directory)
-    return directory
 
 
 def draw(

@@ -7,7 +7,7 @@ policy wrote. An attempt that died in between is sealed by the next.
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from storage.clock import Clock
@@ -19,23 +19,26 @@ from storage.journal.turns import TurnRecord, encode_turn
 from storage.records import layout, prompt_table, records
 from storage.records.crew_records import HeartbeatRecord
 from storage.records.prompt_table import PromptRow
-from storage.records.records import PlanRecord, SlotPlan, nonce
+from storage.records.records import CONTROL_POOL, PlanRecord, SlotPlan, nonce
 from storage.stores.store import ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.learning.pretrained import vocabulary_size
 from tasks.planning.iteration_plan import IterationPlan
 from tasks.prompts.draw import check_tokens
-from tasks.prompts.examples import Stretch, completion_of
+from tasks.prompts.examples import COMPLETIONS, Stretch, completion_of
+from tasks.prompts.prompt import PromptSet
+from tasks.prompts.run_examples import RunExamples
 from tasks.prompts.tokenise import Tokenizer
-from tasks.reporting.costs import CONTROL_POOL
 
 log = logging.getLogger(__name__)
 # Of a shard, in tokens: some 8 MB.
 SHARD_TOKENS = 1 << 20
 SLOT = 0
 
-# The response of a row of the prompt table.
-Responses = Callable[[PromptRow], Sequence[Stretch]]
+# The responses of a row of the prompt table, each by its stretches.
+Responses = Callable[[PromptRow], Sequence[Sequence[Stretch]]]
+# Adds the rows of a response under an epoch, and returns the number of its tokens.
+Add = Callable[[PendingRows, int, int], int]
 
 
 def plan_of_examples(groups: int) -> IterationPlan:
@@ -44,97 +47,100 @@ def plan_of_examples(groups: int) -> IterationPlan:
     return IterationPlan(slots=(slot,), seeding=None, decisions=())
 
 
-def responses_of(config: RunConfig, tokenizer: Callable[[], Tokenizer], model_dir: Path) -> Responses:
-    """Make the response of each example; raises PromptError for one that does not fit."""
+def responses_of(
+    config: RunConfig, prompts: PromptSet, tokenizer: Callable[[], Tokenizer], model_dir: Path
+) -> Responses:
+    """Make the responses of each example of `prompts`; raises PromptError for one that does not fit."""
     vocab_size, length_max = vocabulary_size(model_dir), config.sampling.max_completion_length
 
-    def response_of(row: PromptRow) -> Sequence[Stretch]:
-        stretches = completion_of(row, tokenizer(), config.data, length_max)
-        check_tokens(row.prompt_id, max(max(stretch.token_ids) for stretch in stretches), vocab_size)
-        return stretches
+    def of_row(row: PromptRow) -> Sequence[Sequence[Stretch]]:
+        if isinstance(prompts, RunExamples):
+            found = prompts.completions(row.prompt_id, length_max)
+        else:
+            columns = COMPLETIONS[config.algorithm.kind]
+            found = [completion_of(row, tokenizer(), config.data, length_max, column) for column in columns]
+        check_tokens(row.prompt_id, max(max(each.token_ids) for stretches in found for each in stretches), vocab_size)
+        return found
 
-    return response_of
+    return of_row
 
 
-def check_examples(rows: Iterable[PromptRow], response_of: Responses) -> str:
+def check_examples(rows: Iterable[PromptRow], responses: Responses) -> str:
     """Make every response once; returns a line about them. Raises PromptError."""
-    lengths = [sum(len(stretch.token_ids) for stretch in response_of(row)) for row in rows]
+    lengths = [sum(len(each.token_ids) for each in stretches) for row in rows for stretches in responses(row)]
     return f"completions: all {len(lengths)}, tokenised, with up to {max(lengths)} tokens"
 
 
-def write_examples(store: ObjectStore, plan: PlanRecord, response_of: Responses, clock: Clock) -> None:
+def write_examples(store: ObjectStore, plan: PlanRecord, responses: Responses, clock: Clock) -> None:
     """Write the responses of a plan of examples that no earlier attempt wrote, under a claim.
 
-    The plan has one slot and one response per group. Of a data set's tokens the log-prob is 0: the data set chose each
+    The plan has one slot. Of a data set's tokens the log-prob is 0: the data set chose each
     with certainty.
     """
-    reader = JournalReader(store, plan)
-    incarnation = f"{SLOT:05d}-{nonce()[:16]}"
+    rows = prompt_table.read_prompts(store, plan)
+
+    def add(pending: PendingRows, response: int, epoch: int) -> int:
+        size = plan.num_generations
+        return _add(pending, response, epoch, responses(rows[response // size])[response % size])
+
+    written = write_finished(store, plan, SLOT, add, clock)
+    log.info("iteration %d: %d examples are written", plan.iteration, written)
+
+
+def write_finished(store: ObjectStore, plan: PlanRecord, slot: int, add: Add, clock: Clock) -> int:
+    """Write the finished responses of a slot that no earlier attempt wrote, under a claim; returns how many."""
+    reader, responses = JournalReader(store, plan), plan.responses_of(slot)
+    incarnation = f"{slot:05d}-{nonce()[:16]}"
     while True:
         reader.refresh()
-        if all(map(reader.has_ended, range(plan.num_responses))):
-            return
-        _announce(store, plan, incarnation, clock)
-        predecessors = {owner.incarnation for owner in reader.book.owners_of(SLOT)}
+        if all(map(reader.has_ended, responses)):
+            return 0
+        _announce(store, plan, slot, incarnation, clock)
+        predecessors = {owner.incarnation for owner in reader.book.owners_of(slot)}
         if take_over(
             store,
             plan,
             reader.book,
             reader.shards,
-            unit=SLOT,
+            unit=slot,
             incarnation=incarnation,
-            slot=SLOT,
+            slot=slot,
             predecessors=predecessors,
         ):
             break
-    rows = prompt_table.read_prompts(store, plan)
-    missing = [response for response in range(plan.num_responses) if not reader.has_ended(response)]
+    missing = [response for response in responses if not reader.has_ended(response)]
     writer = JournalWriter(store, plan.iteration, incarnation, plan.weight_version)
-    epoch, tokens = reader.book.epoch(SLOT), 0
-    for part in _shards((response, response_of(rows[response])) for response in missing):
-        tokens += _write(writer, part, epoch)
-    log.info("iteration %d: %d examples with %d tokens to learn", plan.iteration, len(missing), tokens)
-
-
-def _shards(responses: Iterable[tuple[int, Sequence[Stretch]]]) -> Iterator[list[tuple[int, Sequence[Stretch]]]]:
-    """Divide responses, each of which is whole in one shard."""
-    part: list[tuple[int, Sequence[Stretch]]] = []
-    tokens = 0
-    for response, stretches in responses:
-        part.append((response, stretches))
-        tokens += sum(len(stretch.token_ids) for stretch in stretches)
+    pending, tokens = PendingRows(), 0
+    for response in missing:
+        tokens += add(pending, response, reader.book.epoch(slot))
         if tokens >= SHARD_TOKENS:
-            yield part
-            part, tokens = [], 0
-    if part:
-        yield part
+            writer.write(pending)
+            pending, tokens = PendingRows(), 0
+    if tokens:
+        writer.write(pending)
+    return len(missing)
 
 
-def _write(writer: JournalWriter, part: Sequence[tuple[int, Sequence[Stretch]]], epoch: int) -> int:
-    """Write a shard; returns the number of tokens to learn."""
-    pending, learned = PendingRows(), 0
-    for response, stretches in part:
-        start = 0
-        for number, stretch in enumerate(stretches):
-            ids, is_last = stretch.token_ids, number == len(stretches) - 1
-            if stretch.is_learned:
-                finish = Finish.STOP if is_last else Finish.ACTING
-                pending.append(response, epoch, start, ids, [0.0] * len(ids), finish)
-                learned += len(ids)
-            else:
-                turn = TurnRecord(turn=number // 2, calls=(), seconds=0.0)
-                pending.observe(response, epoch, start, ids, encode_turn(turn), Finish.RUNNING)
-            start += len(ids)
-    writer.write(pending)
-    return learned
+def _add(pending: PendingRows, response: int, epoch: int, stretches: Sequence[Stretch]) -> int:
+    start = 0
+    for number, stretch in enumerate(stretches):
+        ids, is_last = stretch.token_ids, number == len(stretches) - 1
+        if stretch.is_learned:
+            finish = Finish.STOP if is_last else Finish.ACTING
+            pending.append(response, epoch, start, ids, [0.0] * len(ids), finish)
+        else:
+            turn = TurnRecord(turn=number // 2, calls=(), seconds=0.0)
+            pending.observe(response, epoch, start, ids, encode_turn(turn), Finish.RUNNING)
+        start += len(ids)
+    return start
 
 
-def _announce(store: ObjectStore, plan: PlanRecord, incarnation: str, clock: Clock) -> None:
+def _announce(store: ObjectStore, plan: PlanRecord, slot: int, incarnation: str, clock: Clock) -> None:
     """Write a heartbeat, because conclusions estimate the cost of a claimant without one."""
     now = clock.wall()
     alive = HeartbeatRecord(
         incarnation=incarnation,
-        slot=SLOT,
+        slot=slot,
         state="gone",
         beat=1,
         pool=CONTROL_POOL,

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -18,45 +17,47 @@ from storage.records import layout, model_files, prompt_table, records
 from storage.records.fitness import probe
 from storage.records.planning_records import LengthsRecord
 from storage.records.prompt_table import PromptRow
-from storage.records.records import PlanRecord, SettingsRecord
+from storage.records.records import PlanRecord, RunRecord, SettingsRecord
 from storage.records.run import (
     RunBusy,
     acquire_lease,
     exists,
     holds_run,
     next_iteration,
-    next_prompt,
     open_run,
-    plans_in_flight,
     published_version,
     read_plan,
-    read_run,
     release_lease,
 )
 from storage.stores.connect import connect
 from storage.stores.store import ConflictingRecord, ObjectStore, commit
-from storage.weights.tensor_sets import publish
 from tasks.configuration.example_clashes import group_size
 from tasks.configuration.iteration_config import settings_of
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, changes, digest, dump, parse_held
-from tasks.evaluation.measure import evaluation_of, rewards_of
+from tasks.configuration.teacher import TeacherConfig
 from tasks.grading.grader import check_rewards
-from tasks.grading.run_rewards import held_models, models_named, publish_models
+from tasks.grading.run_rewards import held_models
 from tasks.history.known_lengths import expected_lengths, lengths_record
 from tasks.history.planning_inputs import planning_request
-from tasks.learning.pretrained import read_tensors, vocabulary_size
+from tasks.learning.pretrained import vocabulary_size
 from tasks.planning.division import groups_in_budget
 from tasks.planning.iteration_plan import BudgetExceeded, IterationPlan, plan_iteration
 from tasks.preparing.adapter_fit import check_targets
-from tasks.preparing.checks import check_held_out, check_settings, draw, model_directory
+from tasks.preparing.checks import check_settings, draw
 from tasks.preparing.engine_fit import check_engine_fits
-from tasks.preparing.example_journal import check_examples, plan_of_examples, responses_of, write_examples
+from tasks.preparing.example_journal import Responses, check_examples, plan_of_examples, responses_of, write_examples
+from tasks.preparing.first_weights import model_directory_of_run, origin_of, publish_first, with_local_inputs
+from tasks.preparing.known_evaluation import doubts_of_evaluation
+from tasks.preparing.known_prompts import Known, known_prompts
 from tasks.preparing.local_inputs import LocalInputs, open_local_inputs
 from tasks.preparing.model_check import check_model_use
 from tasks.preparing.needed_state import check_needed_state
+from tasks.preparing.origin import Origin, position
+from tasks.preparing.replayed_groups import NOTHING, Replayed, choose_replayed, slots_of_replayed, write_replayed
 from tasks.preparing.started_slots import started_slots
 from tasks.preparing.stop_tokens import look_at_responses, stop_ids_of_run
+from tasks.preparing.teacher_check import check_teachers
 from tasks.preparing.tools import compared, model_tokenizer, openings, prompt_tokenizer, shown_tools
 from tasks.preparing.trainer_fit import TrainerMisfit, check_trainer_fits
 from tasks.preparing.vain_settings import settings_in_vain
@@ -106,8 +107,20 @@ def _check_model(config: RunConfig, model_dir: Path, *, is_new: bool) -> None:
     _warn(doubts)
 
 
-def _check_prompts(config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, model_dir: Path) -> None:
-    """Tokenise every prompt once, so a misfit fails before the run exists; open the first environment likewise."""
+def _load(store: ObjectStore, local: RunConfig, *, is_new: bool) -> tuple[PromptSet, Known | None]:
+    """The prompts of the run, and what another run knows of the prompts."""
+    source = load_prompts(local.data, check_rows=is_new, kind=local.algorithm.kind)
+    known = known_prompts(store, local, source)
+    return (source if known is None else known.kept(source)), known
+
+
+def _check_prompts(
+    config: RunConfig, teacher: TeacherConfig | None, prompts: PromptSet, tokenizer: Tokenizer, model_dir: Path
+) -> None:
+    """Tokenise every prompt once, so a misfit fails before the run exists; open the first environment likewise.
+
+    teacher: with local paths.
+    """
     rows = draw(config, prompts, tokenizer, model_dir, first=0, count=len(prompts))
     _warn(compared(rows, prompts, tokenizer, model_dir, config.data))
     first = openings(config, prompts_at(prompts, config.data, 0, 1), config.run.seed, 0)
@@ -115,12 +128,14 @@ def _check_prompts(config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, 
     _, doubts = look_at_responses(config, model_dir, model_tokenizer(tokenizer), prompts)
     _warn([*doubts_of(prompts), *doubts])
     if config.algorithm.learns_examples:
-        check_examples(rows, responses_of(config, lambda: tokenizer, model_dir))
+        check_examples(rows, responses_of(config, prompts, lambda: tokenizer, model_dir))
+    if teacher is not None:
+        _warn(check_teachers(config, teacher, model_dir, prompts))
 
 
 def _check_rewards(local: RunConfig, prompts: PromptSet, held: set[str], *, is_new: bool) -> None:
-    """Refuse rewards that cannot be used; local: with local paths of inputs. Examples have none."""
-    if not local.algorithm.learns_examples:
+    """Refuse rewards that cannot be used; local: with local paths of inputs."""
+    if local.rewards:
         _warn(check_rewards(local.rewards, prompts.columns, held, prompts, is_new=is_new, turns=local.turns))
 
 
@@ -160,23 +175,21 @@ def prepare(
     store, is_new = _place_of(config.run.url)
     held = held_models(store, config.rewards)
     with open_local_inputs(None if is_new else store) as inputs:
-        local = _with_local_inputs(store, config, inputs, held)
+        origin = origin_of(store, config)
+        local = with_local_inputs(store, config, inputs, held, origin)
         _check_machine(local, is_new)
-        prompts = load_prompts(local.data, check_rows=is_new, examples=config.algorithm.learns_examples)
+        prompts, known = _load(store, local, is_new=is_new)
         _check_rewards(local, prompts, held, is_new=is_new)
-        model_dir = _model_directory(store, local, inputs.folder)
+        model_dir = model_directory_of_run(store, local, inputs.folder)
         _check_model(config, model_dir, is_new=is_new)
         tokenizer = cache(partial(prompt_tokenizer, config, model_dir, is_new=is_new))
         if is_new:
             _warn(settings_in_vain(config))
-            _check_prompts(config, prompts, tokenizer(), model_dir)
-        evaluates = config.evaluation is not None and config.evaluation.interval > 0
-        if evaluates and (is_new or not _is_evaluation_known(store, config)):
-            local = replace(local, evaluation=inputs.evaluation(evaluation_of(config)))
-            _warn(check_held_out(local, model_dir, tokenizer(), held_models(store, *rewards_of(local)))[1])
+            _check_prompts(config, local.teacher, prompts, tokenizer(), model_dir)
+        _warn(doubts_of_evaluation(store, local, inputs, model_dir, tokenizer, is_new=is_new))
         if is_new:
             probe(store)
-        _open(store, config, model_dir, execution, clock, inputs if is_new else None)
+        run = _open(store, config, model_dir, execution, clock, inputs if is_new else None, origin, known)
         first_open = next_iteration(store)
         at_work("planning")
         iteration = passing_over(store, first_open, ahead)
@@ -185,51 +198,50 @@ def prepare(
         if not exists(store, layout.plan(iteration)):
             # A committed iteration has published the version at its end.
             version = sampled_version(store, iteration, config.algorithm.max_staleness) if is_ahead else iteration
-            first = next_prompt(store, iteration)
-            rows = _draw_rows(config, prompts, tokenizer(), model_dir, first, iteration)
+            behind, first = position(store, run, iteration)
+            replayed = choose_replayed(config, behind + iteration, model_dir, prompts.columns)
+            rows = _draw_rows(config, prompts, tokenizer(), model_dir, first, behind + iteration)
             if iteration == 0:
-                _publish_initial(store, model_dir, local)
+                publish_first(store, model_dir, local, origin)
             tools, stops = shown_tools(tokenizer()), _stop_ids(store, config, prompts, tokenizer(), model_dir)
             try:
-                write_plan(store, config, rows, iteration, version, first, stops, clock, tools, len(prompts))
+                size = len(prompts)
+                write_plan(store, config, rows, iteration, version, first, stops, clock, tools, size, behind, replayed)
             except BudgetExceeded as error:
                 if not is_ahead:
                     release_lease(store, execution)
                     raise
                 log.warning("iteration %d is not planned; iteration %d is completed: %s", iteration, first_open, error)
                 return _reference(config, read_plan(store, first_open), execution), [[] for _ in pools]
-        if config.algorithm.learns_examples:
-            write_examples(store, read_plan(store, iteration), responses_of(config, tokenizer, model_dir), clock)
+        written = read_plan(store, iteration)
+        _write_stored(store, written, config, responses_of(config, prompts, tokenizer, model_dir), clock)
     settings = SettingsRecord(config=settings_of(config), execution=execution, ends_execution=ends_execution)
     records.put(store, layout.settings(iteration), settings)
-    written = read_plan(store, iteration)
     log.info("iteration %d: weight version %d, %d slots", iteration, written.weight_version, len(written.slots))
     slots = started_slots(store, written, pools, execution, stands=config.rollout.crew == "standing")
     return _reference(config, written, execution), slots
 
 
-def _with_local_inputs(store: ObjectStore, config: RunConfig, inputs: LocalInputs, held: set[str]) -> RunConfig:
-    """The configuration with local paths for inputs that the run does not hold; held: reward models of the run."""
-    local = replace(config, data=inputs.data(config.data))
-    if not exists(store, layout.manifest(layout.weights(0))):
-        local = replace(local, policy=inputs.policy(config.policy))
-    if not held.issuperset(models_named(config.rewards)):
-        local = replace(local, rewards=inputs.rewards(config.rewards))
-    return local
-
-
 def _open(
-    store: ObjectStore, config: RunConfig, model_dir: Path, execution: str, clock: Clock, inputs: LocalInputs | None
-) -> None:
+    store: ObjectStore,
+    config: RunConfig,
+    model_dir: Path,
+    execution: str,
+    clock: Clock,
+    inputs: LocalInputs | None,
+    origin: Origin | None,
+    known: Known | None,
+) -> RunRecord:
     """Create the run, or compare the stored run with the configuration; then take the lease.
 
     A run with a standing trainer is also admitted to a fleet of its own, where the trainer finds the run. inputs: the
-    local inputs of a new run; None for an existing run.
+    local inputs of a new run; None for an existing run. origin: the version of another run that is still to be copied.
+    known: what another run knows of the prompts.
     """
     at_work("opening the run, and taking its lease")
     # The files come before run.json, which names the files: an existing run has its model files.
     files = model_files.upload(store, model_dir) if inputs else model_files.describe(model_dir)
-    open_run(
+    run = open_run(
         store,
         config=dump(config),
         digest=digest(config),
@@ -238,9 +250,12 @@ def _open(
         clock=clock,
         explain=lambda stored: changes(config, parse_held(stored)),
         sources=inputs.store_found(store) if inputs else None,
+        origin=None if origin is None else origin.record,
+        prompts_origin=known.save(store) if known and inputs else None,
     )
     acquire_lease(store, execution, config.run.lease_ttl_s, clock, known_dead=partial(_is_dead_holder, store.url))
     admit_alone(config, clock)
+    return run
 
 
 def _is_dead_holder(url: str, holder: str) -> bool:
@@ -280,6 +295,13 @@ def passing_over(store: ObjectStore, iteration: int, ahead: int) -> int:
     return iteration
 
 
+def _write_stored(store: ObjectStore, plan: PlanRecord, config: RunConfig, responses: Responses, clock: Clock) -> None:
+    """Write the responses of a plan that a data set has, or other runs, unless an earlier attempt has."""
+    if config.algorithm.learns_examples:
+        write_examples(store, plan, responses, clock)
+    write_replayed(store, plan, clock)
+
+
 def _reference(config: RunConfig, written: PlanRecord, execution: str) -> PlanReference:
     return PlanReference(
         run_url=config.run.url,
@@ -287,14 +309,6 @@ def _reference(config: RunConfig, written: PlanRecord, execution: str) -> PlanRe
         weight_version=written.weight_version,
         execution=execution,
     )
-
-
-def _is_evaluation_known(store: ObjectStore, config: RunConfig) -> bool:
-    """Whether the section `evaluation` equals the section in the last plan, or without plans in run.json."""
-    current = next_iteration(store)
-    plans = plans_in_flight(store) or [read_plan(store, iteration) for iteration in (current - 1,) if iteration >= 0]
-    known = plans[-1].config if plans else read_run(store).config
-    return bool(known.get("evaluation") == dump(config)["evaluation"])
 
 
 def sampled_version(store: ObjectStore, iteration: int, max_staleness: int) -> int:
@@ -311,26 +325,6 @@ def sampled_version(store: ObjectStore, iteration: int, max_staleness: int) -> i
     return version
 
 
-def _model_directory(store: ObjectStore, config: RunConfig, folder: Path) -> Path:
-    """The directory of config.json and tokenizer: copied from the run if version 0 is published, else policy.path."""
-    if exists(store, layout.manifest(layout.weights(0))):
-        model_files.download(store, folder)
-        return folder
-    return model_directory(config)
-
-
-def _publish_initial(store: ObjectStore, model_dir: Path, local: RunConfig) -> None:
-    publish_initial(store, model_dir)
-    publish_models(store, local.rewards)
-
-
-def publish_initial(store: ObjectStore, model_dir: Path) -> None:
-    """Publish weight version 0, the pretrained model as stored; once in a run."""
-    if exists(store, layout.manifest(layout.weights(0))):
-        return
-    publish(store, layout.weights(0), read_tensors(model_dir), {"source": model_dir.name})
-
-
 def write_plan(
     store: ObjectStore,
     config: RunConfig,
@@ -342,15 +336,18 @@ def write_plan(
     clock: Clock,
     tools: tuple[Schema, ...] = (),
     prompts_per_epoch: int = 0,
+    counted_from: int = 0,
+    replayed: Replayed = NOTHING,
 ) -> None:
     """Write the prompts, then the plan that names the prompts; losing the race to a second planner is no error.
 
-    rows: one per group; with filter_groups only num_prompts_per_step groups are wanted. tools: tools shown in the
-    prompts. prompts_per_epoch: the size of the data set; 0: members find no earlier responses for drafts. Raises
+    rows: one per group to generate; with filter_groups only num_prompts_per_step groups are wanted. tools: tools shown
+    in the prompts. prompts_per_epoch: the size of the data set; 0: members find no earlier responses for drafts.
+    counted_from: as in the plan. replayed: the last groups, of other runs. Raises
     BudgetExceeded, and ValueError without a member to generate, before the iteration's first write.
     """
     planned, expected = _planned(store, config, rows, iteration)
-    body = prompt_table.encode_prompts(rows)
+    body = prompt_table.encode_prompts([*rows, *replayed.rows])
     prompts_key = layout.prompts(iteration, digest_of(body))
     if not commit(store, prompts_key, body):
         raise ConflictingRecord(f"{prompts_key!r} holds other bytes than its name says")
@@ -361,7 +358,7 @@ def write_plan(
         num_generations=group_size(config.algorithm, config.run.num_generations),
         prompts_key=prompts_key,
         first_prompt=first_prompt,
-        slots=planned.slots,
+        slots=(*planned.slots, *slots_of_replayed(replayed, len(rows), len(planned.slots))),
         sampling=config.sampling.params(stop_ids),
         config=dump(config),
         created_at_s=clock.wall(),
@@ -371,6 +368,8 @@ def write_plan(
         lengths=expected,
         seeding=planned.seeding,
         decisions=planned.decisions,
+        counted_from=counted_from,
+        replayed=replayed.sources,
     )
     records.commit(store, layout.plan(iteration), record)
 
@@ -387,14 +386,16 @@ def _planned(
 
 
 def _draw_rows(
-    config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, model_dir: Path, first: int, iteration: int
+    config: RunConfig, prompts: PromptSet, tokenizer: Tokenizer, model_dir: Path, first: int, counted: int
 ) -> list[PromptRow]:
-    """The prompts of an iteration, one per group, with the additions of environments."""
+    """The prompts of an iteration, one per group, with the additions of environments; counted: as in its plan."""
     count = _groups_planned(config)
-    added = openings(config, prompts_at(prompts, config.data, first, count), config.run.seed, iteration)
+    added = openings(config, prompts_at(prompts, config.data, first, count), config.run.seed, counted)
     return draw(config, prompts, tokenizer, model_dir, first=first, count=count, openings=added)
 
 
 def _groups_planned(config: RunConfig) -> int:
     wanted, algorithm = config.run.num_prompts_per_step, config.algorithm
+    if config.data.replay is not None:
+        wanted -= config.data.replay.groups(wanted)
     return groups_in_budget(wanted, algorithm.filter_groups_budget) if algorithm.filter_groups else wanted

@@ -3,12 +3,16 @@
 The run stores the configuration as written; only readers of files get the configuration with paths.
 """
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from storage.digests import digest_of
+from storage.paths import expanded
+from storage.records import model_files
 from storage.records.run import read_run
 from storage.records.sources import HubSource, read_rows, store_rows
 from storage.stores.store import ObjectMissing, ObjectStore
@@ -16,10 +20,14 @@ from tasks.configuration.data import DataConfig
 from tasks.configuration.evaluation import EvaluationConfig
 from tasks.configuration.older_form import ARITHMETIC
 from tasks.configuration.rewards import RewardConfig, reward_names
-from tasks.configuration.run_config import PolicyConfig
+from tasks.configuration.run_config import RunConfig
+from tasks.configuration.run_section import PolicyConfig
+from tasks.configuration.teacher import TeacherConfig
 from tasks.hub.careful_client import COMMIT
 from tasks.hub.data_sets import join_pieces, parquet_pieces
 from tasks.hub.repositories import HubError, Kind, commit_of, model_folder, names_repository
+from tasks.learning.pretrained import ModelError, check_model
+from tasks.preparing.run_selection import selected
 from tasks.prompts.prompt import PromptError
 
 
@@ -46,8 +54,21 @@ class LocalInputs:
         path = self._model("policy", "path", policy.path, policy.revision)
         return replace(policy, path=path, revision=None)
 
-    def data(self, data: DataConfig, section: str = "data") -> DataConfig:
-        """Prompts by a local path; raises HubError, and PromptError for settings that a local path does not have."""
+    def teacher(self, teacher: TeacherConfig) -> TeacherConfig:
+        """The teachers by local paths; raises HubError."""
+        if teacher.path is not None:
+            path = self._model("teacher", "path", teacher.path, teacher.revision)
+            return replace(teacher, path=path, revision=None)
+        paths = {name: self._model("teacher.paths", name, path, None) for name, path in teacher.paths.items()}
+        return replace(teacher, paths=paths)
+
+    def data(self, data: DataConfig, section: str = "data", kind: str = "rl") -> DataConfig:
+        """Prompts by a local path; raises HubError, and PromptError for settings that a local path does not have.
+
+        kind: the `algorithm.kind`, by which responses of other runs are selected.
+        """
+        if data.runs:
+            return self._of_runs(data, kind)
         if data.source == ARITHMETIC:
             return data
         asked = HubSource(
@@ -69,6 +90,22 @@ class LocalInputs:
         file = self.folder / section / data.source / (data.subset or "") / f"{data.split or 'rows'}.parquet"
         join_pieces(pieces, file)
         return replace(data, source=str(file), subset=None, split=None, revision=None)
+
+    def _of_runs(self, data: DataConfig, kind: str) -> DataConfig:
+        """Responses of other runs, as a run holds them from its beginning on, or as they are now."""
+        name = "data.runs"
+        held = (self.held or {}).get(name)
+        if held is not None and self.store is not None:
+            pieces = read_rows(self.store, held)
+        else:
+            pieces = selected(data, kind)
+            content = "".join(map(digest_of, pieces)).encode()
+            commit = hashlib.sha1(content, usedforsecurity=False).hexdigest()
+            self.found[name] = HubSource(repo=", ".join(data.runs), revision=None, commit=commit)
+            self.pieces[name] = pieces
+        file = self.folder / "data" / "runs.parquet"
+        join_pieces(pieces, file)
+        return replace(data, source=str(file), runs=(), select=None)
 
     def rewards(self, rewards: tuple[RewardConfig, ...], section: str = "rewards") -> tuple[RewardConfig, ...]:
         """Rewards whose models have local paths; raises HubError."""
@@ -137,3 +174,14 @@ def open_local_inputs(store: ObjectStore | None = None) -> Iterator[LocalInputs]
             held = None
     with TemporaryDirectory(prefix="gleaner-inputs-") as folder:
         yield LocalInputs(Path(folder), store if held is not None else None, held)
+
+
+def model_directory(config: RunConfig) -> Path:
+    """The directory policy.path, checked to hold a model to begin with; raises ModelError."""
+    try:
+        directory = expanded(config.policy.path)
+    except ValueError as error:
+        raise ModelError(f"policy.{error}") from None
+    check_model(directory)
+    model_files.describe(directory)
+    return directory

@@ -46,11 +46,14 @@ class ModelFindings:
     doubts: tuple[str, ...]
 
 
-def check_model_use(config: RunConfig, model_dir: Path) -> ModelFindings:
-    """Try the model; raises ModelError for a model that trainer or engine would refuse, EngineError as `use_of`."""
+def check_model_use(config: RunConfig, model_dir: Path, use: ModelUse | None = None) -> ModelFindings:
+    """Try the model; raises ModelError for a model that trainer or engine would refuse, EngineError as `use_of`.
+
+    use: None for the use that the run makes of its policy.
+    """
     began_s = time.monotonic()
     check_kind(model_dir)
-    use = use_of(config, model_dir)
+    use = use_of(config, model_dir) if use is None else use
     if "torch" in sys.modules:
         doubts = _tried_here(use, model_dir, _state(model_dir))
     elif find_spec("torch") is not None:

@@ -4,7 +4,7 @@ from storage.records import layout
 from storage.records.run import ConcludedByAnother, is_trained, next_iteration, read_plan, release_lease
 from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.weights.inspection import inspect_set
-from storage.weights.stored_versions import restored_from
+from storage.weights.stored_versions import restored_checkpoint, restored_from
 from tasks.configuration.run_config import RunConfig
 
 
@@ -19,11 +19,12 @@ def check_needed_state(store: ObjectStore, config: RunConfig, iteration: int, ex
         return
     try:
         version = restored_from(store, iteration)
-        if version:
-            inspect_set(store, layout.checkpoint(version))
+        state = restored_checkpoint(store, version)
+        if state is not None:
+            inspect_set(store, state)
             if config.algorithm.estimator.needs_critic:
                 inspect_set(store, layout.critic_checkpoint(version))
-        if not version or config.lora is not None or config.algorithm.kl_coef:
+        if state is None or config.lora is not None or config.algorithm.needs_reference:
             inspect_set(store, layout.weights(0))
         for replayed in range(version, iteration):
             check_replayable(store, replayed)

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from storage.journal.noise_keys import group_seed
+from storage.records import model_files
 from storage.records.prompt_table import PromptRow
+from storage.records.run import connect_to_run, read_run
 from tasks.configuration.data import DataConfig
+from tasks.configuration.origins import iterations_of
 from tasks.configuration.run_config import RunConfig
 from tasks.configuration.turns import TurnsConfig
 from tasks.learning.pretrained import ModelError
@@ -130,6 +133,24 @@ def _check_turns(config: RunConfig) -> None:
                 raise PromptError(f"{section}.{name}: value {value!r}; allowed with turns: {allowed!r}")
 
 
+def check_vocabularies(data: DataConfig, model_dir: Path, tokenizer: Any) -> None:
+    """Raise PromptError for a run of `data.runs` whose tokenizer has other tokens than the model's."""
+    ours = model_files.describe(model_dir)
+    for text in data.runs:
+        store = connect_to_run(iterations_of(text).url)
+        theirs = read_run(store).model_files
+        if all(ours.get(name) == theirs.get(name) for name in TOKENIZER_FILES):
+            continue
+        with model_files.downloaded(store) as folder:
+            there, here = read_tokenizer(folder).get_vocab(), tokenizer.get_vocab()
+        for token in sorted(there.keys() | here.keys()):
+            if there.get(token) != here.get(token):
+                raise PromptError(
+                    f"data.runs: value {text!r}, in whose tokenizer {token!r} is {there.get(token, 'no token')}, and "
+                    f"{here.get(token, 'no token')} in that of policy.path; allowed: runs with the same tokens"
+                )
+
+
 def compared(
     rows: Sequence[PromptRow],
     prompts: PromptSet,
@@ -138,8 +159,14 @@ def compared(
     data: DataConfig,
     section: str = "data",
 ) -> list[str]:
-    """Doubts about prompts of `prompt_tokenizer`: see `compare`."""
+    """Doubts about prompts of `prompt_tokenizer`: see `compare`.
+
+    Prompts of other runs are tokens already; raises PromptError unless the runs have the same vocabulary.
+    """
     of_model = model_tokenizer(tokenizer)
+    if data.runs:
+        check_vocabularies(data, model_dir, of_model)
+        return []
     in_chat = any(not isinstance(row.prompt, str) for row in rows)
     stops = find_stop_tokens(model_dir, of_model, in_chat=in_chat).ids
     return compare(rows, prompts, tokenizer, of_model, data, stops, section)

@@ -1,7 +1,8 @@
-"""Examples: the rows of a data set that have a completion, as prompts with a finished response.
+"""Examples: the rows of a data set that have completions, as prompts with finished responses.
 
 An example is a prompt and a completion, or a whole conversation. The prompt ends where the assistant first speaks; the
-rest is the response, in which the assistant's messages stand for the policy's turns. The rows are TRL's.
+rest is the response, in which the assistant's messages stand for the policy's turns. A pair is a prompt with two
+completions, of which one was preferred. The rows are TRL's.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,39 +15,49 @@ from tasks.prompts.prompt import Message, Prompt, PromptError, PromptSet, check_
 from tasks.prompts.rendering import rendering
 from tasks.prompts.tokenise import Tokenizer
 
-# The column of a `Prompt` of `ExamplePrompts` that has the completion.
+# The columns of a `Prompt` of `ExamplePrompts` that have the completions, by `algorithm.kind`, in the order of a group.
 COMPLETION = "completion"
+COMPLETIONS = {"sft": (COMPLETION,), "dpo": ("chosen", "rejected")}
 _ASSISTANT = "assistant"
 _SHOWN_CHARACTERS = 40
 
 
 class ExamplePrompts:
-    """A PromptSet of examples: what precedes the completion is the prompt, and COMPLETION is one of the columns.
+    """A PromptSet of examples: what precedes the completion is the prompt, and COMPLETIONS are among the columns.
 
     A completion is text after a prompt of text, and else messages of which the first is the assistant's.
     """
 
-    def __init__(self, prompts: PromptSet, config: DataConfig) -> None:
-        """Raises PromptError without the column `config.completion_column`."""
-        self._prompts, self._column = prompts, config.completion_column
-        if self._column is not None and self._column not in prompts.columns:
-            there = ", ".join(map(repr, sorted(prompts.columns))) or "none"
-            raise PromptError(
-                f"completion_column: value {self._column!r}; allowed: a column of every row of {config.source}, or "
-                f"null where {config.prompt_column!r} has whole conversations; there are: {there}"
-            )
+    def __init__(self, prompts: PromptSet, config: DataConfig, kind: str = "sft") -> None:
+        """Raises PromptError without a column that `config` names. kind: that of COMPLETIONS."""
+        self._prompts = prompts
+        # The data's columns, by the columns of the prompts; {} for whole conversations.
+        self._columns = {name: str(column) for name, column in _columns(config, kind).items() if column is not None}
+        for name, column in self._columns.items():
+            if column not in prompts.columns:
+                there = ", ".join(map(repr, sorted(prompts.columns))) or "none"
+                or_null = f", or null where {config.prompt_column!r} has whole conversations" * (name == COMPLETION)
+                raise PromptError(
+                    f"{name}_column: value {column!r}; allowed: a column of every row of {config.source}{or_null}; "
+                    f"there are: {there}"
+                )
         self.doubts: Sequence[str] = getattr(prompts, "doubts", ())
-        self.columns = (prompts.columns - {self._column}) | {COMPLETION}
+        self.columns = (prompts.columns - {*self._columns.values()}) | {*COMPLETIONS[kind]}
 
     def __len__(self) -> int:
         return len(self._prompts)
 
     def __getitem__(self, index: int) -> Prompt:
         prompt = self._prompts[index]
-        where = self.place(index)
-        asked, said = _conversation(prompt, where) if self._column is None else _pair(prompt, self._column, where)
-        columns = {name: value for name, value in prompt.columns.items() if name != self._column}
-        return Prompt(prompt.id, asked, columns | {COMPLETION: said}, prompt.place)
+        where, named = self.place(index), self._columns
+        if not named:
+            asked, said = _conversation(prompt, where)
+            return Prompt(prompt.id, asked, prompt.columns | {COMPLETION: said}, prompt.place)
+        columns = {name: value for name, value in prompt.columns.items() if name not in named.values()}
+        completions = {name: _completion(prompt, name, column, where) for name, column in named.items()}
+        if len(completions) > 1 and completions["chosen"] == completions["rejected"]:
+            raise PromptError(f"{where}: the chosen completion is the rejected one; allowed: two that differ")
+        return Prompt(prompt.id, prompt.text_or_messages, columns | completions, prompt.place)
 
     def __iter__(self) -> Iterator[Prompt]:
         return (self[index] for index in range(len(self)))
@@ -56,17 +67,28 @@ class ExamplePrompts:
         return self._prompts.place(index)
 
 
-def _pair(prompt: Prompt, column: str, where: str) -> tuple[str | list[Message], str | list[Message]]:
+def _columns(config: DataConfig, kind: str) -> dict[str, str | None]:
+    return {name: getattr(config, f"{name}_column") for name in COMPLETIONS[kind]}
+
+
+def _completion(prompt: Prompt, name: str, column: str, where: str) -> str | list[Message]:
     asked = prompt.text_or_messages
     if column not in prompt.columns:
-        raise PromptError(f"{where} has no column {column!r} (data.completion_column)")
+        raise PromptError(f"{where} has no column {column!r} (data.{name}_column)")
     said = check_prompt(prompt.columns[column], f"{where}: column {column!r}")
     if isinstance(asked, str) != isinstance(said, str):
         kinds = ["text" if isinstance(each, str) else "messages" for each in (asked, said)]
-        raise PromptError(f"{where}: the prompt is {kinds[0]}, the completion {kinds[1]}; allowed: both of one kind")
-    if not isinstance(said, str):
-        _check_first(said, where)
-    return asked, said
+        raise PromptError(
+            f"{where}: the prompt is {kinds[0]}, the {_named(name)} {kinds[1]}; allowed: both of one kind"
+        )
+    if not isinstance(said, str) and said[0]["role"] != _ASSISTANT:
+        role = said[0]["role"]
+        raise PromptError(f"{where}: the {_named(name)} begins with a message by {role!r}; allowed: {_ASSISTANT!r}")
+    return said
+
+
+def _named(name: str) -> str:
+    return name if name == COMPLETION else f"{name} completion"
 
 
 def _conversation(prompt: Prompt, where: str) -> tuple[list[Message], list[Message]]:
@@ -78,12 +100,6 @@ def _conversation(prompt: Prompt, where: str) -> tuple[list[Message], list[Messa
         missing = "before the first by" if not first else "by"
         raise PromptError(f"{where}: a conversation without a message {missing} the assistant; allowed: one or more")
     return messages[:first], messages[first:]
-
-
-def _check_first(said: Sequence[Message], where: str) -> None:
-    role = said[0]["role"]
-    if role != _ASSISTANT:
-        raise PromptError(f"{where}: the completion begins with a message by {role!r}; allowed: {_ASSISTANT!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +115,9 @@ class Stretch:
     is_learned: bool
 
 
-def completion_of(row: PromptRow, tokenizer: Tokenizer, data: DataConfig, length_max: int) -> tuple[Stretch, ...]:
+def completion_of(
+    row: PromptRow, tokenizer: Tokenizer, data: DataConfig, length_max: int, column: str = COMPLETION
+) -> tuple[Stretch, ...]:
     """The response of an example, token by token: learned stretches and others in turn, learned ones first and last.
 
     Text is tokenised together with its prompt, and ends with the tokenizer's eos_token, as in TRL. Of messages the chat
@@ -111,17 +129,18 @@ def completion_of(row: PromptRow, tokenizer: Tokenizer, data: DataConfig, length
         tokenizer: The model's tokenizer.
         data: The arguments of the chat template.
         length_max: The most tokens of a response (sampling.max_completion_length).
+        column: The column with the completion, one of COMPLETIONS.
 
     Raises:
         PromptError: The tokens of prompt and completion do not begin with the tokens of the prompt, the template
             changes earlier messages, a turn has no tokens, or the response is too long; names the prompt.
     """
-    said = row.columns[COMPLETION]
+    said = row.columns[column]
     stretches = [_text(row, said, tokenizer)] if isinstance(said, str) else _turns(row, said, tokenizer, data)
     length = sum(len(stretch.token_ids) for stretch in stretches)
     if length > length_max:
         raise PromptError(
-            f"prompt {row.prompt_id!r} has a completion of {length} tokens; allowed: {length_max} "
+            f"prompt {row.prompt_id!r} has a {_named(column)} of {length} tokens; allowed: {length_max} "
             "(sampling.max_completion_length). Remove the row, or raise sampling.max_completion_length"
         )
     return tuple(stretches)

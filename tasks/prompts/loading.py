@@ -19,6 +19,7 @@ from tasks.prompts.examples import ExamplePrompts
 from tasks.prompts.plain_values import check_text, plain
 from tasks.prompts.prompt import Prompt, PromptError, PromptSet, check_prompt
 from tasks.prompts.rows import DatasetRows, JsonLines, ParquetRows, Rows
+from tasks.prompts.run_examples import RunExamples, holds_run_examples
 from tasks.prompts.written_values import read_value
 
 # SkyRL calls the same structure reward_spec.
@@ -67,25 +68,25 @@ class RowPrompts:
         return self._rows.place(index)
 
 
-def load_prompts(
-    config: DataConfig, *, check_rows: bool = True, section: str = "data", examples: bool = False
-) -> PromptSet:
+def load_prompts(config: DataConfig, *, check_rows: bool = True, section: str = "data", kind: str = "rl") -> PromptSet:
     """Open the prompts of `config`. PromptError says what is wrong and where.
 
     `check_rows` converts every row once, so that a wrong row is found before the run begins; a process may skip the
-    check if an earlier process has made the check. section: the section of the configuration, for messages. examples:
-    the rows have completions, and the result is `ExamplePrompts`.
+    check if an earlier process has made the check. section: the section of the configuration, for messages. kind: the
+    `algorithm.kind`; unless "rl", the rows have completions, and the result is `ExamplePrompts`, or `RunExamples`.
     """
     try:
+        if kind != "rl" and holds_run_examples(config.source):
+            return RunExamples(Path(config.source))
         prompts = _loaded(config, check_rows=check_rows)
-        return _examples(prompts, config, check_rows=check_rows) if examples else prompts
+        return prompts if kind == "rl" else _examples(prompts, config, kind, check_rows=check_rows)
     except PromptError as error:
         is_of_field = str(error).partition(":")[0] in names(DataConfig)
         raise PromptError(f"{section}.{error}" if is_of_field else str(error)) from error
 
 
-def _examples(prompts: PromptSet, config: DataConfig, *, check_rows: bool) -> PromptSet:
-    found = ExamplePrompts(prompts, config)
+def _examples(prompts: PromptSet, config: DataConfig, kind: str, *, check_rows: bool) -> PromptSet:
+    found = ExamplePrompts(prompts, config, kind)
     for _ in found if check_rows else ():
         pass  # each row is converted
     return found

@@ -27,12 +27,14 @@ class Prompt:
         text_or_messages: Plain text, or a list of {"role", "content"} messages.
         columns: The other columns, as plain JSON values.
         place: The file and line or row, for messages; empty for generated prompts.
+        token_ids: The tokens of a prompt of another run, which are taken as they are; None: to be tokenised.
     """
 
     id: str
     text_or_messages: str | list[Message]
     columns: dict[str, Any]
     place: str = field(default="", compare=False)
+    token_ids: tuple[int, ...] | None = None
 
 
 class PromptSet(Protocol):

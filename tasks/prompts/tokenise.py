@@ -67,6 +67,8 @@ def tokenise(
 
 
 def _encode(prompt: Prompt, tokenizer: Tokenizer, data: DataConfig) -> tuple[int, ...]:
+    if prompt.token_ids is not None:
+        return prompt.token_ids
     ids: Sequence[int]
     messages = prompt.text_or_messages
     if isinstance(messages, str):

@@ -7,22 +7,20 @@ and in the same order. So equal rewards give equal bits, also where a function s
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from storage.journal.compaction import read_batches, read_responses, recorded
-from storage.journal.responses import Response
+from storage.journal.compaction import read_batches
+from storage.journal.recorded_responses import recorded_responses
 from storage.paths import expanded
 from storage.records import layout, model_files, records, reward_models
 from storage.records.gradings import GradedRecord, GradingRecord, check_name, check_rewards_of
 from storage.records.prompt_table import read_prompts
 from storage.records.records import BatchRecord, PlanRecord
 from storage.records.run import exists, read_plan, read_run
-from storage.stores.store import CorruptObject, ObjectStore
+from storage.stores.store import ObjectStore
 from storage.waiting import Progress, no_progress
 from tasks.configuration.iteration_config import config_in_force
 from tasks.configuration.rewards import OPERATIONAL, RewardConfig, reward_names
@@ -34,8 +32,6 @@ from tasks.grading.run_rewards import fetched_models
 from tasks.preparing.local_inputs import open_local_inputs
 from tasks.prompts.decode import open_completion_decoder
 from tasks.turns.reading import message_reader
-
-_NO_LOGPROBS = np.zeros(0, np.float32)
 
 
 def regrade(
@@ -85,9 +81,11 @@ def regrade(
 def _check_there_is_work(store: ObjectStore, config: RunConfig) -> None:
     if not config.rewards:
         raise ValueError("rewards: none; allowed: at least one, or nothing is graded")
-    if parse_held(read_run(store).config).algorithm.learns_examples:
+    algorithm = parse_held(read_run(store).config).algorithm
+    if algorithm.learns_examples:
+        kind = algorithm.kind
         raise ValueError(
-            f"run: value {store.url!r}, whose responses are examples (algorithm.kind 'sft'); allowed: a run whose "
+            f"run: value {store.url!r}, whose responses are examples (algorithm.kind {kind!r}); allowed: a run whose "
             "policy samples responses"
         )
 
@@ -107,7 +105,7 @@ def _graded(store: ObjectStore, plan: PlanRecord, grader: Grader, model_dir: Pat
     prompts, batches = read_prompts(store, plan), read_batches(store, plan.iteration)
     decode = open_completion_decoder(model_dir, plan.sampling)
     read_messages = message_reader(config_in_force(store, plan).turns, plan, model_dir)
-    stored = _stored(store, plan)
+    stored = dict(recorded_responses(store, plan))
     graded: list[Graded] = []
     for numbers in _calls(plan, batches):
         asked = [(stored.pop(number), prompts[number // plan.num_generations]) for number in numbers]
@@ -133,22 +131,6 @@ def _calls(plan: PlanRecord, batches: Sequence[BatchRecord]) -> Iterator[list[in
         # Groups that may be filtered are graded one by one, in the order of the plan.
         for _, group in groupby(sorted(numbers), key=lambda number: number // plan.num_generations):
             yield list(group)
-
-
-def _stored(store: ObjectStore, plan: PlanRecord) -> dict[int, Response]:
-    """The recorded responses without log-probs, by number; raises CorruptObject unless the batches say the same."""
-    named, found = recorded(store, plan), {}
-    for row in read_responses(store, plan.iteration):
-        graded = named.get(row.response)
-        said = None if graded is None else (graded.length, graded.policy_length, graded.reward, graded.rewards)
-        if said != (len(row.token_ids), row.policy_length, row.reward, row.rewards):
-            key = layout.responses(plan.iteration)
-            raise CorruptObject(key, f"response {row.response} is not what the batches say")
-        found[row.response] = replace(row, logprobs=_NO_LOGPROBS)
-    if len(found) != len(named):
-        key = layout.responses(plan.iteration)
-        raise CorruptObject(key, f"{len(found)} responses are stored, and the batches name {len(named)}")
-    return found
 
 
 def _described(configs: Sequence[RewardConfig], models: Mapping[str, str], grader: Grader) -> GradingRecord:

@@ -18,10 +18,11 @@ from storage.journal.compaction import read_batches, unused_responses
 from storage.journal.response_parts import PART_TOKENS, parts_of_plan
 from storage.journal.shard import Finish, Origin
 from storage.records import layout, records
+from storage.records.draft_totals import summed
 from storage.records.hints import collected
 from storage.records.prompt_table import PromptRow, read_prompts
 from storage.records.records import GradedResponse, PlanRecord, ReportRecord, SlotLife, TrainingRecord
-from storage.records.run import exists, read_plan
+from storage.records.run import exists, num_drawn, read_plan
 from storage.stores.store import ObjectMissing, ObjectStore, StorageError
 from storage.weights.tensor_sets import PUBLISHED_AT_S, WRITE_S, read_manifest
 from tasks.history.known_lengths import learn_lengths
@@ -90,7 +91,9 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock, par
     reader = JournalReader(store, plan, parts=parts_of_plan(plan, recorded, part_tokens))
     reader.refresh()
     announced = read_heartbeats(store, plan)
-    tally, turns, naive = JournalTally(reader, recorded, unused, announced), TurnsTally(reader, recorded), 0
+    tally, naive = JournalTally(reader, recorded, unused, announced), 0
+    # The turns of a conversation in a data set are not the policy's.
+    turns = TurnsTally(reader, recorded if plan.is_graded else ())
     for part in verified_parts(plan, trained, reader, filtered):
         tally.add(part)
         turns.add(part)
@@ -99,19 +102,23 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock, par
     silent = unannounced(plan, heartbeats, tally, training.ended_at_s)
     heartbeats += silent
     lives = slot_lives(heartbeats, tally)
-    lengths = learn_lengths(store, plan, prompts, {response.response: response.length for response in graded})
-    tokens = sum(response.policy_length for response in graded)
+    # What other runs have stored says nothing of this policy, and cost nothing now.
+    drawn = num_drawn(plan)
+    own = [response for response in graded if response.response < drawn * plan.num_generations]
+    lengths = learn_lengths(store, plan, prompts[:drawn], {response.response: response.length for response in own})
+    tokens = sum(response.policy_length for response in own)
     spent_before_usd = spent_usd(store, iteration)
     took_s = clock.monotonic() - began_s
     # The weights may have been published by a clock that is seconds ahead.
     now = max(began_at_s + took_s, training.ended_at_s)
     metrics = {
         **training.metrics,
-        **response_metrics(graded, plan),
+        **response_metrics(own, plan),
         **turns.metrics(),
         **filter_metrics(plan, trained, filtered, lives),
         **resume_metrics(lives),
         **prefill_metrics(lives, naive),
+        **draft_metrics(lives),
         "balance/responses_moved": float(reader.book.moved),
         **lengths,
         **cost_metrics(lives, training, rates, tokens, plan.created_at_s, took_s, collected(store, iteration)),
@@ -126,9 +133,9 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock, par
         iteration=iteration,
         weight_version=training.weight_version,
         # Prompts whose responses were not used are drawn again.
-        next_prompt=plan.first_prompt + plan.num_groups - len(unused) // plan.num_generations,
+        next_prompt=plan.first_prompt + num_drawn(plan) - len(unused) // plan.num_generations,
         metrics=metrics,
-        rewards=tuple(response.reward for response in recorded if response.reward is not None),
+        rewards=tuple(response.reward for response in graded if response.reward is not None and plan.is_graded),
         lengths=tuple(response.policy_length for response in graded),
         lives=tuple(lives),
         train_started_at_s=training.started_at_s,
@@ -195,16 +202,18 @@ def filter_metrics(
 def response_metrics(graded: Sequence[GradedResponse], plan: PlanRecord) -> dict[str, float]:
     """Return rewards and lengths, under TRL's names, over all graded responses: filtering must not improve them.
 
-    Lengths count the tokens that the policy sampled.
+    Lengths count the tokens that the policy sampled, or learns from a data set, whose responses have no rewards.
     """
     ordered = sorted(graded, key=lambda response: response.response)
     by_group = groupby(ordered, key=lambda response: response.response // plan.num_generations)
     groups = [np.array([response.reward for response in group], dtype=np.float64) for _, group in by_group]
     lengths = np.array([response.policy_length for response in ordered])
-    metrics = {
+    rewards = {
         "reward": np.concatenate(groups).mean(),
         "reward_std": np.mean([group.std() for group in groups]),
         "frac_reward_zero_std": np.mean([group.max() == group.min() for group in groups]),
+    }
+    metrics = (rewards if plan.is_graded else {}) | {
         "completions/mean_length": lengths.mean(),
         "completions/min_length": lengths.min(),
         "completions/max_length": lengths.max(),
@@ -249,6 +258,24 @@ def prefill_metrics(lives: Sequence[SlotLife], naive: int) -> dict[str, float]:
     computed = sum(life.prefill_tokens for life in lives)
     metrics = {"rollout/prefill_tokens": float(computed), "rollout/prefill_tokens_naive": float(naive)}
     return metrics | ({"rollout/prefill_share": computed / naive} if naive else {})
+
+
+def draft_metrics(lives: Sequence[SlotLife]) -> dict[str, float]:
+    """Drafts verified and accepted, tokens that a response got from a step, and seconds saved; empty without drafts.
+
+    Only lives that drafted count. The tokens are absent without a step, and the seconds if no life measured any. Counts
+    are lower bounds if a life ended after its last heartbeat.
+    """
+    drafting = [life.drafts for life in lives if life.drafts is not None]
+    if not drafting:
+        return {}
+    drafts = summed(drafting)
+    metrics = {"rollout/drafted": float(drafts.drafted), "rollout/accepted": float(drafts.accepted)}
+    if drafts.steps:
+        metrics["rollout/tokens_per_step"] = drafts.tokens / drafts.steps
+    if drafts.saved_s is not None:
+        metrics["rollout/draft_saved_s"] = drafts.saved_s
+    return metrics
 
 
 def naive_prefill_tokens(plan: PlanRecord, prompts: Sequence[PromptRow], reader: JournalReader, part: range) -> int:

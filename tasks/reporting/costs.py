@@ -9,9 +9,8 @@ from dataclasses import astuple, dataclass, field
 
 from resources.prices import RequestPrices, dollars
 from storage.records.hints import CollectedRecord
-from storage.records.records import JOINED_POOL, TRAIN_POOL, ReportRecord, SlotLife, TrainingRecord
+from storage.records.records import CONTROL_POOL, JOINED_POOL, TRAIN_POOL, ReportRecord, SlotLife, TrainingRecord
 
-CONTROL_POOL = "control"
 BYTES_PER_GB = 1e9
 
 
@@ -163,12 +162,14 @@ def cost_metrics(
     egress_usd = sum(rates.egress_usd_per_gb.get(pool, 0.0) * gb for pool, gb in read_gb.items())
     control_usd = dollars(control_s, rates.usd_per_h.get(CONTROL_POOL, 0.0))
     iteration_usd = usd.total + requests_usd + egress_usd + control_usd
-    started = min(life.started_at_s for life in lives)
+    # A plan task that writes stored responses generates nothing.
+    crew = [life for life in lives if life.pool != CONTROL_POOL] or lives
+    started = min(life.started_at_s for life in crew)
     collecting = {} if collected is None else {"timing_s/collect": collected.seconds}
     return {
         **collecting,
         # Clocks that agree to a few seconds may let a short rollout end before it was planned.
-        "timing_s/rollout": max(0.0, max(life.ended_at_s for life in lives) - max(started, planned_at_s)),
+        "timing_s/rollout": max(0.0, max(life.ended_at_s for life in crew) - max(started, planned_at_s)),
         "timing_s/rollout_machines": rollout_s,
         "timing_s/train": training.ended_at_s - training.started_at_s,
         "requests/crew_puts": float(puts),

@@ -146,7 +146,7 @@ def _fact_list(facts: Mapping[str, str]) -> str:
 def _responses(report: ReportRecord) -> list[str]:
     return [
         charts.histogram(report.lengths, "Length of the responses", "tokens"),
-        charts.histogram(report.rewards, "Reward of the responses", "reward"),
+        *([charts.histogram(report.rewards, "Reward of the responses", "reward")] if report.rewards else []),
     ]
 
 
@@ -179,7 +179,7 @@ def _slots(report: ReportRecord) -> list[str]:
         f"{recovered:,} tokens from the journal and generated {regenerated:,} again."
     )
     drawing = timeline(report.lives, report.train_started_at_s, report.train_ended_at_s, "Slots of the iteration")
-    return [f"<p>{summary}</p>", *_prefill(report.metrics), drawing]
+    return [f"<p>{summary}</p>", *_prefill(report.metrics), *_drafts(report.metrics), drawing]
 
 
 def _prefill(metrics: Mapping[str, float]) -> list[str]:
@@ -191,6 +191,19 @@ def _prefill(metrics: Mapping[str, float]) -> list[str]:
         f"{with_unit(metrics['rollout/prefill_share'], '%')}. With long prompts and nothing lost, the best is "
         "one part in num_generations."
     )
+    return [f"<p>{summary}</p>"]
+
+
+def _drafts(metrics: Mapping[str, float]) -> list[str]:
+    if "rollout/tokens_per_step" not in metrics:
+        return []
+    summary = (
+        f"Drafts: {metrics['rollout/drafted']:,.0f} verified, {metrics['rollout/accepted']:,.0f} accepted. "
+        f"A response got {metrics['rollout/tokens_per_step']:.2f} tokens from a step."
+    )
+    if (saved_s := metrics.get("rollout/draft_saved_s")) is not None:
+        seconds = f"{with_unit(abs(saved_s), 's')} of the members' time"
+        summary += f" Drafts saved {seconds}." if saved_s >= 0 else f" Drafts cost {seconds} more than they saved."
     return [f"<p>{summary}</p>"]
 
 

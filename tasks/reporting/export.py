@@ -183,7 +183,7 @@ def _rollout_table(
         "finish_reason": (pa.string(), [row.finish.name.lower() for row in rows]),
         "length": (pa.int32(), [len(row.token_ids) for row in rows]),
         "weight_version": (pa.int32(), [row.weight_version for row in rows]),
-        "reward": (pa.float64(), [row.reward for row in rows]),
+        "reward": (pa.float64(), [row.reward if plan.is_graded else None for row in rows]),
         **{f"reward_{name}": (pa.float64(), [row.rewards.get(name) for row in rows]) for name in functions},
     }
     arrays = {name: pa.array(values, type=kind) for name, (kind, values) in columns.items()}

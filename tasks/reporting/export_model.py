@@ -93,7 +93,7 @@ def export_model(
             del tensors[name]
         described = {name: (_code(block.dtype, dtype), block.shape) for name, block in tensors.items()}
         usual = _usual_dtype(described)
-        files = _write_weights(unfinished, tensors, described, shard_bytes_max)
+        files = write_weights(unfinished, tensors, described, shard_bytes_max)
         write_json(unfinished / CONFIG, _with_dtype(_with_architecture(config), usual))
         _write_stop_tokens(store, unfinished)
         exported = ExportedModel(
@@ -240,7 +240,9 @@ def _pull(store: ObjectStore, version: int, clock: Clock) -> tuple[Manifest, dic
         raise
 
 
-def _write_weights(folder: Path, tensors: dict[str, TensorBlock], described: Described, shard_bytes_max: int) -> int:
+def write_weights(
+    folder: Path, tensors: dict[str, TensorBlock], described: Described, shard_bytes_max: int = SHARD_BYTES_MAX
+) -> int:
     """Write the tensors, and an index for several files; returns the number of files. Frees what is written."""
     sizes = {name: num_bytes(*each) for name, each in described.items()}
     groups = divide(sizes, shard_bytes_max)

@@ -12,6 +12,7 @@ Metrics = Mapping[str, float | None]
 # (metric, name for people, unit)
 _KEY_METRICS = (
     ("reward", "mean reward", ""),
+    ("loss", "loss", ""),
     ("rollout/tokens_per_s", "speed of the rollout", "tokens/s"),
     ("cost/usd_iter", "cost of the iteration", "$"),
     ("cost/usd_run", "cost of the run so far", "$"),
@@ -35,6 +36,8 @@ _KEY_METRICS = (
     ("kl", "KL to the reference", ""),
     ("entropy", "entropy", ""),
     ("actor/grad_norm", "gradient norm", ""),
+    ("teacher/kl", "KL to the teacher", ""),
+    ("teacher/agreement", "tokens that are the teacher's choice", "%"),
     ("mismatch_kl", "KL between sampler and trainer", ""),
 )
 METRICS_IN_WORDS = {metric: (label, unit) for metric, label, unit in _KEY_METRICS}

@@ -35,6 +35,8 @@ _CHARTS = (
     _Chart("Learning", "Groups without a learning signal", "%", {"groups": "frac_reward_zero_std"}),
     _Chart("Learning", "Responses cut at the length limit", "%", {"responses": "completions/clipped_ratio"}),
     _Chart("Learning", "KL to the reference", "KL", {"KL": "kl"}),
+    _Chart("Learning", "KL to the teacher", "KL", {"sampled tokens": "teacher/kl", "heads": "teacher/divergence"}),
+    _Chart("Learning", "Tokens that are the teacher's choice", "%", {"tokens": "teacher/agreement"}),
     _Chart("Learning", "KL between sampler and trainer", "KL", {"mismatch": "mismatch_kl"}),
     _Chart("Learning", "Gradient norm", "2-norm", {"norm": "actor/grad_norm"}),
     _Chart("Learning", "Entropy", "nats", {"entropy": "entropy"}),
@@ -58,6 +60,8 @@ def run_charts(
 ) -> list[str]:
     """Return the charts as SVG: reward, each reward function, then the rest; no chart for an unmeasured metric.
 
+    Without a reward of the training, the loss comes first.
+
     Args:
         history: Metrics by iteration, ascending.
         evaluated: The evaluations of the run, drawn beside the reward.
@@ -65,7 +69,7 @@ def run_charts(
         tab: The charts of one tab of the Deck; None: all.
     """
     wanted = [chart for chart in (*_rewards(history), *_CHARTS) if tab in (None, chart.tab)]
-    drawn = [reward_chart(history, evaluated, width)] if tab in (None, "Overview") else []
+    drawn = _first_charts(history, evaluated, width) if tab in (None, "Overview") else []
     for chart in wanted:
         if chart.unit == "dollars" and not costs_anything(history.values()):
             continue
@@ -75,6 +79,14 @@ def run_charts(
         if measured and any(series.values()):
             drawn.append(charts.line_chart(series, chart.title, "iteration", chart.unit, width))
     return drawn
+
+
+def _first_charts(history: Mapping[int, Metrics], evaluated: Sequence[EvaluationRecord], width: float) -> list[str]:
+    loss = curve(history, "loss")
+    if not loss or any("reward" in metrics for metrics in history.values()):
+        return [reward_chart(history, evaluated, width)]
+    drawn = [charts.line_chart({"training": loss}, "Loss", "iteration", "mean loss", width)]
+    return [*drawn, reward_chart(history, evaluated, width)] if evaluated else drawn
 
 
 def reward_chart(

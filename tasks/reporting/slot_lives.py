@@ -155,6 +155,7 @@ def slot_lives(announced: Sequence[HeartbeatRecord], tally: JournalTally) -> lis
                 puts=alive.puts,
                 gets=alive.gets,
                 bytes_read=alive.bytes_read,
+                drafts=alive.drafts,
             ),
         )
     return sorted(lives, key=lambda life: (life.slot, life.started_at_s))

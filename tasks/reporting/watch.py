@@ -194,7 +194,8 @@ class OpenIteration:
             except ObjectMissing:
                 return
             self._recorded.update({each.response: Progress(each.policy_length, done=True) for each in batch.graded})
-            self._rewards += [graded.reward for graded in batch.graded if graded.reward is not None]
+            if self._plan.is_graded:
+                self._rewards += [graded.reward for graded in batch.graded if graded.reward is not None]
             self._responses_trained += len(batch.responses)
             self._micro_batches += 1
 

@@ -4,22 +4,26 @@ What machines and stores wrote is shown, never interpreted. This module knows no
 low terminal cuts off the end.
 """
 
+import io
 from dataclasses import dataclass
 from itertools import compress
 from typing import Literal
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from resources.visible_text import markup
 from tasks.reporting.charts import duration
 from tasks.reporting.crew_view import MemberView, RunView, WaitingGroup
+from tasks.reporting.deck import styled
 from tasks.reporting.last_failures import failure_line
 
 RESPONSES_SHOWN = 2
 NAME_LENGTH = 10
 STYLES = {"silent": "bold red", "gone": "dim", "not come": "dim", "unknown": "dim"}
 WIDE = 100
+LIVE_WIDTH = 140
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,13 @@ def screen(view: RunView, width: int) -> RenderableType:
     if view.members:
         parts.append(crew_table(view.members, width))
     return Group(*parts)
+
+
+def live_page(view: RunView) -> str:
+    """One look as a tab of a Deck: the text of a wide terminal."""
+    text = io.StringIO()
+    Console(file=text, width=LIVE_WIDTH, color_system=None).print(screen(view, LIVE_WIDTH))
+    return styled([f"<pre>{markup(text.getvalue())}</pre>"])
 
 
 def summary(view: RunView) -> list[str]:

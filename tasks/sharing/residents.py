@@ -37,7 +37,7 @@ def resident_state_bytes(config: RunConfig, parameters: float) -> float:
     """The bytes of a run's resident state: float32 parameters and moments, the reference, and the critic."""
     # The moments under adapters are those of the adapters, which are small beside the model.
     held = FLOAT32_BYTES if config.lora is not None else kept_bytes(config.optimizer)
-    if config.lora is None and config.algorithm.kl_coef > 0:
+    if config.lora is None and config.algorithm.needs_reference:
         held += FLOAT32_BYTES
     if config.algorithm.estimator.needs_critic:
         held += kept_bytes(config.critic.optimizer)

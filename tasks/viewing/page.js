@@ -294,7 +294,7 @@ async function openResponse(iteration, response) {
       make("button", { type: "button", on: { click: () => showPlaces(view, space) } }, "Its prompt in other iterations")),
     make("h2", { id: "detail-title" }, `Iteration ${iteration}, response ${response}`),
     make("p", {}, `Sample ${view.sample} of group ${view.group}, prompt ${view.prompt_id}: ${number(view.tokens)} tokens, ${view.state}.`,
-      view.state === "failed" ? " Not graded: its environment was lost." : view.reward === null ? " Not graded yet." : ` Reward ${number(view.reward, 4)}${rewards.length ? ` (${rewards.join(", ")})` : ""}.`,
+      view.state === "failed" ? " Not graded: its environment was lost." : view.reward === null ? (view.state === "trained" ? "" : " Not graded yet.") : ` Reward ${number(view.reward, 4)}${rewards.length ? ` (${rewards.join(", ")})` : ""}.`,
       Number.isNaN(advantage) ? "" : ` Advantage ${number(advantage, 4)}.`,
       Object.entries(view.gradings).map(([name, reward]) => ` By grading ${name} ${number(reward, 4)}.`).join("")),
     make("h3", {}, "Prompt"), make("div", { class: "prose prompt", tabindex: 0 }, view.prompt),

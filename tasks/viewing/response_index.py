@@ -52,14 +52,14 @@ class ResponseIndex:
     stretches: list[int]
     batches: list[int | None]
 
-    def set_recorded(self, graded: Iterable[GradedResponse], state: State, batch: int) -> None:
-        """Fill in responses that a micro-batch records."""
+    def set_recorded(self, graded: Iterable[GradedResponse], state: State, batch: int, *, is_graded: bool) -> None:
+        """Fill in responses that a micro-batch records; is_graded: as in the plan."""
         for each in graded:
             number = each.response
             known: State = "failed" if each.finish_reason == "failed" else state
             self._set_journalled(number, known, each.length, each.finish_reason == "length", each.lineage)
             self.batches[number] = batch
-            self.rewards[number] = each.reward
+            self.rewards[number] = each.reward if is_graded else None
             for name, value in each.rewards.items():
                 if name not in self.rewards_by_name:
                     self.rewards_by_name[name] = [None] * len(self.states)
@@ -124,8 +124,8 @@ def _record(index: ResponseIndex, plan: PlanRecord, batch: BatchRecord) -> None:
     if last >= len(index.states):
         key = layout.batch(plan.iteration, batch.number)
         raise CorruptObject(key, f"it names response {last}; the plan has {len(index.states)}")
-    index.set_recorded(batch.responses, "trained", batch.number)
-    index.set_recorded(batch.filtered, "filtered", batch.number)
+    index.set_recorded(batch.responses, "trained", batch.number, is_graded=plan.is_graded)
+    index.set_recorded(batch.filtered, "filtered", batch.number, is_graded=plan.is_graded)
 
 
 def _read_live(store: ObjectStore, plan: PlanRecord, index: ResponseIndex, rest: list[int], part_tokens: int) -> None:

@@ -147,7 +147,7 @@ def view_response(
         stretches=stretches_of(traced, index.states[response.response], fates, decode),
         calls=tuple(calls_of(response.events)),
         tokens=len(response.token_ids),
-        reward=response.reward,
+        reward=response.reward if plan.is_graded else None,
         rewards=response.rewards,
         gradings={name: reward for name, reward in graded.items() if reward is not None},
         advantage=advantage,

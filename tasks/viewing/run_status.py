@@ -13,8 +13,9 @@ from storage.records.records import ReportRecord
 from tasks.reporting.costs import usd_per_reward_point
 from tasks.reporting.key_metrics import costs_anything
 
+REWARD, LOSS = ("reward", "reward", "{:.3f}"), ("loss", "loss", "{:.4f}")
 COLUMNS = (
-    ("reward", "reward", "{:.3f}"),
+    REWARD,
     ("mean length", "completions/mean_length", "{:.1f}"),
     ("max length", "completions/max_length", "{:.0f}"),
     ("tokens", "num_tokens", "{:.0f}"),
@@ -35,12 +36,13 @@ TURNS_COLUMNS = (
 def table(history: list[ReportRecord]) -> Table:
     """Return a table with one row per iteration: reward, lengths, losses, seconds and, unless all are free, dollars.
 
-    The bytes of the last weight versions stand below.
+    A run without rewards has a column with the loss. The bytes of the last weight versions stand below.
     """
     with_turns = any("turns/mean" in report.metrics for report in history)
     with_dollars = costs_anything(report.metrics for report in history)
+    has_loss_alone = all("loss" in report.metrics and "reward" not in report.metrics for report in history)
     columns = [
-        column
+        LOSS if column is REWARD and has_loss_alone else column
         for column in (*COLUMNS, *(TURNS_COLUMNS if with_turns else ()))
         if with_dollars or column[1] != "cost/usd_iter"
     ]

@@ -83,6 +83,8 @@ def summary(store: ObjectStore, now_s: float) -> dict[str, Any]:
     times = [metrics["time_s"] for metrics in history if metrics.get("time_s")]
     with_dollars = costs_anything(history)
     columns = {title: metric for title, metric in COLUMNS.items() if with_dollars or title != "dollars"}
+    if history and not any("reward" in metrics for metrics in history):
+        columns = {"loss": "loss"} | {title: metric for title, metric in columns.items() if title != "reward"}
     newest, previous = (history[-1] if history else {}), (history[-2] if len(history) > 1 else {})
     return {
         "url": store.url,
@@ -100,13 +102,15 @@ def summary(store: ObjectStore, now_s: float) -> dict[str, Any]:
 
 
 def run_facts(run: RunRecord) -> dict[str, str]:
-    """Return the identity of a run, by name: model, algorithm, size, and the version of the viewing Gleaner."""
+    """Return the identity of a run, by name: model, algorithm, size, origin, and the version of the viewing Gleaner."""
     algorithm = run.config.get("algorithm", {})
     choices = [str(algorithm[name]) for name in ("advantage_estimator", "policy_loss") if name in algorithm]
     facts = {
         "model": str(run.config.get("policy", {}).get("path", "")),
         "algorithm": ", ".join(choices),
         "responses per iteration": _responses_per_iteration(run.config),
+        "begins with": "" if run.origin is None else run.origin.text,
+        "prompts": "" if run.prompts_origin is None else run.prompts_origin.text,
         "Gleaner": VERSION,
     }
     return {name: value for name, value in facts.items() if value}

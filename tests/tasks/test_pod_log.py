@@ -51,7 +51,7 @@ def test_the_log_of_every_pod_of_an_iteration_says_what_is_done_and_holds_no_err
     def log(what, task, **inputs):
         return log_of(task, inputs, tmp_path / what, f"{s3_url}/flyte/{what}")
 
-    wired = log("iterations", iterations, config=config, count=1)
+    wired = log("iterations", iterations, config=config, count=1, code="")
     settings = f"settings {settings_digest(parse(config))}, version unknown"
     assert wired[0] == f"run {url}, wiring 1 iterations with {settings}: begins"
     assert wired[-1].startswith(f"run {url}, wiring 1 iterations with {settings}: ends, after ")

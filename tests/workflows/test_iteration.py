@@ -54,7 +54,7 @@ POOLS = parse(CONFIG).pools
 
 @workflow
 def one_iteration(config: dict, after: int = -1) -> IterationOutcome:  # type: ignore[type-arg]
-    outcome: IterationOutcome = iteration_nodes(config, after, POOLS, TrainerConfig(), NodeNames(), last=False)
+    outcome: IterationOutcome = iteration_nodes(config, after, POOLS, TrainerConfig(), NodeNames(), last=False, code="")
     return outcome
 
 
@@ -77,7 +77,7 @@ def unrolled(count, config=CONFIG):
 
 def job(count, config=CONFIG):
     """What the dynamic task hands to the cluster, as its container would work it out."""
-    return dispatched(iterations, config=config, count=count)
+    return dispatched(iterations, config=config, count=count, code="")
 
 
 def dispatched(dynamic_task, **inputs):

@@ -25,6 +25,7 @@ from tests.whole_runs import (
 pytestmark = pytest.mark.slow
 
 # For what is about members and stores: members need no model.
+DEMO = "examples/demo.yaml"
 WITHOUT_MODEL = {"engine": "scripted"}
 
 
@@ -151,7 +152,10 @@ def test_a_run_lives_in_an_s3_bucket_as_well(tmp_path, model, s3_url):
     [
         ([], "it is empty; allowed: a mapping with sections run, policy"),
         (["--config", json.dumps({"run": {"url": "x", "sede": 1}})], "run.sede: unknown field; did you mean 'seed'?"),
+        (["--config", json.dumps([DEMO, "run.sede=1"])], "run.sede: unknown field; did you mean 'seed'?"),
     ],
 )
-def test_a_bad_configuration_is_refused_by_the_first_task(arguments, message):
-    assert message in run_here("training", *arguments, code=1)
+def test_a_bad_configuration_is_refused_before_anything_runs(arguments, message):
+    output = run_here("training", *arguments, code=2)
+    assert message in output
+    assert "Traceback" not in output

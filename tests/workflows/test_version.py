@@ -5,6 +5,7 @@ import re
 import pytest
 import yaml
 from click.testing import CliRunner
+from flytekit import LaunchPlan
 
 from tests.test_docs import DOCUMENTS
 from tests.workflows.test_launch_plans import EXAMPLES
@@ -55,6 +56,20 @@ def test_it_changes_with_the_image_and_the_code(given, tmp_path, monkeypatch):
     assert len(set(found)) == len(found) == 10
 
 
+def test_it_changes_with_each_launch_plan_of_a_file(tmp_path):
+    file, found = tmp_path / "plans.py", [version(IMAGE)]
+    before = dict(LaunchPlan.CACHE)
+    for arguments in ("", ", iterations=5", ", overrides=['run.seed=9']", ", name='another'", ""):
+        file.write_text(
+            f"from workflows.launch_plans import scheduled\nscheduled({str(EXAMPLES / 'demo.yaml')!r}{arguments})"
+        )
+        found.append(version(IMAGE, [file]))
+        for name in LaunchPlan.CACHE.keys() - before.keys():
+            del LaunchPlan.CACHE[name]
+    assert found[1] == found[-1]
+    assert len(set(found)) == 5
+
+
 def test_it_is_a_version_that_flyte_takes(given):
     expected = given()
     result = CliRunner().invoke(main, [IMAGE])
@@ -72,4 +87,6 @@ def test_the_guides_command_registers_under_the_version_of_what_it_registers():
     assert commands
     for command in commands:
         [image] = re.findall(r"--image (\S+)", command)
-        assert re.search(rf'--version "\$\(\S+ -m workflows\.version {re.escape(image)}\)"', command), command
+        assert re.search(
+            rf'--version "\$\(\S+ -m workflows\.version {re.escape(image)}((?: \S+)*)\)" workflows\1$', command
+        ), command

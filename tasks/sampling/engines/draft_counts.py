@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 
+import numpy as np
+
 from tasks.sampling.engines.drafter import WIDTHS
 
 # Step times are uncertain by a few per cent, so drafts for less gain are not worth their risk.
@@ -94,6 +96,32 @@ class StepTimes:
         part = (tokens - low) / (high - low)
         return self._middle(sizes[place - 1]) * (1 - part) + self._middle(above) * part
 
+    def between(self, tokens: int) -> float | None:
+        """Seconds of a step that feeds so many tokens, by all times so far; None outside of the measured sizes."""
+        fed, seconds = self._all_times()
+        if not fed or not _size(fed[0]) <= _size(tokens) <= _size(fed[-1]):
+            return None
+        return float(np.interp(tokens, fed, seconds))
+
+    def outside(self, tokens: int) -> float | None:
+        """Seconds that a step outside of the measured sizes takes at least; None without two sizes for a smaller one.
+
+        Times are convex in the tokens fed, so the line through the smallest and the largest size is not above them. No
+        larger step is shorter.
+        """
+        fed, seconds = self._all_times()
+        if fed and tokens > fed[-1]:
+            return max(seconds)
+        if len(fed) < 2:
+            return None
+        line_s = seconds[0] - (seconds[-1] - seconds[0]) / (fed[-1] - fed[0]) * (fed[0] - tokens)
+        return min(max(line_s, seconds[0] * tokens / fed[0]), *seconds)
+
+    def _all_times(self) -> tuple[list[float], list[float]]:
+        """Tokens fed, ascending, and seconds; old times, too."""
+        sizes = sorted(self._measured)
+        return [_tokens(size) for size in sizes], [self._middle(size) for size in sizes]
+
     def _sizes(self) -> list[int]:
         return sorted(size for size, last in self._last.items() if self._steps - last <= _LASTS_STEPS)
 
@@ -158,7 +186,7 @@ class DraftCounts:
         return best_drafts(responses, tokens, self.times, choices)
 
 
-def _size(tokens: int) -> int:
+def _size(tokens: float) -> int:
     """Sizes a quarter of an octave apart."""
     return round(4 * math.log2(tokens))
 

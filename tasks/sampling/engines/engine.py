@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Protocol
 
 from storage.errors import GleanerError
+from storage.records.draft_totals import DraftTotals
 from storage.records.records import SamplingParams
 from storage.weights.tensor_sets import TensorBlock
 
@@ -90,6 +91,11 @@ class Engine(Protocol):
     @property
     def prefill_tokens(self) -> int:
         """Prompt and prefix tokens computed so far, for responses whose first token was returned."""
+        ...
+
+    @property
+    def draft_totals(self) -> DraftTotals | None:
+        """What drafts were worth so far; None if the engine decodes without. Any thread may ask."""
         ...
 
     @property

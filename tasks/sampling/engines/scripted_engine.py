@@ -14,6 +14,7 @@ from statistics import NormalDist
 
 from storage.clock import Clock
 from storage.journal.noise_keys import mix64
+from storage.records.draft_totals import DraftTotals
 from storage.weights.tensor_sets import TensorBlock
 from tasks.sampling.engines.admission import check_idle, check_requests, finish_reason, tokens_left
 from tasks.sampling.engines.engine import EngineError, GenerationRequest, TokenDelta
@@ -82,6 +83,10 @@ class ScriptedEngine:
     @property
     def prefill_tokens(self) -> int:
         return self._prefill_tokens
+
+    @property
+    def draft_totals(self) -> DraftTotals | None:
+        return None if self._speculation is None else self._speculation.totals
 
     @property
     def weight_version(self) -> int | None:

@@ -4,39 +4,29 @@ No token depends on the number of drafts, so a clock may choose it.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
+from storage.records.draft_totals import DraftTotals
 from tasks.configuration.rollout import DRAFTS_MAX
 from tasks.sampling.engines.draft_counts import DraftCounts
 from tasks.sampling.engines.drafter import WIDTHS, Drafter, Remembers
 from tasks.sampling.engines.engine import EngineError, GenerationRequest, TokenDelta
+from tasks.sampling.engines.plain_decoding import PlainDecoding
 
 # Whether drafts would pay is seen anew every so many steps, which ask for drafts of a few responses in any case.
 _LOOK_EVERY = 16
 _LOOK_AT = 32
 
 
-@dataclass(slots=True)
-class SpeculationTotals:
-    """What an engine has done so far.
+class Speculation:
+    """A drafter, and the rule for the number of drafts; `drafts` and `settle` take turns.
 
     Attributes:
-        steps: the number of steps.
-        tokens: the tokens that the steps gave.
-        drafted: the drafts that were verified, less those that fill a step's shape up.
-        accepted: how many of them were right and are tokens of a response.
+        totals: what drafts were worth so far. `saved_s` is the seconds of PlainDecoding, less those of the steps taken,
+            of the drafter, and of the counts.
     """
-
-    steps: int = 0
-    tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-
-
-class Speculation:
-    """A drafter, and the rule for the number of drafts; `drafts` and `settle` take turns."""
 
     def __init__(
         self,
@@ -58,7 +48,7 @@ class Speculation:
         """
         if drafts != "auto" and not 0 <= drafts <= DRAFTS_MAX:
             raise EngineError(f"drafts: value {drafts}; allowed: auto, 0..{DRAFTS_MAX}")
-        self.totals = SpeculationTotals()
+        self.totals = DraftTotals()
         self._drafter = drafter
         self._fixed = None if drafts == "auto" else drafts
         self._now_s = now_s
@@ -67,20 +57,27 @@ class Speculation:
         self._asked: dict[int, Sequence[int]] = {}
         self._width = 1
         self._began_s = 0.0
+        self._steps = 0
+        self._plain = PlainDecoding(self._counts.times)
+        self._spent_s = 0.0
 
     def start(self, requests: Sequence[GenerationRequest]) -> None:
         """These responses come into flight."""
-        self._drafter.start(requests)
+        with self._beside():
+            self._drafter.start(requests)
+            self._plain.start(request.response for request in requests)
 
     def leave(self, responses: Sequence[int]) -> None:
-        """These responses are in flight no more."""
-        self._drafter.leave(responses)
-        self._counts.leave(responses)
+        """These responses are aborted."""
+        with self._beside():
+            self._forget(responses)
+            self._plain.leave(responses)
 
     def remember(self, prompt_ids: Sequence[int], responses: Sequence[Sequence[int]]) -> None:
         """See `Remembers`. A drafter without that ability is not told."""
         if isinstance(self._drafter, Remembers):
-            self._drafter.remember(prompt_ids, responses)
+            with self._beside():
+                self._drafter.remember(prompt_ids, responses)
 
     def drafts(self, responses: Sequence[int], room: int, vocab_size: int) -> list[Sequence[int]]:
         """Choose the drafts of the next step: equally many for each response, 0 or one less than a width.
@@ -99,7 +96,8 @@ class Speculation:
             self._asked = {r: _checked(tokens, most, vocab_size) for r, tokens in zip(asked, found, strict=True)}
             self._width = self._chosen(responses)
         if self._width == 1:
-            self._began_s = self._now_s()  # what asking took is no part of a plain step
+            asked_s, self._began_s = self._began_s, self._now_s()  # what asking took is no part of a plain step
+            self._spent_s += self._began_s - asked_s
             return [()] * len(responses)
         fill = [0] * (self._width - 1)
         return [(*self._asked.get(response, ()), *fill)[: self._width - 1] for response in responses]
@@ -116,7 +114,7 @@ class Speculation:
         """The responses whose drafts are asked for: all if drafts may pay, and sometimes a few, to see how they do."""
         if self._fixed is not None:
             return responses
-        looks, rest = divmod(self.totals.steps, _LOOK_EVERY)
+        looks, rest = divmod(self._steps, _LOOK_EVERY)
         if not rest:
             self._asks = self._counts.worth_asking(len(responses))
         if self._asks:
@@ -126,16 +124,40 @@ class Speculation:
 
     def settle(self, deltas: Sequence[TokenDelta]) -> None:
         """Take in what the step with the last drafts gave, for every response in flight."""
-        self._counts.took(len(deltas), self._width, self._now_s() - self._began_s)
-        self.totals.steps += 1
-        self.totals.tokens += sum(len(delta.token_ids) for delta in deltas)
-        for delta in deltas:
-            if delta.response in self._asked:
-                self._count(delta)
-        self._drafter.extend({delta.response: delta.token_ids for delta in deltas})
-        self.leave([delta.response for delta in deltas if delta.finish_reason is not None])
+        took_s, before = self._now_s() - self._began_s, self.totals
+        found = {delta.response: len(delta.token_ids) for delta in deltas}
+        ended = [delta.response for delta in deltas if delta.finish_reason is not None]
+        self._spent_s += took_s
+        self._steps += 1
+        with self._beside():
+            self._counts.took(len(deltas), self._width, took_s)
+            counted = [self._count(delta) for delta in deltas if delta.response in self._asked]
+            self._drafter.extend({delta.response: delta.token_ids for delta in deltas})
+            self._forget(ended)
+            self._plain.follow(found, ended, took_s, plain=self._width == 1)
+        plain_s = self._plain.seconds
+        # A new object, because other threads read the totals.
+        self.totals = DraftTotals(
+            steps=before.steps + len(deltas),
+            tokens=before.tokens + sum(found.values()),
+            drafted=before.drafted + sum(drafted for drafted, _ in counted),
+            accepted=before.accepted + sum(accepted for _, accepted in counted),
+            saved_s=None if plain_s is None else plain_s - self._spent_s,
+        )
 
-    def _count(self, delta: TokenDelta) -> None:
+    def _forget(self, responses: Sequence[int]) -> None:
+        self._drafter.leave(responses)
+        self._counts.leave(responses)
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """What is done in the block costs seconds that plain decoding does not."""
+        began_s = self._now_s()
+        yield
+        self._spent_s += self._now_s() - began_s
+
+    def _count(self, delta: TokenDelta) -> tuple[int, int]:
+        """The drafts of a response that the step verified, and how many were right."""
         # Without drafts in the step only the first one can be compared.
         asked = self._asked[delta.response][: max(1, self._width - 1)]
         right = 0
@@ -145,9 +167,7 @@ class Speculation:
             right += 1
         compared = min(right + 1, len(asked), len(delta.token_ids))
         self._counts.drafted(delta.response, right, compared)
-        if self._width > 1:
-            self.totals.drafted += len(asked)
-            self.totals.accepted += right
+        return (len(asked), right) if self._width > 1 else (0, 0)
 
 
 def verified(

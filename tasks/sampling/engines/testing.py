@@ -296,6 +296,16 @@ class EngineContract:
         drain(engine, results)
         assert engine.prefill_tokens - before - one <= 3 * (self.prefill_block + 1)
 
+    def test_tokens_of_drafts_are_counted(self, engine: Engine) -> None:
+        before = engine.draft_totals
+        tokens = sum(len(result.token_ids) for result in run(engine, [request(r) for r in range(6)]).values())
+        after = engine.draft_totals
+        assert (before is None) == (after is None)
+        if before is not None and after is not None:
+            new = after.since(before)
+            assert 0 < new.steps <= new.tokens == tokens <= new.steps + new.accepted
+            assert new.accepted <= new.drafted
+
     def test_prefix_is_counted_as_prefill(self, engine: Engine) -> None:
         original = request(0, ENDLESS)
         token_ids = run(engine, [original])[0].token_ids

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from storage.records.draft_totals import DraftTotals
 from storage.weights.tensor_sets import TensorBlock
 from tasks.configuration.rollout import DRAFTS_MAX
 from tasks.sampling.engines.admission import check_idle, check_requests, check_sizes, finish_reason, tokens_left
@@ -121,6 +122,10 @@ class TorchEngine:
     def prefill_tokens(self) -> int:
         """Prompt and prefix tokens computed so far, less each response's last token, which the first step feeds."""
         return self._prefill_tokens
+
+    @property
+    def draft_totals(self) -> DraftTotals | None:
+        return None if self._speculation is None else self._speculation.totals
 
     @property
     def weight_version(self) -> int | None:

@@ -7,6 +7,7 @@ largest logit", keeps exactly the tokens that decoding without drafts would draw
 
 from typing import Any
 
+from storage.records.draft_totals import DraftTotals
 from tasks.configuration.rollout import DRAFTS_MAX, SpeculationConfig
 from tasks.sampling.engines.drafter import WIDTHS
 from tasks.sampling.engines.engine import EngineError
@@ -42,6 +43,22 @@ def drafts_by_responses() -> list[tuple[int, int, int]]:
         found.append((first, last, width - 1))
         first = last + 1
     return found
+
+
+def ended_totals(metrics: Any, tokens: int) -> DraftTotals:
+    """What drafts were worth to a response that has ended.
+
+    Of its steps vLLM tells those with drafts, and one computed the prompt. Further steps without drafts follow from the
+    tokens; a few may be missing, because vLLM counts right drafts behind the end, too. Seconds are None: vLLM takes no
+    plain step of few responses, with which a step with drafts could be compared.
+
+    Args:
+        metrics: vLLM's RequestSpecDecodeMetrics of the response.
+        tokens: the number of tokens that vLLM generated for it.
+    """
+    right = sum(number * steps for number, steps in enumerate(metrics.histogram))
+    steps = max(sum(metrics.histogram) + 1, tokens - right)
+    return DraftTotals(steps=steps, tokens=tokens, drafted=metrics.num_draft_tokens, accepted=tokens - steps)
 
 
 def check_runner(speculation: SpeculationConfig, *, v2: bool) -> None:

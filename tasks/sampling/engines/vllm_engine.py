@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 
+from storage.records.draft_totals import DraftTotals, summed
 from storage.records.records import SamplingParams
 from storage.weights.adapters import BASE_VERSION
 from storage.weights.tensor_sets import TensorBlock
@@ -27,6 +28,7 @@ from tasks.sampling.engines.decoder import model_config
 from tasks.sampling.engines.engine import EngineDied, EngineError, FinishReason, GenerationRequest, TokenDelta
 from tasks.sampling.engines.sibling_rows import LONGEST, scope_of
 from tasks.sampling.engines.vllm_core import Core, CoreRequest, OwnProcess, SameProcess, WorkerCall
+from tasks.sampling.engines.vllm_drafts import ended_totals
 from tasks.sampling.engines.vllm_names import EXPERTS_ON_CPU, installed_version, resolve
 from tasks.sampling.engines.vllm_settings import LIMITS, Limits, build_vllm_config, on_loopback, prepare_environment
 from tasks.sampling.engines.vllm_warmup import warm_up
@@ -111,6 +113,7 @@ class VllmEngine:
         self._names = (f"r{number}" for number in itertools.count())
         self._weights = VllmWeights(self._module, Path(self._folder.name), self._config)
         self._prefill_tokens = 0
+        self._draft_totals = DraftTotals() if self._speculation.drafts != 0 else None
         self._core: Core | None = None
         try:
             self._core = self._started()
@@ -135,6 +138,11 @@ class VllmEngine:
     def prefill_tokens(self) -> int:
         """Prompt and prefix tokens that vLLM computed, not found in its cache, for responses that have a token."""
         return self._prefill_tokens
+
+    @property
+    def draft_totals(self) -> DraftTotals | None:
+        """See `Engine`. A response counts when it ends, so one that is aborted never does."""
+        return self._draft_totals
 
     @property
     def weight_version(self) -> int | None:
@@ -338,6 +346,10 @@ class VllmEngine:
             if output.finished:
                 self._check_end(item, completion, version)
                 ended.append(response)
+                if self._draft_totals is not None:
+                    new = item.generated - len(item.request.generated_ids) + len(tokens[response])
+                    told = ended_totals(completion.spec_decode_metrics, new)
+                    self._draft_totals = summed((self._draft_totals, told))
         deltas = [self._delta(response, ids, logprobs[response]) for response, ids in tokens.items() if ids]
         if left := [response for response in ended if response in self._in_flight]:
             raise self._dead(EngineDied(f"vLLM ended responses {left} before their end"))

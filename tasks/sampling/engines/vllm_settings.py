@@ -173,6 +173,7 @@ def build_vllm_config(
         "logprobs_mode": "processed_logits" if keyed else "raw_logprobs",
         **_adapters(config),
         "speculative_config": speculative_config(speculation),
+        "per_request_spec_decode_metrics": "none" if speculation.drafts == 0 else "summary",
         "worker_extension_cls": "tasks.sampling.engines.vllm_worker.WorkerExtension",
         "disable_log_stats": True,
     }

@@ -23,7 +23,7 @@ from storage.journal.shard import TokenIds
 from storage.records import layout, records
 from storage.records.prompt_table import PromptRow
 from storage.records.records import PlanRecord
-from storage.records.run import read_plan
+from storage.records.run import num_drawn, read_plan
 from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from tasks.configuration.data import DataConfig
 from tasks.configuration.run_config import RunConfig
@@ -76,6 +76,11 @@ class PastDrawings:
         self._data = data
         self._plans: dict[int, PlanRecord] = {plan.iteration: plan}
 
+    @cached_property
+    def _begins(self) -> int:
+        """The run's first position; a run that began with another run's optimizer has the positions before it there."""
+        return self._read(0).first_prompt if self._plan.counted_from else 0
+
     def parts(self, groups: range | tuple[int, ...]) -> list[WantedPart]:
         """The parts with responses to the prompts of these groups, those with the largest share wanted first.
 
@@ -97,9 +102,10 @@ class PastDrawings:
     def _wanted(self, groups: range | tuple[int, ...]) -> dict[int, dict[int, int]]:
         """By iteration, the numbers of the responses that it drew for the prompts of these groups, with the groups."""
         wanted: dict[int, dict[int, int]] = defaultdict(dict)
-        for group in sorted(groups):
+        drawn = num_drawn(self._plan)
+        for group in (each for each in sorted(groups) if each < drawn):
             position = self._last(self._plan.first_prompt + group)
-            if position is not None:
+            if position is not None and position >= self._begins:
                 past = self._drawn_by(position)
                 first = (position - past.first_prompt) * past.num_generations
                 wanted[past.iteration] |= dict.fromkeys(range(first, first + past.num_generations), group)

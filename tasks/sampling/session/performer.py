@@ -13,6 +13,7 @@ from storage.journal.journal import JournalWriter
 from storage.journal.noise_keys import noise_key
 from storage.records import layout, records
 from storage.records.crew_records import HeartbeatRecord
+from storage.records.draft_totals import DraftTotals
 from storage.records.prompt_table import PromptRow
 from storage.records.records import PlanRecord
 from storage.stores.metered import requests_of
@@ -227,7 +228,7 @@ class Performer:
         group = turn.response // plan.num_generations
         return OpenTurn(
             run_seed=plan.run_seed,
-            iteration=plan.iteration,
+            iteration=plan.counted,
             group=group,
             response=turn.response,
             epoch=turn.epoch,
@@ -250,7 +251,7 @@ class Performer:
             group,
             self._prompts[group].token_ids,
             token_ids,
-            noise_key(self._plan.run_seed, self._plan.iteration, response),
+            noise_key(self._plan.run_seed, self._plan.counted, response),
             self._plan.sampling,
         )
 
@@ -273,6 +274,7 @@ class HeartbeatWriter:
         self._clock = clock
         self._started_at_s = clock.wall() if config.started_at_s is None else config.started_at_s
         self._prefill_before = engine.prefill_tokens
+        self._drafts_before = engine.draft_totals or DraftTotals()
         self._beats = 0
         # At each heartbeat: when, tokens until then, and seconds of all running responses until then.
         self._decoded: deque[tuple[float, int, float]] = deque()
@@ -282,6 +284,7 @@ class HeartbeatWriter:
         """Overwrite the heartbeat."""
         self._beats += 1
         requests = requests_of(self._store) - self._config.requests_before
+        drafts = self._engine.draft_totals
         record = HeartbeatRecord(
             incarnation=self._incarnation,
             slot=self._config.slot,
@@ -299,6 +302,7 @@ class HeartbeatWriter:
             puts=requests.puts,
             gets=requests.gets,
             bytes_read=requests.bytes_read,
+            drafts=None if drafts is None else drafts.since(self._drafts_before),
             **asdict(heartbeat_state),
         )
         records.put(self._store, self._key, record)

@@ -17,10 +17,12 @@ from storage.records import layout
 from storage.records.length_tables import decode_lengths, encode_lengths
 from storage.records.prompt_table import read_prompts
 from storage.records.run import execution_of, read_plan, read_run, read_settings
+from storage.records.teacher_scores import decode_scores
 from storage.stores.memory import MemoryStore
 from storage.weights.tensor_sets import pull
 from storage.weights.versions import pull_version
 from tests import format_one
+from tests.teacher_of_format_one import CONFIGURATION, SCORES
 
 SHIPPED = {
     path.relative_to(format_one.FOLDER).as_posix(): path.read_bytes()
@@ -66,6 +68,18 @@ def test_shards(key):
         assert all(getattr(ours, name) == getattr(theirs, name) for name in names)
         assert ours.token_ids.tolist() == theirs.token_ids.tolist()
         assert ours.logprobs.tobytes() == theirs.logprobs.tobytes()
+
+
+def test_a_teacher_and_its_scores(store):
+    manifest, tensors = pull(store, layout.teacher("teacher"))
+    assert manifest.metadata["config"] == CONFIGURATION
+    assert list(tensors) == ["embed", "norm"]
+    key = layout.teacher_scores(0, 0)
+    found = decode_scores(key, SHIPPED[key])
+    for ours, theirs in zip(SCORES, found, strict=True):
+        assert (ours.response, ours.teacher) == (theirs.response, theirs.teacher)
+        for name in ("logprobs", "agrees", "head_ids", "head_logprobs"):
+            assert getattr(ours, name).tolist() == getattr(theirs, name).tolist()
 
 
 def test_the_codes_of_ends_and_origins():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from storage.records import canonical, layout, records
 from storage.records.canonical import wrap
+from storage.records.lineage import ReplayedGroup
 from storage.records.records import (
     BatchRecord,
     ClaimRecord,
@@ -98,14 +99,18 @@ def test_what_is_not_understood_is_refused_by_name(change, where):
         records.decode(ClaimRecord, "claims/x", wrap("claims/x", "claim", body))
 
 
+REPLAYED = ReplayedGroup(url="s3://bucket/run", iteration=3, group=1, weight_version=2)
+
+
 def test_every_field_is_written():
     assert set(json.loads(canonical.encode(BATCH))) == {each.name for each in fields(BATCH)} - {"given_up"}
     with_given_up = replace(BATCH, given_up=("math: too long",))
     assert set(json.loads(canonical.encode(with_given_up))) == {each.name for each in fields(BATCH)}
     assert records.decode(BatchRecord, "batches/0", records.encode("batches/0", with_given_up)) == with_given_up
     plan = json.loads(canonical.encode(a_plan(2, 2)))
-    assert set(plan) == {each.name for each in fields(PlanRecord)} - {"tools", "prompts_per_epoch"}  # not in old plans
-    whole = a_plan(2, 2, tools=({"type": "function"},), prompts_per_epoch=7)
+    absent = {"tools", "prompts_per_epoch", "counted_from", "replayed"}  # not in old plans
+    assert set(plan) == {each.name for each in fields(PlanRecord)} - absent
+    whole = a_plan(2, 2, tools=({"type": "function"},), prompts_per_epoch=7, counted_from=3, replayed=(REPLAYED,))
     assert set(json.loads(canonical.encode(whole))) == {each.name for each in fields(PlanRecord)}
     assert records.decode(PlanRecord, "plan.json", records.encode("plan.json", whole)) == whole
     assert plan["groups_wanted"] is None

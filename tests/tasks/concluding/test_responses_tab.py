@@ -26,6 +26,8 @@ def test_the_best_the_worst_and_the_longest_are_chosen_once_each(run):
     index.lengths[1] = 9
     assert best_worst_longest(index) == {"Highest reward": 3, "Lowest reward": 0, "Longest": 1}
     index.rewards[:] = [None] * 4
+    assert best_worst_longest(index) == {"Longest": 1}
+    index.states[:] = ["not begun"] * 4
     assert best_worst_longest(index) == {}
 
 

@@ -40,6 +40,10 @@ def test_a_run_on_examples_needs_no_rewards_and_survives_a_round_trip(sections):
         ({"turns": {"tools": ["m:f"]}}, "turns: given; allowed with algorithm.kind 'sft': nothing, because"),
         ({"run": RUN | {"num_generations": 4}}, "run.num_generations: value 4; allowed with algorithm.kind 'sft': "),
         ({"rollout": {"crew": "standing"}}, "rollout.crew: value 'standing'; allowed with algorithm.kind 'sft': "),
+        (
+            {"trainer": {"placement": "standing"}},
+            "trainer.placement: value 'standing'; allowed with algorithm.kind 'sft': 'own' or 'pod', because",
+        ),
         ({"sampling": {"temperature": 0.5}}, "sampling.temperature: value 0.5; allowed with algorithm.kind 'sft': 1.0"),
         (
             {"planning": {"seeding": "auto"}},
@@ -84,6 +88,42 @@ def test_what_means_nothing_for_examples_is_refused_in_one_line(sections, proble
     assert line.startswith(problem)
 
 
+PAIRS = EXAMPLES | {"algorithm": {"kind": "dpo"}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ({"algorithm": {"kind": "dpo", "label_smoothing": 0.5}}, "algorithm.label_smoothing: value 0.5; allowed with"),
+        ({"algorithm": {"kind": "dpo", "beta": 0}}, "algorithm.beta: 0 given; input should be greater than 0"),
+        (
+            {"algorithm": {"kind": "dpo", "loss_agg_mode": "seq-mean-token-mean"}},
+            "algorithm.loss_agg_mode: value 'seq-mean-token-mean'; allowed with kind 'dpo': 'token-mean', because",
+        ),
+        ({"algorithm": {"kind": "dpo", "kl_coef": 0.1}}, "algorithm.kl_coef: value 0.1; allowed with kind 'dpo': 0.0"),
+        ({"rewards": [{"function": "math"}]}, "rewards: given; allowed with algorithm.kind 'dpo': nothing, because"),
+        (
+            {"data": {"source": "rows.jsonl", "completion_column": "answer"}},
+            'data.completion_column: value "answer"; allowed: "completion", unless it is of a run with',
+        ),
+    ],
+)
+def test_what_means_nothing_for_pairs_is_refused_in_one_line(sections, problem):
+    with pytest.raises(ConfigError) as caught:
+        parse(PAIRS | sections)
+    [line] = caught.value.problems
+    assert line.startswith(problem)
+
+
+def test_a_run_on_pairs_survives_a_round_trip_and_needs_a_reference():
+    algorithm = {"kind": "dpo", "beta": 0.2, "rpo_alpha": 1, "label_smoothing": 0.1, "num_epochs": 2}
+    config = parse(PAIRS | {"algorithm": algorithm, "data": {"source": "rows.jsonl", "chosen_column": "better"}})
+    assert parse(dump(config)) == parse_held(dump(config)) == config
+    assert config.algorithm.needs_reference
+    assert (config.algorithm.aggregation, config.algorithm.streams) == ("seq-mean-token-sum", False)
+    assert len({digest(parse(PAIRS | {"algorithm": algorithm | {"beta": beta}})) for beta in (0.1, 0.2)}) == 2
+
+
 @pytest.mark.parametrize(
     ("sections", "problem"),
     [
@@ -95,7 +135,16 @@ def test_what_means_nothing_for_examples_is_refused_in_one_line(sections, proble
             {"data": {"source": "rows.jsonl", "completion_column": "answer"}},
             'data.completion_column: value "answer"; allowed: "completion", unless it is of a run with',
         ),
-        ({"algorithm": {"kind": "dpo"}}, "algorithm.kind: \"dpo\" given; input should be 'rl' or 'sft'"),
+        ({"algorithm": {"kind": "kto"}}, "algorithm.kind: \"kto\" given; input should be 'rl', 'sft' or 'dpo'"),
+        (
+            {"algorithm": {"beta": 0.2}},
+            "algorithm.beta: value 0.2; allowed with kind 'rl': 0.1, because nothing reads it; did you mean kl_",
+        ),
+        ({"algorithm": {"rpo_alpha": 1}}, "algorithm.rpo_alpha: value 1.0; allowed with kind 'rl': 0.0, because"),
+        (
+            {"data": {"source": "rows.jsonl", "rejected_column": "worse"}},
+            'data.rejected_column: value "worse"; allowed: "rejected", unless it is of a run with algorithm.kind \'dpo',
+        ),
     ],
 )
 def test_what_means_something_for_examples_alone_is_refused_without_them(sections, problem):
@@ -114,6 +163,6 @@ def test_a_run_that_samples_still_needs_rewards():
 
 def test_the_identity_of_a_run_that_samples_says_nothing_of_examples():
     config = parse(SAMPLED)
-    assert not {"kind", "label_smoothing"} & identity(config)["algorithm"].keys()
-    assert "completion_column" not in identity(config)["data"]
+    assert not {"kind", "label_smoothing", "beta", "rpo_alpha"} & identity(config)["algorithm"].keys()
+    assert not {"completion_column", "chosen_column", "rejected_column"} & identity(config)["data"].keys()
     assert digest(parse(EXAMPLES)) != digest(config)

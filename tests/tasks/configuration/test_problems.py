@@ -17,7 +17,6 @@ def problems_of(document):
 @pytest.mark.parametrize(
     ("path", "meant"),
     [
-        ("algorithm.beta", "kl_coef"),
         ("algorithm.epsilon", "clip_ratio_low"),
         ("algorithm.epsilon_high", "clip_ratio_high"),
         ("algorithm.num_iterations", "num_epochs"),
@@ -59,7 +58,8 @@ def test_every_other_name_is_of_a_field_that_exists(path):
     assert name in names_at(RunConfig, tuple(section))
 
 
-@pytest.mark.parametrize("name", sorted(OTHER_NAMES))
+# "beta" is kl_coef in TRL's GRPOConfig, and another field in its DPOConfig, as here.
+@pytest.mark.parametrize("name", sorted(OTHER_NAMES.keys() - {"beta"}))
 def test_no_other_name_is_one_of_ours_in_the_same_section(name):
     *section, _ = OTHER_NAMES[name].split(".")
     assert name not in names_at(RunConfig, tuple(section))

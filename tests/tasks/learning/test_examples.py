@@ -1,7 +1,6 @@
 """The loss of examples, with its gradient, beside a plain torch computation, finite differences and TRL's trainer."""
 
 import json
-from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import torch
@@ -10,10 +9,8 @@ from torch.nn import functional
 from storage.records.prompt_table import PromptRow
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.data import DataConfig
-from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.advantage import advantages_of
 from tasks.learning.batching import collate
-from tasks.learning.policy import Policy
 from tasks.learning.policy_losses import likelihood_loss
 from tasks.learning.step import accumulate
 from tasks.learning.token_objective import token_objective
@@ -21,10 +18,10 @@ from tasks.prompts.examples import completion_of
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.tokenise import tokenise
 from tests.chat_tokenizers import CHATML, chat_tokenizer
+from tests.tasks.learning.beside_trl import ARGUMENTS, needs_trl, policy_of
 from tests.tasks.learning.tiny_model import VOCABULARY
 from tests.tiny_model import tiny_config, tiny_model
 
-TRL = "1.16.0"
 # The norms of the model compute in float32, and round otherwise in another batch.
 TOLERANCE = 1e-6
 GENERATION = CHATML.replace(
@@ -176,16 +173,11 @@ TALKS = [
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("examples", [TEXTS, PAIRS, TALKS], ids=["text", "pairs", "conversation"])
 def test_trls_trainer_gives_the_same_loss_and_gradient(tmp_path, examples, smoothing):
-    try:
-        found = version("trl")
-    except PackageNotFoundError:
-        found = "none"
-    if found != TRL:
-        pytest.skip(f"needs trl {TRL} (found: {found})")
+    needs_trl()
     tokenizer, talks = chat_tokenizer(GENERATION), examples is TALKS
     model = tiny_model(tiny_config(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)).double()
     expected, theirs = trls(tmp_path, model, tokenizer, examples, smoothing, assistant_only=talks)
-    policy = our_policy(tmp_path, model)
+    policy = policy_of(tmp_path / "model", model)
     columns = {"prompt_column": "messages", "completion_column": None} if talks else {}
     loss, gradients = ours(
         policy,
@@ -208,12 +200,7 @@ def trls(folder, model, tokenizer, examples, smoothing, *, assistant_only):
         per_device_train_batch_size=len(examples),
         label_smoothing_factor=smoothing,
         assistant_only_loss=assistant_only,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        report_to=[],
-        max_length=None,
-        average_tokens_across_devices=False,
+        **ARGUMENTS,
     )
     trainer = SFTTrainer(
         model=model, args=arguments, train_dataset=Dataset.from_list(examples), processing_class=tokenizer
@@ -225,23 +212,12 @@ def trls(folder, model, tokenizer, examples, smoothing, *, assistant_only):
     return loss.item(), {name: each.grad.clone() for name, each in model.named_parameters()}
 
 
-def our_policy(folder, model):
-    model.config.save_pretrained(folder / "model")
-    tensors = {name: value.detach().float() for name, value in model.state_dict().items()}
-    policy = Policy(folder / "model", tensors, TrainerConfig(device="cpu"))
-    policy.module.double()
-    with torch.no_grad():
-        for name, parameter in policy.parameters().items():
-            parameter.copy_(model.get_parameter(name))
-    return policy
-
-
 def our_batch(folder, tokenizer, examples, columns):
     file = folder / "examples.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in examples))
     data = DataConfig(source=str(file), **columns)
     prompts, completions, origins = [], [], []
-    for prompt in load_prompts(data, examples=True):
+    for prompt in load_prompts(data, kind="sft"):
         ids = tokenise(prompt, tokenizer, data, 1 << 20, 1)
         row = PromptRow(prompt.id, ids, prompt.text_or_messages, prompt.columns)
         stretches = [stretch.token_ids for stretch in completion_of(row, tokenizer, data, 1000)]

@@ -1,13 +1,16 @@
 """Steps in which few responses, or none, kept their environments: training goes on, and recorded batches replay."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
 
 from storage.clock import ManualClock
 from storage.journal.shard import Finish, Row, encode_shard
-from storage.records import layout
+from storage.records import layout, records
 from storage.records.prompt_table import PromptRow
+from storage.records.records import BatchRecord
 from storage.stores.memory import MemoryStore
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.optimizer import OptimizerConfig
@@ -44,8 +47,8 @@ def journal(store, survivors):
     return store
 
 
-def train(store, learner, algorithm):
-    with Grader((RewardConfig(function="environment"),)) as grader:
+def train(store, learner, algorithm, *, graded=True):
+    with Grader((RewardConfig(function="environment"),)) if graded else nullcontext() as grader:
         return graded_trainer(
             store,
             PLAN,
@@ -119,3 +122,13 @@ def test_a_critic_without_a_trained_response_takes_no_step(model, learner):
     algorithm = AlgorithmConfig(advantage_estimator="gae", num_mini_batches=2)
     record = train(journal(MemoryStore("run"), LONELY), learner(values), algorithm)
     assert (values.optimizer.steps, record.metrics["num_tokens"]) == (0, 0.0)
+
+
+def test_without_rewards_lost_responses_are_recorded_as_failed_and_the_others_with_a_reward_of_0(learner):
+    store = journal(MemoryStore("run"), HALF)
+    record = train(store, learner(), AlgorithmConfig(), graded=False)
+    assert record.metrics["reward"] == 0
+    batches = [records.read(store, BatchRecord, key) for key in store.list(layout.batches(0))]
+    found = {each.response: (each.finish_reason, each.reward) for batch in batches for each in batch.responses}
+    survives = [number % GENERATIONS < HALF[number // GENERATIONS] for number in range(GROUPS * GENERATIONS)]
+    assert found == {number: ("stop", 0.0) if kept else ("failed", None) for number, kept in enumerate(survives)}

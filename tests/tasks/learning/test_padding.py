@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.learning.padding import PASS_COST_TOKENS, padded_tokens, passes
+from tasks.learning.padding import (
+    PASS_COST_TOKENS,
+    REPEATED_PER_TOKEN,
+    SharedPrompt,
+    padded_tokens,
+    passes,
+    together,
+)
 
 LENGTHS = st.lists(st.integers(1, 2000), min_size=1, max_size=7)
 
@@ -54,3 +61,10 @@ def test_a_single_long_response_is_a_pass_and_no_limit_is_refused():
     assert passes([], 20) == []
     with pytest.raises(ValueError, match="tokens_max: value 0"):
         passes([1], 0)
+
+
+def test_responses_to_one_prompt_take_the_longest_twice_or_share_the_prompt():
+    prompt = SharedPrompt(0, 16)
+    assert together([20, 30], prompt) == padded_tokens([20, 30]) == 60
+    assert together([20, 30], prompt, packed=True) == 20 + 30 - 16 + 16 // REPEATED_PER_TOKEN
+    assert together([20], prompt, packed=True) == together([20], prompt) == 20

@@ -1,7 +1,5 @@
 """Whole iterations on examples, in small: planned, trained, concluded, killed anywhere, and resumed to the bit."""
 
-import json
-
 import pytest
 import torch
 from torch.nn import functional
@@ -30,6 +28,7 @@ from tasks.regrading.regrading import regrade
 from tasks.sampling.engines.weight_tensors import as_torch
 from tasks.viewing.run_reader import RunReader
 from tests.dying_store import DiesAtWrite, Killed
+from tests.example_runs import URL, chatting_model, config, conversations
 from tests.small_run import (
     EXECUTION,
     SHORTER,
@@ -42,44 +41,12 @@ from tests.small_run import (
     train_small,
 )
 
-URL = "memory://examples"
-TALKS = [
-    [("user", "1+1?"), ("assistant", "2"), ("user", "2+2?"), ("assistant", "4")],
-    [
-        ("system", "add"),
-        ("user", "3+3?"),
-        ("assistant", "it=6"),
-        ("user", "so?"),
-        ("assistant", "6"),
-        ("user", "ok"),
-    ],
-    [("user", "5?"), ("assistant", "5")],
-]
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
-)
-SEEN, HELD_OUT = 64, 32
+HELD_OUT = 32
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return model_directory(tmp_path_factory.mktemp("model"))
-
-
-def config(model, **sections):
-    given = document(
-        URL,
-        model,
-        **{
-            "data": {"limit": SEEN, "completion_column": "worked"},
-            "sampling": {"max_completion_length": 90},
-            "rollout": {"context_length": 240},
-            "algorithm": {"kind": "sft"},
-        }
-        | sections,
-    )
-    del given["rewards"], given["run"]["num_generations"]
-    return parse(given)
 
 
 @pytest.fixture(scope="module")
@@ -153,8 +120,8 @@ def test_a_writer_that_was_overtaken_changes_nothing(planned):
 
     def overtaken(row):
         if row is rows[1]:
-            write_examples(store, plan, lambda _: [Stretch((7, 8), is_learned=True)], ManualClock())
-        return [Stretch((5,), is_learned=True)]
+            write_examples(store, plan, lambda _: [[Stretch((7, 8), is_learned=True)]], ManualClock())
+        return [[Stretch((5,), is_learned=True)]]
 
     rows = read_prompts(store, plan)
     numbered = {tuple(row.token_ids): row for row in rows}
@@ -233,18 +200,9 @@ def test_epochs_and_mini_batches_train_without_an_older_policy(model):
     assert not [name for name in metrics if name.startswith(("importance", "mismatch", "clip", "actor/ppo", "kl"))]
 
 
-def conversations(folder):
-    file = folder / "talks.jsonl"
-    rows = [{"messages": [{"role": role, "content": text} for role, text in talk]} for talk in TALKS]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return {"source": str(file), "prompt_column": "messages", "completion_column": None, "shuffle": False}
-
-
 def test_of_conversations_the_assistants_tokens_alone_are_trained_and_the_iteration_is_committed(tmp_path):
-    folder = model_directory(tmp_path / "model")
+    folder = chatting_model(tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
     store = memory_store("examples")
     run = {"url": URL, "seed": 3, "num_prompts_per_step": 3, "num_generations": 8}
     plan_iteration(config(folder, run=run, data=conversations(tmp_path)))
@@ -273,7 +231,7 @@ def held_out_loss(model, store, version):
     policy.load_state_dict(weights(store, version), strict=False)
     tokenizer = AutoTokenizer.from_pretrained(model)
     total, count = 0.0, 0
-    for prompt in load_prompts(DataConfig(seed=99, limit=HELD_OUT, completion_column="worked"), examples=True):
+    for prompt in load_prompts(DataConfig(seed=99, limit=HELD_OUT, completion_column="worked"), kind="sft"):
         asked = tokenizer(prompt.text_or_messages)["input_ids"]
         whole = torch.tensor([[*asked, *tokenizer(f"{prompt.columns['completion']}<eos>")["input_ids"]]])
         with torch.no_grad():

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from storage.clock import ManualClock
+from storage.records import layout
 from storage.records.run import read_plan, read_run
 from storage.records.sources import read_rows
 from storage.stores.connect import connect
@@ -106,6 +107,23 @@ def test_a_run_begins_with_the_hub_and_goes_on_without_it(hub: Hub, home: Path, 
     data.commit({"README.md": GSM_CARD, "main/train-00000.parquet": parquet_of([{"question": "new", "answer": "1"}])})
     planned(config, tmp_path / "elsewhere", HF_HUB_OFFLINE="1")
     assert read_run(store).sources == sources
+
+
+@pytest.mark.slow
+def test_a_teacher_by_its_id_is_copied_into_the_run_which_goes_on_without_the_hub(hub: Hub, home: Path, tmp_path: Path):
+    several = {"paths": {"math": MODEL}, "column": "subject"}
+    rows = parquet_of([{"question": "q", "answer": "4", "subject": "math"}])
+    files = {f"main/{split}-00000.parquet": rows for split in ("train", "test")}
+    hub.repositories["datasets", DATA].commit({"README.md": GSM_CARD, **files})
+    for name, teacher in (("teacher.path", {"path": MODEL, "revision": "main"}), ("teacher.paths.math", several)):
+        config = configuration(tmp_path / name, teacher=teacher)
+        planned(config, home, HF_ENDPOINT=hub.url)
+        store = connect(str(tmp_path / name))
+        assert read_run(store).sources[name].commit == hub.repositories["models", MODEL].refs["main"]
+        assert [key.split("/")[1] for key in store.list(layout.TEACHERS) if key.endswith("/manifest.json")] == [
+            "teacher" if name == "teacher.path" else "math"
+        ]
+        planned(config, tmp_path / "elsewhere", HF_HUB_OFFLINE="1")
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def examples(folder, *rows, **settings):
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = DataConfig(source=str(file), **settings)
-    return load_prompts(config, examples=True), config
+    return load_prompts(config, kind="sft"), config
 
 
 def tokenised(folder, row, tokenizer, length_max=LONG, **settings):
@@ -66,7 +66,7 @@ def test_a_completion_that_has_its_end_gets_no_second_one(tmp_path):
 
 
 def test_the_generator_has_completions_in_its_column_of_worked_answers():
-    prompts = load_prompts(DataConfig(limit=3, completion_column="worked"), examples=True)
+    prompts = load_prompts(DataConfig(limit=3, completion_column="worked"), kind="sft")
     assert [prompt.columns[COMPLETION].endswith(prompt.columns["answer"]) for prompt in prompts] == [True] * 3
     assert prompts.columns == {"answer", COMPLETION}
 

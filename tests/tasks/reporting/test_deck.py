@@ -105,6 +105,19 @@ def test_tabs_and_what_the_overview_tells():
     assert "Prefill: 1,300 tokens computed, of 5,000 without sharing: 26.0 %." in tabs["Slots"]
 
 
+def test_what_drafts_were_worth_is_told_beside_the_prefill():
+    drafts = {"rollout/drafted": 12345.0, "rollout/accepted": 9000.0, "rollout/tokens_per_step": 1.8125}
+    told = "Drafts: 12,345 verified, 9,000 accepted. A response got 1.81 tokens from a step."
+    for saved, words in (
+        ({}, ""),
+        ({"rollout/draft_saved_s": 31.25}, " Drafts saved 31.2 s of the members' time."),
+        ({"rollout/draft_saved_s": -0.5}, " Drafts cost 0.500 s of the members' time more than they saved."),
+    ):
+        assert f"<p>{told}{words}</p>" in render(report(4, METRICS | drafts | saved), [])["Slots"]
+    for metrics in (METRICS, METRICS | {"rollout/drafted": 0.0, "rollout/accepted": 0.0}):
+        assert "Drafts" not in render(report(4, metrics), [])["Slots"]
+
+
 def test_reward_curve_has_every_iteration_once_in_order():
     history = [report(index, METRICS | {"reward": index / 10}) for index in (5, 0, 4, 1, 2)]
     (points,) = re.findall(r'<polyline points="([^"]*)"', render(report(4), history)["Overview"])

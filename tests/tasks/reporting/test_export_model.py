@@ -24,7 +24,7 @@ from storage.stores.memory import MemoryStore
 from storage.stores.store import CorruptObject
 from storage.weights.tensor_sets import publish
 from storage.weights.versions import pull_version
-from tasks.preparing.iteration import publish_initial
+from tasks.preparing.first_weights import publish_initial
 from tasks.reporting.export_model import SHARD_BYTES_MAX, choose_version, divide, export_model
 from tasks.sampling.engines.weight_tensors import as_block, as_torch
 from tests.committed_runs import begin, run_of

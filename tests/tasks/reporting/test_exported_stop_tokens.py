@@ -8,7 +8,7 @@ import pytest
 from storage.clock import ManualClock
 from storage.records import layout, model_files, records
 from storage.stores.memory import MemoryStore
-from tasks.preparing.iteration import publish_initial
+from tasks.preparing.first_weights import publish_initial
 from tasks.reporting.export_model import export_model
 from tests.committed_runs import begin, plan_iteration
 from tests.small_run import model_directory

@@ -163,7 +163,7 @@ def test_the_model_is_loaded_as_it_was_published(model):
     from storage.clock import ManualClock  # noqa: PLC0415
     from storage.records import model_files  # noqa: PLC0415
     from storage.weights.versions import pull_version  # noqa: PLC0415
-    from tasks.preparing.iteration import publish_initial  # noqa: PLC0415
+    from tasks.preparing.first_weights import publish_initial  # noqa: PLC0415
     from tasks.sampling.engines.weight_tensors import as_torch  # noqa: PLC0415
 
     store = memory_store("loaded", MemoryStore("loaded"))

@@ -163,11 +163,15 @@ def test_responses_of_elsewhere_draft_for_their_own_group_alone(engine, torch_en
     engine.remember(here.prompt_ids, [[*wanted[0].token_ids[:9], unknown] for unknown in (-1, VOCAB_SIZE)])
     assert scope_of(here.prompt_ids) not in speculator_of(engine).books._rows
     engine.remember(here.prompt_ids, [wanted[0].token_ids])
+    before = engine.draft_totals
     # The right tokens, under another group's prompt.
     engine.remember(others.prompt_ids, [wanted[1].token_ids])
     found, steps = counted(engine, [here])
     assert_same(found, {0: wanted[0]})
     assert steps <= len(wanted[0].token_ids) / (1 + DRAFTS) + 3
+    # By vLLM's own count.
+    counts = engine.draft_totals.since(before)
+    assert counts.accepted > 0.7 * counts.drafted > 0
     found, steps_there = counted(engine, [there])
     assert_same(found, {1: wanted[1]})
     assert steps_there > 2 * steps

@@ -131,6 +131,21 @@ def test_every_kind_of_sampling_draws_what_it_draws_without_drafts_in_fewer_step
 
 
 @interpreted
+def test_drafts_are_counted_when_a_response_ends(engine, asked):
+    before = engine.draft_totals
+    deltas = [delta for step in deltas_of(engine, asked) for delta in step]
+    counts = engine.draft_totals.since(before)
+    assert counts.tokens == sum(len(delta.token_ids) for delta in deltas)
+    assert counts.steps == len(deltas), "in this process every step gives a delta"
+    assert counts.accepted == counts.tokens - len(deltas) > 100
+    assert counts.drafted == 4 * (len(deltas) - len(asked)), "none in the steps that compute prompts"
+    assert counts.saved_s is None
+    deltas_of(engine, asked, steps_max=2)
+    engine.abort([item.response for item in asked])
+    assert engine.draft_totals.since(before) == counts
+
+
+@interpreted
 @pytest.mark.exhaustive
 def test_a_stop_token_inside_drafts_ends_the_response_there(engine, asked, model, model_dir, monkeypatch):
     """Drafts are made right, because those that repeat a response hold no token that is new to it."""

@@ -5,8 +5,13 @@ import pytest
 from storage.clock import ManualClock
 from storage.records import layout, records
 from storage.records.crew_records import HeartbeatRecord
+from storage.records.draft_totals import DraftTotals
+from storage.records.records import SamplingParams
 from storage.stores.memory import MemoryStore
+from tasks.sampling.engines.scripted_drafter import ScriptedDrafter, perfect
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
+from tasks.sampling.engines.speculation import Speculation
+from tasks.sampling.engines.testing import VOCAB_SIZE, request, run
 from tasks.sampling.session.actions import HeartbeatState
 from tasks.sampling.session.performer import HeartbeatWriter
 from tasks.sampling.session.session_config import SessionConfig
@@ -31,23 +36,25 @@ STATE = HeartbeatState(
 )
 
 
+CONFIG = SessionConfig(
+    slot=0,
+    pool="rollout",
+    host="h",
+    pid=1,
+    flush_interval_s=EVERY_S,
+    idle_timeout_s=60.0,
+    heartbeat_interval_s=EVERY_S,
+    claim_ttl_s=CLAIM_TTL_S,
+)
+
+
 @pytest.fixture
 def told():
     """told(runnings, per_response) -> the rates when so many responses ran in each interval, at so many tokens/s."""
 
     def tell(runnings, per_response):
         store, clock = MemoryStore(), ManualClock(0.0)
-        config = SessionConfig(
-            slot=0,
-            pool="rollout",
-            host="h",
-            pid=1,
-            flush_interval_s=EVERY_S,
-            idle_timeout_s=60.0,
-            heartbeat_interval_s=EVERY_S,
-            claim_ttl_s=CLAIM_TTL_S,
-        )
-        writer = HeartbeatWriter(store, 0, "a", ScriptedEngine(50, 4), config, clock)
+        writer = HeartbeatWriter(store, 0, "a", ScriptedEngine(50, 4), CONFIG, clock)
         rates, tokens = [], 0.0
         for before, after in zip([runnings[0], *runnings], runnings, strict=False):
             writer.beat(replace(STATE, tokens_generated=round(tokens), running=before))
@@ -67,3 +74,29 @@ def test_a_member_without_a_running_response_tells_no_rate_and_begins_anew(told)
     rates = told([4, 4, 4, 4, 0, 4, 4, 4, 4], 10.0)
     assert rates[5] is None
     assert rates[6:] == [None, None, None]
+
+
+def test_a_heartbeat_counts_the_drafts_of_its_own_incarnation():
+    """A standing member's engine has decoded for earlier iterations."""
+    store, clock = MemoryStore(), ManualClock(0.0)
+    drafter = ScriptedDrafter(VOCAB_SIZE, perfect, answer=lambda item: engine.scripted_tokens(item, 100))
+    speculation = Speculation(drafter, 4, now_s=clock.monotonic)
+    engine = ScriptedEngine(VOCAB_SIZE, 4, clock=clock, step_time_s=lambda _: 1.0, speculation=speculation)
+    engine.load_weights(0, {})
+    # Each response has six tokens: five from the first step, and one from a step without drafts.
+    six = [replace(request(r), sampling=SamplingParams(max_completion_length=6)) for r in range(4)]
+    run(engine, six)
+    writer = HeartbeatWriter(store, 0, "a", engine, CONFIG, clock)
+    writer.beat(STATE)
+    assert records.read(store, HeartbeatRecord, layout.alive(0, "a")).drafts == DraftTotals()
+    run(engine, six[:3])
+    writer.beat(STATE)
+    counts = records.read(store, HeartbeatRecord, layout.alive(0, "a")).drafts
+    assert replace(counts, saved_s=None) == DraftTotals(steps=6, tokens=18, drafted=12, accepted=12)
+
+
+def test_a_member_without_drafts_tells_nothing_of_them():
+    store = MemoryStore()
+    HeartbeatWriter(store, 0, "a", ScriptedEngine(50, 4), CONFIG, ManualClock(0.0)).beat(STATE)
+    assert records.read(store, HeartbeatRecord, layout.alive(0, "a")).drafts is None
+    assert b"drafts" not in store.get(layout.alive(0, "a"))

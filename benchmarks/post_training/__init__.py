@@ -1,0 +1,1 @@
+"""What the kinds of post-training beside reinforcement learning reach on toys: a part each."""

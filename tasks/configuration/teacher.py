@@ -1,0 +1,101 @@
+"""The section `teacher`: a model, or several, from whose distributions the policy learns on its own responses."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+STRICT = ConfigDict(extra="forbid", strict=True)
+Divergence = Literal["reverse", "forward", "jsd"]
+# The name of the only teacher of a run.
+ONLY = "teacher"
+# The name becomes part of storage keys.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherConfig:
+    """On-policy distillation: the teacher scores the policy's responses, alone or beside rewards.
+
+    Attributes:
+        path: A Hugging Face model directory where `plan` runs, or the id of a model on the hub. The tokenizer must be
+            the policy's.
+        revision: Of an id in `path`: branch, tag or commit; None: main.
+        paths: Several teachers by name, each a directory or an id; in place of `path`.
+        column: With `paths`, the column of the data that names the teacher of a prompt.
+        weight: Without `top_k` the factor of log(policy / teacher) of a sampled token, which is subtracted from the
+            token's advantage. With `top_k` the factor of the divergence in the loss.
+        kl: KL(policy || teacher) is "reverse", KL(teacher || policy) "forward", and "jsd" is the mean of both
+            distributions' KL to their mean.
+        top_k: The divergence over the teacher's most likely tokens, so many, with the rest of the vocabulary as one
+            more token. None: the sampled token alone, which gives the reverse KL.
+    """
+
+    __pydantic_config__ = STRICT
+    path: Annotated[str, Field(min_length=1)] | None = None
+    revision: Annotated[str, Field(min_length=1)] | None = None
+    paths: dict[str, Annotated[str, Field(min_length=1)]] = field(default_factory=dict)
+    column: Annotated[str, Field(min_length=1)] | None = None
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    kl: Divergence = "reverse"
+    top_k: Annotated[int, Field(ge=1, le=256)] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (not self.paths):
+            raise ValueError(f"path: {'missing' if self.path is None else 'given'}; allowed: either path or paths")
+        if bool(self.paths) != (self.column is not None):
+            raise ValueError(
+                f"column: {'missing' if self.paths else 'given'}; allowed with {'paths' if self.paths else 'path'}: "
+                f"{'a column of the data' if self.paths else 'nothing'}"
+            )
+        if self.paths and self.revision is not None:
+            raise ValueError(f"revision: value {self.revision!r}; allowed with paths: null")
+        for name in self.paths:
+            if not _NAME.fullmatch(name):
+                raise ValueError(
+                    f"paths: name {name!r}; allowed: up to 64 letters, digits, _, . and -, the first no . or -"
+                )
+        if self.kl != "reverse" and self.top_k is None:
+            raise ValueError(
+                f"kl: value {self.kl!r}; allowed without top_k: 'reverse', because a sampled token tells no other"
+            )
+
+    @property
+    def models(self) -> dict[str, str]:
+        """The directory, or the id, of each teacher by name."""
+        return {ONLY: self.path} if self.path is not None else dict(self.paths)
+
+    def field_of(self, name: str) -> str:
+        """The field with the path of a teacher."""
+        return "teacher.path" if self.path is not None else f"teacher.paths.{name}"
+
+    def teacher_of(self, columns: Mapping[str, Any]) -> str:
+        """The teacher of a prompt, by the columns of the data; raises ValueError, in one line, without one."""
+        if self.column is None:
+            return ONLY
+        value = columns.get(self.column)
+        if not isinstance(value, str) or value not in self.paths:
+            given = f"value {str(value)[:80]!r}" if self.column in columns else "missing"
+            raise ValueError(
+                f"data: column {self.column!r}: {given}; allowed (teacher.paths): {', '.join(map(repr, self.paths))}"
+            )
+        return value
+
+
+def teachers_that_clash(config: Any) -> Iterator[str]:
+    """A line about each setting that a teacher excludes, with what is allowed. config: the RunConfig."""
+    if config.teacher is None:
+        return
+    if config.algorithm.learns_examples:
+        kind = config.algorithm.kind
+        yield f"teacher: given; allowed with algorithm.kind {kind!r}: nothing, because it scores the policy's tokens"
+        return
+    if config.algorithm.filter_groups:
+        yield (
+            "algorithm.filter_groups: value true; allowed with teacher: false, because a group of equal rewards has a "
+            "teacher's signal"
+        )
+    if not config.rewards and config.evaluation is not None and config.evaluation.rewards is None:
+        yield "evaluation.rewards: value null; allowed without rewards: at least one"

@@ -1,0 +1,105 @@
+"""The teachers of a run: checked before the run exists, and copied into the run with its first plan."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from resources.model_config import model_fields, positions_max
+from storage.paths import expanded
+from storage.records import layout
+from storage.records.run import exists
+from storage.stores.store import ObjectStore
+from tasks.configuration.run_config import RunConfig
+from tasks.configuration.teacher import TeacherConfig
+from tasks.learning.pretrained import ModelError, check_model, vocabulary_size
+from tasks.preparing.local_inputs import LocalInputs
+from tasks.preparing.model_check import check_model_use
+from tasks.preparing.model_use import ModelUse, use_of
+from tasks.prompts.prompt import Prompt, PromptError
+from tasks.prompts.vocabulary import first_difference, read_vocabulary, vocabulary_digest
+
+_OF_POLICY = "policy.path"
+
+
+def held_teachers(store: ObjectStore, teacher: TeacherConfig) -> set[str]:
+    """The names of the teachers that the run holds, whose directories are not read again."""
+    return {name for name in teacher.models if exists(store, layout.manifest(layout.teacher(name)))}
+
+
+def with_local_teachers(store: ObjectStore, config: RunConfig, inputs: LocalInputs) -> RunConfig:
+    """The configuration with local paths for teachers that the run does not hold; raises HubError."""
+    if config.teacher is None or held_teachers(store, config.teacher).issuperset(config.teacher.models):
+        return config
+    return replace(config, teacher=inputs.teacher(config.teacher))
+
+
+def publish_teachers(store: ObjectStore, local: TeacherConfig, held: Collection[str]) -> None:
+    """Copy the teachers that are not `held` into the run; raises ModelError, and ConflictingRecord for another's."""
+    # It imports torch.
+    from tasks.learning.teachers import publish_teacher  # noqa: PLC0415
+
+    for name, path in local.models.items():
+        if name not in held:
+            publish_teacher(store, name, expanded(path))
+
+
+def check_teachers(config: RunConfig, local: TeacherConfig, model_dir: Path, prompts: Iterable[Prompt]) -> list[str]:
+    """Refuse a teacher that cannot score the run's responses; returns the doubts, one a line.
+
+    local: with local paths. model_dir: the policy's directory. Raises ModelError, and PromptError for a prompt whose
+    teacher is not one of the run's. Every line names the field of the teacher.
+    """
+    vocabulary = read_vocabulary(model_dir)
+    doubts: list[str] = []
+    for name, path in local.models.items():
+        field = local.field_of(name)
+        directory = expanded(path)
+        try:
+            check_model(directory)
+            found = check_model_use(config, directory, _scoring_use(config, model_dir, directory))
+        except ModelError as error:
+            raise ModelError(str(error).replace(_OF_POLICY, field)) from None
+        doubts += [doubt.replace(_OF_POLICY, field) for doubt in found.doubts]
+        _check_sizes(config, field, directory, model_dir)
+        their = read_vocabulary(directory)
+        if vocabulary_digest(their) != vocabulary_digest(vocabulary):
+            raise ModelError(
+                f"{field}: the tokenizer of {str(directory)!r} is not that of {_OF_POLICY} ({str(model_dir)!r}); "
+                f"allowed: equal vocabularies; the first token that only one of them has: "
+                f"{first_difference(their, vocabulary)}"
+            )
+    if local.column is not None:
+        _check_column(local, prompts)
+    return doubts
+
+
+def _scoring_use(config: RunConfig, model_dir: Path, directory: Path) -> ModelUse:
+    """The use of a teacher: passes of the trainer's dtype without an engine, over the policy's sequences."""
+    reach = positions_max(model_fields(directory))
+    use = use_of(config, model_dir)
+    length = use.context_length if reach is None else min(use.context_length, reach)
+    return replace(use, torch=False, vllm=False, context_length=length, lora=None, critic=False)
+
+
+def _check_sizes(config: RunConfig, field: str, directory: Path, model_dir: Path) -> None:
+    rows, needed = vocabulary_size(directory), vocabulary_size(model_dir)
+    if rows < needed:
+        raise ModelError(
+            f"{field}: {str(directory)!r} has vocab_size {rows}; allowed: at least that of {_OF_POLICY} ({needed}), "
+            "whose every token may be sampled"
+        )
+    reach = positions_max(model_fields(directory))
+    longest = config.rollout.context_length or config.sampling.max_completion_length + 1
+    if reach is not None and reach < longest:
+        raise ModelError(
+            f"{field}: {str(directory)!r} reads at most {reach} tokens; allowed: at least {longest}, as long as a "
+            "sequence of the run may be"
+        )
+
+
+def _check_column(local: TeacherConfig, prompts: Iterable[Prompt]) -> None:
+    for prompt in prompts:
+        try:
+            local.teacher_of(prompt.columns)
+        except ValueError as error:
+            raise PromptError(f"{prompt.place or f'prompt {prompt.id!r}'}: {error}") from None

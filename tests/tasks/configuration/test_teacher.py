@@ -1,0 +1,79 @@
+"""The section `teacher`: its forms, what each form excludes, and the name of a prompt's teacher."""
+
+import pytest
+
+from tasks.configuration.run_config import ConfigError, digest, dump, parse, parse_held
+from tasks.configuration.teacher import TeacherConfig
+from tests.small_run import document
+
+
+def config(teacher, *, rewards=True, **sections):
+    given = document("memory://teacher", "model", teacher=teacher, **sections)
+    if not rewards:
+        del given["rewards"]
+    return parse(given)
+
+
+WRONG = [
+    ({}, "teacher.path: missing; allowed: either path or paths"),
+    ({"path": "a", "paths": {"m": "b"}, "column": "c"}, "teacher.path: given; allowed: either path or paths"),
+    ({"paths": {"m": "b"}}, "teacher.column: missing; allowed with paths: a column of the data"),
+    ({"path": "a", "column": "c"}, "teacher.column: given; allowed with path: nothing"),
+    ({"paths": {"m": "b"}, "column": "c", "revision": "x"}, "teacher.revision: value 'x'; allowed with paths: null"),
+    ({"paths": {"a/b": "b"}, "column": "c"}, "teacher.paths: name 'a/b'; allowed: up to 64 letters"),
+    ({"path": "a", "kl": "jsd"}, "teacher.kl: value 'jsd'; allowed without top_k: 'reverse'"),
+    ({"path": "a", "kl": "forward"}, "teacher.kl: value 'forward'; allowed without top_k: 'reverse'"),
+    ({"path": "a", "weight": 0}, "teacher.weight"),
+    ({"path": "a", "top_k": 0}, "teacher.top_k"),
+    ({"path": "a", "top_k": 257}, "teacher.top_k"),
+    ({"path": "a", "pool": "scorers"}, "teacher.pool"),
+]
+
+
+@pytest.mark.parametrize(("teacher", "line"), WRONG)
+def test_a_wrong_section_is_refused_in_a_line_that_names_the_field(teacher, line):
+    with pytest.raises(ConfigError) as caught:
+        config(teacher)
+    assert any(problem.startswith(line) for problem in caught.value.problems), caught.value.problems
+
+
+CLASHES = [
+    ({"algorithm": {"kind": "sft"}}, "teacher: given; allowed with algorithm.kind 'sft': nothing"),
+    ({"algorithm": {"filter_groups": True}}, "algorithm.filter_groups: value true; allowed with teacher: false"),
+    (
+        {"evaluation": {"data": {"source": "arithmetic", "seed": 9}}},
+        "evaluation.rewards: value null; allowed without rewards: at least one",
+    ),
+]
+
+
+@pytest.mark.parametrize(("sections", "line"), CLASHES)
+def test_what_a_teacher_excludes_is_refused(sections, line):
+    with pytest.raises(ConfigError) as caught:
+        config({"path": "a"}, rewards=False, **sections)
+    assert any(problem.startswith(line) for problem in caught.value.problems), caught.value.problems
+
+
+def test_a_run_with_a_teacher_needs_no_rewards_and_is_read_back():
+    alone = config({"path": "a", "top_k": 4, "kl": "forward"}, rewards=False)
+    assert alone.rewards == ()
+    assert parse_held(dump(alone)) == alone
+    with pytest.raises(ConfigError, match="rewards: missing"):
+        config(None, rewards=False)
+
+
+def test_without_a_teacher_the_identity_of_a_run_is_what_it_is_without_the_section():
+    without = parse(document("memory://teacher", "model"))
+    assert digest(config(None)) == digest(without)
+    assert len({digest(without), digest(config({"path": "a"})), digest(config({"path": "a", "weight": 2.0}))}) == 3
+
+
+def test_a_prompts_teacher_is_the_one_that_its_column_names():
+    several = TeacherConfig(paths={"math": "a", "code": "b"}, column="subject")
+    assert several.models == {"math": "a", "code": "b"}
+    assert several.teacher_of({"subject": "code"}) == "code"
+    assert TeacherConfig(path="a").teacher_of({}) == "teacher"
+    with pytest.raises(ValueError, match=r"column 'subject': value 'art'; allowed \(teacher.paths\): 'math', 'code'"):
+        several.teacher_of({"subject": "art"})
+    with pytest.raises(ValueError, match="column 'subject': missing"):
+        several.teacher_of({})

@@ -1,0 +1,118 @@
+"""Refusals of teachers before a run exists, by `check` and by the first plan, and the run's copy of a teacher."""
+
+import json
+
+import pytest
+
+from storage.records import layout
+from storage.stores.connect import connect
+from storage.weights.tensor_sets import read_manifest
+from tasks.configuration.run_config import parse
+from tasks.learning.pretrained import ModelError
+from tasks.preparing.checks import check_files
+from tasks.preparing.iteration import prepare
+from tasks.preparing.teacher_check import held_teachers
+from tasks.prompts.vocabulary import read_vocabulary, vocabulary_digest
+from tests.small_run import EXECUTION, document, memory_store, model_directory, plan_iteration
+from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
+
+URL = "memory://teachers"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return model_directory(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def teacher(tmp_path):
+    return save_tiny_model(tmp_path / "teacher", tiny_model(tiny_config(), seed=4))
+
+
+def config(model, teacher, **sections):
+    memory_store("teachers")
+    return parse(document(URL, model, teacher=teacher, **sections))
+
+
+def refusals(settings):
+    """What `check` and `plan` say; nothing is written by either."""
+    lines = []
+    for look in (check_files, lambda given: prepare(given, EXECUTION, None)):
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - the text is compared by the caller
+            look(settings)
+        lines.append(str(caught.value))
+        assert connect(URL).list("") == []
+    return lines
+
+
+def change(teacher, file, edit):
+    path = teacher / file
+    document = json.loads(path.read_text())
+    edit(document)
+    path.write_text(json.dumps(document))
+
+
+def swap_two(document):
+    vocabulary = document["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+
+
+def test_a_teacher_with_another_tokenizer_is_refused_by_a_line_that_names_both(model, teacher):
+    change(teacher, "tokenizer.json", swap_two)
+    for line in refusals(config(model, {"path": str(teacher)})):
+        assert f"teacher.path: the tokenizer of {str(teacher)!r} is not that of policy.path ({str(model)!r})" in line
+        assert "the first token that only one of them has: 'a' with id" in line
+
+
+def test_equal_vocabularies_have_equal_digests_whatever_their_files_are(model, teacher):
+    change(teacher, "tokenizer.json", lambda document: document.update(truncation=None))
+    ours, theirs = (vocabulary_digest(read_vocabulary(folder)) for folder in (model, teacher))
+    assert ours == theirs
+    change(teacher, "tokenizer.json", swap_two)
+    assert vocabulary_digest(read_vocabulary(teacher)) != ours
+
+
+def test_a_missing_directory_and_an_unknown_family_are_refused_by_the_teachers_field(model, teacher):
+    for line in refusals(config(model, {"paths": {"sums": "/nowhere"}, "column": "answer"})):
+        assert "teacher.paths.sums: '/nowhere' does not exist" in line
+    change(teacher, "config.json", lambda document: document.update(model_type="unheard_of"))
+    for line in refusals(config(model, {"path": str(teacher)})):
+        assert "teacher.path: " in line
+        assert "'unheard_of'" in line
+
+
+def test_a_teacher_with_fewer_tokens_or_too_few_positions_is_refused(tmp_path, model):
+    fewer = save_tiny_model(tmp_path / "fewer", tiny_model(tiny_config(vocab_size=90)))
+    for line in refusals(config(model, {"path": str(fewer)})):
+        assert f"teacher.path: {str(fewer)!r} has vocab_size 90; allowed: at least that of policy.path (96)" in line
+    short = save_tiny_model(tmp_path / "short", tiny_model(tiny_config(max_position_embeddings=40)))
+    for line in refusals(config(model, {"path": str(short)})):
+        assert f"teacher.path: {str(short)!r} reads at most 40 tokens; allowed: at least 41" in line
+
+
+def test_a_prompt_without_a_teacher_is_refused_by_its_row(tmp_path, model, teacher):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1+1=", "subject": "sums"}\n{"prompt": "2+2=", "subject": "art"}\n')
+    several = {"paths": {"sums": str(teacher)}, "column": "subject"}
+    for line in refusals(config(model, several, data={"source": str(rows)})):
+        assert "rows.jsonl" in line
+        assert "column 'subject': value 'art'; allowed (teacher.paths): 'sums'" in line
+
+
+def test_a_run_holds_its_teacher_and_goes_on_without_the_directory(model, teacher):
+    settings = config(model, {"path": str(teacher)})
+    assert "teacher: " in "\n".join(check_files(settings))
+    plan_iteration(settings)
+    store = connect(URL)
+    manifest = read_manifest(store, layout.teacher("teacher"))
+    assert manifest.metadata["config"]["num_hidden_layers"] == 2
+    assert held_teachers(store, settings.teacher) == {"teacher"}
+    for file in teacher.iterdir():
+        file.unlink()
+    teacher.rmdir()
+    plan_iteration(settings)
+
+
+def test_a_models_error_about_the_policy_still_names_the_policy(model, teacher):
+    with pytest.raises(ModelError, match=r"policy\.path"):
+        prepare(config("/nowhere", {"path": str(teacher)}), EXECUTION, None)
