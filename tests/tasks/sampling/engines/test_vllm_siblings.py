@@ -42,6 +42,7 @@ KINDS = (
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the child process")
 @pytest.mark.skipif(vllm_interpreted.MISSING, reason=vllm_interpreted.WHY_NOT)
+@pytest.mark.timeout(3700)
 def test_on_model_runner_v2(tmp_path):
     vllm_interpreted.run_interpreted(__file__, tmp_path, 3600)
 
