@@ -11,8 +11,11 @@ VLLM_BIN := $(VLLM_VENV)/bin
 # are there, transformers and vLLM; nothing needs Triton without a GPU.
 CUDA_ONLY := torchvision torchaudio torchcodec triton
 VLLM_TESTS := tests/benchmarks/test_gpu.py tests/tasks/sampling/engines/test_choose.py \
-	tests/tasks/sampling/engines/test_vllm_*.py tests/benchmarks/test_engine_parity.py
-VLLM_DRAFT_TESTS := tests/tasks/sampling/engines/test_vllm_speculation.py
+	tests/tasks/sampling/engines/test_vllm_*.py tests/tasks/sampling/engines/test_suffix_match_triton.py \
+	tests/benchmarks/test_engine_parity.py
+VLLM_DRAFT_TESTS := tests/tasks/sampling/engines/test_vllm_speculation.py \
+	tests/tasks/sampling/engines/test_vllm_siblings.py tests/tasks/sampling/engines/test_suffix_match_triton.py \
+	tests/benchmarks/test_gpu_speculation.py
 # Older pips take minutes to resolve what this one resolves in seconds.
 PIP_VERSION := 26.3
 # Tests start servers and child processes on ports and directories of their own; a file stays in one process. Files come
@@ -70,12 +73,14 @@ test-all: $(VENV)/installed  ## all tests but those of vLLM, with twice the exam
 
 # In one process: an engine takes up to 3 GiB and a core or two. Not with the tests of S3 servers: vLLM in their process
 # looks at every module that is loaded, and Flask's do not bear that.
-test-vllm: $(VLLM_VENV)/installed  ## the tests of vLLM, with its CPU build
-	$(VLLM_BIN)/python -m pytest --disable-warnings $(VLLM_TESTS)
+# Model runner V2 runs in Triton's interpreter, in child processes, and not its exhaustive tests.
+test-vllm: $(VLLM_VENV)/triton/installed  ## the tests of vLLM, with its CPU build
+	GLEANER_TRITON=$(VLLM_VENV)/triton $(VLLM_BIN)/python -m pytest --disable-warnings $(VLLM_TESTS)
 
-# Apart, because Triton's interpreter takes 690 MB and a quarter of an hour.
-test-vllm-drafts: $(VLLM_VENV)/triton/installed  ## the tests of drafts in vLLM, in Triton's interpreter
-	GLEANER_TRITON=$(VLLM_VENV)/triton $(VLLM_BIN)/python -m pytest --disable-warnings $(VLLM_DRAFT_TESTS)
+# Apart, because interpreted kernels take tenths of a second a step.
+test-vllm-drafts: $(VLLM_VENV)/triton/installed  ## all tests of drafts in vLLM, in Triton's interpreter
+	GLEANER_TRITON=$(VLLM_VENV)/triton GLEANER_INTERPRETED=all \
+		$(VLLM_BIN)/python -m pytest --disable-warnings $(VLLM_DRAFT_TESTS)
 
 check: $(VENV)/installed  ## format, lint, types, architecture, and whether Flyte takes the workflows
 	$(BIN)/ruff format --check .

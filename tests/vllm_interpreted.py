@@ -14,6 +14,8 @@ TRITON = os.environ.get("GLEANER_TRITON", "")
 WHY_NOT = "GLEANER_TRITON names no folder with Triton: make test-vllm-drafts"
 MISSING = not (Path(TRITON) / "triton").is_dir()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+# "all" runs the exhaustive tests too, which take most of the time.
+WHICH = os.environ.get("GLEANER_INTERPRETED", "")
 # Python runs this at its start, also in the processes that vLLM starts. The interpreter needs neither of the two.
 _SITE = """
 import os, sys
@@ -27,18 +29,22 @@ backends["cpu"] = Backend(compiler=object, driver=Driver)
 """
 
 
-def run_interpreted(file: str, folder: Path, limit_s: float) -> None:
-    """Run the file's tests in a child process; AssertionError with the child's output if one fails."""
+def run_interpreted(file: str, folder: Path, limit_s: float, *options: str, interpret: bool = True) -> None:
+    """Run the file's tests in a child process; AssertionError with the child's output if one fails.
+
+    options: further arguments of pytest. interpret: False leaves Triton its compiler.
+    """
     (folder / "sitecustomize.py").write_text(_SITE)
     root = Path(__file__).parents[1]
     paths = [str(folder), str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {
         "GLEANER_TRITON": str(Path(TRITON).resolve()),
         "PYTHONPATH": os.pathsep.join(paths),
-        "TRITON_INTERPRET": "1",
+        "TRITON_INTERPRET": str(int(interpret)),
         "VLLM_USE_V2_MODEL_RUNNER": "1",
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--disable-warnings", file]
+    options = (*options, *(() if WHICH == "all" else ("-m", "not exhaustive")))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--disable-warnings", *options, file]
     child = subprocess.run(
         command, env=environment, cwd=root, capture_output=True, text=True, check=False, timeout=limit_s
     )

@@ -20,6 +20,7 @@ def other_rows(figures: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
         yield {"measure": f"a new version of weights, {name}, s", "value": arm.get("skipped") or arm["seconds"]}
     yield from _frontend_rows(figures.get("frontend", {}))
     yield from _iteration_rows(figures.get("iteration", {}))
+    yield from _speculation_rows(figures.get("speculation", {}))
 
 
 def rates_of(part: Figures) -> dict[tuple[str, int], dict[str, float]]:
@@ -74,6 +75,18 @@ def _identity_rows(identity: Figures) -> Iterator[dict[str, Any]]:
         name = f"{arm['kind']}, heads of {arm['head_width']}, batch {arm['batch']}"
         yield {"measure": f"{name}, resumed responses identical", "value": arm["resumed_identical"]}
         yield {"measure": f"{name}, identical to the smallest batch", "value": arm["as_in_smallest_batch"]}
+
+
+def _speculation_rows(part: Figures) -> Iterator[dict[str, Any]]:
+    for step in part.get("steps", []):
+        name = f"step {step['model']}, {step['responses']} responses, {step['fed']} tokens each, ms"
+        yield {"measure": name, "value": step["ms"], "of 1 token": step["over_1"]}
+    for rate in part.get("rates", []):
+        name = f"{rate['engine']} {rate['model']}, {rate['responses']} responses, {rate['text']} text"
+        drafts = "no drafts" if rate["source"] == "none" else f"drafts by {rate['source']}"
+        yield {"measure": f"{name}, {drafts}, tokens/s", "value": rate["tokens_per_s"], "identical": rate["identical"]}
+    for name, why in part.get("skipped", {}).items():
+        yield {"measure": f"drafts {name}", "value": f"skipped: {why}"}
 
 
 def _head_rows(head: Figures) -> Iterator[dict[str, Any]]:

@@ -92,6 +92,10 @@ class Size:
         frontend_rounds: Decodings with each interval, after one that does not count.
         iteration_prompts: Prompts of the whole iteration, with 8 responses each.
         iteration_tokens: The most tokens of each of its responses.
+        speculation_batches: How many responses the part about drafts decodes together in its timed steps.
+        speculation_steps: Its timed steps for each number of tokens fed.
+        speculation_responses: Responses of its speeds; a multiple of 8.
+        speculation_tokens: Tokens of each of these responses.
     """
 
     device: str
@@ -126,6 +130,10 @@ class Size:
     frontend_rounds: int = 7
     iteration_prompts: int = 128
     iteration_tokens: int = 512
+    speculation_batches: tuple[int, ...] = (1, 4, 16, 64, 256)
+    speculation_steps: int = 8
+    speculation_responses: int = 16
+    speculation_tokens: int = 256
 
     def identity_shape(self, head_width: int) -> ModelShape:
         """The model of the identity part: small, with real matrix products and heads of this width."""
@@ -177,4 +185,8 @@ def size_for(device: str, model: str, *, small: bool, caches: str = "") -> Size:
         frontend_rounds=3,
         iteration_prompts=2,
         iteration_tokens=256,  # so that a member can be killed meanwhile
+        speculation_batches=(1, 4),
+        speculation_steps=2,
+        speculation_responses=8,
+        speculation_tokens=24,
     )

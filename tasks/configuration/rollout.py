@@ -13,12 +13,8 @@ LOOKS_PER_FLUSH = 5
 SEEDING_TTLS = 4
 # Drafts of a response that an engine verifies in one step.
 DRAFTS_MAX = 8
-# Where each engine's drafts come from; "auto" may turn out to be either.
-SOURCES = {
-    "auto": ("siblings", "ngram"),
-    "torch": ("siblings", "ngram"),
-    "vllm": ("ngram",),
-}
+# Engines that verify drafts; "auto" may turn out to be either of the others.
+DRAFTING_ENGINES = ("auto", "torch", "vllm")
 # Engines of ours, which compute as the trainer does; "auto" may turn out to be another.
 OUR_ENGINES = ("torch", "scripted")
 
@@ -78,8 +74,7 @@ class SpeculationConfig:
         drafts: the most tokens of a response that are guessed and verified in a step; 0 guesses nothing. "auto"
             follows the times of steps and the share of right guesses in the torch engine, and the number of responses
             in flight in vLLM.
-        source: "siblings" guesses from responses to the same prompt, in the torch engine alone; "ngram" guesses from
-            the response alone.
+        source: "siblings" guesses from responses to the same prompt; "ngram" guesses from the response alone.
     """
 
     __pydantic_config__ = STRICT
@@ -87,9 +82,9 @@ class SpeculationConfig:
     source: Literal["siblings", "ngram"] = "siblings"
 
     @property
-    def in_vllm(self) -> bool:
-        """Whether vLLM decodes with drafts."""
-        return self.drafts != 0 and self.source in SOURCES["vllm"]
+    def from_siblings(self) -> bool:
+        """Whether there are drafts from responses to the same prompt."""
+        return self.drafts != 0 and self.source == "siblings"
 
     def keeps_tokens(self, dtype: str) -> bool:
         """Whether an engine draws the tokens that it would draw without drafts.
@@ -142,17 +137,12 @@ class RolloutConfig:
     def __post_init__(self) -> None:
         if self.speculation.drafts == 0:
             return
-        if self.engine not in SOURCES:
+        if self.engine not in DRAFTING_ENGINES:
             raise ValueError(
                 f"speculation.drafts: value {self.speculation.drafts}; allowed with engine {self.engine!r}: 0, because "
                 "that engine verifies no drafts"
             )
-        if self.speculation.source not in SOURCES[self.engine]:
-            raise ValueError(
-                f"speculation.source: value {self.speculation.source!r}; allowed with engine {self.engine!r} and "
-                f"drafts: {', '.join(SOURCES[self.engine])}"
-            )
-        if self.engine != "torch" and self.speculation.in_vllm:
+        if self.engine != "torch":
             self._check_drafts_in_vllm()
 
     def _check_drafts_in_vllm(self) -> None:

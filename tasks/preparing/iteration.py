@@ -156,9 +156,9 @@ def prepare(
     pools: () means the configured pools. ends_execution: the iteration is the last of the execution. submitted: the
     iteration's prompts, one per group, where a program gives them.
 
-    Raises WeightsTooOld if the iteration may not begin yet; CorruptObject or ObjectMissing if training could not restore
-    its state; ConcludedByAnother, after which a later attempt goes on with the run; and BudgetExceeded, with the lease
-    released, unless an earlier iteration is under way, which is then returned again, without slots, to finish.
+    Raises WeightsTooOld if the iteration may not begin yet; CorruptObject or ObjectMissing if its state is not stored;
+    ConcludedByAnother, after which a later attempt goes on with the run; and BudgetExceeded, with the lease released,
+    unless an earlier iteration is under way, which is then returned again, without slots, to finish.
     """
     pools = pools or tuple(config.pools.rollout_pools)
     at_work("checking the configuration, the model and the prompts")

@@ -107,7 +107,6 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock, par
     own = [response for response in graded if response.response < drawn * plan.num_generations]
     lengths = learn_lengths(store, plan, prompts[:drawn], {response.response: response.length for response in own})
     tokens = sum(response.policy_length for response in own)
-    spent_before_usd = spent_usd(store, iteration)
     took_s = clock.monotonic() - began_s
     # The weights may have been published by a clock that is seconds ahead.
     now = max(began_at_s + took_s, training.ended_at_s)
@@ -127,7 +126,7 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock, par
         "answers_given_up": float(sum(len(batch.given_up) for batch in batches)),
         "timing_s/iteration": now - plan.created_at_s,
     }
-    metrics[USD_RUN] = spent_before_usd + metrics["cost/usd_iter"]
+    metrics[USD_RUN] = spent_usd(store, iteration) + metrics["cost/usd_iter"]
     metrics |= prediction_metrics(plan, metrics)
     return ReportRecord(
         iteration=iteration,

@@ -7,7 +7,7 @@ from typing import Literal
 
 from resources.model_config import ModelConfigError, model_fields, positions_max
 from storage.clock import SystemClock
-from tasks.configuration.rollout import SOURCES, RolloutConfig, SpeculationConfig
+from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.run_config import RunConfig
 from tasks.sampling.engines.engine import Engine, EngineError
 from tasks.sampling.engines.vllm_names import installed_version
@@ -74,15 +74,6 @@ def _torch(config: RolloutConfig, model_dir: Path) -> Engine:
 def _vllm(config: RolloutConfig, model_dir: Path, vocab_size: int) -> Engine:
     from tasks.sampling.engines.vllm_engine import VllmEngine  # noqa: PLC0415
 
-    speculation: SpeculationConfig | None = config.speculation
-    if config.speculation.drafts != 0 and not config.speculation.in_vllm:
-        # With "auto" a run may have members of both engines.
-        log.warning(
-            "rollout.speculation.source: value %r, and vLLM decodes without drafts; vLLM takes %s",
-            config.speculation.source,
-            ", ".join(SOURCES["vllm"]),
-        )
-        speculation = None
     return VllmEngine(
         model_dir,
         vocab_size=vocab_size,
@@ -91,7 +82,7 @@ def _vllm(config: RolloutConfig, model_dir: Path, vocab_size: int) -> Engine:
         max_responses_in_flight=config.max_responses_in_flight,
         context_length=context_length(config, model_dir),
         config=config.vllm,
-        speculation=speculation,
+        speculation=config.speculation,
     )
 
 
@@ -122,6 +113,5 @@ def engine_settings(config: RunConfig) -> RolloutConfig:
     rollout = config.rollout
     if rollout.vllm.batch_invariant != "auto":
         return rollout
-    kept = not rollout.speculation.in_vllm or rollout.speculation.keeps_tokens(rollout.dtype)
-    wanted = kept and not config.algorithm.corrects_for_sampler
+    wanted = rollout.speculation.keeps_tokens(rollout.dtype) and not config.algorithm.corrects_for_sampler
     return replace(rollout, vllm=replace(rollout.vllm, batch_invariant=wanted))

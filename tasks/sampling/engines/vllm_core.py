@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -49,7 +49,7 @@ class CoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCall:
-    """A change of the weights in every worker.
+    """A call of every worker.
 
     Attributes:
         method: the name of a method of vllm_worker.WorkerExtension.
@@ -75,6 +75,14 @@ class Core(Protocol):
 
     def load(self, call: WorkerCall, version: str) -> list[Any]:
         """Change weights or the adapter, drop the cache computed with the old, and return what each worker does."""
+        ...
+
+    def call(self, call: WorkerCall) -> None:
+        """Have every worker do something that changes no weights."""
+        ...
+
+    def tell(self, call: WorkerCall) -> None:
+        """As `call`, without waiting for the workers; a failure there is logged and nothing more."""
         ...
 
     def close(self) -> None:
@@ -124,6 +132,18 @@ class SameProcess:
         except Exception as error:
             raise died("failed to load weights", error) from error
         return loaded(results, reset)
+
+    def call(self, call: WorkerCall) -> None:
+        try:
+            self._engine.collective_rpc(call.method, args=call.args)
+        except Exception as error:
+            raise died(f"failed in {call.method}", error) from error
+
+    def tell(self, call: WorkerCall) -> None:
+        try:
+            self.call(call)
+        except EngineDied as error:
+            log.warning("%s", error)
 
     def close(self) -> None:
         engine, self._engine = self._engine, None
@@ -178,6 +198,13 @@ class OwnProcess:
 
     def load(self, call: WorkerCall, version: str) -> list[Any]:
         return self._wait(self._load(call, version), self._limits.load_s, "loading weights")
+
+    def call(self, call: WorkerCall) -> None:
+        self._wait(self._engine.collective_rpc(call.method, args=call.args), self._limits.step_s, call.method)
+
+    def tell(self, call: WorkerCall) -> None:
+        told = self._engine.collective_rpc(call.method, args=call.args)
+        asyncio.run_coroutine_threadsafe(told, self._loop).add_done_callback(_log_failure)
 
     def close(self) -> None:
         """End vLLM's processes, by force if they do not end by themselves, and end the thread."""
@@ -292,6 +319,11 @@ class OwnProcess:
 def died(what: str, error: BaseException) -> EngineDied:
     """An EngineDied whose message gives the cause in one line."""
     return EngineDied(f"vLLM {what}: {type(error).__name__}: {' '.join(str(error).split()) or 'no message'}")
+
+
+def _log_failure(future: "Future[Any]") -> None:
+    if not future.cancelled() and (error := future.exception()) is not None:
+        log.warning("%s", died("failed in a worker", error))
 
 
 def loaded(results: list[Any], reset: bool) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Drafts in vLLM: its own n-gram speculator, whose drafts our keyed sampler verifies.
+"""Drafts in vLLM: the settings of its n-gram speculator, in whose place vllm_siblings.py may put ours.
 
 VLLM's model runner V2 gives logits of all fed positions to the sampler, with the position of each. Our requests have
 temperature 0 and one finite logit in each row, at the keyed token. So vLLM's rule of acceptance, "the draft is the

@@ -26,7 +26,8 @@ from tasks.models.stored_names import has_experts
 from tasks.sampling.engines.admission import check_idle, check_requests, check_sizes, finish_reason
 from tasks.sampling.engines.decoder import model_config
 from tasks.sampling.engines.engine import EngineDied, EngineError, FinishReason, GenerationRequest, TokenDelta
-from tasks.sampling.engines.vllm_core import Core, CoreRequest, OwnProcess, SameProcess
+from tasks.sampling.engines.sibling_rows import LONGEST, scope_of
+from tasks.sampling.engines.vllm_core import Core, CoreRequest, OwnProcess, SameProcess, WorkerCall
 from tasks.sampling.engines.vllm_drafts import ended_totals
 from tasks.sampling.engines.vllm_names import EXPERTS_ON_CPU, installed_version, resolve
 from tasks.sampling.engines.vllm_settings import LIMITS, Limits, build_vllm_config, on_loopback, prepare_environment
@@ -202,6 +203,16 @@ class VllmEngine:
         if gone:
             self._guarded(lambda: core.abort([item.name for item in gone]))
 
+    def remember(self, prompt_ids: Sequence[int], responses: Sequence[Sequence[int]]) -> None:
+        """See `Remembers`. Without drafts from siblings nothing is taken in; vLLM's workers are not waited for.
+
+        A response with a token that the model does not have is left out: vLLM feeds drafts unseen.
+        """
+        if self._core is not None and self._speculation.from_siblings:
+            rows = [[*prompt_ids[-LONGEST:], *response][: self._context_length] for response in responses]
+            known = [row for row in rows if row and min(row) >= 0 and max(row) < self._vocab_size]
+            self._core.tell(WorkerCall("gleaner_remember", (scope_of(prompt_ids), known)))
+
     def restart(self) -> None:
         """See `Engine`. First ends what is left of the old vLLM, by force if need be."""
         self._end()
@@ -234,6 +245,8 @@ class VllmEngine:
         with on_loopback():
             core = SameProcess(settings) if self._config.process == "same" else OwnProcess(settings, self._limits)
         try:
+            if self._speculation.from_siblings:
+                core.call(WorkerCall("gleaner_draft_from_siblings", ()))
             warmed_s = warm_up(core, self._like_a_runs, self._max_in_flight, self._limits.step_s)
         except BaseException:
             core.close()
@@ -309,7 +322,7 @@ class VllmEngine:
         if self._keyed:
             from tasks.sampling.engines.vllm_sampler import encode_draw  # noqa: PLC0415 - it imports vLLM's model code
 
-            draw = encode_draw(request.noise_key, len(request.prompt_ids), sampling)
+            draw = encode_draw(request.noise_key, len(request.prompt_ids), sampling, scope_of(request.prompt_ids))
             return resolve("SamplingParams")(temperature=0.0, extra_args=draw, **given)
         return resolve("SamplingParams")(
             temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, **given

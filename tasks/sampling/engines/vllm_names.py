@@ -41,6 +41,7 @@ NAMES = {
     "current_platform": ("vllm.platforms", "whether it runs on a CPU or a GPU"),
     "BatchRowsProcessor": ("vllm.v1.sample.logits_processor:LogitsProcessor", "keyed sampling, model runner V1"),
     "MoveDirectionality": ("vllm.v1.sample.logits_processor", "rows that change places, model runner V1"),
+    "BaseSpeculator": ("vllm.v1.worker.gpu.spec_decode.speculator", "drafts from siblings, model runner V2"),
     "SlotProcessor": ("vllm.v1.worker.gpu.sample.logits_processor:LogitsProcessor", "keyed sampling, model runner V2"),
 }
 

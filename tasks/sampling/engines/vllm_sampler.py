@@ -5,6 +5,7 @@ sampled token becomes the token's log-prob, and every other logit of the row min
 token, because its logit is the largest, and with `logprobs_mode="processed_logits"` returns the log-prob.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from storage.records.records import SamplingParams
 from tasks.sampling.engines.keyed_noise import sample, signed64
+from tasks.sampling.engines.sibling_rows import NO_SCOPE
 from tasks.sampling.engines.vllm_names import resolve
 
 ARGUMENT = "gleaner"
@@ -29,6 +31,7 @@ class Draw:
         temperature: 0 takes the most probable token.
         top_p: the least probability of the most probable tokens among which is drawn.
         top_k: the most tokens among which is drawn; 0: no limit.
+        scope: requests of one scope draft for each other, see sibling_rows.py.
     """
 
     key: int
@@ -36,6 +39,7 @@ class Draw:
     temperature: float
     top_p: float
     top_k: int
+    scope: int = NO_SCOPE
 
     @property
     def truncated(self) -> bool:
@@ -45,9 +49,9 @@ class Draw:
 UNUSED = Draw(key=0, origin=0, temperature=0.0, top_p=1.0, top_k=0)
 
 
-def encode_draw(noise_key: int, origin: int, sampling: SamplingParams) -> dict[str, Any]:
+def encode_draw(noise_key: int, origin: int, sampling: SamplingParams, scope: int = NO_SCOPE) -> dict[str, Any]:
     """The `extra_args` of a vLLM request."""
-    return {ARGUMENT: [signed64(noise_key), origin, sampling.temperature, sampling.top_p, sampling.top_k]}
+    return {ARGUMENT: [signed64(noise_key), origin, sampling.temperature, sampling.top_p, sampling.top_k, scope]}
 
 
 def decode_draw(params: Any) -> Draw:
@@ -158,7 +162,12 @@ class KeyedBatchRows(resolve("BatchRowsProcessor")):  # type: ignore[misc]
 
 
 class KeyedSlots(resolve("SlotProcessor")):  # type: ignore[misc]
-    """Keyed sampling for model runner V2, which gives every request a fixed slot, and positions on the device."""
+    """Keyed sampling for model runner V2, which gives every request a fixed slot, and positions on the device.
+
+    A speculator may set `occupy`, which is told the slot and the scope of each new request.
+    """
+
+    occupy: Callable[[int, int], None] | None = None
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:  # noqa: ARG002
         self._device = req_states.device
@@ -178,6 +187,8 @@ class KeyedSlots(resolve("SlotProcessor")):  # type: ignore[misc]
         self._draws[req_idx] = draw
         self._truncated[req_idx], self._greedy[req_idx] = draw.truncated, draw.temperature == 0
         self._rows = None
+        if self.occupy is not None:
+            self.occupy(req_idx, draw.scope)
         return ours
 
     def apply_staged_writes(self) -> None:

@@ -1,4 +1,4 @@
-"""The extension of vLLM's workers: loading of handed-over weights, and an end with the process that started vLLM.
+"""The extension of vLLM's workers: handed-over weights, drafts, and an end with the process that started vLLM.
 
 vLLM finds the class by its name and calls it in every worker. All workers of an engine share a machine.
 """
@@ -58,6 +58,18 @@ class WorkerExtension:
         except Exception as error:  # noqa: BLE001 - a loader may raise anything; the whole load that follows tells
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return reason
+
+    def gleaner_draft_from_siblings(self) -> None:
+        """Put our speculator in the place of vLLM's; for an engine that has started, and has no request."""
+        # Triton, which this imports, is there only where vLLM drafts.
+        from tasks.sampling.engines.vllm_sampler import KeyedSlots  # noqa: PLC0415
+        from tasks.sampling.engines.vllm_siblings import install  # noqa: PLC0415
+
+        install(self.model_runner, KeyedSlots)
+
+    def gleaner_remember(self, scope: int, responses: list[list[int]]) -> None:
+        """Hand responses that were generated elsewhere or earlier to our speculator."""
+        self.model_runner.speculator.remember(scope, responses)
 
     def gleaner_load_adapter(self, folder: str) -> float:
         """Replace the adapter by that of a folder; returns the seconds."""

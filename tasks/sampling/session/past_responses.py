@@ -149,8 +149,7 @@ def opened_corpus(
 
     Inside the block PastResponses reads; the arguments are those of PastResponses and DraftCorpus.
     """
-    drafts = config.rollout.speculation
-    if drafts.drafts == 0 or drafts.source == "ngram" or not isinstance(engine, Remembers):
+    if not config.rollout.speculation.from_siblings or not isinstance(engine, Remembers):
         yield None
         return
     corpus = DraftCorpus(prompts)

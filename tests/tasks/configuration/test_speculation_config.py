@@ -52,20 +52,13 @@ def test_drafts_are_for_an_engine_that_verifies_them():
     assert with_speculation({"drafts": 0}, engine="scripted").rollout.speculation.drafts == 0
 
 
-@pytest.mark.parametrize(
-    ("engine", "taken"),
-    [("auto", {"siblings", "ngram"}), ("torch", {"siblings", "ngram"}), ("vllm", {"ngram"})],
-)
+@pytest.mark.parametrize("engine", ["auto", "torch", "vllm"])
 @pytest.mark.parametrize("source", ["siblings", "ngram"])
-def test_each_engine_has_sources_of_its_own(engine, taken, source):
-    asked = {"source": source}
-    assert with_speculation(asked, engine=engine).rollout.speculation.drafts == 0
-    if source in taken:
-        assert with_speculation({**asked, "drafts": "auto"}, engine=engine).rollout.speculation.source == source
-    else:
-        message = refused({**asked, "drafts": 4}, engine=engine)
-        assert f"speculation.source: value {source!r}; allowed with engine {engine!r} and drafts: " in message
-        assert all(name in message for name in taken)
+def test_an_engine_with_a_model_takes_every_source(engine, source):
+    speculation = with_speculation({"source": source, "drafts": "auto"}, engine=engine).rollout.speculation
+    assert speculation.source == source
+    assert speculation.from_siblings == (source == "siblings")
+    assert not with_speculation({"source": source}, engine=engine).rollout.speculation.from_siblings
 
 
 @pytest.mark.parametrize(
@@ -81,15 +74,17 @@ def test_each_engine_has_sources_of_its_own(engine, taken, source):
         ),
     ],
 )
-def test_what_does_not_go_together_in_vllm_is_refused_and_only_with_drafts(rollout, message):
-    drafts = {"drafts": 4, "source": "ngram"}
+@pytest.mark.parametrize("source", ["siblings", "ngram"])
+def test_what_does_not_go_together_in_vllm_is_refused_and_only_with_drafts(source, rollout, message):
+    drafts = {"drafts": 4, "source": source}
     assert message in refused(drafts, engine="vllm", **rollout)
     assert with_speculation({**drafts, "drafts": 0}, engine="vllm", **rollout).rollout.speculation.drafts == 0
     assert with_speculation({**drafts}, engine="torch", **rollout).rollout.speculation.drafts == 4
 
 
-def test_drafts_are_not_for_adapters_in_vllm():
-    given = {"speculation": SpeculationConfig(drafts=4, source="ngram"), "vllm": VllmConfig(max_lora_rank=16)}
+@pytest.mark.parametrize("source", ["siblings", "ngram"])
+def test_drafts_are_not_for_adapters_in_vllm(source):
+    given = {"speculation": SpeculationConfig(drafts=4, source=source), "vllm": VllmConfig(max_lora_rank=16)}
     for engine in ("auto", "vllm"):
         with pytest.raises(ValueError, match=r"drafts: value 4; allowed with vllm\.max_lora_rank 16: 0, because vLLM"):
             RolloutConfig(engine=engine, **given)

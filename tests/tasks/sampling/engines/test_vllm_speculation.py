@@ -32,8 +32,9 @@ KINDS = (
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the child process")
 @pytest.mark.skipif(vllm_interpreted.MISSING, reason=vllm_interpreted.WHY_NOT)
+@pytest.mark.timeout(3700)
 def test_on_model_runner_v2(tmp_path):
-    vllm_interpreted.run_interpreted(__file__, tmp_path, limit_s=1800)
+    vllm_interpreted.run_interpreted(__file__, tmp_path, limit_s=3600)
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +147,7 @@ def test_drafts_are_counted_when_a_response_ends(engine, asked):
 
 
 @interpreted
+@pytest.mark.exhaustive
 def test_a_stop_token_inside_drafts_ends_the_response_there(engine, asked, model, model_dir, monkeypatch):
     """Drafts are made right, because those that repeat a response hold no token that is new to it."""
     endless = [replace(item, sampling=replace(item.sampling, stop_token_ids=())) for item in asked]
@@ -195,6 +197,7 @@ def tokens_before(whole, deltas, delta):
 
 
 @interpreted
+@pytest.mark.exhaustive
 def test_killed_between_drafts_it_is_resumed_without_a_change_also_by_an_engine_without(
     engine, asked, plain, model, model_dir
 ):
@@ -239,6 +242,7 @@ def test_a_planted_fault_is_found(engine, asked, plain, monkeypatch, fault):
 
 
 @interpreted
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("drafts", [1, 8, "auto"])
 def test_no_number_of_drafts_changes_a_token(drafts, asked, plain, model, model_dir):
     engine = vllm(model_dir, model, drafts=drafts, source="ngram")
@@ -261,6 +265,7 @@ def test_fewer_drafts_the_more_responses_are_in_flight():
 
 
 @interpreted
+@pytest.mark.exhaustive
 class TestContract(EngineContract):
     prefill_block = 32
 
