@@ -77,14 +77,12 @@ class WrongDrafts:
         self._vocab_size = vocab_size
         self._asked = 0
 
-    def start(self, requests: Sequence[GenerationRequest]) -> None: ...
+    def start(self, requests: Sequence[GenerationRequest], tokens: Sequence[Sequence[int]]) -> None: ...
 
     def draft(self, responses: Sequence[int], most: int) -> list[Sequence[int]]:
         self._asked += 1
         count = min(self.each, most)
         return [[(7919 * (self._asked + n)) % self._vocab_size for n in range(count)] for _ in responses]
-
-    def extend(self, tokens: Mapping[int, Sequence[int]]) -> None: ...
 
     def leave(self, responses: Sequence[int]) -> None: ...
 
