@@ -20,6 +20,7 @@ CHILD = "between a process and the process of a user's code; a message in a reco
 SIGNALS = {
     "DocumentError": APART,
     "MachineTooSmall": APART,
+    "OtherCode": APART,
     "ModelConfigError": APART,
     "PricesError": APART,
     "UnknownMachine": APART,
