@@ -159,7 +159,12 @@ class PlanRecord:
 
     @property
     def is_graded(self) -> bool:
-        """Whether responses get rewards; those of a data set have none, and 0 stands for the reward in records."""
+        """Whether responses get rewards; without any, 0 stands for the reward in records."""
+        return self.weights_url is not None or (self.is_sampled and self.config.get("rewards") != [])
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether a policy samples the responses; examples come from a data set or from other runs."""
         is_evaluation = self.weights_url is not None
         return is_evaluation or bool(self.config.get("algorithm", {}).get("kind", "rl") == "rl")
 

@@ -35,13 +35,19 @@ def is_external(document: Mapping[str, Any]) -> bool:
 
 def external_that_clash(config: Any) -> Iterator[str]:
     """A line about each field that cannot be, with what is allowed. config: the RunConfig."""
-    data, algorithm, evaluation = config.data, config.algorithm, config.evaluation
-    if evaluation is not None and evaluation.data.source == SUBMITTED:
+    if config.evaluation is not None and config.evaluation.data.source == SUBMITTED:
         yield f"evaluation.data.source: value {SUBMITTED!r}; allowed: prompts of its own, because no program gives them"
-    if not config.trainer.is_external:
-        if data.source == SUBMITTED:
-            yield f"data.source: value {SUBMITTED!r}; allowed only with {_PLACED}, whose program gives the prompts"
-        return
+    if config.trainer.is_external:
+        yield from _read_by_nobody(config)
+        yield from _trained_otherwise(config.algorithm, config.optimizer)
+        if config.data.source == SUBMITTED:
+            yield from _with_submitted_prompts(config.data, config.algorithm)
+    elif config.data.source == SUBMITTED:
+        yield f"data.source: value {SUBMITTED!r}; allowed only with {_PLACED}, whose program gives the prompts"
+
+
+def _read_by_nobody(config: Any) -> Iterator[str]:
+    algorithm, evaluation = config.algorithm, config.evaluation
     if algorithm.learns_examples:
         yield f"algorithm.kind: value {algorithm.kind!r}; allowed with {_PLACED}: 'rl', because members generate"
     if config.lora is not None:
@@ -52,11 +58,12 @@ def external_that_clash(config: Any) -> Iterator[str]:
         yield f"run.from_optimizer: value true; allowed with {_PLACED}: false, because the trainer has its own"
     if evaluation is not None and evaluation.rewards is None and not config.rewards:
         yield "evaluation.rewards: value null; allowed without rewards: at least one"
-    if data.source == SUBMITTED:
-        yield from _with_submitted_prompts(data, algorithm)
+
+
+def _trained_otherwise(algorithm: AlgorithmConfig, optimizer: OptimizerConfig) -> Iterator[str]:
     for section, given, default, read in (
         ("algorithm", algorithm, AlgorithmConfig(), _READ_OF_ALGORITHM),
-        ("optimizer", config.optimizer, OptimizerConfig(), set()),
+        ("optimizer", optimizer, OptimizerConfig(), set()),
     ):
         for item in fields(default):
             value, allowed = getattr(given, item.name), getattr(default, item.name)

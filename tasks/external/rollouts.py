@@ -206,12 +206,13 @@ class Rollouts:
         requests = self._store.requests
         graded = [each.reward for batch in read_batches(self._store, step) for each in batch.graded]
         rewards = [reward for reward in graded if reward is not None]
+        of_run = {"reward": sum(rewards) / max(1, len(rewards))} if self._config.rewards else {}
         record = TrainingRecord(
             iteration=step,
             weight_version=step + 1,
             metrics={name: float(value) for name, value in metrics.items()}
+            | of_run
             | {
-                "reward": sum(rewards) / max(1, len(rewards)),
                 "timing_s/wait": self._waited_s,
                 "requests/train_puts": float(requests.puts),
                 "requests/train_gets": float(requests.gets),

@@ -171,6 +171,8 @@ class _Source:
         if unlike:
             raise ReplayError(f"{where}; its {unlike[0]} is another; allowed: a run with the tokenizer of this run")
         plan = read_plan(store, iterations[0])
+        if not plan.is_sampled:
+            raise ReplayError(f"{where}; its responses are examples; allowed: a run whose policy samples responses")
         if plan.num_generations != config.run.num_generations:
             raise ReplayError(
                 f"{where}; its groups have {plan.num_generations} responses; allowed: {config.run.num_generations}, as "

@@ -1,5 +1,7 @@
 """The contract of an external trainer: groups in, weights out, and the same of both after any death."""
 
+from dataclasses import replace
+
 import pytest
 
 import gleaner
@@ -8,6 +10,8 @@ from storage.stores.connect import connect
 from tasks.external.plans import WrongStep
 from tasks.external.rollouts import Rollouts
 from tasks.prompts.prompt import PromptError
+from tasks.reporting.run_charts import run_charts
+from tasks.viewing.run_status import table
 from tests.dying_store import DiesAtWrite, Killed
 from tests.external_program import advance, arrays, one_step, seen, settings, trained, versions
 from tests.small_run import document, memory_store, roll_out
@@ -145,6 +149,29 @@ def test_a_program_gives_the_prompts_of_each_step_and_grades_itself(tmp_path, mo
     found = submitting(str(tmp_path / "run"), model)
     assert [[group[2] for group in step] for step in found] == PROMPTS
     assert {each[6] for step in found for group in step for each in group[4]} == {0.0}
+
+
+def test_a_run_without_rewards_shows_none(tmp_path, model):
+    url = str(tmp_path / "run")
+    with Rollouts(settings(url, model, rewards=[], **KEPT)) as rollouts:
+        groups = rollouts.next(0)
+        roll_out(url, 0)
+        list(groups)
+        rollouts.publish(arrays(url, 0), {"quality": 0.25})
+    run, store = gleaner.open(url), connect(url)
+    report = read_report(store, 0)
+    assert (report.rewards, report.metrics["quality"]) == ((), 0.25)
+    assert not [
+        name for name in report.metrics if name.startswith(("reward", "frac_reward")) and name != "reward_errors"
+    ]
+    assert set(run.responses(0)["reward"].to_pylist()) == {None}
+    titles = [column.header for column in table([report]).columns]
+    assert not {"reward", "loss"} & set(titles)
+    assert not [
+        chart for chart in run_charts({0: report.metrics}, [], 400.0) if "no data" in chart or "Reward" in chart
+    ]
+    # A program's own mean is shown.
+    assert "reward" in [column.header for column in table([replace(report, metrics={"reward": 1.0})]).columns]
 
 
 def test_prompts_are_given_before_their_step_and_once(tmp_path, model):

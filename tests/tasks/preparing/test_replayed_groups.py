@@ -272,6 +272,16 @@ def test_what_cannot_be_trained_is_refused_in_one_line(model, other, look, repla
     assert not store.list(layout.iteration(0))
 
 
+def test_log_probs_of_examples_are_no_samplers(model, other):
+    plan = read_plan(other, 1)
+    of_examples = plan.config | {"algorithm": plan.config["algorithm"] | {"kind": "dpo"}}
+    records.put(other, layout.plan(1), replace(plan, config=of_examples))
+    store = memory_store("replay")
+    with pytest.raises(ReplayError, match="its responses are examples; allowed: a run whose policy samples responses"):
+        plan_iteration(replaying(model))
+    assert not store.list(layout.iteration(0))
+
+
 CLASHES = [
     ({"algorithm": {"importance_sampling": "none"}}, r"data\.replay: given; allowed with algorithm\.importance_sampl"),
     ({"algorithm": {"filter_groups": True}}, r"data\.replay: given; allowed with algorithm\.filter_groups: null"),
