@@ -76,7 +76,7 @@ def test_a_grading_is_compared_by_function_and_by_group(store):
 def test_a_run_without_rewards_has_no_recorded_side(store):
     store_grading(store, "x", graded(0, exact=[0.0, 0.5, 1.0, 1.5]))
     before = compare(store, "x", [0]).reward
-    assert (before.recorded is None, before.changed) == (False, 4)
+    assert (before.recorded is None, before.changed) == (False, 3)
     after = compare(without_rewards(store, 1), "x", [0]).reward
     assert (after.recorded, after.changed, after.correlation, after.graded) == (None, None, None, before.graded)
 
