@@ -38,7 +38,7 @@ def external_that_clash(config: Any) -> Iterator[str]:
     if config.evaluation is not None and config.evaluation.data.source == SUBMITTED:
         yield f"evaluation.data.source: value {SUBMITTED!r}; allowed: prompts of its own, because no program gives them"
     if config.trainer.is_external:
-        yield from _read_by_nobody(config)
+        yield from _given_in_vain(config)
         yield from _trained_otherwise(config.algorithm, config.optimizer)
         if config.data.source == SUBMITTED:
             yield from _with_submitted_prompts(config.data, config.algorithm)
@@ -46,7 +46,7 @@ def external_that_clash(config: Any) -> Iterator[str]:
         yield f"data.source: value {SUBMITTED!r}; allowed only with {_PLACED}, whose program gives the prompts"
 
 
-def _read_by_nobody(config: Any) -> Iterator[str]:
+def _given_in_vain(config: Any) -> Iterator[str]:
     algorithm, evaluation = config.algorithm, config.evaluation
     if algorithm.learns_examples:
         yield f"algorithm.kind: value {algorithm.kind!r}; allowed with {_PLACED}: 'rl', because members generate"

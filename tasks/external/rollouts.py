@@ -170,7 +170,7 @@ class Rollouts:
 
         Raises:
             WrongStep: No step is under way, or some of its groups were not handed out.
-            WeightsMisfit: A tensor is missing, unknown, or of another shape or dtype.
+            WeightsMisfit: A tensor is missing, unknown, not finite, or of another shape or dtype.
         """
         step = self._step if step is None else step
         if step is None or not exists(self._store, layout.closed(step)):
@@ -228,13 +228,14 @@ class Rollouts:
         if exists(store, layout.report(version - 1)) and not exists(store, layout.manifest(layout.weights(version))):
             log.info("weight version %d was published, and deleted since", version)
             return False
-        if self._base is None or self._base[0] != version - 1:
+        is_there = exists(store, layout.manifest(layout.weights(version)))
+        if not is_there and (self._base is None or self._base[0] != version - 1):
             # A program that was started again reads the version before once.
             self._base = (version - 1, pull_version(store, version - 1, None, self._clock)[1])
         try:
             publish_version(
                 *(store, version, blocks, SOURCE),
-                base=self._base[1],
+                base={} if self._base is None else self._base[1],
                 full_interval=WEIGHTS_FULL_INTERVAL,
                 before_manifest=lambda: {PUBLISHED_AT_S: self._clock.wall()},
             )

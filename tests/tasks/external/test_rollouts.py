@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 import gleaner
+from storage.records import layout
 from storage.records.run import RunBusy, next_iteration, read_report
 from storage.stores.connect import connect
 from tasks.external.plans import WrongStep
@@ -100,6 +101,21 @@ def test_a_second_program_is_refused_while_the_first_lives(tmp_path, model, monk
             second.next(0)
 
 
+def test_a_step_is_published_again_after_its_base_was_deleted(tmp_path, model):
+    url = str(tmp_path / "run")
+    given = settings(url, model, **KEPT)
+    advance(given, 2)
+    published, weights = versions(url), arrays(url, 2)
+    for key in connect(url).list(layout.weights(1)):
+        connect(url).delete(key)
+    with Rollouts(given) as rollouts:
+        list(rollouts.next(1))
+        assert rollouts.publish(weights)
+        list(rollouts.next(1))
+        assert not rollouts.publish({name: array + 1 for name, array in weights.items()})
+    assert versions(url).items() <= published.items()
+
+
 @pytest.mark.parametrize("step", [-1, 1, 2])
 def test_a_step_out_of_order_is_refused(tmp_path, model, step):
     with Rollouts(settings(str(tmp_path / "run"), model)) as rollouts, pytest.raises(WrongStep, match="allowed now: 0"):
@@ -130,6 +146,22 @@ def test_rollout_runs_ahead_by_the_staleness_that_is_allowed(tmp_path, model):
         {version for group in step for each in group[4] for version in each[3]} for step in (first, second, third)
     ]
     assert sampled_from == [{0}, {0}, {1}]
+
+
+def test_replayed_groups_name_their_source(tmp_path, model):
+    first, second = (str(tmp_path / name) for name in ("first", "second"))
+    taken = advance(settings(first, model), 1)[0]
+    replay = {"runs": [f"{first}@0:1"], "share": 0.5}
+    data = {"source": "arithmetic", "limit": 10, "replay": replay}
+    with Rollouts(settings(second, model, data=data)) as rollouts:
+        groups = rollouts.next(0)
+        roll_out(second, 0)
+        found = sorted(groups, key=lambda group: group.number)
+    assert [group.replayed is None for group in found] == [True, True, False, False]
+    for group in found[2:]:
+        [(*_, responses)] = [each for each in taken if each[1] == group.replayed.group]
+        assert [each.logprobs.tolist() for each in group.responses] == [each[2] for each in responses]
+        assert (connect(group.replayed.url).url, group.replayed.weight_version) == (connect(first).url, 0)
 
 
 SUBMITTED = {"data": {"source": "submitted"}, "rewards": []}
