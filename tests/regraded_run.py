@@ -1,13 +1,15 @@
 """A small trained run with rewards of every kind, to be graded again, and what a grading may do to it."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from storage.journal.compaction import read_batches
-from storage.records import layout
+from storage.records import layout, records
 from storage.records.gradings import GradedRecord, read_graded
 from storage.records.records import GradedResponse
+from storage.records.run import read_plan
 from storage.stores.memory import MemoryStore
 from storage.stores.store import ObjectStore
 from tests.small_run import (
@@ -41,6 +43,14 @@ def trained(name: str, model: Path, iterations: int, **sections: Any) -> dict[st
         train_small(store.url, iteration)
         commit_iteration(store.url, iteration)
     return everything(store)
+
+
+def without_rewards(store: ObjectStore, iterations: int) -> ObjectStore:
+    """The run as one whose configuration has `rewards: []`: records have the reward 0, which stands for none."""
+    for iteration in range(iterations):
+        plan = read_plan(store, iteration)
+        records.put(store, layout.plan(iteration), replace(plan, config=plan.config | {"rewards": []}))
+    return store
 
 
 def holding(objects: Mapping[str, bytes], name: str) -> MemoryStore:

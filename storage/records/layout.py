@@ -29,6 +29,8 @@ LEASE_BEAT = "lease/beat.json"
 PROBE = "probe/"
 # The sign of life of a program that trains outside a Flyte execution.
 EXTERNAL_BEAT = "external/beat.json"
+# More of a sign of life is never read, whatever lies at its key.
+BEAT_BYTES_MAX = 1024
 
 
 def model_file(name: str) -> str:

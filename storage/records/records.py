@@ -109,8 +109,7 @@ class PlanRecord:
         weights_url: the place of weights and model files relative to this run: None is the run itself, "../.." the run
             whose evaluation this is.
         tools: schemas of the tools that prompts describe; left out if empty.
-        prompts_per_epoch: number of prompts in the data set, by which members that draft find earlier responses to the
-            plan's prompts; left out if 0.
+        prompts_per_epoch: size of the data set, by which members that draft find earlier responses; left out if 0.
         lengths, seeding, decisions: expectations and decisions of the planner; None or empty without a planner.
         counted_from: iterations of other runs behind version 0 (`VersionOrigin`); left out if 0.
         replayed: the sources of the last groups, whose responses other runs have stored; left out if empty.
@@ -159,9 +158,13 @@ class PlanRecord:
 
     @property
     def is_graded(self) -> bool:
-        """Whether responses get rewards; those of a data set have none, and 0 stands for the reward in records."""
-        is_evaluation = self.weights_url is not None
-        return is_evaluation or bool(self.config.get("algorithm", {}).get("kind", "rl") == "rl")
+        """Whether responses get rewards; without any, 0 stands for the reward in records."""
+        return self.is_sampled and (self.weights_url is not None or self.config.get("rewards") != [])
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether a policy samples the responses; examples come from a data set or from other runs."""
+        return self.weights_url is not None or bool(self.config.get("algorithm", {}).get("kind", "rl") == "rl")
 
     @property
     def crew_slots(self) -> tuple[SlotPlan, ...]:

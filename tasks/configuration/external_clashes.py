@@ -10,7 +10,6 @@ from typing import Any
 
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.data import SUBMITTED, DataConfig
-from tasks.configuration.lora import LoraConfig
 from tasks.configuration.optimizer import OptimizerConfig
 from tasks.configuration.trainer import EXTERNAL
 
@@ -24,6 +23,8 @@ _READ_OF_ALGORITHM = {
     "filter_groups_budget",
     "filter_groups_reward",
 }
+# What chooses rows of a source.
+_OF_ROWS = ("subset", "split", "revision", "prompt_column", "limit", "from_", "pass_rate")
 
 
 def is_external(document: Mapping[str, Any]) -> bool:
@@ -32,24 +33,34 @@ def is_external(document: Mapping[str, Any]) -> bool:
     return isinstance(trainer, Mapping) and trainer.get("placement") == EXTERNAL
 
 
-def external_that_clash(
-    is_trained_outside: bool,
-    data: DataConfig,
-    algorithm: AlgorithmConfig,
-    optimizer: OptimizerConfig,
-    lora: LoraConfig | None,
-) -> Iterator[str]:
-    """A line about each field that cannot be, with what is allowed."""
-    if not is_trained_outside:
-        if data.source == SUBMITTED:
-            yield f"data.source: value {SUBMITTED!r}; allowed only with {_PLACED}, whose program gives the prompts"
-        return
+def external_that_clash(config: Any) -> Iterator[str]:
+    """A line about each field that cannot be, with what is allowed. config: the RunConfig."""
+    if config.evaluation is not None and config.evaluation.data.source == SUBMITTED:
+        yield f"evaluation.data.source: value {SUBMITTED!r}; allowed: prompts of its own, because no program gives them"
+    if config.trainer.is_external:
+        yield from _given_in_vain(config)
+        yield from _trained_otherwise(config.algorithm, config.optimizer)
+        if config.data.source == SUBMITTED:
+            yield from _with_submitted_prompts(config.data, config.algorithm)
+    elif config.data.source == SUBMITTED:
+        yield f"data.source: value {SUBMITTED!r}; allowed only with {_PLACED}, whose program gives the prompts"
+
+
+def _given_in_vain(config: Any) -> Iterator[str]:
+    algorithm, evaluation = config.algorithm, config.evaluation
     if algorithm.learns_examples:
         yield f"algorithm.kind: value {algorithm.kind!r}; allowed with {_PLACED}: 'rl', because members generate"
-    if lora is not None:
+    if config.lora is not None:
         yield f"lora: given; allowed with {_PLACED}: nothing, because the trainer publishes whole weights"
-    if algorithm.filter_groups and data.source == SUBMITTED:
-        yield f"algorithm.filter_groups: value true; allowed with data.source {SUBMITTED!r}: false"
+    if config.teacher is not None:
+        yield f"teacher: given; allowed with {_PLACED}: nothing, because no train task asks a teacher"
+    if config.run.from_optimizer:
+        yield f"run.from_optimizer: value true; allowed with {_PLACED}: false, because the trainer has its own"
+    if evaluation is not None and evaluation.rewards is None and not config.rewards:
+        yield "evaluation.rewards: value null; allowed without rewards: at least one"
+
+
+def _trained_otherwise(algorithm: AlgorithmConfig, optimizer: OptimizerConfig) -> Iterator[str]:
     for section, given, default, read in (
         ("algorithm", algorithm, AlgorithmConfig(), _READ_OF_ALGORITHM),
         ("optimizer", optimizer, OptimizerConfig(), set()),
@@ -61,3 +72,18 @@ def external_that_clash(
                     f"{section}.{item.name}: value {json.dumps(value, default=str)}; allowed with {_PLACED}: "
                     f"{json.dumps(allowed, default=str)}, because the trainer has its own"
                 )
+
+
+def _with_submitted_prompts(data: DataConfig, algorithm: AlgorithmConfig) -> Iterator[str]:
+    if algorithm.filter_groups:
+        yield f"algorithm.filter_groups: value true; allowed with data.source {SUBMITTED!r}: false"
+    if data.replay is not None:
+        yield f"data.replay: given; allowed with data.source {SUBMITTED!r}: null, because every group is the program's"
+    default = DataConfig()
+    for name in _OF_ROWS:
+        value, allowed = getattr(data, name), getattr(default, name)
+        if value != allowed:
+            yield (
+                f"data.{name.removesuffix('_')}: value {json.dumps(value)}; allowed with data.source {SUBMITTED!r}: "
+                f"{json.dumps(allowed)}, because no rows are read"
+            )

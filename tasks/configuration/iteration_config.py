@@ -9,14 +9,17 @@ from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
+from storage.errors import WrongInputError
 from storage.records import layout
 from storage.records.records import PlanRecord
-from storage.records.run import read_run, read_settings
-from storage.stores.store import ConflictingRecord, CorruptObject, ObjectStore
+from storage.records.run import read_plan, read_run, read_settings
+from storage.stores.store import ConflictingRecord, CorruptObject, ObjectMissing, ObjectStore
+from storage.weights.tensor_sets import read_manifest
 from tasks.configuration.deleted_fields import without_deleted
 from tasks.configuration.operational import OPERATIONAL
 from tasks.configuration.rewards import OPERATIONAL as OPERATIONAL_OF_REWARD
 from tasks.configuration.run_config import RunConfig, changes, differences, dump, parse_held
+from tasks.configuration.trainer import EXTERNAL
 
 _LIMITS_OF_REWARD = {*OPERATIONAL_OF_REWARD} - {"model", "revision"}
 # The fields of each section; None: all of it. Of what may change in a run, these name neither code nor a model. Those
@@ -26,6 +29,10 @@ SETTINGS: Mapping[str, set[str] | None] = {
     "rewards": _LIMITS_OF_REWARD,
     "evaluation.rewards": _LIMITS_OF_REWARD,
 }
+
+
+class TrainedOutside(WrongInputError):  # noqa: N818 - reads as what happened
+    """An external trainer has trained an iteration, and the run's own trainer is to go on from there."""
 
 
 def settings_of(config: RunConfig, *, of_evaluation: bool = False) -> dict[str, Any]:
@@ -72,6 +79,24 @@ def config_in_force(store: ObjectStore, plan: PlanRecord) -> RunConfig:
             f"{layout.plan(plan.iteration)} has another configuration (here) than {layout.RUN} (there):\n{reasons}"
         )
     return config
+
+
+def check_trained_here(store: ObjectStore, iteration: int) -> None:
+    """Raise TrainedOutside if another program has trained an iteration, so that no replay leads to its weights.
+
+    The published weights say who has trained. Without them plan and settings say who was to train.
+    """
+    try:
+        is_outside = read_manifest(store, layout.weights(iteration + 1)).metadata.get("source") == EXTERNAL
+    except ObjectMissing:
+        plan, settings = read_plan(store, iteration), read_settings(store, iteration)
+        given = [plan.config, {} if settings is None else settings.config]
+        is_outside = any(_at(each, ("trainer", "placement")) == EXTERNAL for each in given)
+    if is_outside:
+        raise TrainedOutside(
+            f"trainer.placement: another program has trained iteration {iteration}, whose state the run lacks; "
+            f"allowed: {EXTERNAL!r}, or a new run from a published version"
+        )
 
 
 def _selected(resolved: Mapping[str, Any]) -> dict[str, Any]:

@@ -87,7 +87,8 @@ def _replays_that_clash(config: Any) -> Iterator[str]:
             f"({run.num_prompts_per_step}); allowed: at least one, and not all"
         )
     if algorithm.learns_examples:
-        yield "data.replay: given; allowed with algorithm.kind 'sft': null, because its loss corrects for no sampler"
+        kind = algorithm.kind
+        yield f"data.replay: given; allowed with algorithm.kind {kind!r}: null, because it corrects for no sampler"
     elif algorithm.old_logprobs == "trainer" and algorithm.importance_sampling == "none":
         yield (
             "data.replay: given; allowed with algorithm.importance_sampling 'none': null, because the loss does not "

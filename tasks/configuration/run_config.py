@@ -106,7 +106,7 @@ class RunConfig:
             *adapters_that_clash(self.lora, self.rollout.vllm.max_lora_rank),
             *pools_that_clash(self.pools, self.rollout, self.planning),
             *placements_that_clash(self.trainer, self.run.url, self.pools.train, self.planning, self.rewards),
-            *external_that_clash(self.trainer.is_external, self.data, self.algorithm, self.optimizer, self.lora),
+            *external_that_clash(self),
         ]
         if problems_found:
             raise ValueError("\n".join(problems_found))

@@ -9,8 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.journal.assembly import Assembled
+from storage.records.lineage import ReplayedGroup
 from storage.records.prompt_table import PromptRow
 from storage.records.records import BatchRecord, GradedResponse, PlanRecord
+from storage.records.run import num_drawn
 from tasks.learning.recorded_batches import BatchReader
 
 
@@ -52,6 +54,8 @@ class Group:
         prompt_token_ids: The prompt as the policy reads it.
         columns: The other columns of the prompt's row.
         responses: By `sample`.
+        replayed: Run, iteration, group and weight version that the responses come from (`data.replay`); None for
+            responses to this step, to which alone `weight_versions` refer.
     """
 
     step: int
@@ -60,6 +64,7 @@ class Group:
     prompt_token_ids: tuple[int, ...]
     columns: dict[str, Any]
     responses: tuple[Response, ...]
+    replayed: ReplayedGroup | None = None
 
 
 def groups_of(
@@ -75,7 +80,7 @@ def groups_of(
     """
     ordered = sorted(batch.responses, key=lambda graded: graded.response)
     for number, graded in groupby(ordered, key=lambda graded: graded.response // plan.num_generations):
-        row = prompts[number]
+        row, drawn = prompts[number], num_drawn(plan)
         yield Group(
             step=plan.iteration,
             number=number,
@@ -83,6 +88,7 @@ def groups_of(
             prompt_token_ids=row.token_ids,
             columns=row.columns,
             responses=tuple(_response(each, reader.tokens(each), plan, decode) for each in graded),
+            replayed=plan.replayed[number - drawn] if number >= drawn else None,
         )
 
 

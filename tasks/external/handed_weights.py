@@ -28,7 +28,7 @@ def handed_blocks(handed: Mapping[str, Any] | str | Path, first: Manifest) -> di
         first: The manifest of version 0.
 
     Raises:
-        WeightsMisfit: Names the first tensor that is missing, unknown, or of another shape or dtype.
+        WeightsMisfit: Names the first tensor that is missing, unknown, not finite, or of another shape or dtype.
         ModelError: The folder holds no model.
     """
     tensors: Mapping[str, Any] = read_tensors(Path(handed)) if isinstance(handed, str | Path) else handed
@@ -56,6 +56,8 @@ def _block(name: str, value: Any, entry: TensorEntry) -> TensorBlock:
         raise WeightsMisfit(f"tensors: {name!r} is a {type(value).__name__}; allowed: a torch tensor or an array")
     if found.dtype != entry.dtype:
         raise WeightsMisfit(f"tensors: {name!r} has dtype {found.dtype}; allowed: {entry.dtype}")
+    if not _is_finite(value, found):
+        raise WeightsMisfit(f"tensors: {name!r} has a value that is not finite; allowed: finite numbers")
     # The trainer's next step writes into its own memory.
     return TensorBlock(dtype=found.dtype, shape=found.shape, data=bytes(found.data))
 
@@ -75,6 +77,17 @@ def _of_torch(value: Any, entry: TensorEntry) -> TensorBlock:
 
     wanted = DTYPES[entry.dtype]
     return as_block(value.to(wanted) if value.is_floating_point() and wanted.is_floating_point else value)
+
+
+def _is_finite(value: Any, found: TensorBlock) -> bool:
+    """Whether no number of a tensor as it is stored is infinite or NaN."""
+    if isinstance(value, np.ndarray):
+        return bool(np.isfinite(value).all())
+    from tasks.sampling.engines.weight_tensors import as_torch  # noqa: PLC0415 - for torch tensors and folders alone
+
+    tensor = as_torch(found)
+    # A finite sum has finite terms, and needs no second tensor. A sum of finite terms may overflow.
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
 def _is_same(one: Any, other: Any) -> bool:

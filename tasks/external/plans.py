@@ -185,7 +185,7 @@ class FollowedPlans:
 
     def _sign_of_execution(self) -> bytes:
         try:
-            return self._store.get(layout.LEASE_BEAT)
+            return self._store.get(layout.LEASE_BEAT, 0, layout.BEAT_BYTES_MAX)
         except ObjectMissing:
             return b""
 

@@ -170,7 +170,7 @@ class Rollouts:
 
         Raises:
             WrongStep: No step is under way, or some of its groups were not handed out.
-            WeightsMisfit: A tensor is missing, unknown, or of another shape or dtype.
+            WeightsMisfit: A tensor is missing, unknown, not finite, or of another shape or dtype.
         """
         step = self._step if step is None else step
         if step is None or not exists(self._store, layout.closed(step)):
@@ -206,12 +206,13 @@ class Rollouts:
         requests = self._store.requests
         graded = [each.reward for batch in read_batches(self._store, step) for each in batch.graded]
         rewards = [reward for reward in graded if reward is not None]
+        of_run = {"reward": sum(rewards) / max(1, len(rewards))} if self._config.rewards else {}
         record = TrainingRecord(
             iteration=step,
             weight_version=step + 1,
             metrics={name: float(value) for name, value in metrics.items()}
+            | of_run
             | {
-                "reward": sum(rewards) / max(1, len(rewards)),
                 "timing_s/wait": self._waited_s,
                 "requests/train_puts": float(requests.puts),
                 "requests/train_gets": float(requests.gets),
@@ -227,13 +228,14 @@ class Rollouts:
         if exists(store, layout.report(version - 1)) and not exists(store, layout.manifest(layout.weights(version))):
             log.info("weight version %d was published, and deleted since", version)
             return False
-        if self._base is None or self._base[0] != version - 1:
+        is_there = exists(store, layout.manifest(layout.weights(version)))
+        if not is_there and (self._base is None or self._base[0] != version - 1):
             # A program that was started again reads the version before once.
             self._base = (version - 1, pull_version(store, version - 1, None, self._clock)[1])
         try:
             publish_version(
                 *(store, version, blocks, SOURCE),
-                base=self._base[1],
+                base={} if self._base is None else self._base[1],
                 full_interval=WEIGHTS_FULL_INTERVAL,
                 before_manifest=lambda: {PUBLISHED_AT_S: self._clock.wall()},
             )

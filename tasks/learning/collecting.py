@@ -177,7 +177,7 @@ def _sign_of_host(config: RunConfig) -> bytes:
     """
     try:
         if config.trainer.is_external:
-            return connect(config.run.url).get(layout.EXTERNAL_BEAT)
+            return connect(config.run.url).get(layout.EXTERNAL_BEAT, 0, layout.BEAT_BYTES_MAX)
         fleet = connect(config.trainer.fleet_of(config.run.url) or "")
         seat = newest_seat(fleet, fleet_layout.run_id(config.run.url))
         return b"" if seat is None else fleet.get(fleet_layout.alive(seat.host))

@@ -20,7 +20,7 @@ from storage.stores.store import ObjectStore
 from storage.weights.stored_versions import restored_from
 from storage.weights.tensor_sets import digest_all, read_manifest
 from storage.weights.versions import pull_version
-from tasks.configuration.iteration_config import config_in_force
+from tasks.configuration.iteration_config import check_trained_here, config_in_force
 from tasks.configuration.run_config import RunConfig
 from tasks.learning.correction import same_engine
 from tasks.learning.learner import Learner
@@ -92,6 +92,7 @@ def replay(
     Raises:
         ObjectMissing: An object of the iterations is missing; the error names the object.
         CorruptObject: An object of the iterations is damaged; the error names the object.
+        TrainedOutside: An external trainer has trained an iteration.
     """
     if start == version:
         return Replayed()
@@ -102,6 +103,7 @@ def replay(
         log.info("replaying iteration %d, to restore version %d from checkpoint %d", iteration, version, start)
         plan = read_plan(store, iteration)
         config = config_in_force(store, plan)
+        check_trained_here(store, iteration)
         prompts = prompt_table.read_prompts(store, plan)
         batches = ReplayedBatches(store, plan) if learner.ranks.is_first else None
         reader = None if learner.ranks.is_first else ReplayReader(store, plan)

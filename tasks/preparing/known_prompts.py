@@ -141,11 +141,9 @@ def find_known(data: DataConfig, prompts: PromptSet) -> Known:
         raise KnownPromptsError(f"{field}; {error}") from None
     if not chosen:
         raise KnownPromptsError(f"{field}; {store.url} holds no committed iteration")
-    kind = read_run(store).config.get("algorithm", {}).get("kind", "rl")
-    if data.pass_rate is not None and kind != "rl":
+    if data.pass_rate is not None and not read_plan(store, chosen.start).is_graded:
         raise KnownPromptsError(
-            f"data.pass_rate: value {list(data.pass_rate)}; allowed with a run of algorithm.kind {kind!r}: null, "
-            "because it grades nothing"
+            f"data.pass_rate: value {list(data.pass_rate)}; allowed with {store.url}: null, because it grades nothing"
         )
     tallies = _tallies(store, chosen)
     keys = [_key(prompt.text_or_messages) for prompt in prompts]

@@ -5,45 +5,44 @@ from storage.records.run import ConcludedByAnother, is_trained, next_iteration, 
 from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.weights.inspection import inspect_set
 from storage.weights.stored_versions import restored_checkpoint, restored_from
+from tasks.configuration.iteration_config import TrainedOutside, check_trained_here
 from tasks.configuration.run_config import RunConfig
-from tasks.configuration.trainer import EXTERNAL
 
 
 def check_needed_state(store: ObjectStore, config: RunConfig, iteration: int, execution: str) -> None:
     """Look at the checkpoints, the pretrained weights and the recorded batches that training `iteration` restores from.
 
-    Does nothing for the first iteration, whose weights each member verifies, or if the iteration is trained already.
-    Raises ObjectMissing or CorruptObject, which names the damaged object, with the lease of `execution` released; or
-    ConcludedByAnother, if the objects are gone because the iteration was concluded meanwhile.
+    Reads no state for the first iteration, whose weights each member verifies, or if the iteration is trained already.
+    Raises ObjectMissing or CorruptObject, which names the damaged object, or TrainedOutside, with the lease of
+    `execution` released; or ConcludedByAnother, if the objects are gone because the iteration was concluded meanwhile.
     """
-    if iteration == 0 or is_trained(store, iteration) or config.trainer.is_external:
+    if config.trainer.is_external:
         return
     try:
-        version = restored_from(store, iteration)
-        state = restored_checkpoint(store, version)
-        if state is not None:
-            inspect_set(store, state)
-            if config.algorithm.estimator.needs_critic:
-                inspect_set(store, layout.critic_checkpoint(version))
-        if state is None or config.lora is not None or config.algorithm.needs_reference:
-            inspect_set(store, layout.weights(0))
-        for replayed in range(version, iteration):
-            _check_own(store, replayed)
-            check_replayable(store, replayed)
-    except (CorruptObject, ObjectMissing) as error:
+        if is_trained(store, iteration):
+            # Its checkpoint may be missing, and is then written after a replay.
+            check_trained_here(store, iteration)
+        elif iteration:
+            _check_restored(store, config, iteration)
+    except (CorruptObject, ObjectMissing, TrainedOutside) as error:
         if next_iteration(store) != iteration:
             raise ConcludedByAnother(iteration, "planned it") from error
         release_lease(store, execution)
         raise
 
 
-def _check_own(store: ObjectStore, iteration: int) -> None:
-    """Raise ValueError if another program has trained an iteration, whose state the run does not have."""
-    if read_plan(store, iteration).config["trainer"].get("placement") == EXTERNAL:
-        raise ValueError(
-            f"trainer.placement: another program has trained iteration {iteration}, whose state the run lacks; "
-            f"allowed: {EXTERNAL!r}, or a new run from a published version"
-        )
+def _check_restored(store: ObjectStore, config: RunConfig, iteration: int) -> None:
+    version = restored_from(store, iteration)
+    state = restored_checkpoint(store, version)
+    if state is not None:
+        inspect_set(store, state)
+        if config.algorithm.estimator.needs_critic:
+            inspect_set(store, layout.critic_checkpoint(version))
+    if state is None or config.lora is not None or config.algorithm.needs_reference:
+        inspect_set(store, layout.weights(0))
+    for replayed in range(version, iteration):
+        check_trained_here(store, replayed)
+        check_replayable(store, replayed)
 
 
 def check_replayable(store: ObjectStore, iteration: int) -> None:

@@ -73,6 +73,7 @@ def choose_replayed(
         if row is None:
             continue
         _check_columns(row, columns, source.text)
+        _check_teacher(row, config, source.text)
         sources.append(
             ReplayedGroup(
                 url=source.store.url, iteration=plan.iteration, group=group, weight_version=plan.weight_version
@@ -171,6 +172,8 @@ class _Source:
         if unlike:
             raise ReplayError(f"{where}; its {unlike[0]} is another; allowed: a run with the tokenizer of this run")
         plan = read_plan(store, iterations[0])
+        if not plan.is_sampled:
+            raise ReplayError(f"{where}; its responses are examples; allowed: a run whose policy samples responses")
         if plan.num_generations != config.run.num_generations:
             raise ReplayError(
                 f"{where}; its groups have {plan.num_generations} responses; allowed: {config.run.num_generations}, as "
@@ -213,3 +216,12 @@ def _check_columns(row: PromptRow, columns: Collection[str], text: str) -> None:
             f"data.replay.runs: value {text!r}; its prompt {row.prompt_id!r} has no column {missing[0]!r}, which "
             "data.source has"
         )
+
+
+def _check_teacher(row: PromptRow, config: RunConfig, text: str) -> None:
+    """Raise ReplayError for a prompt without a teacher, which training would find after the rollout."""
+    try:
+        if config.teacher is not None:
+            config.teacher.teacher_of(row.columns)
+    except ValueError as error:
+        raise ReplayError(f"data.replay.runs: value {text!r}; its prompt {row.prompt_id!r}: {error}") from None

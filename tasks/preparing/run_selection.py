@@ -65,16 +65,22 @@ def selected(data: DataConfig, kind: str) -> list[bytes]:
         stores.append(store)
         for iteration in iterations:
             plan = read_plan(store, iteration)
-            if not plan.is_graded:
-                raise PromptError(
-                    f"data.runs: value {text!r}, whose responses are examples; allowed: runs with rewards"
-                )
+            _check_offers(plan, text, select, kind)
             found += _candidates(store, plan, number, select, pairs=kind == "dpo")
     kept = sorted(_first_of_each(found, select.per_prompt), key=lambda each: each.order)[: data.limit]
     if not kept:
         what = "pair of responses" if kind == "dpo" else "response"
         raise PromptError(f"data.select: no {what} of {', '.join(data.runs)} is selected; allowed: at least one")
     return list(_pieces(stores, data.runs, kept))
+
+
+def _check_offers(plan: PlanRecord, text: str, select: SelectConfig, kind: str) -> None:
+    """Raise PromptError for examples, and for responses without the rewards that the selection reads."""
+    if not plan.is_sampled:
+        raise PromptError(f"data.runs: value {text!r}, whose responses are examples; allowed: runs with rewards")
+    reads_rewards = kind == "dpo" or select.reward is not None or select.per_prompt is not None
+    if reads_rewards and not plan.is_graded and select.grading is None:
+        raise PromptError(f"data.runs: value {text!r}, which has no rewards; allowed: a data.select.grading of it")
 
 
 def _opened(text: str) -> tuple[ObjectStore, range]:

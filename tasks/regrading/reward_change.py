@@ -104,22 +104,23 @@ def compare(store: ObjectStore, name: str, iterations: Sequence[int], progress: 
 
     Raises LookupError for an iteration that is not graded, and CorruptObject if the two name different responses.
     """
-    totals = _Moments(is_in_both=True)
+    totals = _Moments()
     named: defaultdict[str, _Moments] = defaultdict(_Moments)
     groups, responses, errors, given_up = GroupChange(), 0, 0, 0
     for done, iteration in enumerate(iterations):
         progress(f"comparing iteration {iteration}", done, len(iterations))
         graded = read_graded(store, name, iteration)
         recorded = _recorded(store, graded)
-        totals.add([each.reward for each in recorded], graded.reward)
+        plan = read_plan(store, iteration)
+        totals.add([each.reward if plan.is_graded else None for each in recorded], graded.reward)
+        totals.is_in_both |= plan.is_graded
         of_run = {function for response in recorded for function in response.rewards}
         for function in of_run | graded.rewards.keys():
             old = [response.rewards.get(function) for response in recorded]
             named[function].add(old, graded.rewards.get(function, (None,) * len(old)))
         for function in of_run & graded.rewards.keys():
             named[function].is_in_both = True
-        size = read_plan(store, iteration).num_generations
-        for before, after in _by_group(recorded, graded, size):
+        for before, after in _by_group(recorded, graded, plan.num_generations):
             groups = groups.plus(len(set(before)) > 1, len(set(after)) > 1)
         responses, errors = responses + len(recorded), errors + len(graded.reward_errors)
         given_up += len(graded.given_up)

@@ -93,7 +93,7 @@ def _measure(store: ObjectStore, iteration: int, rates: Rates, clock: Clock, par
     announced = read_heartbeats(store, plan)
     tally, naive = JournalTally(reader, recorded, unused, announced), 0
     # The turns of a conversation in a data set are not the policy's.
-    turns = TurnsTally(reader, recorded if plan.is_graded else ())
+    turns = TurnsTally(reader, recorded if plan.is_sampled else ())
     for part in verified_parts(plan, trained, reader, filtered):
         tally.add(part)
         turns.add(part)
@@ -201,7 +201,7 @@ def filter_metrics(
 def response_metrics(graded: Sequence[GradedResponse], plan: PlanRecord) -> dict[str, float]:
     """Return rewards and lengths, under TRL's names, over all graded responses: filtering must not improve them.
 
-    Lengths count the tokens that the policy sampled, or learns from a data set, whose responses have no rewards.
+    Lengths count the tokens that the policy sampled, or learns from examples. A run without rewards has lengths alone.
     """
     ordered = sorted(graded, key=lambda response: response.response)
     by_group = groupby(ordered, key=lambda response: response.response // plan.num_generations)

@@ -83,9 +83,9 @@ def run_charts(
 
 def _first_charts(history: Mapping[int, Metrics], evaluated: Sequence[EvaluationRecord], width: float) -> list[str]:
     loss = curve(history, "loss")
-    if not loss or any("reward" in metrics for metrics in history.values()):
+    if not history or any("reward" in metrics for metrics in history.values()):
         return [reward_chart(history, evaluated, width)]
-    drawn = [charts.line_chart({"training": loss}, "Loss", "iteration", "mean loss", width)]
+    drawn = [charts.line_chart({"training": loss}, "Loss", "iteration", "mean loss", width)] if loss else []
     return [*drawn, reward_chart(history, evaluated, width)] if evaluated else drawn
 
 

@@ -36,15 +36,16 @@ TURNS_COLUMNS = (
 def table(history: list[ReportRecord]) -> Table:
     """Return a table with one row per iteration: reward, lengths, losses, seconds and, unless all are free, dollars.
 
-    A run without rewards has a column with the loss. The bytes of the last weight versions stand below.
+    A run without rewards has a column with the loss, unless a program gave none. The bytes of the last weight
+    versions stand below.
     """
     with_turns = any("turns/mean" in report.metrics for report in history)
     with_dollars = costs_anything(report.metrics for report in history)
-    has_loss_alone = all("loss" in report.metrics and "reward" not in report.metrics for report in history)
+    has_reward, has_loss = (any(name in report.metrics for report in history) for name in ("reward", "loss"))
     columns = [
-        LOSS if column is REWARD and has_loss_alone else column
+        LOSS if column is REWARD and not has_reward else column
         for column in (*COLUMNS, *(TURNS_COLUMNS if with_turns else ()))
-        if with_dollars or column[1] != "cost/usd_iter"
+        if (with_dollars or column[1] != "cost/usd_iter") and (column is not REWARD or has_reward or has_loss)
     ]
     grid = Table("iteration", *(title for title, _, _ in columns), title="committed iterations")
     for report in history:

@@ -6,6 +6,12 @@ from tasks.configuration.run_config import ConfigError, parse
 from tests.small_run import document
 
 EXTERNAL = {"trainer": {"placement": "external"}, "optimizer": {"learning_rate": 1e-6}}
+SUBMITTED = {"data": {"source": "submitted"}}
+HELD_OUT = {"data": {"source": "held_out.jsonl"}}
+
+
+def submitted(**fields):
+    return {"data": {"source": "submitted", **fields}}
 
 
 def parsed(**sections):
@@ -26,6 +32,17 @@ def test_a_run_of_an_external_trainer_may_have_no_rewards_and_submitted_prompts(
         ({"planning": {"seeding": "auto"}}, "because the trainer's machines are not of this run"),
         ({"trainer": {"placement": "own"}, "data": {"source": "submitted"}}, r"data\.source: value 'submitted'"),
         ({"trainer": {"placement": "own"}, "rewards": []}, "rewards"),
+        ({"teacher": {"path": "teacher"}}, r"teacher: given; allowed with trainer\.placement 'external': nothing"),
+        ({"run": {"from": "memory://other@2", "from_optimizer": True}}, r"run\.from_optimizer: value true; allowed"),
+        ({"rewards": [], "evaluation": HELD_OUT}, r"evaluation\.rewards: value null; allowed without rewards"),
+        ({"evaluation": {"data": {"source": "submitted"}}}, r"evaluation\.data\.source: value 'submitted'"),
+        (SUBMITTED | {"algorithm": {"filter_groups": True}}, r"algorithm\.filter_groups: value true"),
+        (submitted(limit=3), r"data\.limit: value 3; allowed with data\.source 'submitted': null"),
+        (submitted(replay={"runs": ["memory://other@0:1"]}), r"data\.replay: given; allowed with data\.source"),
+        (
+            submitted(**{"from": "memory://other", "pass_rate": [0, 0.5]}),
+            r"data\.from: value .*; allowed with data\.source 'submitted': null(.|\n)*data\.pass_rate: value",
+        ),
     ],
 )
 def test_a_setting_of_our_own_trainer_is_refused(sections, line):

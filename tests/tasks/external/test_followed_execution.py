@@ -8,8 +8,8 @@ import gleaner
 from storage.clock import SystemClock
 from storage.records import layout
 from storage.stores.connect import connect
-from tasks.external.plans import NoPlan
-from tasks.learning.collecting import NoHost, collect_and_wait
+from tasks.external.plans import FollowedPlans, NoPlan
+from tasks.learning.collecting import NoHost, _sign_of_host, collect_and_wait
 from tests.external_program import SECTIONS, arrays, seen, settings, trained, versions
 from tests.served_fleet import in_thread
 from tests.small_run import EXECUTION, commit_iteration, plan_iteration, roll_out
@@ -64,6 +64,15 @@ def test_each_waits_for_the_other_and_says_in_the_end_what_is_missing(tmp_path, 
         with pytest.raises(NoPlan, match=r"step 1 of .* is not planned, and no execution"):
             rollouts.next(1)
         assert time.monotonic() - began_s > 0.5
+
+
+def test_of_a_sign_of_life_no_more_is_read_than_one_has(tmp_path, model):
+    given = settings(str(tmp_path / "run"), model)
+    connect(given.run.url).put(layout.EXTERNAL_BEAT, bytes(1 << 20))
+    connect(given.run.url).put(layout.LEASE_BEAT, bytes(1 << 20))
+    assert len(_sign_of_host(given)) == layout.BEAT_BYTES_MAX
+    follower = FollowedPlans(connect(given.run.url), given, SystemClock())
+    assert len(follower._sign_of_execution()) == layout.BEAT_BYTES_MAX
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path):

@@ -61,6 +61,10 @@ def test_a_tied_head_is_left_out():
         ({"embed": torch.zeros(2, 3, dtype=torch.int32)}, "'embed' has dtype I32; allowed: F32"),
         ({"embed": np.zeros((2, 3))}, "'embed' has dtype float64; allowed: float32, because version 0 has F32"),
         ({"norm": np.zeros(2, np.float32)}, "'norm' has dtype float32; allowed: a torch tensor"),
+        ({"embed": np.array([[0, 1, np.inf], [0, 0, 0]], np.float32)}, "'embed' has a value that is not finite"),
+        ({"norm": torch.tensor([1.0, float("nan")])}, "'norm' has a value that is not finite; allowed: finite numbers"),
+        ({"norm": as_block(torch.tensor([1.0, float("nan")]).bfloat16())}, "'norm' has a value that is not finite"),
+        ({"norm": torch.tensor([1.0, 3.4e38])}, "'norm' has a value that is not finite"),
         ({"norm": TensorBlock("F16", (2,), bytes(4))}, "'norm' has dtype F16; allowed: BF16"),
     ],
 )

@@ -1,13 +1,18 @@
 """The contract of an external trainer: groups in, weights out, and the same of both after any death."""
 
+from dataclasses import replace
+
 import pytest
 
 import gleaner
+from storage.records import layout
 from storage.records.run import RunBusy, next_iteration, read_report
 from storage.stores.connect import connect
 from tasks.external.plans import WrongStep
 from tasks.external.rollouts import Rollouts
 from tasks.prompts.prompt import PromptError
+from tasks.reporting.run_charts import run_charts
+from tasks.viewing.run_status import table
 from tests.dying_store import DiesAtWrite, Killed
 from tests.external_program import advance, arrays, one_step, seen, settings, trained, versions
 from tests.small_run import document, memory_store, roll_out
@@ -96,6 +101,21 @@ def test_a_second_program_is_refused_while_the_first_lives(tmp_path, model, monk
             second.next(0)
 
 
+def test_a_step_is_published_again_after_its_base_was_deleted(tmp_path, model):
+    url = str(tmp_path / "run")
+    given = settings(url, model, **KEPT)
+    advance(given, 2)
+    published, weights = versions(url), arrays(url, 2)
+    for key in connect(url).list(layout.weights(1)):
+        connect(url).delete(key)
+    with Rollouts(given) as rollouts:
+        list(rollouts.next(1))
+        assert rollouts.publish(weights)
+        list(rollouts.next(1))
+        assert not rollouts.publish({name: array + 1 for name, array in weights.items()})
+    assert versions(url).items() <= published.items()
+
+
 @pytest.mark.parametrize("step", [-1, 1, 2])
 def test_a_step_out_of_order_is_refused(tmp_path, model, step):
     with Rollouts(settings(str(tmp_path / "run"), model)) as rollouts, pytest.raises(WrongStep, match="allowed now: 0"):
@@ -128,6 +148,22 @@ def test_rollout_runs_ahead_by_the_staleness_that_is_allowed(tmp_path, model):
     assert sampled_from == [{0}, {0}, {1}]
 
 
+def test_replayed_groups_name_their_source(tmp_path, model):
+    first, second = (str(tmp_path / name) for name in ("first", "second"))
+    taken = advance(settings(first, model), 1)[0]
+    replay = {"runs": [f"{first}@0:1"], "share": 0.5}
+    data = {"source": "arithmetic", "limit": 10, "replay": replay}
+    with Rollouts(settings(second, model, data=data)) as rollouts:
+        groups = rollouts.next(0)
+        roll_out(second, 0)
+        found = sorted(groups, key=lambda group: group.number)
+    assert [group.replayed is None for group in found] == [True, True, False, False]
+    for group in found[2:]:
+        [(*_, responses)] = [each for each in taken if each[1] == group.replayed.group]
+        assert [each.logprobs.tolist() for each in group.responses] == [each[2] for each in responses]
+        assert (connect(group.replayed.url).url, group.replayed.weight_version) == (connect(first).url, 0)
+
+
 SUBMITTED = {"data": {"source": "submitted"}, "rewards": []}
 PROMPTS = [["1+1=", "2+2="], ["3+3=", "4+4=", "1+1="]]
 
@@ -145,6 +181,29 @@ def test_a_program_gives_the_prompts_of_each_step_and_grades_itself(tmp_path, mo
     found = submitting(str(tmp_path / "run"), model)
     assert [[group[2] for group in step] for step in found] == PROMPTS
     assert {each[6] for step in found for group in step for each in group[4]} == {0.0}
+
+
+def test_a_run_without_rewards_shows_none(tmp_path, model):
+    url = str(tmp_path / "run")
+    with Rollouts(settings(url, model, rewards=[], **KEPT)) as rollouts:
+        groups = rollouts.next(0)
+        roll_out(url, 0)
+        list(groups)
+        rollouts.publish(arrays(url, 0), {"quality": 0.25})
+    run, store = gleaner.open(url), connect(url)
+    report = read_report(store, 0)
+    assert (report.rewards, report.metrics["quality"]) == ((), 0.25)
+    assert not [
+        name for name in report.metrics if name.startswith(("reward", "frac_reward")) and name != "reward_errors"
+    ]
+    assert set(run.responses(0)["reward"].to_pylist()) == {None}
+    titles = [column.header for column in table([report]).columns]
+    assert not {"reward", "loss"} & set(titles)
+    assert not [
+        chart for chart in run_charts({0: report.metrics}, [], 400.0) if "no data" in chart or "Reward" in chart
+    ]
+    # A program's own mean is shown.
+    assert "reward" in [column.header for column in table([replace(report, metrics={"reward": 1.0})]).columns]
 
 
 def test_prompts_are_given_before_their_step_and_once(tmp_path, model):

@@ -134,7 +134,7 @@ def test_a_step_moves_the_policy_and_measures_the_teacher(undisturbed, larger, m
         agreed.append(teacher[response][0].argmax(1) == tokens)
     assert metrics["teacher/kl"] == pytest.approx(torch.cat(gaps).mean().item(), abs=1e-3)
     assert metrics["teacher/agreement"] == pytest.approx(torch.cat(agreed).double().mean().item())
-    assert metrics["reward"] == 0
+    assert "reward" not in metrics
     assert metrics["actor/grad_norm"] > 0
     assert not same(version(undisturbed, 0), version(undisturbed, 1))
 

@@ -9,7 +9,7 @@ import pytest
 
 from storage.clock import ManualClock
 from storage.journal.compaction import read_responses
-from storage.records import layout, records
+from storage.records import layout
 from storage.records.length_tables import PREDICTORS, encode_lengths, known_lengths, newest_lengths
 from storage.records.prompt_table import read_prompts
 from storage.records.run import read_plan, read_run
@@ -24,7 +24,7 @@ from tasks.preparing.known_prompts import KnownPromptsError, find_known
 from tasks.prompts.loading import load_prompts
 from tasks.viewing.run_summary import run_facts
 from tests.dying_store import DiesAtWrite, Killed
-from tests.regraded_run import holding, trained
+from tests.regraded_run import holding, trained, without_rewards
 from tests.small_run import (
     EXECUTION,
     OWN_REWARD,
@@ -208,10 +208,8 @@ def test_bounds_without_a_prompt_between_them_are_refused(model, other):
 
 def test_a_run_that_grades_nothing_has_no_pass_rates(model, other):
     memory_store("known")
-    run = read_run(other)
-    of_examples = run.config | {"algorithm": run.config["algorithm"] | {"kind": "sft"}}
-    records.put(other, layout.RUN, replace(run, config=of_examples))
-    with pytest.raises(KnownPromptsError, match=r"data\.pass_rate: value .*; allowed with a run of .* 'sft'"):
+    without_rewards(other, 1)
+    with pytest.raises(KnownPromptsError, match=r"data\.pass_rate: value .*; allowed with memory://.*: null, because"):
         plan_iteration(settings(model, pass_rate=BOUNDS))
     plan_iteration(settings(model))
 

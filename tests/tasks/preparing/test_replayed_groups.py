@@ -20,7 +20,7 @@ from storage.weights.versions import pull_version
 from tasks.configuration.run_config import ConfigError, digest, dump, parse
 from tasks.preparing.checks import check_files
 from tasks.preparing.iteration import prepare
-from tasks.preparing.replayed_groups import ReplayError
+from tasks.preparing.replayed_groups import ReplayError, choose_replayed
 from tasks.sampling.engines.weight_tensors import as_torch
 from tasks.sampling.session.standing import slot_in
 from tests.dying_store import DiesAtWrite, Killed
@@ -269,6 +269,22 @@ def test_what_cannot_be_trained_is_refused_in_one_line(model, other, look, repla
     with pytest.raises(ReplayError, match=line) as refused:
         look(replaying(model, REPLAY | replay, **sections))
     assert "\n" not in str(refused.value)
+    assert not store.list(layout.iteration(0))
+
+
+def test_a_stored_prompt_without_a_teacher_is_refused_before_the_rollout(model, other):
+    teacher = {"paths": {"strict": str(model)}, "column": "worked"}
+    with pytest.raises(ReplayError, match=r"its prompt '.*': data: column 'worked': value .* allowed .*: 'strict'$"):
+        choose_replayed(replaying(model, teacher=teacher), 0, model)
+
+
+def test_log_probs_of_examples_are_no_samplers(model, other):
+    plan = read_plan(other, 1)
+    of_examples = plan.config | {"algorithm": plan.config["algorithm"] | {"kind": "dpo"}}
+    records.put(other, layout.plan(1), replace(plan, config=of_examples))
+    store = memory_store("replay")
+    with pytest.raises(ReplayError, match="its responses are examples; allowed: a run whose policy samples responses"):
+        plan_iteration(replaying(model))
     assert not store.list(layout.iteration(0))
 
 

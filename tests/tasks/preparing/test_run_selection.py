@@ -20,7 +20,7 @@ from tasks.regrading.regrading import regrade
 from tests.dying_store import DiesAtWrite, Killed
 from tests.example_runs import URL
 from tests.example_runs import config as examples_config
-from tests.regraded_run import holding, trained
+from tests.regraded_run import holding, trained, without_rewards
 from tests.small_run import (
     commit_iteration,
     config,
@@ -241,6 +241,17 @@ def test_what_gives_no_examples_is_refused_in_one_line(model, source, data, prob
         with pytest.raises(PromptError) as caught:
             look(over(model, **data))
         assert str(caught.value) == problem
+
+
+@pytest.mark.parametrize(("kind", "select"), [("dpo", {}), ("sft", {"per_prompt": 1}), ("sft", {"reward": [0, 1]})])
+def test_a_run_without_rewards_offers_all_its_responses_or_those_of_a_grading(model, source, kind, select):
+    without_rewards(source, ITERATIONS)
+    given = SelectConfig(**{name: tuple(value) if name == "reward" else value for name, value in select.items()})
+    with pytest.raises(
+        PromptError, match=r"^data\.runs: value 'memory://source', which has no rewards; allowed: a data"
+    ):
+        selected(DataConfig(runs=(SOURCE,), select=given), kind)
+    assert selected(DataConfig(runs=(SOURCE,)), "sft")
 
 
 def test_a_response_that_is_too_long_is_refused_by_name(model, source):

@@ -17,6 +17,7 @@ from storage.stores.memory import MemoryStore
 from storage.stores.store import CorruptObject
 from tasks.regrading.reward_change import FunctionChange, _Moments, compare, graded_table, group_line
 from tests.committed_runs import run_of
+from tests.regraded_run import without_rewards
 from tests.small_run import memory_store
 
 VALUES = st.one_of(st.none(), st.sampled_from([-1.0, 0.0, 0.1, 0.5, 1.0, 3.0]))
@@ -70,6 +71,14 @@ def test_a_grading_is_compared_by_function_and_by_group(store):
     assert (both.functions[0].changed, both.functions[2].changed) == (7, None)
     recorded, again = [0.0, 0.25, 0.5, 0.75] * 2, [0.0, 0.5, 1.0, 1.5, 1.0, 1.0, 0.0, 0.0]
     assert both.functions[0].correlation == pytest.approx(np.corrcoef(recorded, again)[0, 1])
+
+
+def test_a_run_without_rewards_has_no_recorded_side(store):
+    store_grading(store, "x", graded(0, exact=[0.0, 0.5, 1.0, 1.5]))
+    before = compare(store, "x", [0]).reward
+    assert (before.recorded is None, before.changed) == (False, 3)
+    after = compare(without_rewards(store, 1), "x", [0]).reward
+    assert (after.recorded, after.changed, after.correlation, after.graded) == (None, None, None, before.graded)
 
 
 def test_groups_that_gain_a_signal_are_counted(store):
