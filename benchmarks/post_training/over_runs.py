@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning_run import EXECUTION, WARM_START, Run, make_run
+from benchmarks.learning_run import EXECUTION, WARM_START, make_run
 from benchmarks.post_training.curve import Curve, iterate, learn, rows
 from benchmarks.post_training.part import Outcome
 from benchmarks.reporting import Target
@@ -27,7 +27,7 @@ def arms(source: str) -> dict[str, dict[str, Any]]:
     """The sections of each arm beside those of `make_run`, by the arm's name. source: the URL of the stored run."""
     right = {"runs": [source], "select": {"reward": [1, 1], "per_prompt": 1}}
     pairs = {"runs": [source], "select": {"per_prompt": 1}}
-    # Without rpo_alpha, the chosen responses become less likely after some steps, and the reward falls again.
+    # With rpo_alpha 0, the chosen responses become less likely after some steps, and the reward falls again.
     preferring = {"kind": "dpo", "beta": 0.5, "rpo_alpha": 1.0}
     return {
         SFT: {"rewards": [], "data": right, "algorithm": {"kind": "sft"}},
@@ -35,8 +35,8 @@ def arms(source: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def store_source(folder: Path, model: Path, seed: int) -> Run:
-    """A run of one iteration whose version 1 is version 0."""
+def store_source(folder: Path, model: Path, seed: int) -> str:
+    """Store a run of one iteration, whose version 1 is version 0; returns its URL."""
     shape = {"num_prompts_per_step": PROMPTS, "num_generations": RESPONSES}
     run = make_run(
         folder,
@@ -48,7 +48,7 @@ def store_source(folder: Path, model: Path, seed: int) -> Run:
     )
     iterate(run)
     release_lease(connect(run.config.run.url), EXECUTION)
-    return run
+    return run.config.run.url
 
 
 def targets(curves: Mapping[str, Sequence[Curve]]) -> list[Target]:
@@ -69,7 +69,7 @@ def measure(folder: Path, seeds: Sequence[int]) -> Outcome:
     for seed in seeds:
         own = folder / f"seed-{seed}"
         source = store_source(own, model, seed)
-        for number, (name, sections) in enumerate(arms(source.config.run.url).items()):
+        for number, (name, sections) in enumerate(arms(source).items()):
             run = make_run(own / f"arm-{number}", model, seed, killed=False, **sections)
             curves[name].append(learn(run, model, ITERATIONS))
     results = {name: [asdict(curve) for curve in each] for name, each in curves.items()}
