@@ -33,7 +33,9 @@ def live_deck(run_url: str) -> Iterator[None]:
     ended, page = threading.Event(), Deck(TAB)
     # Flyte's context belongs to the thread of the task.
     looks = (contextvars.copy_context().run, _publish_looks, run_url, page, ended)
-    looker = threading.Thread(target=lambda run, *arguments: run(*arguments), args=looks, name="live deck", daemon=True)
+    # Flytekit has a loop for each name of a thread. That of the task's own is there, and is closed at the end.
+    name = threading.current_thread().name
+    looker = threading.Thread(target=lambda run, *arguments: run(*arguments), args=looks, name=name, daemon=True)
     looker.start()
     try:
         yield
