@@ -22,7 +22,7 @@ from storage.stores.metered import MeteredStore
 from storage.stores.store import ConflictingRecord, ObjectStore
 from storage.weights.manifest import PUBLISHED_AT_S, TensorBlock
 from storage.weights.tensor_sets import read_manifest
-from storage.weights.versions import publish_version, pull_version
+from storage.weights.versions import WEIGHTS_FULL_INTERVAL, publish_version, pull_version
 from tasks.configuration.data import SUBMITTED
 from tasks.configuration.run_config import RunConfig, load, parse, parse_held
 from tasks.configuration.trainer import EXTERNAL
@@ -37,8 +37,6 @@ from tasks.prompts.submitted import SubmittedPrompts
 
 log = logging.getLogger(__name__)
 SOURCE = {"source": EXTERNAL}
-# Of ten versions one is stored whole, as by our own trainer.
-WEIGHTS_FULL_INTERVAL = 10
 _DOCUMENTS = (".yaml", ".yml", ".json")
 
 

@@ -17,7 +17,7 @@ from storage.stores.store import ConflictingRecord, ObjectStore
 from storage.weights.adapters import AdapterRecord, publish_adapter
 from storage.weights.manifest import Manifest, TensorBlock
 from storage.weights.tensor_sets import PUBLISHED_AT_S, read_manifest
-from storage.weights.versions import publish_version
+from storage.weights.versions import WEIGHTS_FULL_INTERVAL, publish_version
 from tasks.learning import checkpoint
 from tasks.learning.adapted_policy import AdaptedPolicy
 from tasks.learning.checkpoint import TrainerState
@@ -29,9 +29,6 @@ from tasks.sampling.engines.weight_tensors import DTYPES, as_block
 log = logging.getLogger(__name__)
 Blocks = dict[str, TensorBlock]
 SOURCE = {"source": "train"}
-# Of ten versions one is stored whole: a new machine reads at most nine differences, of 1 to 3 % of a version each in
-# bfloat16 at a learning rate of 1e-6.
-WEIGHTS_FULL_INTERVAL = 10
 
 
 class AnotherWasFirstError(Exception):
