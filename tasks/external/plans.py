@@ -7,7 +7,7 @@ execution's node `train` looks.
 import logging
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -141,38 +141,18 @@ class FollowedPlans:
         del submitted
         if not self._thread.is_alive():
             self._thread.start()
-        limit_s, sign = self._config.trainer.group_timeout_s, b""
-        what = f"step {step} of {self._store.url} to be planned"
-        waiting = Wait(what, self._clock, limit_s, "the call ends then unless an execution gives a sign of life before")
+        waits = self._waits_for(
+            f"step {step} of {self._store.url} to be planned", f"step {step} of {self._store.url} is not planned"
+        )
         while not exists(self._store, layout.plan(step)):
-            seen = self._sign_of_execution()
-            if seen != sign:
-                sign = seen
-                waiting.saw_life()
-            if waiting.is_over:
-                raise NoPlan(
-                    f"step {step} of {self._store.url} is not planned, and no execution has given a sign of life for "
-                    f"{limit_s:.0f} s (trainer.group_timeout_s)"
-                )
-            waiting.pause(self._config.rollout.poll_interval_s)
+            waits(True)
+            self._clock.sleep(self._config.rollout.poll_interval_s)
 
     @contextmanager
     def batches(self, plan: PlanRecord, prompts: Sequence[PromptRow], folder: Path) -> Iterator[Batches]:
         del prompts, folder
-        limit_s = self._config.trainer.group_timeout_s
-        what = f"groups of step {plan.iteration} to be recorded by the execution's node 'train'"
-        waiting = Wait(what, self._clock, limit_s, "the call ends then unless an execution gives a sign of life before")
-        sign = b""
-
-        def waits(is_waiting: bool) -> None:
-            nonlocal sign
-            seen = self._sign_of_execution()
-            if not is_waiting or seen != sign:
-                sign = seen
-                waiting.saw_life()
-            if waiting.is_over:
-                raise NoPlan(f"no {what}, and no execution has given a sign of life for {limit_s:.0f} s")
-
+        what = f"groups of step {plan.iteration} of {self._store.url} to be recorded by the execution's node 'train'"
+        waits = self._waits_for(what, f"groups of step {plan.iteration} of {self._store.url} are not recorded")
         yield FollowedBatches(self._store, plan, self._clock, self._config.rollout.poll_interval_s, waits)
 
     def conclude(self, step: int) -> None:
@@ -182,6 +162,30 @@ class FollowedPlans:
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
+
+    def _waits_for(self, what: str, lack: str) -> Callable[[bool], None]:
+        """A function to call with True ahead of each pause of a wait, and with False when what is awaited is there.
+
+        It speaks, if it is time to, and raises NoPlan, which begins with `lack`, when no execution has given a sign of
+        life for trainer.group_timeout_s.
+        """
+        limit_s, sign = self._config.trainer.group_timeout_s, b""
+        waiting = Wait(what, self._clock, limit_s, "the call ends then unless an execution gives a sign of life before")
+
+        def waits(is_waiting: bool) -> None:
+            nonlocal sign
+            seen = self._sign_of_execution()
+            if not is_waiting or seen != sign:
+                sign = seen
+                waiting.saw_life()
+            if waiting.is_over:
+                raise NoPlan(
+                    f"{lack}, and no execution has given a sign of life for {limit_s:.0f} s (trainer.group_timeout_s)"
+                )
+            if is_waiting:
+                waiting.speak()
+
+        return waits
 
     def _sign_of_execution(self) -> bytes:
         try:
