@@ -10,7 +10,7 @@ from storage.digests import DIGEST_PATTERN
 
 @dataclass(frozen=True, kw_only=True)
 class VersionOrigin:
-    """The version of another run that is version 0 of this run.
+    """A weight version of another run, with which a run begins as version 0.
 
     Attributes:
         url: the other run.

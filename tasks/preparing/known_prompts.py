@@ -87,7 +87,7 @@ class Known:
 
 @dataclass
 class _Tally:
-    """What the other run has of a prompt: its ids, graded responses, and those that are correct."""
+    """A prompt in the other run: the ids, and the numbers of graded and of correct responses."""
 
     ids: set[str]
     graded: int = 0

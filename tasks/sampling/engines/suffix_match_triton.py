@@ -120,7 +120,7 @@ def _score_rows(
 ) -> None:
     """For one request and candidate: 0, or (suffix's tokens, whether another row, nearness, side) of the best place.
 
-    These are digits of one number, which `_take_best` reads. Tensors are pointers to their first element.
+    The four values are digits of one number, which `_take_best` reads. Tensors are pointers to their first element.
     """
     request = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1)
