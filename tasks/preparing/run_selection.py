@@ -1,6 +1,7 @@
 """Selecting responses of other runs as examples: by the batches first, and then by their tokens, all of it verified.
 
-The first plan of a run selects, and the run keeps the tokens. A later change of the source runs changes nothing. Order and choice follow from the stored runs alone.
+The first plan of a run selects, and the run keeps the tokens. A later change of the source runs changes nothing.
+Order and choice follow from the stored runs alone.
 """
 
 from collections import defaultdict
