@@ -14,7 +14,7 @@ from storage.stores.memory import MemoryStore
 from tasks.plan import plan
 from tasks.planning.iteration_plan import BudgetExceeded
 from tasks.preparing.iteration import WeightsTooOld, prepare
-from tests.committed_runs import publish_state
+from tests.committed_runs import publish_version
 from tests.small_run import EXECUTION, NEVER_GRADED, config, document, everything, memory_store
 
 URL = "memory://plan-ahead"
@@ -64,12 +64,6 @@ def planned(settings, ahead=0):
     return prepare(settings, EXECUTION, ManualClock(), ahead=ahead)[0]
 
 
-def publish(store, version):
-    """As if the trainer had: of the weights, whoever plans asks for no more than the manifest."""
-    publish_state(store, layout.checkpoint(version), version)
-    store.put(layout.manifest(layout.weights(version)), b"{}")
-
-
 def commit(store, iteration, **measured):
     last = read_plan(store, iteration)
     report = ReportRecord(
@@ -96,7 +90,7 @@ def test_while_an_iteration_is_trained_the_next_is_planned_from_the_weights_ther
     written = read_plan(store, 1)
     assert (written.iteration, written.weight_version, written.first_prompt) == (1, 0, 4)
     assert next_iteration(store) == 0
-    publish(store, 1)
+    publish_version(store, 1)
     commit(store, 0)
     assert (read_plan(store, 1), planned(settings)) == (written, reference)
     assert planned(settings, 1).weight_version == 1
@@ -105,13 +99,13 @@ def test_while_an_iteration_is_trained_the_next_is_planned_from_the_weights_ther
 
 def test_where_newer_weights_are_published_already_they_are_taken(store, settings):
     planned(settings)
-    publish(store, 1)
+    publish_version(store, 1)
     assert planned(settings, 1).weight_version == 1
 
 
 def test_the_first_iteration_of_an_execution_is_on_policy(store, settings):
     planned(settings)
-    publish(store, 1)
+    publish_version(store, 1)
     commit(store, 0)
     reference = planned(settings)
     assert (reference.iteration, reference.weight_version) == (1, 1)
@@ -161,13 +155,13 @@ def test_what_is_worked_on_is_brought_to_its_end_before_a_budget_ends_the_run(mo
     )
     for ahead in (0, 1):
         planned(settings, ahead)
-    publish(store, 1)
+    publish_version(store, 1)
     commit(store, 0, **{"cost/usd_run": 2.0, "cost/usd_iter": 2.0})
     before = everything(store)
     again, slots = prepare(settings, EXECUTION, ManualClock(), ahead=1)
     assert (again.iteration, again.weight_version, slots) == (1, 0, [[]])
     assert everything(store) == before
-    publish(store, 2)
+    publish_version(store, 2)
     commit(store, 1, **{"cost/usd_run": 4.0, "cost/usd_iter": 2.0})
     for ahead in (1, 0):
         before = everything(store)
@@ -182,7 +176,7 @@ def live(store, settings):
     iteration = planned(settings).iteration
     while iteration < ITERATIONS - 1:
         planned(settings, 1)
-        publish(store, iteration + 1)
+        publish_version(store, iteration + 1)
         commit(store, iteration)
         iteration += 1
 
