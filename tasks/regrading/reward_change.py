@@ -4,6 +4,7 @@ Values are compared iteration by iteration. Means and correlations come from mom
 one iteration.
 """
 
+import io
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +21,12 @@ from storage.records.records import GradedResponse
 from storage.records.run import read_plan
 from storage.stores.store import CorruptObject, ObjectStore
 from storage.waiting import Progress, no_progress
+from tasks.reporting.terminal import Terminal
 
 # The row of the weighted sum; a function of this name stands before it.
 TOTAL = "reward"
+# Of a text that no terminal shows.
+TEXT_WIDTH = 120
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +102,9 @@ class RewardChange:
     reward_errors: int
     answers_given_up: int
 
+    def __str__(self) -> str:
+        return change_text(self)
+
 
 def compare(store: ObjectStore, name: str, iterations: Sequence[int], progress: Progress = no_progress) -> RewardChange:
     """Compare a grading with the recorded rewards of iterations that it has.
@@ -136,8 +143,14 @@ def compare(store: ObjectStore, name: str, iterations: Sequence[int], progress: 
     )
 
 
-def table(change: RewardChange) -> Table:
-    """A row for each function and for the reward, with the groups below."""
+def change_text(change: RewardChange, width: int = TEXT_WIDTH) -> str:
+    """A row for each function and for the reward, with the groups below, in lines of at most `width` characters."""
+    buffer = io.StringIO()
+    Terminal(file=buffer, width=width).print(_table(change))
+    return f"{buffer.getvalue()}{group_line(change)}"
+
+
+def _table(change: RewardChange) -> Table:
     of = _span(change.iterations)
     grid = Table("", "recorded", "graded", "changed", "correlation", title=f"grading {change.grading}, {of}")
     for each in (*change.functions, change.reward):
