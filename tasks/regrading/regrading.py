@@ -31,7 +31,8 @@ from tasks.grading.reward import GradingError
 from tasks.grading.run_rewards import fetched_models
 from tasks.preparing.local_inputs import open_local_inputs
 from tasks.prompts.decode import open_completion_decoder
-from tasks.regrading.reward_change import RewardChange, compare
+from tasks.regrading.comparing import compare
+from tasks.regrading.reward_change import RewardChange
 from tasks.reporting.export import parse_range
 from tasks.turns.reading import message_reader
 
