@@ -215,11 +215,11 @@ class PoolsConfig:
 
     def check_prices(self) -> None:
         """Raise LookupError or PricesError now rather than when the iteration is concluded."""
-        for name in (*self.rollout_pools, "train", "control"):
+        for path, pool in self.by_path.items():
             try:
-                _ = self.named(name).price_usd_per_h
+                _ = pool.price_usd_per_h
             except UnknownMachine as error:
-                raise UnknownMachine(f"{pool_path(name)}.{error}") from None
+                raise UnknownMachine(f"{path}.{error}") from None
         price_table()
 
 

@@ -6,12 +6,14 @@ from dataclasses import replace
 import pytest
 
 from storage.clock import ManualClock, SystemClock
+from storage.journal.liveness import read_heartbeat
 from storage.journal.retention import settle
 from storage.journal.shard import decode_shard, encode_shard
 from storage.records import layout, records
 from storage.records.prompt_table import read_prompts
 from storage.records.records import BatchRecord, TrainingRecord
 from storage.records.run import read_plan
+from storage.stores.memory import NestedStore
 from storage.stores.store import CorruptObject
 from storage.weights import tensor_sets
 from tasks.configuration.iteration_config import config_in_force
@@ -21,9 +23,11 @@ from tasks.learning.ranks import Ranks
 from tasks.learning.score_iteration import score_iteration
 from tasks.learning.score_journal import ScoreJournal
 from tasks.learning.score_session import ScoreSession
+from tasks.reporting.conclusion import conclude_iteration
 from tasks.sampling.session.session_outcome import Preempted
 from tests.dying_store import DiesAtWrite, Killed
 from tests.small_run import (
+    PRICES_USD_PER_H,
     commit_iteration,
     document,
     everything,
@@ -216,8 +220,9 @@ def test_a_late_scorer_harms_nothing(rolled_out, in_process, at):
     # The late one comes too late for its claim, or has claimed and goes on writing; its later shards are void.
     assert any(len(keys) == 2 for keys in claims_of(store).values()) == (at > 2)
     trained_as_in_process(store, in_process)
-    # What came late leaves no trace.
-    commit_iteration(URL, 0)
+    # What came late leaves no trace but its price.
+    metrics = commit_iteration(URL, 0).metrics
+    assert metrics["cost/usd_score"] == 0.0
     settle(store, 0)
     assert store.list(SCORING) == []
 
@@ -326,3 +331,26 @@ def test_a_replay_needs_no_scorer(rolled_out):
     again = opened(kept)
     train_small(URL, 0)
     assert same_weights(store, again)
+
+
+def test_what_scorers_cost_is_in_the_report(rolled_out, in_process):
+    store = opened(rolled_out)
+    session(store).run()
+    [key] = store.list(SCORING + layout.alive_all(0))
+    within = NestedStore(store, SCORING.rstrip("/"))
+    beat = read_heartbeat(within, key.removeprefix(SCORING))
+    records.put(within, key.removeprefix(SCORING), replace(beat, started_at_s=100.0, updated_at_s=100.0 + 2 * 3600))
+    train_small(URL, 0)
+    prices = PRICES_USD_PER_H | {"teachers": 3.0}
+    metrics = conclude_iteration(store, 0, prices, SystemClock()).metrics
+    assert metrics["cost/usd_score"] == pytest.approx(6.0)
+    payees = ("rollout", "train", "score", "requests", "egress", "control")
+    assert metrics["cost/usd_iter"] == pytest.approx(sum(metrics[f"cost/usd_{name}"] for name in payees))
+    assert metrics["cost/usd_run"] == pytest.approx(metrics["cost/usd_iter"])
+    assert metrics["cost/usd_per_mtok"] == pytest.approx(metrics["cost/usd_iter"] / metrics["num_tokens"] * 1e6)
+    assert "cost/usd_score" not in commit_without_scorers(in_process)
+
+
+def commit_without_scorers(store):
+    again = memory_store("scored", DiesAtWrite("scored", everything(store)))
+    return conclude_iteration(again, 0, PRICES_USD_PER_H, SystemClock()).metrics
