@@ -1,6 +1,8 @@
 """Scorers of `teacher.pool`: the bits of the trainer's own teacher, whoever is killed, late, first or damaged."""
 
+import random
 import threading
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -13,6 +15,7 @@ from storage.records import layout, records
 from storage.records.prompt_table import read_prompts
 from storage.records.records import BatchRecord, TrainingRecord
 from storage.records.run import read_plan
+from storage.records.teacher_scores import decode_scores
 from storage.stores.memory import NestedStore
 from storage.stores.store import CorruptObject
 from storage.weights import tensor_sets
@@ -197,8 +200,8 @@ def claims_of(store):
 class LateStore(DiesAtWrite):
     """A store whose client sleeps before its k-th write, while `meanwhile` happens."""
 
-    def __init__(self, name, objects, at, meanwhile):
-        super().__init__(name, objects)
+    def __init__(self, name, objects, at, meanwhile, writes=1 << 30):
+        super().__init__(name, objects, writes)
         self.at, self.meanwhile = at, meanwhile
 
     def _count(self, key):
@@ -354,3 +357,42 @@ def test_what_scorers_cost_is_in_the_report(rolled_out, in_process):
 def commit_without_scorers(store):
     again = memory_store("scored", DiesAtWrite("scored", everything(store)))
     return conclude_iteration(again, 0, PRICES_USD_PER_H, SystemClock()).metrics
+
+
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 60), marks=pytest.mark.slow)], ids=["few", "many"])
+def test_histories_of_kills_and_sleeps_end_with_the_same_scores(rolled_out, seeds):
+    """Scorers sleep, are taken for dead, write on and are killed; what claims count is always the same."""
+    undisturbed = opened(rolled_out)
+    session(undisturbed).run()
+    writes, expected = len(undisturbed.written), counted_rows(undisturbed)
+    for seed in seeds:
+        chance = random.Random(seed)
+        objects, store = rolled_out, None
+        for _ in range(3):
+            store = LateStore("scored", objects, chance.randrange(1, writes), lambda: None, chance.randrange(2, writes))
+            memory_store("scored", store)
+            another = session(store, scorer=chance.randrange(3), shard_tokens=chance.choice([3, 7, 50]))
+            store.meanwhile = another.run
+            with suppress(Killed):
+                session(store, scorer=chance.randrange(3), shard_tokens=chance.choice([3, 7, 50])).run()
+            objects = everything(store)
+        store = opened(objects)
+        session(store, scorer=chance.randrange(3)).run()
+        assert counted_rows(store) == expected, seed
+
+
+def test_each_group_is_scored_by_the_teacher_that_its_column_names(tmp_path, model, larger):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("\n".join(f'{{"prompt": "{n}+1=", "subject": "{("sums", "rest")[n % 2]}"}}' for n in range(8)))
+    found = []
+    for pool in ({}, {"pool": "teachers"}):
+        teacher = {"paths": {"sums": str(larger), "rest": str(model)}, "column": "subject", **pool}
+        store = memory_store("scored")
+        plan_iteration(settings(model, teacher, data={"source": str(rows), "shuffle": False}))
+        roll_out(URL, 0)
+        if pool:
+            session(store).run()
+        train_small(URL, 0)
+        found.append(batch_scores(store))
+    assert found[0] == found[1]
+    assert {row.teacher for key, body in found[1].items() for row in decode_scores(key, body)} == {"sums", "rest"}
