@@ -30,6 +30,7 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 POOL_NAME = r"^[a-z]([a-z0-9_-]{0,38}[a-z0-9])?$"
 # Reports and plans use these names for other machines.
 RESERVED_NAMES = frozenset({"rollout", "train", "control", "joined"})
+# Begins the name of a pool of scorers where the names of all pools stand together.
 SCORING = "scoring."
 # An image: [registry[:port]/]name[/name...] and :tag or @digest, as in the OCI distribution specification.
 _IMAGE = re.compile(

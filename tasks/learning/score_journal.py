@@ -1,8 +1,8 @@
 """The journal of an iteration's scorers: a teacher's scores under claims, in the form of tokens under claims.
 
 The scorers of an iteration write into a store of their own, laid out like a run's iteration, where each group is a unit
-of the claims. A scored token stands there as WIDTH tokens with log-probs: the sampled token, then the teacher's most
-likely tokens. So claims, shards, sealing and assembly are those of responses, and the rules of a race hold for scores.
+of the claims. A scored token stands there as `width_of` tokens with log-probs: the sampled token, then the teacher's
+most likely tokens. So claims, shards, sealing and assembly are those of responses, and rules of a race hold for scores.
 """
 
 from collections.abc import Iterator, Sequence
@@ -108,6 +108,13 @@ class ScoreJournal:
                 slot=scorer,
                 predecessors={owner.incarnation for owner in book.owners_of(group)},
             )
+
+    def is_held_by(self, group: int, incarnation: str) -> bool:
+        """Whether an incarnation owns a group, after a look for newer claims; raises CorruptObject."""
+        book = self.reader.book
+        with self._keys_of_run():
+            book.probe(group)
+        return {owner.incarnation for owner in book.owners_of(group)} == {incarnation}
 
     @property
     def progress(self) -> int:

@@ -121,7 +121,7 @@ class ScoreSession:
         self._liveness = Liveness(self._journal.store, plan.iteration, clock)
         self._writer = JournalWriter(self._journal.store, plan.iteration, self.incarnation, 0)
         self._teachers = Teachers(store, config.trainer, ranks)
-        self._open = set(range(plan.num_groups))
+        self._open, self._closed = set(range(plan.num_groups)), False
         self._held, self._lock = _Held(), threading.Lock()
 
     def run(self) -> int:
@@ -181,7 +181,8 @@ class ScoreSession:
         """Whether no score is missing that training could read."""
         if is_trained(self._run, self._plan.iteration):
             return True
-        if exists(self._run, layout.closed(self._plan.iteration)):
+        if not self._closed and exists(self._run, layout.closed(self._plan.iteration)):
+            self._closed = True
             keys = self._run.list(layout.batches(self._plan.iteration))
             read = (records.read(self._run, BatchRecord, key) for key in keys)
             self._open &= {each.response // self._plan.num_generations for batch in read for each in batch.responses}
@@ -215,6 +216,9 @@ class ScoreSession:
         owner = book.owner(responses[0].response)
         if owner is None:
             return True
+        if owner.incarnation == self.incarnation:
+            self._open.discard(group)
+            return False
         sign = signs.get(owner.incarnation)
         # A machine has one process at a time: another incarnation of this scorer has ended.
         if owner.slot != self._scorer and sign is not None and not sign.lost(self._config.rollout.claim_ttl_s):
@@ -229,7 +233,10 @@ class ScoreSession:
         return True
 
     def _score(self, group: int, responses: Sequence[GradedResponse]) -> None:
-        """Score the tokens of a claimed group that have no scores yet, and write the scores."""
+        """Score the tokens of a claimed group that have no scores yet, and write the scores.
+
+        A scorer that was taken for dead ends at the next pass: its scores are void.
+        """
         with self._lock:
             self._held.claims, self._held.unfinished = self._held.claims + 1, len(responses)
         self.beat()
@@ -246,13 +253,15 @@ class ScoreSession:
         lengths = {each.response: each.policy_length for each in responses}
         for batch in passes(responses):
             self._check_notice()
+            if not self._journal.is_held_by(group, self.incarnation):
+                break
             if any(missing[number] < lengths[number] for number in batch.responses):
                 top_k = max(1, self._teacher.head_size(self._vocabulary))
                 scores = teacher.scores(batch, self._plan.sampling.temperature, top_k, self._vocabulary)
                 of_pass = by_response(scores, batch)
                 self._write(group, [each for each in responses if each.response in of_pass], of_pass, missing)
-        self._open.discard(group)
-        self.num_scored += len(responses)
+        if self._journal.is_held_by(group, self.incarnation):
+            self.num_scored += len(responses)
         with self._lock:
             self._held.unfinished = 0
         self.beat()
