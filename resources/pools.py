@@ -5,7 +5,7 @@ import flytekit when a task is declared or a node is built, and flyte_admin.py d
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +30,8 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 POOL_NAME = r"^[a-z]([a-z0-9_-]{0,38}[a-z0-9])?$"
 # Reports and plans use these names for other machines.
 RESERVED_NAMES = frozenset({"rollout", "train", "control", "joined"})
+# Begins the name of a pool of scorers where the names of all pools stand together.
+SCORING = "scoring."
 # An image: [registry[:port]/]name[/name...] and :tag or @digest, as in the OCI distribution specification.
 _IMAGE = re.compile(
     r"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?"
@@ -162,6 +164,7 @@ class PoolsConfig:
         more_rollout: further pools of the crew by name: other kinds of machines, other regions, reserved ones.
         train: the reserved machine of the trainer.
         control: the machine of plan and conclude.
+        scoring: the machines that score by teachers, by name; `teacher.pool` names the pool.
         labels: for the pods of all pools, for example the team that pays; a pool's own labels have precedence.
     """
 
@@ -170,6 +173,7 @@ class PoolsConfig:
     more_rollout: dict[str, RolloutPoolConfig] = field(default_factory=dict)
     train: PoolConfig = field(default_factory=PoolConfig)
     control: ControlPoolConfig = field(default_factory=ControlPoolConfig)
+    scoring: dict[str, PoolConfig] = field(default_factory=dict)
     labels: Labels = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -178,20 +182,11 @@ class PoolsConfig:
             raise ValueError("train.interruptible: true given; allowed: false, the trainer runs on reserved machines")
         if self.train.count != 1:
             raise ValueError(f"train.count: {self.train.count} given; allowed: 1")
-        for name in self.more_rollout:
-            if not re.fullmatch(POOL_NAME, name):
-                raise ValueError(
-                    f"more_rollout: value {name!r}; allowed: names of up to 40 small letters, digits, - and _, a "
-                    "letter first and a letter or digit last, because pods have the name as a label"
-                )
-        # Flyte's node ids allow no underscores.
-        names = [name.replace("_", "-") for name in self.more_rollout]
-        alike = sorted(name for name in set(names) if names.count(name) > 1)
-        if alike:
-            raise ValueError(f"more_rollout: two pools are called {alike[0]!r} where _ is -; allowed: different names")
-        taken = sorted(RESERVED_NAMES & set(self.more_rollout))
-        if taken:
-            raise ValueError(f"more_rollout: {taken[0]!r} given; allowed: other names than {sorted(RESERVED_NAMES)}")
+        for section, pools in (("more_rollout", self.more_rollout), ("scoring", self.scoring)):
+            check_pool_names(section, pools)
+        both = sorted(set(self.more_rollout) & set(self.scoring))
+        if both:
+            raise ValueError(f"scoring: {both[0]!r} given; allowed: other names than those of more_rollout")
 
     @property
     def rollout_pools(self) -> dict[str, RolloutPoolConfig]:
@@ -200,8 +195,15 @@ class PoolsConfig:
 
     def named(self, name: str) -> PoolConfig:
         """The pool of this name; raises KeyError if there is none."""
-        own = {"train": self.train, "control": self.control}
+        own = {"train": self.train, "control": self.control, **self.scoring}
         return own[name] if name in own else self.rollout_pools[name]
+
+    @property
+    def by_path(self) -> dict[str, PoolConfig]:
+        """All pools by the path of their section."""
+        pools = {**self.rollout_pools, "train": self.train, "control": self.control}
+        pools |= {f"{SCORING}{name}": pool for name, pool in self.scoring.items()}
+        return {pool_path(name): pool for name, pool in pools.items()}
 
     @property
     def standing_slots(self) -> dict[str, list[int]]:
@@ -214,11 +216,11 @@ class PoolsConfig:
 
     def check_prices(self) -> None:
         """Raise LookupError or PricesError now rather than when the iteration is concluded."""
-        for name in (*self.rollout_pools, "train", "control"):
+        for path, pool in self.by_path.items():
             try:
-                _ = self.named(name).price_usd_per_h
+                _ = pool.price_usd_per_h
             except UnknownMachine as error:
-                raise UnknownMachine(f"{pool_path(name)}.{error}") from None
+                raise UnknownMachine(f"{path}.{error}") from None
         price_table()
 
 
@@ -230,8 +232,27 @@ def checked_image(reference: str) -> str:
 
 
 def pool_path(name: str) -> str:
-    """The path of a pool's section in the configuration."""
-    return f"pools.{name}" if name in RESERVED_NAMES else f"pools.more_rollout.{name}"
+    """The path of a pool's section in the configuration; the name of a pool of scorers begins with SCORING."""
+    own = name in RESERVED_NAMES or name.startswith(SCORING)
+    return f"pools.{name}" if own else f"pools.more_rollout.{name}"
+
+
+def check_pool_names(section: str, pools: Collection[str]) -> None:
+    """Raise ValueError unless pods and nodes can have the names of a section's pools."""
+    for name in pools:
+        if not re.fullmatch(POOL_NAME, name):
+            raise ValueError(
+                f"{section}: value {name!r}; allowed: names of up to 40 small letters, digits, - and _, a "
+                "letter first and a letter or digit last, because pods have the name as a label"
+            )
+    # Flyte's node ids allow no underscores.
+    names = [name.replace("_", "-") for name in pools]
+    alike = sorted(name for name in set(names) if names.count(name) > 1)
+    if alike:
+        raise ValueError(f"{section}: two pools are called {alike[0]!r} where _ is -; allowed: different names")
+    taken = sorted(RESERVED_NAMES.intersection(pools))
+    if taken:
+        raise ValueError(f"{section}: {taken[0]!r} given; allowed: other names than {sorted(RESERVED_NAMES)}")
 
 
 def check_pod_labels(path: str, labels: Labels) -> None:

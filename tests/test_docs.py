@@ -37,6 +37,7 @@ from tasks.grading.grader import Grader
 from tasks.grading.reward import GradingCase
 from tasks.learning.advantage import advantages_of
 from tasks.learning.collecting import collect
+from tasks.learning.score_iteration import score_iteration
 from tasks.learning.train_iteration import train_iteration
 from tasks.preparing.iteration import prepare
 from tasks.prompts.loading import load_prompts
@@ -254,7 +255,7 @@ def test_every_field_stands_in_the_tables_of_the_configuration() -> None:
 def test_own_defaults_of_sections_that_share_a_table_are_documented() -> None:
     text = (GUIDE / "configuration.md").read_text(encoding="utf-8")
     sharing = {section: kind for section, kind in sections().items() if issubclass(kind, SHARED)}
-    assert len(sharing) == 6
+    assert len(sharing) == 7
     for section, kind in sharing.items():
         plain = vars(shown_as(kind)())
         own = [(name, value) for name, value in vars(kind()).items() if name in plain and value != plain[name]]
@@ -292,17 +293,18 @@ def report(model: Path, algorithm: str) -> ReportRecord:
         "run": {"url": f"memory://documented-metrics-{algorithm}", "num_prompts_per_step": 1, "num_generations": 2},
         "algorithm": ALGORITHMS[algorithm],
         "policy": {"path": str(model)},
-        "teacher": {"path": str(model), "top_k": 2} if algorithm == "plain" else None,
+        "teacher": {"path": str(model), "top_k": 2, "pool": "scorers"} if algorithm == "plain" else None,
         "data": {"source": "arithmetic", "limit": 4},
         "rewards": [{"function": "arithmetic"}],
         "sampling": {"max_completion_length": 8},
         "rollout": {"engine": "torch", "speculation": {"drafts": "auto"}},
         "trainer": {"placement": "pod"},
-        "pools": {"rollout": {"count": 1}},
+        "pools": {"rollout": {"count": 1}} | ({"scoring": {"scorers": {}}} if algorithm == "plain" else {}),
     }
     reference, [[slot]] = prepare(parse(document), "test", clock)
     generate_slot(reference.run_url, 0, slot, lambda: False, clock)
     collect(reference.run_url, 0, "test", clock)
+    score_iteration(reference.run_url, 0, 0, lambda: False, clock)
     train_iteration(reference.run_url, 0, "test", clock)
     return conclude_iteration(connect(reference.run_url), 0, {"rollout": 1.0, "train": 1.0}, clock)
 

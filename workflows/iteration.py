@@ -15,11 +15,14 @@ from resources.pools import PoolsConfig, overrides
 from tasks.collect import collect
 from tasks.conclude import conclude
 from tasks.configuration.references import IterationOutcome
+from tasks.configuration.run_config import RunConfig
 from tasks.configuration.trainer import TrainerConfig
 from tasks.local_map import crew_map
 from tasks.plan import plan
 from tasks.rollout import IMPORTS, rollout
 from tasks.rollout_ended import rollout_ended
+from tasks.score import IMPORTS as SCORER_IMPORTS
+from tasks.score import score
 from tasks.stand import stand
 from tasks.stand_trainer import stand_trainer
 from tasks.train import train
@@ -76,6 +79,26 @@ def rollout_nodes(reference: Any, slots: Any, pools: PoolsConfig, names: NodeNam
         what = "rollout" if name == "rollout" else f"rollout-{name}"
         crew = rollout_node(reference, slots[index], pools, name, names, what)
         crew >> ended_node(reference, slots[index], pools, name, names, what)
+
+
+def scoring_nodes(reference: Any, config: RunConfig, names: NodeNames) -> None:
+    """Wire the scorers of an iteration, if the teacher has a pool: a leaf that ends when nothing is left to score."""
+    if config.teacher is None or config.teacher.pool is None:
+        return
+    pool, settings = (
+        config.pools.named(config.teacher.pool),
+        settings_on(config.pools, config.teacher.pool, names, "score"),
+    )
+    scorers = crew_map(
+        functools.partial(score, plan=reference),
+        concurrency=pool.concurrency,
+        local_retries=pool.retries,
+        imports=SCORER_IMPORTS,
+        title=settings["name"],
+        stands=True,
+        pod_template=pool.pod_template,
+    )
+    scorers(scorer=list(range(pool.count))).with_overrides(**settings)
 
 
 def ended_node(

@@ -25,6 +25,7 @@ from workflows.iteration import (
     conclude_node,
     plan_node,
     rollout_nodes,
+    scoring_nodes,
     standing_nodes,
     standing_trainer_node,
     train_node,
@@ -97,6 +98,7 @@ def chained(config: dict[str, Any], settings: RunConfig, count: int, *, code: st
     if stands:
         standing_nodes(first, pools, count, of_execution)
     for index in range(count):
+        scoring_nodes(planned[index][0], settings, names[index])
         if not stands:
             rollout_nodes(*planned[index][:2], pools, names[index])
         while not outcomes and len(planned) < min(1 + ahead, count):

@@ -48,7 +48,7 @@ class Swept:
     def counts(self) -> dict[str, int]:
         """How many objects of each kind were deleted: journal, alive, claims, weights, checkpoints, lengths, responses.
 
-        `responses` are parts that no record names.
+        `responses` are parts that no record names; `scoring` is the journal of scorers.
         """
         parts = (key.split("/") for key in self.deleted)
         return Counter(names[2] if f"{names[0]}/" == layout.ITERATIONS else names[0] for names in parts)
@@ -143,7 +143,10 @@ def _sweep_iteration(store: ObjectStore, iteration: int, deletion: _Deletion, co
     """
     keys = store.list(layout.iteration(iteration))
     hints = (layout.asks(iteration), layout.alive_all(iteration))
-    prefixes = (layout.journal(iteration), layout.environment_states(iteration), *hints, layout.claims(iteration))
+    # The scores that training has read lie with the batches.
+    of_scorers = [layout.scoring(iteration) + of(iteration) for of in (layout.journal, layout.alive_all, layout.claims)]
+    of_members = (layout.journal(iteration), layout.environment_states(iteration), *hints, layout.claims(iteration))
+    prefixes = (*of_scorers, *of_members)
     phases = [[key for key in keys if key.startswith(prefix)] for prefix in prefixes]
     is_new, has_journal = layout.responses(iteration) not in keys, any(phases)
     if has_journal and deletion.dry_run:

@@ -22,7 +22,7 @@ ERROR_LENGTH_MAX = 1000
 READ_MAX = 64
 # Of a calendar: the end of the year 9999.
 TIME_MAX_S = 253_402_300_799.0
-Task = Literal["plan", "rollout", "collect", "train", "conclude", "evaluation"]
+Task = Literal["plan", "rollout", "collect", "train", "conclude", "evaluation", "score"]
 _SLOT = re.compile(rf"{layout.FAILURES}rollout/([0-9a-f]{{32}})/(\d{{6,}})/\d{{5,}}\.json", re.ASCII)
 _TASK = re.compile(rf"{layout.FAILURES}({'|'.join(get_args(Task))})\.json", re.ASCII)
 

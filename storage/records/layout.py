@@ -172,6 +172,11 @@ def teacher_scores(index: int, number: int) -> str:
     return f"{iteration(index)}teacher/{number:06d}.arrow"
 
 
+def scoring(index: int) -> str:
+    """Prefix of what the scorers of an iteration write: a store of its own, laid out like a run's iteration."""
+    return f"{iteration(index)}scoring/"
+
+
 def closed(index: int) -> str:
     """The mark that no further token of this iteration will be used; never deleted."""
     return f"{iteration(index)}closed.json"

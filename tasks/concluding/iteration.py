@@ -48,6 +48,7 @@ def commit_and_report(plan: PlanReference, *, last: bool) -> tuple[IterationOutc
     prices = {name: pool.price_usd_per_h for name, pool in rollout_pools.items()} | {
         TRAIN_POOL: config.trainer.nnodes * config.pools.train.price_usd_per_h,
         CONTROL_POOL: config.pools.control.price_usd_per_h,
+        **{name: pool.price_usd_per_h for name, pool in config.pools.scoring.items()},
     }
     at_work("waiting for members to say that they have left")
     await_goodbyes(store, written, config.rollout.flush_interval_s + GOODBYE_S, SystemClock())

@@ -31,6 +31,7 @@ OPERATIONAL: dict[str, set[str] | None] = {
     },
     "rollout.speculation": None,
     "rollout.vllm": {*OPERATIONAL_OF_VLLM},
+    "teacher": {"pool"},
     "trainer": {
         "placement",
         "fleet",

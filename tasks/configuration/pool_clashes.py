@@ -14,11 +14,11 @@ SIZES = {"cpu": ("10m", "10k"), "memory": ("64Mi", "1Pi")}
 
 def sizes_not_meant(pools: PoolsConfig) -> Iterator[str]:
     """A line about each pool that asks for next to nothing, or for more than any machine has."""
-    for pool_name, pool in {**pools.rollout_pools, "train": pools.train, "control": pools.control}.items():
+    for path, pool in pools.by_path.items():
         for name, (least, most) in SIZES.items():
             value = getattr(pool, name)
             if not amount(least) <= amount(value) <= amount(most):
-                yield f"{pool_path(pool_name)}.{name}: value {value!r}; allowed: {least} to {most}"
+                yield f"{path}.{name}: value {value!r}; allowed: {least} to {most}"
 
 
 def pools_that_clash(pools: PoolsConfig, rollout: RolloutConfig, planning: PlanningConfig) -> Iterator[str]:

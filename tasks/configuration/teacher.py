@@ -1,5 +1,6 @@
 """The section `teacher`: a model, or several, from whose distributions the policy learns on its own responses."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ class TeacherConfig:
             distributions' KL to their mean.
         top_k: The divergence over the teacher's most likely tokens, so many, with the rest of the vocabulary as one
             more token. None: the sampled token alone, which gives the reverse KL.
+        pool: The pool of `pools.scoring` whose machines score; None: the trainer's processes score.
     """
 
     __pydantic_config__ = STRICT
@@ -41,6 +43,7 @@ class TeacherConfig:
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     kl: Divergence = "reverse"
     top_k: Annotated[int, Field(ge=1, le=256)] | None = None
+    pool: str | None = None
 
     def __post_init__(self) -> None:
         if (self.path is None) == (not self.paths):
@@ -67,6 +70,10 @@ class TeacherConfig:
         """The directory, or the id, of each teacher by name."""
         return {ONLY: self.path} if self.path is not None else dict(self.paths)
 
+    def head_size(self, vocabulary: int) -> int:
+        """How many tokens a head has, 0 without `top_k`; vocabulary: the policy's number of tokens."""
+        return min(self.top_k or 0, vocabulary)
+
     def field_of(self, name: str) -> str:
         """The field with the path of a teacher."""
         return "teacher.path" if self.path is not None else f"teacher.paths.{name}"
@@ -86,6 +93,7 @@ class TeacherConfig:
 
 def teachers_that_clash(config: Any) -> Iterator[str]:
     """A line about each setting that a teacher excludes, with what is allowed. config: the RunConfig."""
+    yield from _pools_that_clash(config)
     if config.teacher is None:
         return
     if config.algorithm.learns_examples:
@@ -99,3 +107,16 @@ def teachers_that_clash(config: Any) -> Iterator[str]:
         )
     if not config.rewards and config.evaluation is not None and config.evaluation.rewards is None:
         yield "evaluation.rewards: value null; allowed without rewards: at least one"
+
+
+def _pools_that_clash(config: Any) -> Iterator[str]:
+    """A line about a pool that cannot score, and about each pool of scorers that nothing names."""
+    scoring = config.pools.scoring
+    named = None if config.teacher is None else config.teacher.pool
+    if named is not None and named not in scoring:
+        known = ", ".join(map(repr, scoring)) or "none is there"
+        why = f"; pool {named!r} has other work" if named in (*config.pools.rollout_pools, "train", "control") else ""
+        yield f"teacher.pool: value {named!r}; allowed: null, or a pool of pools.scoring ({known}){why}"
+    for name in scoring:
+        if name != named:
+            yield f"pools.scoring.{name}: given; allowed: the pool that teacher.pool names ({json.dumps(named)})"

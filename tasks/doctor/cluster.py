@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from resources.cluster_errors import NoAnswer, NotReadable
-from resources.pools import PoolConfig, PoolsConfig, pool_path
+from resources.pools import PoolConfig, PoolsConfig
 from storage.records.fitness import Finding, prove
 from storage.stores.connect import connect
 from storage.stores.store import StorageError
@@ -64,8 +64,7 @@ class ClusterDemand:
 
     def named_pools(self) -> dict[str, PoolConfig]:
         """All pools by the path of their section."""
-        own = {"train": self.pools.train, "control": self.pools.control}
-        return {pool_path(name): pool for name, pool in {**self.pools.rollout_pools, **own}.items()}
+        return self.pools.by_path
 
 
 class Versions(Protocol):

@@ -30,7 +30,7 @@ REPORTS_READ = 8
 FADING = 0.5
 SECONDS_PER_HOUR = 3600.0
 # The metrics of a report with dollars for anything but the machine time of crew and trainer.
-NO_MACHINE = ("cost/usd_requests", "cost/usd_egress", "cost/usd_control")
+NO_MACHINE = ("cost/usd_score", "cost/usd_requests", "cost/usd_egress", "cost/usd_control")
 
 
 def planning_request(store: ObjectStore, config: RunConfig, iteration: int, lengths: GroupLengths) -> PlanningRequest:

@@ -1,6 +1,7 @@
 """Scoring: the teachers' scores of a micro-batch, stored before use, so that a later attempt asks no teacher again.
 
-All ranks score together, each a part of the responses. The first stored object wins, and every rank reads its bits.
+All ranks score together, each a part of the responses; with `teacher.pool` the first rank waits for the pool's scorers
+instead. The first stored object wins, and every rank reads its bits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from storage.records.teacher_scores import ScoredResponse, decode_scores, encode
 from storage.stores.store import CorruptObject, ObjectStore, commit
 from tasks.configuration.teacher import TeacherConfig
 from tasks.configuration.trainer import TrainerConfig
+from tasks.learning.awaited_scores import AwaitedScores
 from tasks.learning.batching import TokenBatch, is_idle
 from tasks.learning.distillation import Taught, TokenScores, joined
 from tasks.learning.forward_passes import ForwardPasses
@@ -43,6 +45,7 @@ class TeacherScoring:
         learner: Its policy, teachers and ranks are used.
         config: The section `teacher`.
         trainer: micro_batch_tokens_max is used.
+        awaited: What waits for scorers on the first rank; None on the others, and where the ranks score themselves.
     """
 
     store: ObjectStore
@@ -52,12 +55,19 @@ class TeacherScoring:
     learner: Learner
     config: TeacherConfig
     trainer: TrainerConfig
+    awaited: AwaitedScores | None = None
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds spent waiting for scorers."""
+        return 0.0 if self.awaited is None else self.awaited.waited_s
 
     def __call__(self, batch: BatchRecord) -> dict[int, TokenScores]:
         """Read the stored scores, or ask the teachers and store their scores; every rank must call with equal batches.
 
         Raises NonFiniteGradient for a teacher's log-prob that is not finite, CorruptObject for scores that do not fit
-        the batch, ValueError for a prompt without a teacher, and the errors of `Teachers.named`.
+        the batch, ValueError for a prompt without a teacher, GroupTimeout without a scorer, and the errors of
+        `Teachers.named`.
         """
         scored = [graded for graded in batch.responses if graded.finish_reason != "failed"]
         if not scored:
@@ -67,7 +77,7 @@ class TeacherScoring:
             is_known = ranks.is_first and exists(self.store, key)
         if not ranks.broadcast(is_known):
             at_work(f"asking the teacher about micro-batch {batch.number}")
-            rows = self._asked(scored)
+            rows = self._asked(scored) if self.config.pool is None else self._awaited(scored)
             with ranks.failing_together():
                 if ranks.is_first:
                     commit(self.store, key, encode_scores(rows))
@@ -83,15 +93,24 @@ class TeacherScoring:
         expected = [(graded.response, graded.policy_length) for graded in scored]
         if [(row.response, len(row.logprobs)) for row in rows] != expected:
             raise CorruptObject(key, "its responses, or their lengths, are not those of its micro-batch")
-        top_k = min(self.config.top_k or 0, self._vocabulary)
-        if any(row.head_ids.shape[1] != top_k for row in rows):
+        if any(row.head_ids.shape[1] != self._top_k for row in rows):
             raise CorruptObject(key, f"it has heads of another number of tokens than teacher.top_k {self.config.top_k}")
         return {row.response: _as_torch(row) for row in rows}
 
+    def _awaited(self, scored: Sequence[GradedResponse]) -> list[ScoredResponse]:
+        """The scorers' scores, in the order of `scored`, on the first rank; none on the others."""
+        rows = [] if self.awaited is None else self.awaited(scored, self._names(scored))
+        # The first rank may have waited for hours.
+        self.learner.ranks.meet()
+        return rows
+
+    def _names(self, scored: Sequence[GradedResponse]) -> list[str]:
+        size = self.plan.num_generations
+        return [self.config.teacher_of(self.prompts[graded.response // size].columns) for graded in scored]
+
     def _asked(self, scored: Sequence[GradedResponse]) -> list[ScoredResponse]:
         """The teachers' scores, in the order of `scored`, on every rank."""
-        size = self.plan.num_generations
-        names = [self.config.teacher_of(self.prompts[graded.response // size].columns) for graded in scored]
+        names = self._names(scored)
         found: dict[int, TokenScores] = {}
         for name in dict.fromkeys(names):
             own = [graded for graded, teacher in zip(scored, names, strict=True) if teacher == name]
@@ -107,16 +126,22 @@ class TeacherScoring:
             self.reader, self.plan, self.prompts, tokens_max, ranks, packed=is_packed(teacher.module)
         )
         found: dict[int, TokenScores] = {}
-        for batch in passes(scored):
-            scores = teacher.scores(batch, self.plan.sampling.temperature, self.config.top_k or 0, self._vocabulary)
+        # Alone a rank makes the passes of a scorer, which has a group at a time, and so gets the same bits.
+        parts = by_group(scored, self.plan.num_generations) if ranks.world_size == 1 else [list(scored)]
+        for batch in (each for part in parts for each in passes(part)):
+            scores = teacher.scores(batch, self.plan.sampling.temperature, self._top_k, self._vocabulary)
             with finite_together(ranks):
                 if not is_idle(batch):
-                    found |= _by_response(scores, batch)
+                    found |= by_response(scores, batch)
         gathered = {
             name: ranks.gather_rows({number: row.reshape(-1) for number, row in rows.items()}, torch.float64)
             for name, rows in _by_field(found).items()
         }
         return {graded.response: _joined(gathered, graded.response, graded.policy_length) for graded in scored}
+
+    @property
+    def _top_k(self) -> int:
+        return self.config.head_size(self._vocabulary)
 
     @property
     def _vocabulary(self) -> int:
@@ -130,7 +155,15 @@ def _teachers(learner: Learner) -> Teachers:
     return learner.teachers
 
 
-def _by_response(scores: TokenScores, batch: TokenBatch) -> dict[int, TokenScores]:
+def by_group(responses: Sequence[GradedResponse], size: int) -> list[list[GradedResponse]]:
+    """The responses of each group, in order. size: responses in a group."""
+    groups: dict[int, list[GradedResponse]] = {}
+    for graded in responses:
+        groups.setdefault(graded.response // size, []).append(graded)
+    return list(groups.values())
+
+
+def by_response(scores: TokenScores, batch: TokenBatch) -> dict[int, TokenScores]:
     """The scores of a pass for each response; raises NonFiniteGradient, which names the responses."""
     parts = zip(*(each.split(list(batch.trained_lengths)) for each in vars(scores).values()), strict=True)
     found = {response: TokenScores(*part) for response, part in zip(batch.responses, parts, strict=True)}

@@ -20,6 +20,7 @@ from storage.stores.store import ObjectStore
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.teacher import TeacherConfig
 from tasks.configuration.trainer import TrainerConfig
+from tasks.learning.awaited_scores import AwaitedScores
 from tasks.learning.batching import TokenBatch, is_idle, mini_batches
 from tasks.learning.critic import ValueTotals, accumulate_values, apply_values, take_part_in_values
 from tasks.learning.distillation import TokenScores
@@ -95,9 +96,11 @@ class IterationTrainer:
             packed=learner.is_packed,
             pairs=algorithm.learns_pairs,
         )
-        self._scoring = (
-            None if teacher is None else TeacherScoring(store, plan, prompts, self._reader, learner, teacher, trainer)
-        )
+        self._scoring = None
+        if teacher is not None:
+            pooled = teacher.pool is not None and self._ranks.is_first
+            awaited = AwaitedScores(store, plan, self._reader, teacher, trainer, clock) if pooled else None
+            self._scoring = TeacherScoring(store, plan, prompts, self._reader, learner, teacher, trainer, awaited)
 
     def step(self) -> TrainingRecord:
         """Train on every recorded group that is not filtered, and return the training record, not yet stored.
@@ -117,6 +120,7 @@ class IterationTrainer:
             penalties = length_penalties(responses, self._algorithm, self._plan.sampling)
             metrics["overlong_penalty"] = float(penalties.mean())
         waited_s = 0.0 if self._batches is None else self._batches.waited_s
+        waited_s += 0.0 if self._scoring is None else self._scoring.waited_s
         metrics["timing_s/wait"] = waited_s
         metrics["timing_s/compute"] = self._clock.monotonic() - began_s - waited_s
         ended_at_s = self._clock.wall()

@@ -30,6 +30,7 @@ from tasks.history.run_cost import USD_RUN, spent_usd
 from tasks.reporting.costs import Rates, cost_metrics
 from tasks.reporting.one_clock import CLOCKS_AGREE_S, concluded_at, on_one_clock
 from tasks.reporting.pool_observations import pool_observations
+from tasks.reporting.scorer_costs import with_scorers
 from tasks.reporting.slot_lives import JournalTally, read_heartbeats, slot_lives, unannounced
 from tasks.reporting.turns_tally import TurnsTally
 from tasks.reporting.verification import IntegrityError, verified_parts
@@ -63,7 +64,7 @@ def conclude_iteration(
     if exists(store, key):
         return records.read(store, ReportRecord, key)
     try:
-        report = _measure(store, iteration, rates, clock, part_tokens)
+        report = with_scorers(store, _measure(store, iteration, rates, clock, part_tokens), prices_usd_per_h)
     except (StorageError, IntegrityError):
         # The process that commits the report deletes the journal that is read here.
         if not exists(store, key):

@@ -31,6 +31,7 @@ from tasks.reporting.timeline import timeline
 _PAYEES = {
     "rollout": "cost/usd_rollout",
     "train": "cost/usd_train",
+    "scorers": "cost/usd_score",
     "requests": "cost/usd_requests",
     "egress": "cost/usd_egress",
     "control": "cost/usd_control",
@@ -40,6 +41,7 @@ _PURPOSES = {
     "wasted": "cost/usd_wasted",
     "starting": "cost/usd_starting",
     "idle": "cost/usd_idle",
+    "scorers": "cost/usd_score",
     "requests": "cost/usd_requests",
     "egress": "cost/usd_egress",
     "control": "cost/usd_control",

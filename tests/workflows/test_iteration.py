@@ -313,3 +313,26 @@ def test_several_ranks_are_trained_on_the_same_pool_and_on_several_nodes_by_the_
     assert {"tasks.train.train", "tasks.train_elastic.train_elastic"} & of_task.keys() == {name}
     assert quantities(of_task[name].task_node.overrides.resources.requests)[GPU] == "8"
     assert [task.type for task in found.tasks if task.id.name == name] == [task_type]
+
+
+SCORED = {
+    **{name: section for name, section in CONFIG.items() if name != "pools"},
+    "teacher": {"path": "teacher", "pool": "teachers"},
+    "pools": {**CONFIG["pools"], "scoring": {"teachers": {"count": 3, "gpus": 1, "interruptible": True, "retries": 7}}},
+}
+
+
+def test_scorers_are_a_map_beside_the_rollout_of_each_iteration():
+    nodes = {node.id: node for node in (each.to_flyte_idl() for each in unrolled(2, SCORED))}
+    for number in (1, 2):
+        node = nodes[f"z{number}-score"]
+        assert node.upstream_node_ids == [f"i{number}-plan"]
+        element = node.array_node.node
+        assert element.metadata.interruptible
+        assert element.metadata.retries.retries == 7
+        assert quantities(element.task_node.overrides.resources.requests)[GPU] == "1"
+        assert pod_labels(element.task_node)["gleaner-pool"] == "teachers"
+        [scorers] = [binding.binding for binding in node.inputs if binding.var == "scorer"]
+        assert [each.scalar.primitive.integer for each in scorers.collection.bindings] == [0, 1, 2]
+    assert not any(f"z{number}-score" in node.upstream_node_ids for node in nodes.values() for number in (1, 2))
+    assert not any("score" in node.id for node in unrolled(2))

@@ -26,7 +26,7 @@ WRONG = [
     ({"path": "a", "weight": 0}, "teacher.weight"),
     ({"path": "a", "top_k": 0}, "teacher.top_k"),
     ({"path": "a", "top_k": 257}, "teacher.top_k"),
-    ({"path": "a", "pool": "scorers"}, "teacher.pool"),
+    ({"path": "a", "pool": 3}, "teacher.pool"),
 ]
 
 
@@ -77,3 +77,48 @@ def test_a_prompts_teacher_is_the_one_that_its_column_names():
         several.teacher_of({"subject": "art"})
     with pytest.raises(ValueError, match="column 'subject': missing"):
         several.teacher_of({})
+
+
+SCORING = {"scoring": {"scorers": {"count": 2}}}
+ELSEWHERE = "allowed: null, or a pool of pools.scoring"
+POOL_CLASHES = [
+    ("teachers", SCORING, f"teacher.pool: value 'teachers'; {ELSEWHERE} ('scorers')"),
+    ("scorers", {}, f"teacher.pool: value 'scorers'; {ELSEWHERE} (none is there)"),
+    ("rollout", {}, f"teacher.pool: value 'rollout'; {ELSEWHERE} (none is there); pool 'rollout' has other work"),
+    ("train", SCORING, f"teacher.pool: value 'train'; {ELSEWHERE} ('scorers'); pool 'train' has other work"),
+    (
+        "far",
+        {"more_rollout": {"far": {}}},
+        f"teacher.pool: value 'far'; {ELSEWHERE} (none is there); pool 'far' has other work",
+    ),
+    (None, SCORING, "pools.scoring.scorers: given; allowed: the pool that teacher.pool names (null)"),
+    ("scorers", {"scoring": {"rollout": {}}}, "pools.scoring: 'rollout' given; allowed: other names than"),
+    ("scorers", {"scoring": {"Big": {}}}, "pools.scoring: value 'Big'; allowed: names of up to 40 small letters"),
+    (
+        "far",
+        {"scoring": {"far": {}}, "more_rollout": {"far": {}}},
+        "pools.scoring: 'far' given; allowed: other names than those of more_rollout",
+    ),
+]
+
+
+@pytest.mark.parametrize(("pool", "pools", "line"), POOL_CLASHES)
+def test_a_pool_that_cannot_score_is_refused(pool, pools, line):
+    with pytest.raises(ConfigError) as caught:
+        config({"path": "a", "pool": pool}, pools=pools)
+    assert any(problem.startswith(line) for problem in caught.value.problems), caught.value.problems
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_a_pool_scores_no_examples(kind):
+    with pytest.raises(ConfigError) as caught:
+        config({"path": "a", "pool": "scorers"}, rewards=False, pools=SCORING, algorithm={"kind": kind})
+    line = f"teacher: given; allowed with algorithm.kind '{kind}': nothing, because it scores the policy's tokens"
+    assert line in caught.value.problems
+
+
+def test_a_pool_does_not_decide_what_is_learned():
+    alone, pooled = config({"path": "a"}), config({"path": "a", "pool": "scorers"}, pools=SCORING)
+    assert digest(alone) == digest(pooled)
+    assert pooled.pools.by_path["pools.scoring.scorers"].count == 2
+    assert parse_held(dump(pooled)) == pooled

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from storage.clock import ManualClock
+from storage.clock import ManualClock, SystemClock
 from storage.journal.assembly import JournalReader
 from storage.journal.retention import settle
 from storage.records import layout, records
@@ -21,6 +21,7 @@ from storage.weights.versions import pull_version
 from tasks.configuration.run_config import parse
 from tasks.learning.parking import park
 from tasks.learning.replaying import learner_at
+from tasks.learning.score_iteration import score_iteration
 from tasks.sampling.engines.weight_tensors import as_torch
 from tests.dying_store import DiesAtWrite, Killed
 from tests.small_run import (
@@ -293,3 +294,21 @@ def test_two_ranks_score_and_learn_what_one_does(tmp_path, ranks_server, model, 
     left, right = (version(store, 1) for store in stores)
     for name, tensor in left.items():
         torch.testing.assert_close(tensor, right[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_ranks_read_the_scores_that_the_first_has_waited_for(tmp_path, ranks_server, model, larger):
+    pools = {"rollout": {"count": 2, "interruptible": True}, "scoring": {"teachers": {}}}
+    teacher, sampling = {"path": str(larger), "pool": "teachers"}, {"temperature": TEMPERATURE}
+    plan_iteration(config(str(tmp_path), model, pools=pools, teacher=teacher, sampling=sampling))
+    roll_out(str(tmp_path), 0)
+    assert score_iteration(str(tmp_path), 0, 0, lambda: False, SystemClock()) == 12
+    ranks_server.launch("train_iteration 0", tmp_path, 2)
+    store = connect(str(tmp_path))
+    expected = plain(larger, store)
+    scores = stored_scores(store)
+    assert scores.keys() == expected.keys()
+    for response, (logprobs, tokens) in expected.items():
+        own = logprobs.gather(1, tokens[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(scores[response].logprobs), own, rtol=0, atol=1e-4)
+    assert "teacher/kl" in records.read(store, TrainingRecord, layout.training(0)).metrics
