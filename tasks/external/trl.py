@@ -11,8 +11,7 @@ from typing import Any
 
 from tasks.external.groups import Group
 from tasks.external.rollouts import Rollouts, rollouts
-from tasks.external.trl_contract import TrlMisfit, aligned_logprobs, same_settings
-from tasks.external.trl_worker import asynchronous
+from tasks.external.trl_worker import TrlMisfit, asynchronous, same_settings
 
 __all__ = ["REWARD", "RolloutFunc", "TrlMisfit", "asynchronous", "rollout_func", "run_rewards"]
 # The column of TRL's batch with the rewards of the run.
@@ -128,7 +127,7 @@ def _completions(groups: Sequence[Group]) -> dict[str, Any]:
     return {
         "prompt_ids": [list(group.prompt_token_ids) for group, _ in pairs],
         "completion_ids": [response.token_ids.tolist() for _, response in pairs],
-        "logprobs": [aligned_logprobs(response) for _, response in pairs],
+        "logprobs": [response.token_logprobs.tolist() for _, response in pairs],
         "env_mask": [
             [int(own and response.reward is not None) for own in response.policy_mask] for _, response in pairs
         ],

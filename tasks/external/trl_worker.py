@@ -16,14 +16,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from storage.errors import WrongInputError
 from tasks.configuration.data import SUBMITTED
 from tasks.configuration.run_config import RunConfig
 from tasks.external.groups import Group
 from tasks.external.rollouts import Rollouts, rollouts
-from tasks.external.trl_contract import TrlMisfit, aligned_logprobs, same_settings
 
 # TRL's own, when it divides rewards by their standard deviation.
 _STD_EPS = 1e-8
+
+
+class TrlMisfit(WrongInputError):  # noqa: N818 - reads as what happened
+    """A setting of TRL's trainer differs from the run's, or cannot be used with it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,6 +188,21 @@ def asynchronous(config: Mapping[str, Any] | str | Path) -> dict[str, Any]:
     return {"rollout_worker": worker, "weight_transfer": worker, "callbacks": [_following(worker)]}
 
 
+def same_settings(theirs: Any, config: RunConfig) -> None:
+    """Raise TrlMisfit for a setting that TRL and the run both have, with another value.
+
+    theirs: An object with TRL's num_generations, max_completion_length and temperature.
+    """
+    ours = {
+        "num_generations": ("run.num_generations", config.run.num_generations),
+        "max_completion_length": ("sampling.max_completion_length", config.sampling.max_completion_length),
+        "temperature": ("sampling.temperature", config.sampling.temperature),
+    }
+    for name, (field, allowed) in ours.items():
+        if (value := getattr(theirs, name)) != allowed:
+            raise TrlMisfit(f"{name}: value {value} in TRL's configuration; allowed with {field} {allowed}: {allowed}")
+
+
 def _check_run(config: RunConfig) -> None:
     for name, value, is_right, allowed in (
         ("data.source", config.data.source, config.data.source != SUBMITTED, "prompts that the run draws"),
@@ -205,13 +224,12 @@ def _samples_of(group: Group, group_id: int, offset: int) -> Iterator[RolloutSam
     prompt = [{"role": "user", "content": group.prompt}] if isinstance(group.prompt, str) else group.prompt
     before = len(group.prompt_token_ids)
     for response, reward in zip(group.responses, rewards, strict=True):
-        logprobs = np.array(aligned_logprobs(response), np.float32)
         yield RolloutSample(
             prompt=prompt,
             completion=[{"role": "assistant", "content": response.completion}],
             input_ids=np.concatenate([np.array(group.prompt_token_ids, np.int64), response.token_ids]),
             completion_mask=np.concatenate([np.zeros(before, np.int64), response.policy_mask.astype(np.int64)]),
-            old_log_probs=np.concatenate([np.zeros(before, np.float32), logprobs]),
+            old_log_probs=np.concatenate([np.zeros(before, np.float32), response.token_logprobs]),
             advantage=0.0 if reward is None else (reward - mean) / (std + _STD_EPS),
             model_version=int(response.weight_versions.min(initial=group.step)) + offset,
             group_id=group_id,

@@ -9,8 +9,7 @@ import torch
 
 import gleaner
 from tasks.external.rollouts import Rollouts
-from tasks.external.trl_contract import TrlMisfit
-from tasks.external.trl_worker import RolloutWorker
+from tasks.external.trl_worker import RolloutWorker, TrlMisfit
 from tests.external_program import arrays, settings, versions
 from tests.small_run import memory_store, roll_out
 
