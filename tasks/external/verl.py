@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from storage.errors import WrongInputError
 from tasks.external.groups import Group
+from tasks.external.handed_weights import folder_tensors
 from tasks.external.rollouts import Rollouts, rollouts
-from tasks.learning.pretrained import read_tensors
 
 _CONFIGURATION = "actor_rollout_ref.rollout.custom.gleaner"
 
@@ -96,11 +96,7 @@ class AgentLoopManager:
                 f"trainer.save_freq: no weights in {folder}; allowed: 1, with 'hf_model' among "
                 "actor_rollout_ref.actor.checkpoint.save_contents"
             )
-        # There where torch is.
-        from tasks.sampling.engines.weight_tensors import as_torch  # noqa: PLC0415
-
-        # verl stores another dtype than that of the first weights.
-        self._source.publish({name: as_torch(block) for name, block in read_tensors(folder).items()}, step=version - 1)
+        self._source.publish(folder_tensors(folder), step=version - 1)
 
     def close(self) -> None:
         """Let another program take the run at once."""
