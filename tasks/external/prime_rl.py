@@ -1,11 +1,10 @@
 """prime-rl's trainer with this project's rollouts: `feed` stands in for prime-rl's orchestrator.
 
 Both sides meet in prime-rl's output directory. `feed` writes each step's micro-batches where the trainer's filesystem
-transport reads; the trainer's filesystem broadcast writes the weights that `feed` publishes. Written for prime-rl 0.8.0,
-which itself is not imported.
+transport reads; the trainer's filesystem broadcast writes the weights that `feed` publishes. Written for prime-rl
+0.8.0, which itself is not imported.
 """
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -154,4 +153,4 @@ def _write(folder: Path, ranks: Sequence[Sequence[Any]]) -> None:
     for rank, micro_batches in enumerate(ranks):
         started = folder / f"rank_{rank}.bin.tmp"
         started.write_bytes(msgpack.packb(micro_batches))
-        os.replace(started, folder / f"rank_{rank}.bin")
+        started.replace(folder / f"rank_{rank}.bin")

@@ -1,9 +1,11 @@
 """TRL's trainers with this project's rollouts: `GRPOTrainer(..., rollout_func=gleaner.trl.rollout_func(config))`.
 
-`asynchronous` is for AsyncGRPOTrainer. GRPOTrainer asks for the completions of a batch of prompts. The batch is a step of the run: the weights of TRL's model are
-published as the step's version, the prompts are submitted, and the groups come from the run's members. TRL computes
-rewards, advantages and the update. Written for TRL 1.16; only the trainer that TRL hands over is used.
+`asynchronous` is for AsyncGRPOTrainer. GRPOTrainer asks for the completions of a batch of prompts. The batch is a step
+of the run: the weights of TRL's model are published as the step's version, the prompts are submitted, and the groups
+come from the run's members. TRL computes rewards, advantages and the update. Written for TRL 1.16; only the trainer
+that TRL hands over is used.
 """
+
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

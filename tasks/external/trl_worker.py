@@ -1,8 +1,8 @@
 """TRL's AsyncGRPOTrainer with this project's rollouts: `AsyncGRPOTrainer(..., **gleaner.trl.asynchronous(config))`.
 
-TRL trains while members generate. A worker makes TRL's samples of finished groups, with the run's rewards, and publishes
-the weights that TRL would send to a vLLM server. A step of the run is what TRL trains between two weight syncs. Written
-for TRL 1.16, whose server, ports and process group stay unused.
+TRL trains while members generate. `RolloutWorker` makes TRL's samples of finished groups, with the run's rewards, and
+publishes the weights that TRL would send to a vLLM server. A step of the run is what TRL trains between two weight
+syncs. Written for TRL 1.16, whose server, ports and process group stay unused.
 """
 
 import queue
@@ -73,7 +73,7 @@ class _Pulled(queue.Queue[RolloutSample]):
 
 
 class RolloutWorker:
-    """TRL's rollout worker and TRL's weight transfer in one; belongs to one trainer."""
+    """What TRL calls `rollout_worker` and `weight_transfer`, in one; belongs to one trainer."""
 
     def __init__(self, source: Rollouts) -> None:
         """source: Rollouts of a run that draws its prompts. Raises TrlMisfit if TRL cannot train what the run makes."""
@@ -103,7 +103,10 @@ class RolloutWorker:
         whole = config.run.num_prompts_per_step * config.run.num_generations
         batch = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
         for name, value, is_right, allowed in (
-            ("token_budget", arguments.token_budget, arguments.token_budget == 0, "0, because a step is so many samples"),
+            (
+                *("token_budget", arguments.token_budget, arguments.token_budget == 0),
+                "0, because a step is a number of samples",
+            ),
             (
                 *("max_staleness", arguments.max_staleness, arguments.max_staleness >= staleness),
                 f"at least algorithm.max_staleness ({staleness}), so that no sample is dropped",
@@ -123,7 +126,7 @@ class RolloutWorker:
         self._done = done
         self._stack.enter_context(self._source)
 
-    def count(self, done: int) -> None:
+    def follow(self, done: int) -> None:
         """Learn that TRL has done so many optimizer steps."""
         self._done = done
 
@@ -252,6 +255,6 @@ def _following(worker: RolloutWorker) -> Any:
 
         def on_step_end(self, args: Any, state: Any, *given: Any, **more: Any) -> None:
             del args, given, more
-            worker.count(state.global_step)
+            worker.follow(state.global_step)
 
     return Following()

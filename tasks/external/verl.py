@@ -87,7 +87,7 @@ class AgentLoopManager:
         )
 
     def publish(self, version: int) -> None:
-        """Publish verl's checkpoint of a step as the version of that number, unless that is there; raises VerlMisfit."""
+        """Publish verl's checkpoint of a step as the version of that number, once; raises VerlMisfit."""
         if self._source.step != version - 1:
             return
         folder = self._checkpoints / f"global_step_{version}" / "actor" / "huggingface"
@@ -177,7 +177,12 @@ def _check(config: Any, source: Rollouts) -> None:
             *("actor_rollout_ref.rollout.response_length", rollout.response_length),
             *("sampling.max_completion_length", run.sampling.max_completion_length),
         ),
-        ("actor_rollout_ref.rollout.temperature", rollout.temperature, "sampling.temperature", run.sampling.temperature),
+        (
+            "actor_rollout_ref.rollout.temperature",
+            rollout.temperature,
+            "sampling.temperature",
+            run.sampling.temperature,
+        ),
         ("trainer.save_freq", config.trainer.save_freq, "this manager", 1),
         ("trainer.critic_warmup", config.trainer.critic_warmup, "this manager", 0),
     ):

@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 
@@ -101,7 +102,7 @@ def test_each_step_is_what_the_run_has(tmp_path, model):
         assert len({len(micro_batches) for micro_batches in ranks}) == 1
         rows = {tuple(row["token_ids"]): row for row in run.responses(step - 1).to_pylist()}
         found = {}
-        for ids, mask, advantages, logprobs, positions, lengths, temperatures, names, again in sum(ranks, []):
+        for ids, mask, advantages, logprobs, positions, lengths, temperatures, names, again in chain(*ranks):
             assert len(ids) <= SEQ_LEN
             assert lengths == again
             assert positions == [place for length in lengths for place in range(length)]

@@ -81,7 +81,7 @@ class Trl:
             assert self.trained[self.done] == batch
             self.weights = {name: tensor + number * 1e-4 for name, tensor in self.weights.items()}
             self.done += 1
-            worker.count(self.done)
+            worker.follow(self.done)
             if self.done % EVERY == 0:
                 sync()
             yield
@@ -159,10 +159,16 @@ def test_a_setting_of_trl_that_cannot_be_is_refused_in_one_line(model, changes, 
 @pytest.mark.parametrize(
     ("sections", "line"),
     [
-        ({"data": {"source": "submitted"}}, r"data\.source: value 'submitted'; allowed with gleaner\.trl\.asynchronous"),
+        (
+            {"data": {"source": "submitted"}},
+            r"data\.source: value 'submitted'; allowed with gleaner\.trl\.asynchronous",
+        ),
         ({"rewards": []}, r"rewards: value \[\]"),
         ({"algorithm": {"max_staleness": 0}}, r"algorithm\.max_staleness: value 0; .* at least 1"),
-        ({"data": {"source": "arithmetic", "replay": {"runs": ["memory://other@0:1"]}}}, r"data\.replay: value 'given'"),
+        (
+            {"data": {"source": "arithmetic", "replay": {"runs": ["memory://other@0:1"]}}},
+            r"data\.replay: value 'given'",
+        ),
     ],
 )
 def test_a_run_that_trl_cannot_train_is_refused_in_one_line(model, sections, line):

@@ -1,4 +1,4 @@
-"""verl's side of the contract, by what RayPPOTrainer calls in its order; and verl's own classes where it is installed."""
+"""verl's side of the contract, by a program that calls what RayPPOTrainer calls, in its order."""
 
 import hashlib
 import shutil
