@@ -6,7 +6,9 @@ python -m pytest -m peers tests/tasks/external/test_verl_itself.py
 """
 
 import inspect
+import re
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,18 +31,24 @@ def with_verl() -> None:
 
 
 def loaded(folder, given):
-    """Both managers as RayPPOTrainer.init_workers makes them."""
-    from omegaconf import OmegaConf  # noqa: PLC0415
+    """Both managers as RayPPOTrainer.init_workers makes them, from verl's configuration and the guide's overrides."""
+    import verl.trainer  # noqa: PLC0415
+    from hydra import compose, initialize_config_dir  # noqa: PLC0415
     from verl.utils.import_utils import load_class_from_fqn  # noqa: PLC0415
 
-    rollout = {"n": 3, "prompt_length": 24, "response_length": 40, "temperature": 1.0, "custom": {"gleaner": "my.yaml"}}
-    trainer = {"save_freq": 1, "critic_warmup": 0, "default_local_dir": str(folder)}
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "trainer": trainer})
-    manager_class = load_class_from_fqn("tasks.external.verl.AgentLoopManager", "AgentLoopManager")
+    page = (Path(__file__).parents[3] / "docs/guide/your_trainer.md").read_text(encoding="utf-8")
+    given_there = re.search(r"main_ppo (.+?) \.\.\.\n", page, re.DOTALL)[1].replace("'", "").split()
+    more = ["n=3", "name=vllm", "prompt_length=24", "response_length=40"]
+    overrides = [each for each in given_there if each != "\\"]
+    overrides += [f"actor_rollout_ref.rollout.{each}" for each in more] + [f"trainer.default_local_dir={folder}"]
+    with initialize_config_dir(f"{verl.trainer.__path__[0]}/config", version_base=None):
+        config = compose("ppo_trainer", overrides)
+    rollout = config.actor_rollout_ref.rollout
+    manager_class = load_class_from_fqn(rollout.agent.agent_loop_manager_class, "AgentLoopManager")
     inspect.getmodule(manager_class).rollouts = lambda path: Rolled(given) if path == "my.yaml" else None
-    more = {"llm_client": None, "teacher_client": None, "reward_loop_worker_handles": None}
-    manager = manager_class.create(config=config, **more)
-    engine_class = load_class_from_fqn("tasks.external.verl.CheckpointEngineManager", "CheckpointEngineManager")
+    unused = {"llm_client": None, "teacher_client": None, "reward_loop_worker_handles": None}
+    manager = manager_class.create(config=config, **unused)
+    engine_class = load_class_from_fqn(rollout.checkpoint_manager_class, "CheckpointEngineManager")
     return manager, engine_class(config=None, actor_wg=None, replicas=[])
 
 
