@@ -43,9 +43,9 @@ _DOCUMENTS = (".yaml", ".yml", ".json")
 class Rollouts:
     """The rollouts of a run whose trainer is the calling program; a context manager, for one thread at a time.
 
-    `next` and `publish` take turns, step by step from 0; with algorithm.max_staleness, `next` may be so many steps
-    ahead of `publish`. Every other order is refused in one line. Members come from `gleaner join` on any machine, or
-    from the execution that is followed.
+    `next` and `publish` take turns, step by step from 0; where this process plans, `next` may be ahead of `publish` by
+    algorithm.max_staleness steps. Every other order is refused in one line. Members come from `gleaner join` on any
+    machine, or from the execution that is followed.
     """
 
     def __init__(self, config: RunConfig, clock: Clock | None = None, *, follows: bool = False) -> None:
@@ -77,9 +77,14 @@ class Rollouts:
         return self._config
 
     @property
+    def follows(self) -> bool:
+        """Whether a Flyte execution plans and concludes."""
+        return isinstance(self._plans, FollowedPlans)
+
+    @property
     def _ahead(self) -> int:
         """How many further steps this process plans beside a step."""
-        return self._config.algorithm.max_staleness if isinstance(self._plans, OwnPlans) else 0
+        return 0 if self.follows else self._config.algorithm.max_staleness
 
     @property
     def url(self) -> str:

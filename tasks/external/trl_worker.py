@@ -77,6 +77,11 @@ class RolloutWorker:
 
     def __init__(self, source: Rollouts) -> None:
         """source: Rollouts of a run that draws its prompts. Raises TrlMisfit if TRL cannot train what the run makes."""
+        if source.follows:
+            raise TrlMisfit(
+                f"config: {source.url}, which an execution plans; allowed with gleaner.trl.asynchronous: the run's "
+                "configuration, because an execution records a step after the weights of the step before"
+            )
         _check_run(source.config)
         self._source = source
         self._stack = ExitStack()

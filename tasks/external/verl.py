@@ -156,7 +156,11 @@ class CheckpointEngineManager:
 
     def update_weights(self, global_steps: int | None = None) -> dict[str, float]:
         """Publish the weights after so many steps; raises VerlMisfit."""
-        if global_steps and AgentLoopManager.latest is not None:
+        if AgentLoopManager.latest is None:
+            raise VerlMisfit(
+                "agent_loop_manager_class: another class; allowed with this checkpoint_manager_class: ours"
+            )
+        if global_steps:
             AgentLoopManager.latest.publish(global_steps)
         return {}
 

@@ -156,6 +156,12 @@ def test_a_setting_of_trl_that_cannot_be_is_refused_in_one_line(model, changes, 
         worker.check(arguments(**changes))
 
 
+def test_a_run_that_an_execution_plans_is_refused_in_one_line(model):
+    followed = Rollouts(settings("memory://trl-worker-refused", model, **STALE), follows=True)
+    with pytest.raises(TrlMisfit, match="config: memory://trl-worker-refused, which an execution plans; allowed"):
+        RolloutWorker(followed)
+
+
 @pytest.mark.parametrize(
     ("sections", "line"),
     [

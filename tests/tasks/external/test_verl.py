@@ -170,7 +170,7 @@ def test_a_setting_of_verl_that_cannot_be_is_refused_in_one_line(tmp_path, model
         AgentLoopManager(verl_config(tmp_path, **changes), Rollouts(settings("memory://verl-refused", model, **GIVEN)))
 
 
-def test_what_verl_asks_for_and_no_run_has_is_refused_in_one_line(tmp_path, model):
+def test_what_verl_asks_for_and_no_run_has_is_refused_in_one_line(tmp_path, model, monkeypatch):
     given, folder = new_run("verl-asked", model, tmp_path)
     manager = AgentLoopManager(verl_config(folder), Rolled(given))
     with pytest.raises(VerlMisfit, match=r"trainer\.test_freq.* allowed: -1"):
@@ -183,5 +183,8 @@ def test_what_verl_asks_for_and_no_run_has_is_refused_in_one_line(tmp_path, mode
     with pytest.raises(VerlMisfit, match=r"trainer\.save_freq: no weights in .*global_step_1"):
         manager.generate_sequences(batch(2))
     manager.close()
+    monkeypatch.setattr(AgentLoopManager, "latest", None)
+    with pytest.raises(VerlMisfit, match="agent_loop_manager_class: another class"):
+        CheckpointEngineManager(None, None, []).update_weights(1)
     with pytest.raises(VerlMisfit, match=r"rollout\.custom\.gleaner: not given"):
         AgentLoopManager.create(config=verl_config(folder))
