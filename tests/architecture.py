@@ -53,7 +53,7 @@ _FLYTE_MODULES = r"resources\.(pools|pod_template|flyte_admin|kubernetes_api)|ta
 CONFINED = {
     "torch": r"tasks\.learning\.(?!(padding|journal_follower|recorded_batches|pretrained)$)\w+"
     r"|tasks\.sampling\.engines\.(torch_engine|adapter_merge|\w*decoder|batch|kernels|window|row_attention|step_graphs|\w+_cache|slot_table|steady_positions|keyed_noise\w*|suffix_match_triton|weight_tensors|vllm_(engine|sampler|siblings|handover|patch))"
-    r"|tasks\.(models\.stored_names|preparing\.(model_trial|small_copy)|grading\.reward_model|(device|doctor)\.\w+)",
+    r"|tasks\.(external\.verl|models\.stored_names|preparing\.(model_trial|small_copy)|grading\.reward_model|(device|doctor)\.\w+)",
     "triton": r"tasks\.sampling\.engines\.(keyed_noise|suffix_match)_triton",
     "vllm": r"tasks\.sampling\.engines\.vllm_names",
     **dict.fromkeys(("pytest", "hypothesis"), TESTING.pattern),

@@ -11,7 +11,7 @@ from typing import Any
 from tasks.configuration.algorithm import AlgorithmConfig
 from tasks.configuration.data import SUBMITTED, DataConfig
 from tasks.configuration.optimizer import OptimizerConfig
-from tasks.configuration.trainer import EXTERNAL
+from tasks.configuration.trainer import EXTERNAL, TrainerConfig
 
 _PLACED = f"trainer.placement {EXTERNAL!r}"
 # What decides which groups the trainer gets, and in which order.
@@ -23,6 +23,8 @@ _READ_OF_ALGORITHM = {
     "filter_groups_budget",
     "filter_groups_reward",
 }
+# What a program that records groups reads, and what has a line of its own.
+_READ_OF_TRAINER = {"placement", "fleet", "device", "micro_batch_tokens_max", "group_timeout_s"}
 # What chooses rows of a source.
 _OF_ROWS = ("subset", "split", "revision", "prompt_column", "limit", "from_", "pass_rate")
 
@@ -39,7 +41,7 @@ def external_that_clash(config: Any) -> Iterator[str]:
         yield f"evaluation.data.source: value {SUBMITTED!r}; allowed: prompts of its own, because no program gives them"
     if config.trainer.is_external:
         yield from _given_in_vain(config)
-        yield from _trained_otherwise(config.algorithm, config.optimizer)
+        yield from _trained_otherwise(config)
         if config.data.source == SUBMITTED:
             yield from _with_submitted_prompts(config.data, config.algorithm)
     elif config.data.source == SUBMITTED:
@@ -60,11 +62,14 @@ def _given_in_vain(config: Any) -> Iterator[str]:
         yield "evaluation.rewards: value null; allowed without rewards: at least one"
 
 
-def _trained_otherwise(algorithm: AlgorithmConfig, optimizer: OptimizerConfig) -> Iterator[str]:
-    for section, given, default, read in (
-        ("algorithm", algorithm, AlgorithmConfig(), _READ_OF_ALGORITHM),
-        ("optimizer", optimizer, OptimizerConfig(), set()),
-    ):
+def _trained_otherwise(config: Any) -> Iterator[str]:
+    sections: dict[str, tuple[Any, set[str]]] = {
+        "algorithm": (AlgorithmConfig(), _READ_OF_ALGORITHM),
+        "optimizer": (OptimizerConfig(), set()),
+        "trainer": (TrainerConfig(), _READ_OF_TRAINER),
+    }
+    for section, (default, read) in sections.items():
+        given = getattr(config, section)
         for item in fields(default):
             value, allowed = getattr(given, item.name), getattr(default, item.name)
             if item.name not in read and value != allowed:

@@ -42,6 +42,13 @@ class Response:
     reward: float | None
     rewards: dict[str, float | None]
 
+    @property
+    def token_logprobs(self) -> npt.NDArray[np.float32]:
+        """float32 [n], the log-prob of each token at sampling; 0 for observations."""
+        found = np.zeros(len(self.token_ids), np.float32)
+        found[self.policy_mask] = self.logprobs
+        return found
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:

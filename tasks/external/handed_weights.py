@@ -42,6 +42,13 @@ def handed_blocks(handed: Mapping[str, Any] | str | Path, first: Manifest) -> di
     return blocks
 
 
+def folder_tensors(folder: Path) -> dict[str, Any]:
+    """The torch tensors of a folder whose dtypes may differ from those of the first weights; raises ModelError."""
+    from tasks.sampling.engines.weight_tensors import as_torch  # noqa: PLC0415 - where another trainer's folder is read
+
+    return {name: as_torch(block) for name, block in read_tensors(folder).items()}
+
+
 def _block(name: str, value: Any, entry: TensorEntry) -> TensorBlock:
     shape = tuple(value.shape)
     if shape != entry.shape:

@@ -43,8 +43,9 @@ _DOCUMENTS = (".yaml", ".yml", ".json")
 class Rollouts:
     """The rollouts of a run whose trainer is the calling program; a context manager, for one thread at a time.
 
-    `next` and `publish` take turns, step by step from 0; every other order is refused in one line. Members come from
-    `gleaner join` on any machine, or from the execution that is followed.
+    `next` and `publish` take turns, step by step from 0; where this process plans, `next` may be ahead of `publish` by
+    algorithm.max_staleness steps. Every other order is refused in one line. Members come from `gleaner join` on any
+    machine, or from the execution that is followed.
     """
 
     def __init__(self, config: RunConfig, clock: Clock | None = None, *, follows: bool = False) -> None:
@@ -64,10 +65,10 @@ class Rollouts:
         self._clock = SystemClock() if clock is None else clock
         self._store = MeteredStore(connect(config.run.url))
         self._plans: Plans = (FollowedPlans if follows else OwnPlans)(self._store, config, self._clock)
-        # The step whose groups were handed out last, and when they were asked for.
+        # The step whose groups were handed out last; by step, when groups were asked for, and how long they took.
         self._step: int | None = None
-        self._began_at_s = 0.0
-        self._waited_s = 0.0
+        self._began_at_s: dict[int, float] = {}
+        self._waited_s: dict[int, float] = {}
         # The version that was published last, and its tensors: the base of the next difference.
         self._base: tuple[int, dict[str, TensorBlock]] | None = None
 
@@ -76,9 +77,14 @@ class Rollouts:
         return self._config
 
     @property
+    def follows(self) -> bool:
+        """Whether a Flyte execution plans and concludes."""
+        return isinstance(self._plans, FollowedPlans)
+
+    @property
     def _ahead(self) -> int:
         """How many further steps this process plans beside a step."""
-        return self._config.algorithm.max_staleness if isinstance(self._plans, OwnPlans) else 0
+        return 0 if self.follows else self._config.algorithm.max_staleness
 
     @property
     def url(self) -> str:
@@ -133,20 +139,22 @@ class Rollouts:
         """The groups of a step as they finish, in the recorded order, which every later call repeats.
 
         Args:
-            step: An earlier step, whose groups are read again, or the first unpublished one.
+            step: An earlier step, whose groups are read again, or at most algorithm.max_staleness steps after the first
+                unpublished one.
 
         Raises:
             WrongStep: The run cannot take the step now.
             GroupTimeout: The journal has not grown for trainer.group_timeout_s.
             GradingError, CorruptObject, RunBusy: As for the train task.
         """
-        if not holds_run(self._store) or step >= next_iteration(self._store):
+        first = next_iteration(self._store) if holds_run(self._store) else 0
+        if not 0 <= step < first:
             if self._config.data.source != SUBMITTED:
-                for planned in range(step, step + self._ahead + 1):
+                for planned in dict.fromkeys((step, *range(first, first + self._ahead + 1))):
                     self._plans.plan(planned, None)
             elif not exists(self._store, layout.plan(step)):
                 raise WrongStep(f"step {step}: value of next; allowed with data.source {SUBMITTED!r}: after its submit")
-        self._step, self._began_at_s, self._waited_s = step, self._clock.wall(), 0.0
+        self._step, self._began_at_s[step], self._waited_s[step] = step, self._clock.wall(), 0.0
         return self._groups(read_plan(self._store, step))
 
     def publish(
@@ -180,7 +188,8 @@ class Rollouts:
             self._record(step, metrics or {})
         is_own = self._publish(step + 1, blocks)
         self._plans.conclude(step)
-        self._step = None
+        if self._step == step:
+            self._step = None
         return is_own
 
     def _groups(self, plan: PlanRecord) -> Iterator[Group]:
@@ -195,12 +204,13 @@ class Rollouts:
             else:
                 batches = stack.enter_context(self._plans.batches(plan, prompts, folder))
             for batch in batches:
-                self._waited_s = batches.waited_s
+                self._waited_s[plan.iteration] = batches.waited_s
                 yield from groups_of(batch, plan, prompts, batches, decode)
 
     def _record(self, step: int, metrics: Mapping[str, float]) -> None:
         """Commit the training record; the record of an earlier life of the program stays."""
         now_s = self._clock.wall()
+        began_at_s = self._began_at_s.pop(step, now_s)
         requests = self._store.requests
         graded = [each.reward for batch in read_batches(self._store, step) for each in batch.graded]
         rewards = [reward for reward in graded if reward is not None]
@@ -211,13 +221,13 @@ class Rollouts:
             metrics={name: float(value) for name, value in metrics.items()}
             | of_run
             | {
-                "timing_s/wait": self._waited_s,
+                "timing_s/wait": self._waited_s.pop(step, 0.0),
                 "requests/train_puts": float(requests.puts),
                 "requests/train_gets": float(requests.gets),
             },
             reward_errors=(),
-            started_at_s=self._began_at_s,
-            ended_at_s=max(now_s, self._began_at_s),
+            started_at_s=began_at_s,
+            ended_at_s=max(now_s, began_at_s),
         )
         records.commit(self._store, layout.training(step), record)
 

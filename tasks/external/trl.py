@@ -1,8 +1,9 @@
-"""TRL's GRPOTrainer with this project's rollouts: `GRPOTrainer(..., rollout_func=gleaner.trl.rollout_func(config))`.
+"""TRL's trainers with this project's rollouts: `GRPOTrainer(..., rollout_func=gleaner.trl.rollout_func(config))`.
 
-TRL asks for the completions of a batch of prompts. The batch is a step of the run: the weights of TRL's model are
-published as the step's version, the prompts are submitted, and the groups come from the run's members. TRL computes
-rewards, advantages and the update. Written for TRL 1.16; only the trainer that TRL hands over is used.
+`asynchronous` is for AsyncGRPOTrainer. GRPOTrainer asks for the completions of a batch of prompts. The batch is a step
+of the run: the weights of TRL's model are published as the step's version, the prompts are submitted, and the groups
+come from the run's members. TRL computes rewards, advantages and the update. Written for TRL 1.16; only the trainer
+that TRL hands over is used.
 """
 
 import math
@@ -10,16 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from storage.errors import WrongInputError
-from tasks.external.groups import Group, Response
+from tasks.external.groups import Group
 from tasks.external.rollouts import Rollouts, rollouts
+from tasks.external.trl_worker import TrlMisfit, asynchronous, same_settings
 
+__all__ = ["REWARD", "RolloutFunc", "TrlMisfit", "asynchronous", "rollout_func", "run_rewards"]
 # The column of TRL's batch with the rewards of the run.
 REWARD = "run_reward"
-
-
-class TrlMisfit(WrongInputError):  # noqa: N818 - reads as what happened
-    """A setting of TRL's trainer differs from the run's, or cannot be used with it."""
 
 
 class RolloutFunc:
@@ -70,17 +68,7 @@ class RolloutFunc:
 
     def _open(self, trainer: Any) -> None:
         """Compare the settings of TRL with the run's, and learn of the end of TRL's training."""
-        run = self._source.config
-        for name, theirs, field, ours in (
-            ("num_generations", trainer.num_generations, "run.num_generations", run.run.num_generations),
-            (
-                *("max_completion_length", trainer.max_completion_length),
-                *("sampling.max_completion_length", run.sampling.max_completion_length),
-            ),
-            ("temperature", trainer.temperature, "sampling.temperature", run.sampling.temperature),
-        ):
-            if theirs != ours:
-                raise TrlMisfit(f"{name}: value {theirs} in GRPOConfig; allowed with {field} {ours}: {ours}")
+        same_settings(trainer, self._source.config)
         if trainer.accelerator.num_processes != 1:
             raise TrlMisfit(
                 f"accelerate: {trainer.accelerator.num_processes} processes; allowed with rollout_func: 1, because a "
@@ -141,17 +129,12 @@ def _completions(groups: Sequence[Group]) -> dict[str, Any]:
     return {
         "prompt_ids": [list(group.prompt_token_ids) for group, _ in pairs],
         "completion_ids": [response.token_ids.tolist() for _, response in pairs],
-        "logprobs": [_logprobs(response) for _, response in pairs],
+        "logprobs": [response.token_logprobs.tolist() for _, response in pairs],
         "env_mask": [
             [int(own and response.reward is not None) for own in response.policy_mask] for _, response in pairs
         ],
         REWARD: [response.reward for _, response in pairs],
     }
-
-
-def _logprobs(response: Response) -> list[float]:
-    sampled = iter(response.logprobs.tolist())
-    return [next(sampled) if own else 0.0 for own in response.policy_mask]
 
 
 def _ending(source: RolloutFunc, trainer: Any) -> Any:

@@ -23,11 +23,21 @@ def test_a_run_of_an_external_trainer_may_have_no_rewards_and_submitted_prompts(
     assert (config.rewards, config.trainer.is_external) == ((), True)
 
 
+def test_what_a_program_that_records_groups_reads_may_be_given():
+    trainer = {"device": "cpu", "micro_batch_tokens_max": 64, "group_timeout_s": 1.0}
+    assert parsed(trainer={**EXTERNAL["trainer"], **trainer}).trainer.micro_batch_tokens_max == 64
+
+
 @pytest.mark.parametrize(
     ("sections", "line"),
     [
         ({"optimizer": {"learning_rate": 0.1}}, r"optimizer\.learning_rate: value 0\.1; allowed with .*: 1e-06"),
         ({"algorithm": {"kl_coef": 0.1}}, r"algorithm\.kl_coef: value 0\.1; allowed with .*because the trainer has"),
+        ({"trainer": {**EXTERNAL["trainer"], "nnodes": 2}}, r"trainer\.nnodes: value 2; allowed with .*: 1, because"),
+        (
+            {"trainer": {**EXTERNAL["trainer"], "dtype": "bfloat16"}},
+            r'trainer\.dtype: value "bfloat16"; allowed with .*: "float32", because the trainer has its own',
+        ),
         ({"lora": {"rank": 2}}, "lora: given; allowed with"),
         ({"planning": {"seeding": "auto"}}, "because the trainer's machines are not of this run"),
         ({"trainer": {"placement": "own"}, "data": {"source": "submitted"}}, r"data\.source: value 'submitted'"),

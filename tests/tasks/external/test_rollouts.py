@@ -148,6 +148,27 @@ def test_rollout_runs_ahead_by_the_staleness_that_is_allowed(tmp_path, model):
     assert sampled_from == [{0}, {0}, {1}]
 
 
+def test_groups_of_the_next_step_are_taken_ahead_of_publish(tmp_path, model):
+    url = str(tmp_path / "run")
+    given = settings(url, model, algorithm={"max_staleness": 1}, **KEPT)
+    with Rollouts(given) as rollouts:
+        first = rollouts.next(0)
+        roll_out(url, 0)
+        groups = list(first)
+        ahead = rollouts.next(1)
+        roll_out(url, 1)
+        begun = [next(ahead)]
+        with pytest.raises(WrongStep, match="allowed now: 0 to 1"):
+            rollouts.next(2)
+        assert rollouts.publish(trained(arrays(url, 0), groups), step=0)
+        taken = seen([*begun, *ahead])
+        assert rollouts.publish(arrays(url, 1))
+        assert seen(rollouts.next(1)) == taken
+    reports = [read_report(connect(url), step) for step in range(2)]
+    assert [len(group[4]) for group in taken] == [3] * 4
+    assert [report.metrics["timing_s/wait"] >= 0 for report in reports] == [True, True]
+
+
 def test_replayed_groups_name_their_source(tmp_path, model):
     first, second = (str(tmp_path / name) for name in ("first", "second"))
     taken = advance(settings(first, model), 1)[0]

@@ -114,7 +114,7 @@ def test_a_trainer_that_is_started_again_gets_the_same_completions_and_publishes
         (
             {"num_generations": 4},
             batch(0),
-            "num_generations: value 4 in GRPOConfig; allowed with run.num_generations 3",
+            "num_generations: value 4 in TRL's configuration; allowed with run.num_generations 3: 3",
         ),
         ({"temperature": 0.5}, batch(0), "temperature: value 0.5"),
         ({"accelerator": SimpleNamespace(num_processes=2)}, batch(0), "accelerate: 2 processes; allowed"),
