@@ -218,6 +218,59 @@ def test_a_plan_killed_at_any_write_has_the_same_stored_responses(model, other):
         assert (read_plan(store, 0).replayed, stored(store)) == (plan.replayed, expected), writes
 
 
+def damage(store):
+    """Flip a bit of every part of stored responses; returns the parts as they were."""
+    bodies = {key: store.get(key) for each in range(ITERATIONS) for key in store.list(layout.responses_parts(each))}
+    assert bodies
+    for key, body in bodies.items():
+        store.put(key, body[:-40] + bytes([body[-40] ^ 1]) + body[-39:])
+    return bodies
+
+
+@pytest.mark.parametrize("look", [check_files, plan_iteration])
+def test_a_damaged_source_is_one_line_before_anything_of_the_iteration_is_written(model, other, look):
+    store = memory_store("replay")
+    plan_iteration(replaying(model))
+    expected = read_plan(store, 0).replayed, stored(store)
+    store = memory_store("replay")
+    bodies = damage(other)
+    line = (
+        rf"^data\.replay\.runs: iteration [12] of {OTHER}: object '.*' is corrupt: .*; allowed: iterations whose resp"
+    )
+    with pytest.raises(ReplayError, match=line) as refused:
+        look(replaying(model))
+    assert "\n" not in str(refused.value)
+    assert not store.list(layout.iteration(0))
+    for key, body in bodies.items():
+        other.put(key, body)
+    plan_iteration(replaying(model))
+    assert (read_plan(store, 0).replayed, stored(store)) == expected
+
+
+def test_a_source_that_is_gone_after_the_plan_is_asked_for_only_while_responses_are_missing(model, other):
+    kept, store = everything(other), memory_store("replay", DiesAtWrite("replay", {}))
+    plan_iteration(replaying(model))
+    expected = read_plan(store, 0), stored(store)
+    memory_store("replay-other")
+    plan_iteration(replaying(model))
+    assert (read_plan(store, 0), stored(store)) == expected
+    holding(kept, "replay-other")
+    writes = store.written.index(layout.plan(0)) + 1
+    store = memory_store("replay", DiesAtWrite("replay", {}, writes))
+    with pytest.raises(Killed):
+        prepare(replaying(model), EXECUTION, ManualClock())
+    store.left = 1 << 30
+    memory_store("replay-other")
+    before = everything(store).keys()
+    with pytest.raises(ReplayError, match=rf"data\.replay\.runs: .*{OTHER}.*no"):
+        plan_iteration(replaying(model))
+    # No claim of an attempt that can write nothing.
+    assert not [key for key in everything(store).keys() - before if key.startswith(layout.iteration(0))]
+    holding(kept, "replay-other")
+    plan_iteration(replaying(model))
+    assert (read_plan(store, 0).replayed, stored(store)) == (expected[0].replayed, expected[1])
+
+
 def stored(store):
     rows = read_responses(store, 0)
     return [(row.response, row.token_ids.tolist(), row.logprobs.tobytes()) for row in rows]
