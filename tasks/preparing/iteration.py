@@ -84,11 +84,14 @@ def _place_of(url: str) -> tuple[ObjectStore, bool]:
     return store, is_new
 
 
-def _check_model(config: RunConfig, model_dir: Path, *, is_new: bool) -> None:
-    """Refuse a model that engine or trainer cannot hold; for a new run also a model that neither can use."""
+def _check_model(config: RunConfig, teacher: TeacherConfig | None, model_dir: Path, *, is_new: bool) -> None:
+    """Refuse a model that engine or trainer cannot hold; for a new run also a model that neither can use.
+
+    teacher: with local paths; a teacher that the run holds has none, and is passed over.
+    """
     doubts = check_engine_fits(config, model_dir)
     try:
-        doubts += check_trainer_fits(config, model_dir)
+        doubts += check_trainer_fits(config, model_dir, teacher)
     except TrainerMisfit as error:
         if is_new:
             raise
@@ -172,7 +175,7 @@ def prepare(
         prompts, known = (submitted, None) if submitted else _load(store, local, is_new=is_new)
         _check_rewards(local, prompts, held, is_new=is_new)
         model_dir = model_directory_of_run(store, local, inputs.folder)
-        _check_model(config, model_dir, is_new=is_new)
+        _check_model(config, local.teacher, model_dir, is_new=is_new)
         tokenizer = cache(partial(prompt_tokenizer, config, model_dir, is_new=is_new))
         if is_new:
             _warn(settings_in_vain(config))
