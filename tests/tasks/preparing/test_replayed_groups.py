@@ -16,12 +16,10 @@ from storage.records.prompt_table import read_prompts
 from storage.records.records import TrainingRecord
 from storage.records.run import num_drawn, read_plan
 from storage.weights.tensor_sets import read_manifest
-from storage.weights.versions import pull_version
 from tasks.configuration.run_config import ConfigError, digest, dump, parse
 from tasks.preparing.checks import check_files
 from tasks.preparing.iteration import prepare
 from tasks.preparing.replayed_groups import ReplayError, choose_replayed
-from tasks.sampling.engines.weight_tensors import as_torch
 from tasks.sampling.session.standing import slot_in
 from tests.dying_store import DiesAtWrite, Killed
 from tests.regraded_run import holding
@@ -34,7 +32,9 @@ from tests.small_run import (
     memory_store,
     plan_iteration,
     roll_out,
+    same,
     train_small,
+    weights,
 )
 
 OTHER, URL = "memory://replay-other", "memory://replay"
@@ -76,16 +76,6 @@ def objects(model):
 @pytest.fixture
 def other(objects):
     return holding(objects, "replay-other")
-
-
-def weights(store, version):
-    return {
-        name: as_torch(block).clone() for name, block in pull_version(store, version, None, ManualClock())[1].items()
-    }
-
-
-def same(left, right):
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 def rows_of(store, iteration):
