@@ -236,7 +236,8 @@ def _teacher_sizes(config: RunConfig, shown: list[ForecastInput]) -> Iterator[Mo
             folder = config_folder(config, model) if on_hub else expanded(path)
             size = size_from_config(model_fields(folder), VALUE_BYTES[config.trainer.dtype])
         except ValueError as error:
-            shown.append(ForecastInput(name=field, value="unknown: left out of memory and time", source=str(error)))
+            source = str(error).replace("policy.path", field)
+            shown.append(ForecastInput(name=field, value="unknown: left out of memory and time", source=source))
             continue
         words = f"{size.parameters / 1e9:.2f} billion parameters, without training"
         shown.append(ForecastInput(name=field, value=words, source=f"counted from {folder / CONFIG}"))

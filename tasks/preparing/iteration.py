@@ -87,7 +87,7 @@ def _place_of(url: str) -> tuple[ObjectStore, bool]:
 def _check_model(config: RunConfig, teacher: TeacherConfig | None, model_dir: Path, *, is_new: bool) -> None:
     """Refuse a model that engine or trainer cannot hold; for a new run also a model that neither can use.
 
-    teacher: with local paths; a teacher that the run holds has none, and is passed over.
+    teacher: with local paths, which may be gone once the run holds the teacher; it is passed over then.
     """
     doubts = check_engine_fits(config, model_dir)
     try:
