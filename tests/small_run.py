@@ -4,17 +4,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from storage.clock import Clock, ManualClock, SystemClock
+from storage.journal.assembly import Assembled, JournalReader
 from storage.records.records import CONTROL_POOL, ReportRecord, TrainingRecord
 from storage.records.run import read_plan
 from storage.stores import connect
 from storage.stores.memory import MemoryStore
 from storage.stores.store import ObjectStore, StoreUnavailable
+from storage.weights.versions import pull_version
 from tasks.configuration.references import PlanReference
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.learning.train_iteration import train_iteration
 from tasks.preparing.iteration import prepare
 from tasks.reporting.conclusion import conclude_iteration
+from tasks.sampling.engines.weight_tensors import as_torch
 from tasks.sampling.session.member import generate_slot
 from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 
@@ -96,6 +101,25 @@ def roll_out(url: str, iteration: int) -> None:
 
 def train_small(url: str, iteration: int) -> TrainingRecord:
     return train_iteration(url, iteration, EXECUTION, SystemClock())
+
+
+def weights(store: ObjectStore, version: int) -> dict[str, torch.Tensor]:
+    """The tensors of a published version by name."""
+    _, blocks = pull_version(store, version, None, ManualClock())
+    return {name: as_torch(block).clone() for name, block in blocks.items()}
+
+
+def same(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> bool:
+    """Whether both have equal names, and equal values to the bit."""
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def assembled(store: ObjectStore, iteration: int = 0) -> list[Assembled]:
+    """Every response of an iteration by number, as the journal has it."""
+    plan = read_plan(store, iteration)
+    reader = JournalReader(store, plan)
+    reader.refresh()
+    return [reader.assemble(response) for response in range(plan.num_responses)]
 
 
 def learned(metrics: Mapping[str, float]) -> dict[str, float]:

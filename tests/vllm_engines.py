@@ -4,8 +4,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tasks.configuration.rollout import SpeculationConfig, VllmConfig
-from tasks.sampling.engines.testing import CONTEXT_LENGTH
+from tasks.sampling.engines.testing import CONTEXT_LENGTH, EngineContract
 from tasks.sampling.engines.vllm_engine import VllmEngine
 from tasks.sampling.engines.vllm_names import installed_version
 from tests.tiny_model import VOCAB_SIZE, tiny_config, tiny_model, weight_blocks
@@ -67,3 +69,22 @@ class EnginePool:
     def close(self) -> None:
         for engine in self._all:
             engine.close()
+
+
+class VllmContract(EngineContract):
+    """The contract of every engine, for the engines of the pool that the fixture `pool_name` is."""
+
+    prefill_block = 32
+    pool_name = "pool"
+    pool: EnginePool
+
+    @pytest.fixture
+    def engine_factory(self, request: pytest.FixtureRequest) -> Any:
+        self.pool = request.getfixturevalue(self.pool_name)
+        return self.pool.take
+
+    def release(self, engine: VllmEngine) -> None:
+        self.pool.give_back(engine)
+
+    def weights(self, version: int) -> Any:
+        return weight_blocks(tiny_model(vllm_tiny_config(), seed=version))

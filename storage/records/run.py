@@ -183,6 +183,11 @@ def next_iteration(store: ObjectStore) -> int:
     return low
 
 
+def first_open(store: ObjectStore) -> int:
+    """The first iteration without a report, 0 without a run; raises CorruptObject for a run of another format."""
+    return next_iteration(store) if holds_run(store) else 0
+
+
 def read_plan(store: ObjectStore, iteration: int) -> PlanRecord:
     """The plan of one iteration; raises ObjectMissing if there is none yet."""
     return records.read(store, PlanRecord, layout.plan(iteration))

@@ -11,6 +11,7 @@ from storage.errors import GleanerError
 from storage.fleet import fleet_layout
 from storage.fleet.fleet_reading import has_left, read_run, waiting_runs
 from storage.fleet.fleet_records import GIB, AdmittedRun, FleetRecord, Prediction
+from storage.paths import expanded
 from storage.records import records
 from storage.records.run import exists, holds_run, reports
 from storage.stores.connect import connect
@@ -18,7 +19,7 @@ from storage.stores.store import ConflictingRecord, ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.crew_model.events import Stalled
 from tasks.forecasting.expected_profile import expected_profile
-from tasks.hub.policy_size import policy_parameters
+from tasks.hub.policy_size import HubModel, hub_parameters, policy_of
 from tasks.hub.repositories import names_repository
 from tasks.learning.pretrained import count_parameters
 from tasks.sharing.admission_forecast import Choice, choices
@@ -246,14 +247,29 @@ def _new_run(config: RunConfig, model: Path, profile: Profile, clock: Clock) -> 
 
 
 def expected_state_bytes(config: RunConfig, model: Path) -> int:
-    """The bytes of a run's resident state: float32 parameters and moments, the reference, and the critic.
+    """The bytes of a run's resident state, as `resident_state_bytes`.
 
     Parameters are counted in the headers of the files of `model`; for an id on the hub no weights are downloaded.
     Raises ModelError for unreadable files, and HubError.
     """
-    on_hub = names_repository(config.policy.path)
-    parameters = policy_parameters(config) if on_hub else count_parameters(model)
-    return int(resident_state_bytes(config, parameters))
+    parameters = _parameters(config, policy_of(config), model)
+    return int(resident_state_bytes(config, parameters, _teacher_parameters(config)))
+
+
+def _teacher_parameters(config: RunConfig) -> int:
+    """The parameters of all teachers that are at hand; raises as `expected_state_bytes`."""
+    teacher, total = config.teacher, 0
+    if teacher is None:
+        return total
+    for name, path in teacher.in_trainer.items():
+        # A run that has copied a teacher does without the directory.
+        if names_repository(path) or expanded(path).is_dir():
+            total += _parameters(config, HubModel(path, teacher.revision, teacher.field_of(name)), expanded(path))
+    return total
+
+
+def _parameters(config: RunConfig, model: HubModel, directory: Path) -> int:
+    return hub_parameters(config, model) if names_repository(model.repo) else count_parameters(directory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,6 +94,11 @@ def _replays_that_clash(config: Any) -> Iterator[str]:
             "data.replay: given; allowed with algorithm.importance_sampling 'none': null, because the loss does not "
             "correct for another sampler"
         )
+    elif algorithm.old_logprobs == "sampler" and config.teacher is not None and config.teacher.top_k is None:
+        yield (
+            "algorithm.old_logprobs: value 'sampler'; allowed with data.replay and a teacher without top_k: 'trainer', "
+            "because log(policy / teacher) of a stored token needs the policy's log-prob"
+        )
     if config.turns is not None:
         yield "data.replay: given; allowed with turns: null"
     if algorithm.filter_groups:

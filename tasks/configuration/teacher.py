@@ -70,6 +70,11 @@ class TeacherConfig:
         """The directory, or the id, of each teacher by name."""
         return {ONLY: self.path} if self.path is not None else dict(self.paths)
 
+    @property
+    def in_trainer(self) -> dict[str, str]:
+        """The teachers that the trainer's processes load, as in `models`: none with `pool`."""
+        return {} if self.pool else self.models
+
     def head_size(self, vocabulary: int) -> int:
         """How many tokens a head has, 0 without `top_k`; vocabulary: the policy's number of tokens."""
         return min(self.top_k or 0, vocabulary)

@@ -18,7 +18,7 @@ from storage.process_identity import process_name
 from storage.records import layout
 from storage.records.prompt_table import PromptRow
 from storage.records.records import PlanRecord
-from storage.records.run import exists, holds_run, next_iteration, read_plan, release_lease
+from storage.records.run import exists, first_open, read_plan, release_lease
 from storage.stores.store import ObjectMissing, ObjectStore, StorageError
 from storage.waiting import Wait
 from tasks.concluding.iteration import commit_and_report
@@ -74,7 +74,7 @@ class OwnPlans:
         self._holds_lease = False
 
     def plan(self, step: int, submitted: PromptSet | None) -> None:
-        first = next_iteration(self._store) if holds_run(self._store) else 0
+        first = first_open(self._store)
         ahead = self._config.algorithm.max_staleness
         if not first <= step <= first + ahead or (step > first and not exists(self._store, layout.plan(step - 1))):
             raise WrongStep(
@@ -139,6 +139,8 @@ class FollowedPlans:
 
     def plan(self, step: int, submitted: PromptSet | None) -> None:
         del submitted
+        if step < 0:
+            raise WrongStep(f"step: value {step}; allowed: at least 0")
         if not self._thread.is_alive():
             self._thread.start()
         waits = self._waits_for(

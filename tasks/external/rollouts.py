@@ -16,7 +16,7 @@ from storage.clock import Clock, SystemClock
 from storage.journal.compaction import read_batches
 from storage.records import layout, model_files, prompt_table, records
 from storage.records.records import PlanRecord, TrainingRecord
-from storage.records.run import connect_to_run, exists, holds_run, is_trained, next_iteration, read_plan, read_run
+from storage.records.run import connect_to_run, exists, first_open, is_trained, read_plan, read_run
 from storage.stores.connect import connect
 from storage.stores.metered import MeteredStore
 from storage.stores.store import ConflictingRecord, ObjectStore
@@ -94,14 +94,12 @@ class Rollouts:
     @property
     def step(self) -> int:
         """The first step without a published version: where a program that is started again goes on."""
-        if not holds_run(self._store):
-            return 0
-        first = next_iteration(self._store)
+        first = first_open(self._store)
         return first + (exists(self._store, layout.plan(first)) and is_trained(self._store, first))
 
     def __enter__(self) -> Self:
         """Conclude a step that an earlier life of the program has published and not concluded."""
-        first = next_iteration(self._store) if holds_run(self._store) else 0
+        first = first_open(self._store)
         if self.step > first:
             self._plans.conclude(first)
         return self
@@ -129,7 +127,7 @@ class Rollouts:
         if self._config.data.source != SUBMITTED:
             raise WrongStep(f"data.source: value {self._config.data.source!r}; allowed for submit: {SUBMITTED!r}")
         given = SubmittedPrompts(prompts)
-        if not holds_run(self._store) or step >= next_iteration(self._store):
+        if step not in range(first_open(self._store)):
             self._plans.plan(step, given)
         held = [row.prompt_id for row in prompt_table.read_prompts(self._store, read_plan(self._store, step))]
         if held != [prompt.id for prompt in given]:
@@ -147,7 +145,7 @@ class Rollouts:
             GroupTimeout: The journal has not grown for trainer.group_timeout_s.
             GradingError, CorruptObject, RunBusy: As for the train task.
         """
-        first = next_iteration(self._store) if holds_run(self._store) else 0
+        first = first_open(self._store)
         if not 0 <= step < first:
             if self._config.data.source != SUBMITTED:
                 for planned in dict.fromkeys((step, *range(first, first + self._ahead + 1))):

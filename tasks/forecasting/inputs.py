@@ -26,7 +26,7 @@ from tasks.forecasting.probe import NoProbe, Probe
 from tasks.forecasting.response_lengths import ResponseLengths
 from tasks.forecasting.scenario import LengthsScenario, Policy, ToolsScenario, TrainerScenario, WorkScenario
 from tasks.forecasting.trainer_inputs import state_s, trainer_scenario
-from tasks.hub.policy_size import config_folder
+from tasks.hub.policy_size import HubModel, config_folder, policy_of
 from tasks.hub.repositories import HubError, names_repository
 from tasks.planning.division import groups_in_budget
 from tasks.sampling.engines.choose import engine_settings
@@ -84,6 +84,7 @@ def gather(config: RunConfig, probe: Probe | NoProbe) -> ForecastInputs:
         config=config,
         probe=measured,
         size=_model_size(config, measured, shown),
+        teachers=tuple(_teacher_sizes(config, shown)),
         mean=mean,
         # A token is decoded at the context of its moment, so long responses count by their tokens.
         context=config.forecast.prompt_tokens + float((drawn**2).sum() / drawn.sum()) / 2,
@@ -185,7 +186,7 @@ def _model_folder(config: RunConfig, probe: Probe | None) -> Path:
     """
     if names_repository(config.policy.path):
         try:
-            return config_folder(config)
+            return config_folder(config, policy_of(config))
         except HubError as error:
             if probe is None:
                 raise HubError(f"{error}; a forecast also does with forecast.parameters_billions") from None
@@ -221,6 +222,29 @@ def _model_size(config: RunConfig, probe: Probe | None, shown: list[ForecastInpu
     words += f" parameters in {found.layers} layers, {found.kv_bytes_per_token:,.0f} bytes of cache per token"
     shown.append(ForecastInput(name="model", value=words, source=source))
     return found
+
+
+def _teacher_sizes(config: RunConfig, shown: list[ForecastInput]) -> Iterator[ModelSize]:
+    """The size of each teacher whose config.json is at hand; further ones are shown as left out."""
+    if config.teacher is None:
+        return
+    if config.teacher.pool:
+        words = "left out of time and cost"
+        shown.append(ForecastInput(name="teacher.pool", value=words, source=f"scorers of pool {config.teacher.pool}"))
+    for name, path in config.teacher.in_trainer.items():
+        field = config.teacher.field_of(name)
+        try:
+            on_hub = names_repository(path)
+            model = HubModel(path, config.teacher.revision, field)
+            folder = config_folder(config, model) if on_hub else expanded(path)
+            size = size_from_config(model_fields(folder), VALUE_BYTES[config.trainer.dtype])
+        except ValueError as error:
+            source = str(error).replace("policy.path", field)
+            shown.append(ForecastInput(name=field, value="unknown: left out of memory and time", source=source))
+            continue
+        words = f"{size.parameters / 1e9:.2f} billion parameters, without training"
+        shown.append(ForecastInput(name=field, value=words, source=f"counted from {folder / CONFIG}"))
+        yield size
 
 
 def _show_weights(facts: KnownFacts) -> None:

@@ -20,6 +20,7 @@ class KnownFacts:
         config: configuration of the run.
         probe: measurements of the run; None before the first committed iteration.
         size: size of the model; None if unknown.
+        teachers: sizes of the teachers, as far as known.
         mean: mean tokens of a response.
         context: mean tokens before a decoded token.
         shown: every figure in words with its source, in the order of discovery.
@@ -30,6 +31,7 @@ class KnownFacts:
     size: ModelSize | None
     mean: float
     context: float
+    teachers: tuple[ModelSize, ...] = ()
     shown: list[ForecastInput] = field(default_factory=list)
 
     def show(self, name: str, value: str, source: str) -> None:

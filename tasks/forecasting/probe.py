@@ -12,7 +12,7 @@ import numpy as np
 
 from storage.records.planning_records import PoolObservation
 from storage.records.records import TRAIN_POOL, ReportRecord
-from storage.records.run import holds_run, next_iteration, read_report
+from storage.records.run import first_open, read_report
 from storage.stores.connect import connect
 from storage.stores.store import ObjectStore, StoreDenied, StoreUnavailable
 from tasks.history.planning_inputs import REPORTS_READ
@@ -106,7 +106,7 @@ def probe_run(url: str) -> Probe | NoProbe:
 
 def probe(store: ObjectStore) -> Probe | NoProbe:
     """The measurements of the run in this store; raises CorruptObject for a run of another format."""
-    committed = next_iteration(store) if holds_run(store) else 0
+    committed = first_open(store)
     if not committed:
         return NoProbe(reason=f"{store.url} holds no committed iteration")
     first = max(0, committed - REPORTS_READ)

@@ -1,5 +1,6 @@
 """The inputs about the trainer's machines: the fit of the model, the speed of training, and engines for seeding."""
 
+import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,12 +11,14 @@ from tasks.forecasting.engine_estimate import train_s_per_token
 from tasks.forecasting.engine_inputs import EngineFigures, device, engine_figures
 from tasks.forecasting.known_facts import KnownFacts
 from tasks.forecasting.scenario import PhaseScenario, TrainerScenario
-from tasks.planning.trainer_memory import Machine, doubted, kept_bytes, misfit, trainer_memory
+from tasks.planning.trainer_memory import Machine, doubted, kept_bytes, misfit, state_in_words, trainer_memory
 from tasks.sharing.admission_forecast import COPIED_BYTES_PER_S, expected_switch_s
 from tasks.sharing.residents import resident_state_bytes
 
 # Between the store and all of the trainer's machines together, and from published weights to the next plan.
 LINK_GBPS, CONTROL_S = 100.0, 30.0
+# Operations per parameter and token of a forward pass.
+SCORING_FLOPS = 2.0
 
 
 def trainer_scenario(facts: KnownFacts) -> TrainerScenario:
@@ -94,7 +97,13 @@ def _train_s_per_token(facts: KnownFacts, gpus: int) -> float:
         # The prompt is trained on with every response.
         per_generated = (forecast.prompt_tokens + facts.mean) / facts.mean
         found = train_s_per_token(facts.sized(), machine, operations) * per_generated
-        source = f"estimated: {operations:g} operations per parameter and token, {machine.gpus} x "
+        source = f"estimated: {operations:g} operations per parameter and token, "
+        if facts.teachers:
+            # A response has one of the teachers; the configuration does not tell how often each comes.
+            scoring = [train_s_per_token(teacher, machine, SCORING_FLOPS) for teacher in facts.teachers]
+            found += statistics.fmean(scoring) * per_generated
+            source += f"{SCORING_FLOPS:g} per parameter of {'a' if len(scoring) > 1 else 'the'} teacher, "
+        source += f"{machine.gpus} x "
         source += f"{machine.accelerator.name} at {machine.mfu:.0%}"
     facts.show(f"{TRAIN_POOL}: step", f"{1 / found:.0f} generated tokens/s", source)
     return found
@@ -112,17 +121,18 @@ def _check_memory(facts: KnownFacts, gpus: int) -> None:
     if machine is None:
         return
     sheet = machine.accelerator
-    found = trainer_memory(config, facts.size, Machine(device_bytes=sheet.memory_bytes, processes=gpus))
-    refusal = misfit(config, facts.size, sheet, gpus)
+    memory = Machine(device_bytes=sheet.memory_bytes, processes=gpus, teachers=facts.teachers)
+    found = trainer_memory(config, facts.size, memory)
+    refusal = misfit(config, facts.size, sheet, memory)
     if refusal is not None:
         raise ValueError(refusal)
     words = f"{found.state / 1e9:,.0f} GB of {gpus * sheet.memory_bytes / 1e9:,.0f}"
-    each_words = f"{found.state / facts.size.parameters:.3g} bytes per parameter"
+    each_words = state_in_words(found, facts.size)
     facts.show(f"{TRAIN_POOL}: memory", words, f"{each_words}, without activations, over {gpus} processes")
     tokens, layers = found.pass_tokens, "" if config.trainer.gradient_checkpointing else "out"
     words = f"{found.activations / 1e9:,.1f} GB for each process, in a pass of {tokens:,} tokens"
     source = f"estimated, with{layers} trainer.gradient_checkpointing"
-    if (doubt := doubted(config, facts.size, sheet, gpus)) is not None:
+    if (doubt := doubted(config, facts.size, sheet, memory)) is not None:
         source += f"; {doubt}"
     facts.show(f"{TRAIN_POOL}: activations", words, source)
 
@@ -209,7 +219,8 @@ def _phase(facts: KnownFacts) -> PhaseScenario | None:
 
 def _switch_s(facts: KnownFacts) -> float:
     """Seconds in which another run's state leaves a host's device and the run's own state returns."""
-    size = resident_state_bytes(facts.config, facts.sized().parameters)
+    teachers = sum(teacher.parameters for teacher in facts.teachers)
+    size = resident_state_bytes(facts.config, facts.sized().parameters, teachers)
     switch_s = expected_switch_s(size)
     told = f"estimated: states of {size / 1e9:,.0f} GB, copied to and from memory at {COPIED_BYTES_PER_S / 1e9:g} GB/s"
     facts.show(f"{TRAIN_POOL}: switch", f"{switch_s:.1f} s from another run's state to this one's", told)
@@ -239,6 +250,8 @@ def _restored_bytes(facts: KnownFacts) -> tuple[float, str]:
     # What is not trained comes from the run's first weights: under adapters, and as the reference.
     if config.lora is not None or config.algorithm.needs_reference:
         parts["the first weights"] = weights
+    if facts.teachers:
+        parts["teachers"] = sum(teacher.bytes for teacher in facts.teachers)
     return sum(parts.values()), " and ".join(f"{size / 1e9:.0f} GB of {name}" for name, size in parts.items())
 
 
@@ -259,12 +272,12 @@ def flops_per_parameter(config: RunConfig) -> float:
 
     Recomputed activations add 2, frozen weights (LoRA) save 2. A KL term adds a forward pass, and log-probs before
     several optimizer steps add a forward pass. A critic of the policy's size adds as much as the policy, and a forward
-    pass for values.
+    pass for values. A teacher's forward pass is not here, because a teacher has a size of its own.
     """
     algorithm = config.algorithm
     trained = 6.0 + 2.0 * config.trainer.gradient_checkpointing
     steps = algorithm.num_epochs * (trained - 2.0 * (config.lora is not None))
-    passes = 2.0 * algorithm.needs_reference
+    passes = SCORING_FLOPS * algorithm.needs_reference
     several = algorithm.num_epochs > 1 or algorithm.num_mini_batches > 1
     passes += 2.0 * (several and algorithm.old_logprobs == "trainer")
     if algorithm.estimator.needs_critic:

@@ -25,6 +25,9 @@ _LOGIT_BYTES, _CHUNK_BYTES_MIN, _CHUNK_BYTES_MAX, _CHUNK_SHARE = 16, 1 << 28, 1 
 # Of a GPU's memory: CUDA's context and fragments take the rest; and beside a state, activations do at the least.
 USABLE_SHARE, STATE_SHARE_MAX = 0.95, 0.9
 _PROCESSES_MAX = 1024
+# Of a token in a teacher's head: its id (int64) and log-prob, twice where the parts of a pass are joined; and in the
+# policy's pass with the derivative of the log-prob (tasks.learning.token_objective).
+_SCORE_BYTES, _TERM_BYTES = 2 * (8 + _FLOAT32), 8 + 2 * _FLOAT32
 
 
 def moment_bytes(name: OptimizerName, outer_share: float = 0.0) -> float:
@@ -47,13 +50,15 @@ class TrainerMemory:
     """The memory of a trainer.
 
     Attributes:
-        state: bytes of the state on the devices of all processes together.
-        activations: bytes of one process in its largest pass.
+        state: bytes of the state on the devices of all processes together, with teachers.
+        teachers: bytes of `state` that are weights of teachers.
+        activations: bytes of one process in its largest pass, of the policy or of a teacher.
         offloaded: bytes on the hosts of all processes together.
         pass_tokens: tokens of the largest pass.
     """
 
     state: float
+    teachers: float
     activations: float
     offloaded: float
     pass_tokens: int
@@ -65,18 +70,20 @@ class TrainerMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The devices of a trainer.
+    """The devices of a trainer, and what the configuration does not tell of the models on them.
 
     Attributes:
         device_bytes: memory of a device; the head's chunks take a share.
         processes: number of processes, each with a device of its own.
         stored_bytes: bytes per parameter in the model's files; frozen weights under adapters keep a dtype of the files
             that is larger than the compute dtype.
+        teachers: sizes of the teachers, which stay on the devices, divided among the processes as the policy is.
     """
 
     device_bytes: float
     processes: int = 1
     stored_bytes: int = _HALF
+    teachers: tuple[ModelSize, ...] = ()
 
 
 def trainer_memory(config: RunConfig, size: ModelSize, machine: Machine) -> TrainerMemory:
@@ -92,10 +99,13 @@ def trainer_memory(config: RunConfig, size: ModelSize, machine: Machine) -> Trai
         is_adapter = config.lora is not None and optimizer is config.optimizer
         moments += parameters * moment_bytes(optimizer.name, 0.0 if is_adapter else outer)
     state += size.parameters * _frozen_bytes(config, machine)
-    tokens = pass_tokens(config)
+    teachers = frozen_bytes(config) * sum(teacher.parameters for teacher in machine.teachers)
+    tokens, chunk_bytes = pass_tokens(config), head_chunk_bytes(machine.device_bytes)
+    passes = [scoring_bytes(config, teacher, tokens, chunk_bytes) for teacher in machine.teachers]
     return TrainerMemory(
-        state=state + (0.0 if is_offloaded else moments),
-        activations=activation_bytes(config, size, tokens, head_chunk_bytes(machine.device_bytes)),
+        state=state + teachers + (0.0 if is_offloaded else moments),
+        teachers=teachers,
+        activations=max(activation_bytes(config, size, tokens, chunk_bytes), *passes, 0.0),
         offloaded=moments if is_offloaded else 0.0,
         pass_tokens=tokens,
     )
@@ -130,7 +140,7 @@ def activation_bytes(config: RunConfig, size: ModelSize, tokens: int, chunk_byte
         tokens: tokens of the pass.
         chunk_bytes: bytes by which the head chooses the size of its chunks.
     """
-    value = _HALF if config.trainer.dtype == "bfloat16" else _FLOAT32
+    value = frozen_bytes(config)
     hidden, queries, keys, inner = size.widths
     norm = hidden * (_FLOAT32 + 2 * value)
     layer = 2 * norm + value * (2 * queries + 2 * keys + 4 * inner)
@@ -138,13 +148,35 @@ def activation_bytes(config: RunConfig, size: ModelSize, tokens: int, chunk_byte
     # The head keeps the gradient of its weight, and sums it in float32.
     trains_head = config.lora is None
     head = trains_head * (size.outer - size.looked_up)
-    logits = _LOGIT_PEAK_BYTES * min(chunk_bytes / _LOGIT_BYTES, tokens * (size.outer - size.looked_up) / hidden)
-    at_head = head * _FLOAT32 + logits + tokens * (norm + 2 * value * hidden)
+    at_head = head * _FLOAT32 + _logit_bytes(size, tokens, chunk_bytes) + tokens * (norm + 2 * value * hidden)
+    at_head += tokens * _TERM_BYTES * _top_k(config)
     # Beside what a layer keeps: gradients of two tensors of the feed-forward block, and of the layer's ends.
     in_layer = tokens * value * (2 * inner + 2 * hidden)
     if config.trainer.gradient_checkpointing:
         in_layer += tokens * layer
     return tokens * kept + head * value + max(at_head, in_layer)
+
+
+def scoring_bytes(config: RunConfig, teacher: ModelSize, tokens: int, chunk_bytes: float) -> float:
+    """Bytes of a process beside its state while a teacher scores `tokens` tokens; arguments as in `activation_bytes`.
+
+    Nothing is kept for a backward pass: a layer has its input, and its attention or its feed-forward block.
+    """
+    value = frozen_bytes(config)
+    hidden, queries, keys, inner = teacher.widths
+    attention = hidden * _FLOAT32 + value * (hidden + 2 * queries + 2 * keys)
+    at_head = _logit_bytes(teacher, tokens, chunk_bytes) + tokens * (value * hidden + _SCORE_BYTES * _top_k(config))
+    return tokens * value * hidden + max(at_head, tokens * max(attention, value * (hidden + 3 * inner)))
+
+
+def _logit_bytes(size: ModelSize, tokens: int, chunk_bytes: float) -> float:
+    """Bytes of a chunk of the head's logits at the most."""
+    vocabulary = (size.outer - size.looked_up) / size.widths[0]
+    return _LOGIT_PEAK_BYTES * min(chunk_bytes / _LOGIT_BYTES, tokens * vocabulary)
+
+
+def _top_k(config: RunConfig) -> int:
+    return 0 if config.teacher is None else config.teacher.top_k or 0
 
 
 def head_chunk_bytes(device_bytes: float) -> float:
@@ -167,34 +199,37 @@ def state_fits(config: RunConfig, size: ModelSize, machine: Machine) -> bool:
     return state <= machine.processes * machine.device_bytes * STATE_SHARE_MAX
 
 
-def misfit(
-    config: RunConfig, size: ModelSize, sheet: Accelerator, processes: int, stored_bytes: int = _HALF
-) -> str | None:
-    """A sentence if the state alone does not fit the trainer's GPUs, with settings that would fit; else None."""
-    machine = Machine(device_bytes=sheet.memory_bytes, processes=processes, stored_bytes=stored_bytes)
-    state = trainer_memory(config, size, machine).state
+def misfit(config: RunConfig, size: ModelSize, sheet: Accelerator, machine: Machine) -> str | None:
+    """A sentence if the state alone does not fit the trainer's GPUs, with settings that would fit; else None.
+
+    sheet: of the machine's GPUs, which it names.
+    """
+    found = trainer_memory(config, size, machine)
     if state_fits(config, size, machine):
         return None
     return (
-        f"trainer.nproc_per_node: {processes} processes on {sheet.name} would hold {state / 1e9:,.0f} GB of "
-        f"{processes * sheet.memory_bytes / 1e9:,.0f}, {state / size.parameters:.3g} bytes per parameter; "
+        f"trainer.nproc_per_node: {machine.processes} processes on {sheet.name} would hold {found.state / 1e9:,.0f} GB "
+        f"of {machine.processes * machine.device_bytes / 1e9:,.0f}, {state_in_words(found, size)}; "
         f"allowed: {_ways(config, size, machine, state_fits)}"
     )
 
 
-def doubted(
-    config: RunConfig, size: ModelSize, sheet: Accelerator, processes: int, stored_bytes: int = _HALF
-) -> str | None:
+def doubted(config: RunConfig, size: ModelSize, sheet: Accelerator, machine: Machine) -> str | None:
     """A sentence if the largest pass hardly fits beside the state, with settings that would fit; else None."""
-    machine = Machine(device_bytes=sheet.memory_bytes, processes=processes, stored_bytes=stored_bytes)
     if fits(config, size, machine):
         return None
     found = trainer_memory(config, size, machine)
     return (
         f"trainer.micro_batch_tokens_max: a pass of {found.pass_tokens:,} tokens takes about "
-        f"{found.activations / 1e9:,.1f} GB beside {found.state / processes / 1e9:,.1f} GB of state, more than "
-        f"{sheet.name} ({sheet.memory_bytes / 1e9:,.0f} GB) has; expected: {_ways(config, size, machine, fits)}"
+        f"{found.activations / 1e9:,.1f} GB beside {found.state / machine.processes / 1e9:,.1f} GB of state, more than "
+        f"{sheet.name} ({machine.device_bytes / 1e9:,.0f} GB) has; expected: {_ways(config, size, machine, fits)}"
     )
+
+
+def state_in_words(found: TrainerMemory, size: ModelSize) -> str:
+    """The parts of a state: bytes per parameter of the policy, and the weights of teachers."""
+    teachers = f" and {found.teachers / 1e9:,.0f} GB of the section teacher" if found.teachers else ""
+    return f"{(found.state - found.teachers) / size.parameters:.3g} bytes per parameter{teachers}"
 
 
 def _ways(config: RunConfig, size: ModelSize, machine: Machine, suits: Suits) -> str:
@@ -221,6 +256,8 @@ def ways_to_fit(config: RunConfig, size: ModelSize, machine: Machine, suits: Sui
         if fewest is not None:
             state = trainer_memory(adapted, size, replace(machine, processes=fewest)).state
             found.append(f"the section lora with at least {fewest}, for {state / 1e9:,.0f} GB")
+    if machine.teachers and suits(config, size, replace(machine, teachers=())):
+        found.append("a smaller teacher")
     return found
 
 
@@ -256,9 +293,14 @@ def _copy_bytes(config: RunConfig, machine: Machine) -> int:
 
 
 def _frozen_bytes(config: RunConfig, machine: Machine) -> int:
-    """Bytes per parameter of the model for weights without training: under adapters, or as a reference."""
-    frozen = _HALF if config.trainer.dtype == "bfloat16" else _FLOAT32
+    """Bytes per parameter of the policy for weights without training: under adapters, or as a reference."""
+    frozen = frozen_bytes(config)
     if config.lora is not None:
         is_stored_so = machine.stored_bytes <= frozen
         return frozen if is_stored_so else machine.stored_bytes + _copy_bytes(config, machine)
     return frozen if config.algorithm.needs_reference else 0
+
+
+def frozen_bytes(config: RunConfig) -> int:
+    """Bytes per parameter of a model that is not trained at all: a reference, or a teacher."""
+    return _HALF if config.trainer.dtype == "bfloat16" else _FLOAT32

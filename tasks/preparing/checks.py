@@ -78,7 +78,8 @@ def check_files(config: RunConfig, progress: Progress = no_progress) -> list[str
 def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, findings: Findings) -> None:
     """Look at each input once. `config` is the written configuration; `inputs` gives local paths for ids of the hub."""
     progress("looking at the model", 0, 0)
-    directory = _look_at_model(config, inputs, findings)
+    teacher = None if config.teacher is None else findings.look(inputs.teacher, config.teacher)
+    directory = _look_at_model(config, teacher, inputs, findings)
     findings.look(config.algorithm.estimator.check, with_turns=config.turns is not None)
     algorithm, is_external = config.algorithm, config.trainer.is_external
     estimator = "none: examples" if algorithm.learns_examples else algorithm.advantage_estimator
@@ -103,9 +104,9 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
         if replayed is not None and config.data.replay is not None:
             of = f"{len(replayed.rows)} of {config.run.num_prompts_per_step} groups in a step"
             findings.seen.append(f"data.replay: {of}, from {', '.join(config.data.replay.runs)}")
-        if config.teacher is not None:
+        if teacher is not None:
             progress("looking at the teacher", 0, 0)
-            _look_at_teachers(config, config.teacher, inputs, prompts, directory, findings)
+            _look_at_teachers(config, teacher, prompts, directory, findings)
         if config.turns is not None:
             progress("opening an environment, or an agent", 0, 0)
             findings.saw(_look_at_turns, config, config.turns, prompts, tokenizer, directory)
@@ -116,8 +117,10 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
     findings.seen[:0] = [f"{name}: {found.repo} at commit {found.commit}" for name, found in of_hub.items()]
 
 
-def _look_at_model(config: RunConfig, inputs: LocalInputs, findings: Findings) -> Path | None:
-    """The model's directory; None if the model's directory or config.json was refused."""
+def _look_at_model(
+    config: RunConfig, teacher: TeacherConfig | None, inputs: LocalInputs, findings: Findings
+) -> Path | None:
+    """The model's directory; None if its directory or config.json was refused. teacher: with local paths."""
     origin = findings.look(origin_to_check, config)
     if config.run.from_ is None:
         policy = findings.look(inputs.policy, config.policy)
@@ -131,7 +134,7 @@ def _look_at_model(config: RunConfig, inputs: LocalInputs, findings: Findings) -
         findings.seen.append(f"weights: every byte of {origin.record.text}")
     findings.seen.append(f"model: the configuration, the tokenizer and the headers of the weights in {directory}")
     findings.doubt(check_engine_fits, config, directory)
-    findings.doubt(check_trainer_fits, config, directory)
+    findings.doubt(check_trainer_fits, config, directory, teacher)
     findings.look(check_targets, config, directory, fields)
     tried = findings.look(check_model_use, config, directory)
     if tried is not None:
@@ -188,17 +191,12 @@ def _look_at_prompts(
 
 
 def _look_at_teachers(
-    config: RunConfig,
-    written: TeacherConfig,
-    inputs: LocalInputs,
-    prompts: PromptSet,
-    directory: Path,
-    findings: Findings,
+    config: RunConfig, teacher: TeacherConfig, prompts: PromptSet, directory: Path, findings: Findings
 ) -> None:
-    teacher = findings.look(inputs.teacher, written)
-    doubts = None if teacher is None else findings.look(check_teachers, config, teacher, directory, prompts)
-    if doubts is not None:
-        findings.seen.append(f"teacher: {', '.join(written.models.values())}, with the policy's tokenizer")
+    """Look at the teachers, by local paths."""
+    doubts = findings.look(check_teachers, config, teacher, directory, prompts)
+    if doubts is not None and config.teacher is not None:
+        findings.seen.append(f"teacher: {', '.join(config.teacher.models.values())}, with the policy's tokenizer")
         findings.doubts += doubts
 
 

@@ -82,18 +82,23 @@ def write_examples(store: ObjectStore, plan: PlanRecord, responses: Responses, c
         size = plan.num_generations
         return _add(pending, response, epoch, responses(rows[response // size])[response % size])
 
-    written = write_finished(store, plan, SLOT, add, clock)
+    written = write_finished(store, plan, SLOT, lambda: add, clock)
     log.info("iteration %d: %d examples are written", plan.iteration, written)
 
 
-def write_finished(store: ObjectStore, plan: PlanRecord, slot: int, add: Add, clock: Clock) -> int:
-    """Write the finished responses of a slot that no earlier attempt wrote, under a claim; returns how many."""
+def write_finished(store: ObjectStore, plan: PlanRecord, slot: int, adding: Callable[[], Add], clock: Clock) -> int:
+    """Write the finished responses of a slot that no earlier attempt wrote, under a claim; returns how many.
+
+    adding: called before the claim, and only if a response is missing.
+    """
     reader, responses = JournalReader(store, plan), plan.responses_of(slot)
     incarnation = f"{slot:05d}-{nonce()[:16]}"
+    add: Add | None = None
     while True:
         reader.refresh()
         if all(map(reader.has_ended, responses)):
             return 0
+        add = add or adding()
         _announce(store, plan, slot, incarnation, clock)
         predecessors = {owner.incarnation for owner in reader.book.owners_of(slot)}
         if take_over(

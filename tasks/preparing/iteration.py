@@ -47,7 +47,7 @@ from tasks.preparing.local_inputs import LocalInputs, open_local_inputs
 from tasks.preparing.model_check import check_model_use
 from tasks.preparing.needed_state import check_needed_state
 from tasks.preparing.origin import Origin, position
-from tasks.preparing.replayed_groups import choose_replayed, write_replayed
+from tasks.preparing.replayed_groups import NOTHING, Replayed, choose_replayed, write_replayed
 from tasks.preparing.started_slots import started_slots
 from tasks.preparing.stop_tokens import look_at_responses, stop_ids_of_run
 from tasks.preparing.teacher_check import check_teachers
@@ -84,11 +84,14 @@ def _place_of(url: str) -> tuple[ObjectStore, bool]:
     return store, is_new
 
 
-def _check_model(config: RunConfig, model_dir: Path, *, is_new: bool) -> None:
-    """Refuse a model that engine or trainer cannot hold; for a new run also a model that neither can use."""
+def _check_model(config: RunConfig, teacher: TeacherConfig | None, model_dir: Path, *, is_new: bool) -> None:
+    """Refuse a model that engine or trainer cannot hold; for a new run also a model that neither can use.
+
+    teacher: with local paths, which may be gone once the run holds the teacher; it is passed over then.
+    """
     doubts = check_engine_fits(config, model_dir)
     try:
-        doubts += check_trainer_fits(config, model_dir)
+        doubts += check_trainer_fits(config, model_dir, teacher)
     except TrainerMisfit as error:
         if is_new:
             raise
@@ -172,7 +175,7 @@ def prepare(
         prompts, known = (submitted, None) if submitted else _load(store, local, is_new=is_new)
         _check_rewards(local, prompts, held, is_new=is_new)
         model_dir = model_directory_of_run(store, local, inputs.folder)
-        _check_model(config, model_dir, is_new=is_new)
+        _check_model(config, local.teacher, model_dir, is_new=is_new)
         tokenizer = cache(partial(prompt_tokenizer, config, model_dir, is_new=is_new))
         if is_new:
             _warn(settings_in_vain(config))
@@ -186,18 +189,13 @@ def prepare(
         iteration = passing_over(store, first_open, ahead)
         is_ahead = iteration > first_open
         check_needed_state(store, config, first_open, execution)
+        replayed = NOTHING
         if not exists(store, layout.plan(iteration)):
             # A committed iteration has published the version at its end.
             version = sampled_version(store, iteration, config.algorithm.max_staleness) if is_ahead else iteration
-            behind, first = position(store, run, iteration)
-            replayed = choose_replayed(config, behind + iteration, model_dir, prompts.columns)
-            rows = draw_rows(config, prompts, tokenizer(), model_dir, None if submitted else first, behind + iteration)
-            if iteration == 0:
-                publish_first(store, model_dir, local, origin)
-            tools, stops = shown_tools(tokenizer()), _stop_ids(store, config, prompts, tokenizer(), model_dir)
-            size = 0 if submitted else len(prompts)
+            given = prompts, tokenizer(), model_dir, bool(submitted)
             try:
-                write_plan(store, config, rows, iteration, version, first, stops, clock, tools, size, behind, replayed)
+                replayed = _plan_one(store, config, local, run, origin, iteration, version, *given, clock)
             except BudgetExceeded as error:
                 if not is_ahead:
                     release_lease(store, execution)
@@ -205,12 +203,41 @@ def prepare(
                 log.warning("iteration %d is not planned; iteration %d is completed: %s", iteration, first_open, error)
                 return _reference(config, read_plan(store, first_open), execution), [[] for _ in pools]
         written = read_plan(store, iteration)
-        _write_stored(store, written, config, responses_of(config, prompts, tokenizer, model_dir), clock)
+        _write_stored(store, written, config, responses_of(config, prompts, tokenizer, model_dir), replayed, clock)
     settings = SettingsRecord(config=settings_of(config), execution=execution, ends_execution=ends_execution)
     records.put(store, layout.settings(iteration), settings)
     log.info("iteration %d: weight version %d, %d slots", iteration, written.weight_version, len(written.slots))
     slots = started_slots(store, written, pools, execution, stands=config.rollout.crew == "standing")
     return _reference(config, written, execution), slots
+
+
+def _plan_one(
+    store: ObjectStore,
+    config: RunConfig,
+    local: RunConfig,
+    run: RunRecord,
+    origin: Origin | None,
+    iteration: int,
+    version: int,
+    prompts: PromptSet,
+    tokenizer: Tokenizer,
+    model_dir: Path,
+    is_submitted: bool,
+    clock: Clock,
+) -> Replayed:
+    """Write the plan of an iteration that samples from `version`; returns its groups of other runs.
+
+    The other runs are read and verified before the iteration's first write. Raises BudgetExceeded and ReplayError.
+    """
+    behind, first = position(store, run, iteration)
+    replayed = choose_replayed(config, behind + iteration, model_dir, prompts.columns)
+    rows = draw_rows(config, prompts, tokenizer, model_dir, None if is_submitted else first, behind + iteration)
+    if iteration == 0:
+        publish_first(store, model_dir, local, origin)
+    tools, stops = shown_tools(tokenizer), _stop_ids(store, config, prompts, tokenizer, model_dir)
+    size = 0 if is_submitted else len(prompts)
+    write_plan(store, config, rows, iteration, version, first, stops, clock, tools, size, behind, replayed)
+    return replayed
 
 
 def _open(
@@ -286,11 +313,13 @@ def passing_over(store: ObjectStore, iteration: int, ahead: int) -> int:
     return iteration
 
 
-def _write_stored(store: ObjectStore, plan: PlanRecord, config: RunConfig, responses: Responses, clock: Clock) -> None:
+def _write_stored(
+    store: ObjectStore, plan: PlanRecord, config: RunConfig, responses: Responses, replayed: Replayed, clock: Clock
+) -> None:
     """Write the responses of a plan that a data set has, or other runs, unless an earlier attempt has."""
     if config.algorithm.learns_examples:
         write_examples(store, plan, responses, clock)
-    write_replayed(store, plan, clock)
+    write_replayed(store, plan, replayed, clock)
 
 
 def _reference(config: RunConfig, written: PlanRecord, execution: str) -> PlanReference:

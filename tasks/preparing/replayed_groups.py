@@ -2,11 +2,12 @@
 
 A stored response is a finished response, written by the plan task as a member would, with the log-probs of the sampler
 that drew its tokens. The choice follows from the configuration and committed iterations alone, so every attempt chooses
-alike. The other runs are read alone.
+alike. The responses are read and verified before the plan is written. The other runs are read alone.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -24,7 +25,7 @@ from storage.records.run import connect_to_run, count_committed, num_drawn, read
 from storage.stores.store import CorruptObject, ObjectStore, StorageError
 from tasks.configuration.origins import iterations_of
 from tasks.configuration.run_config import RunConfig
-from tasks.preparing.example_journal import write_finished
+from tasks.preparing.example_journal import Add, write_finished
 from tasks.preparing.tools import TOKENIZER_FILES
 from tasks.prompts.order import prompt_index
 from tasks.reporting.export import parse_range
@@ -37,23 +38,30 @@ class ReplayError(WrongInputError):
 
 @dataclass(frozen=True)
 class Replayed:
-    """The groups of an iteration that are replayed, in the order of the plan: sources, and rows of the prompt table."""
+    """The groups of an iteration that are replayed, in the order of the plan.
 
-    sources: tuple[ReplayedGroup, ...]
-    rows: tuple[PromptRow, ...]
+    Attributes:
+        sources: Where each group is stored.
+        rows: The group's row of the prompt table.
+        responses: The responses of each group, by sample, verified.
+    """
+
+    sources: tuple[ReplayedGroup, ...] = ()
+    rows: tuple[PromptRow, ...] = ()
+    responses: tuple[tuple[Response, ...], ...] = ()
 
 
-NOTHING = Replayed((), ())
+NOTHING = Replayed()
 
 
 def choose_replayed(
     config: RunConfig, counted: int, model_dir: Path, columns: Collection[str] = frozenset()
 ) -> Replayed:
-    """The groups of other runs for the iteration with this counted number; NOTHING without `data.replay`.
+    """The groups of other runs for the iteration with this counted number, read whole; NOTHING without `data.replay`.
 
     All groups of the named iterations stand in an order that run.seed and the number decide; the first that fit are
     taken: those whose responses are all recorded, none failed or too long. columns: what rewards need of a prompt.
-    Raises ReplayError, in one line, and what reading raises.
+    Raises ReplayError, in one line, also for a damaged run, and StoreUnavailable and StoreDenied.
     """
     replay = config.data.replay
     if replay is None:
@@ -81,7 +89,7 @@ def choose_replayed(
         )
         rows.append(row)
         if len(rows) == wanted:
-            return Replayed(tuple(sources), tuple(rows))
+            return Replayed(tuple(sources), tuple(rows), _read(sources))
     raise ReplayError(
         f"data.replay.runs: value {list(replay.runs)}; {len(rows)} of {ends[-1]} groups fit, and a step needs {wanted}"
     )
@@ -93,42 +101,52 @@ def slots_of_replayed(replayed: Replayed, first: int, slot: int) -> tuple[SlotPl
     return (SlotPlan(slot=slot, pool=CONTROL_POOL, groups=groups),) if groups else ()
 
 
-def write_replayed(store: ObjectStore, plan: PlanRecord, clock: Clock) -> None:
+def write_replayed(store: ObjectStore, plan: PlanRecord, chosen: Replayed, clock: Clock) -> None:
     """Write the stored responses of a plan's replayed groups, bit for bit, unless an earlier attempt has.
 
-    Raises ReplayError if another run is gone, and CorruptObject for responses that are not what its batches say.
+    chosen: the groups with which this attempt wrote the plan. For a plan of an earlier attempt the other runs are read
+    again; raises ReplayError then, as `choose_replayed` does, before any write.
     """
     if not plan.replayed:
         return
-    size, first, slot = plan.num_generations, num_drawn(plan), plan.slots[-1].slot
-    stored: dict[int, Response] = {}
-    for (url, iteration), numbered in _by_iteration(plan.replayed, first).items():
-        try:
-            rows = _responses(connect_to_run(url), iteration, numbered)
-        except LookupError as error:
-            if isinstance(error, StorageError):
-                raise
-            raise ReplayError(f"data.replay: {error}, and iteration {plan.iteration} has groups of it") from None
-        for group, responses in rows.items():
-            for place in numbered[group]:
-                stored |= {place * size + sample: row for sample, row in enumerate(responses)}
+    size, first = plan.num_generations, num_drawn(plan)
 
-    def add(pending: PendingRows, response: int, epoch: int) -> int:
-        row = stored[response]
-        pending.append(response, epoch, 0, row.token_ids.tolist(), row.logprobs.tolist(), row.finish)
-        return len(row.token_ids)
+    def adding() -> Add:
+        stored = chosen.responses if chosen.sources == plan.replayed else _read(plan.replayed)
 
-    write_finished(store, plan, slot, add, clock)
+        def add(pending: PendingRows, response: int, epoch: int) -> int:
+            row = stored[response // size - first][response % size]
+            pending.append(response, epoch, 0, row.token_ids.tolist(), row.logprobs.tolist(), row.finish)
+            return len(row.token_ids)
+
+        return add
+
+    write_finished(store, plan, plan.slots[-1].slot, adding, clock)
 
 
-def _by_iteration(
-    replayed: Sequence[ReplayedGroup], first: int
-) -> Mapping[tuple[str, int], Mapping[int, Sequence[int]]]:
-    """By run and iteration, the groups there with their numbers in the plan."""
-    found: dict[tuple[str, int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for number, each in enumerate(replayed, start=first):
-        found[each.url, each.iteration][each.group].append(number)
-    return found
+def _read(sources: Sequence[ReplayedGroup]) -> tuple[tuple[Response, ...], ...]:
+    """The recorded responses of each group, verified; raises ReplayError, StoreUnavailable and StoreDenied."""
+    wanted: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for source in sources:
+        wanted[source.url, source.iteration].add(source.group)
+    found: dict[tuple[str, int, int], tuple[Response, ...]] = {}
+    for (url, iteration), groups in wanted.items():
+        with _reading(url, iteration):
+            for group, rows in _responses(connect_to_run(url), iteration, groups).items():
+                found[url, iteration, group] = tuple(rows)
+    return tuple(found[source.url, source.iteration, source.group] for source in sources)
+
+
+@contextmanager
+def _reading(url: str, iteration: int) -> Iterator[None]:
+    """Raise ReplayError, which names the iteration, for a run that is gone or damaged."""
+    try:
+        yield
+    except (CorruptObject, LookupError) as error:
+        raise ReplayError(
+            f"data.replay.runs: iteration {iteration} of {url}: {error}; allowed: iterations whose responses are "
+            "stored whole"
+        ) from None
 
 
 def _responses(store: ObjectStore, iteration: int, groups: Collection[int]) -> dict[int, list[Response]]:
@@ -184,7 +202,9 @@ class _Source:
     def plans(self) -> Iterator[tuple["_Source", PlanRecord]]:
         """The plan of each iteration."""
         for iteration in self.iterations:
-            yield self, read_plan(self.store, iteration)
+            with _reading(self.store.url, iteration):
+                plan = read_plan(self.store, iteration)
+            yield self, plan
 
     def fitting(self, plan: PlanRecord, group: int, config: RunConfig, model_dir: Path) -> PromptRow | None:
         """The prompt of a group; None if a response failed, was not used, or is too long for this run.
@@ -195,9 +215,10 @@ class _Source:
             return None
         iteration = plan.iteration
         if iteration not in self._rows:
-            self._rows[iteration] = read_prompts(self.store, plan)
+            with _reading(self.store.url, iteration):
+                self._rows[iteration], graded_by_number = read_prompts(self.store, plan), recorded(self.store, plan)
             whole: dict[int, int] = {}
-            for number, graded in recorded(self.store, plan).items():
+            for number, graded in graded_by_number.items():
                 too_long = graded.length > config.sampling.max_completion_length or graded.length == 0
                 if not too_long and graded.reward is not None and graded.length == graded.policy_length:
                     of = number // plan.num_generations

@@ -14,7 +14,7 @@ import click
 
 from resources.granted import is_in_a_pod
 from resources.visible_text import visible
-from storage.records.run import holds_run, next_iteration
+from storage.records.run import first_open
 from storage.stores.connect import connect
 from storage.stores.store import StorageError
 
@@ -91,7 +91,6 @@ def _kept(run_url: str, committed: int | None) -> str:
 def _committed(run_url: str) -> int | None:
     """The number of committed iterations, 0 if there is no run; None if it cannot be read now."""
     try:
-        store = connect(run_url)
-        return next_iteration(store) if holds_run(store) else 0
+        return first_open(connect(run_url))
     except (StorageError, ValueError, LookupError, OSError):
         return None

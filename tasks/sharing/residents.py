@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from tasks.configuration.run_config import RunConfig
-from tasks.planning.trainer_memory import kept_bytes
+from tasks.planning.trainer_memory import frozen_bytes, kept_bytes
 
 FLOAT32_BYTES = 4
 
@@ -33,15 +33,18 @@ class Resident:
     busy: bool = False
 
 
-def resident_state_bytes(config: RunConfig, parameters: float) -> float:
-    """The bytes of a run's resident state: float32 parameters and moments, the reference, and the critic."""
+def resident_state_bytes(config: RunConfig, parameters: float, teachers: float = 0.0) -> float:
+    """The bytes of a run's resident state: float32 parameters and moments, the reference, the critic and teachers.
+
+    parameters: of the policy. teachers: parameters of all teachers together.
+    """
     # The moments under adapters are those of the adapters, which are small beside the model.
     held = FLOAT32_BYTES if config.lora is not None else kept_bytes(config.optimizer)
     if config.lora is None and config.algorithm.needs_reference:
         held += FLOAT32_BYTES
     if config.algorithm.estimator.needs_critic:
         held += kept_bytes(config.critic.optimizer)
-    return held * parameters
+    return held * parameters + frozen_bytes(config) * teachers
 
 
 def is_usable(resident_digest: str | None, checkpoint_digest: str) -> bool:

@@ -242,6 +242,9 @@ def test_the_state_that_a_run_needs_in_memory_is_estimated(model, config_file):
     assert estimated(algorithm={"kl_coef": 0.1}) * 3 == plain * 4
     assert estimated(algorithm={"advantage_estimator": "gae"}) == plain * 2
     assert estimated(lora={"rank": 2}) * 3 == plain
+    # Float32 weights of two teachers as large as the policy.
+    teacher = {"column": "answer", "paths": {"first": str(model), "second": str(model), "copied": "/nowhere"}}
+    assert estimated(teacher=teacher) * 3 == plain * 5
 
 
 GPUS = {"pools": {"rollout": {"count": 2, "gpus": 2}, "train": {"gpus": 4}}, "trainer": {"nproc_per_node": 4}}

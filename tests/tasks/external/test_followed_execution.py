@@ -8,7 +8,7 @@ import gleaner
 from storage.clock import SystemClock
 from storage.records import layout
 from storage.stores.connect import connect
-from tasks.external.plans import FollowedPlans, NoPlan
+from tasks.external.plans import FollowedPlans, NoPlan, WrongStep
 from tasks.learning.collecting import NoHost, _sign_of_host, collect_and_wait
 from tests.external_program import SECTIONS, arrays, seen, settings, trained, versions
 from tests.served_fleet import in_thread
@@ -64,6 +64,8 @@ def test_each_waits_for_the_other_and_says_in_the_end_what_is_missing(tmp_path, 
         with pytest.raises(NoPlan, match=r"step 1 of .* is not planned, and no execution"):
             rollouts.next(1)
         assert time.monotonic() - began_s > 0.5
+        with pytest.raises(WrongStep, match=r"^step: value -1; allowed: at least 0$"):
+            rollouts.next(-1)
 
 
 def test_of_a_sign_of_life_no_more_is_read_than_one_has(tmp_path, model):

@@ -15,7 +15,7 @@ from storage.fleet.fleet_reading import read_run
 from storage.stores.connect import connect
 from storage.stores.store import StoreDenied
 from tasks.configuration.run_config import load
-from tasks.hub.policy_size import policy_parameters
+from tasks.hub.policy_size import hub_parameters, policy_of
 from tasks.hub.repositories import HubError, commit_of, count_parameters
 from tasks.learning.pretrained import count_parameters as count_in_folder
 from tests.forecast_documents import document as forecast_document
@@ -95,7 +95,7 @@ def test_without_the_run_the_newest_commit_is_forecast_and_nothing_is_admitted(
     with pointed_to(hub, tmp_path / "home"):
         assert gleaner("forecast", config)[0] == 0
         with pytest.raises(StoreDenied, match=r"s3://bucket/run/run\.json"):
-            policy_parameters(load(config))
+            hub_parameters(load(config), policy_of(load(config)))
     with pointed_to(None, tmp_path / "elsewhere"):
         code, output = gleaner("forecast", config)
     assert (code, len(output.splitlines())) == (1, 1)

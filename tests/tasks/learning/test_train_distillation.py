@@ -17,12 +17,10 @@ from storage.records.run import read_plan
 from storage.records.teacher_scores import decode_scores, encode_scores
 from storage.stores.connect import connect
 from storage.weights import tensor_sets
-from storage.weights.versions import pull_version
 from tasks.configuration.run_config import parse
 from tasks.learning.parking import park
 from tasks.learning.replaying import learner_at
 from tasks.learning.score_iteration import score_iteration
-from tasks.sampling.engines.weight_tensors import as_torch
 from tests.dying_store import DiesAtWrite, Killed
 from tests.small_run import (
     commit_iteration,
@@ -34,7 +32,9 @@ from tests.small_run import (
     model_directory,
     plan_iteration,
     roll_out,
+    same,
     train_small,
+    weights,
 )
 from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 
@@ -80,15 +80,6 @@ def undisturbed(rolled_out):
     store = memory_store("distilled", DiesAtWrite("distilled", rolled_out))
     train_small(URL, 0)
     return store
-
-
-def version(store, number):
-    _, blocks = pull_version(store, number, None, ManualClock())
-    return {name: as_torch(block).clone() for name, block in blocks.items()}
-
-
-def same(left, right):
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 def stored_scores(store, iteration=0):
@@ -137,7 +128,7 @@ def test_a_step_moves_the_policy_and_measures_the_teacher(undisturbed, larger, m
     assert metrics["teacher/agreement"] == pytest.approx(torch.cat(agreed).double().mean().item())
     assert "reward" not in metrics
     assert metrics["actor/grad_norm"] > 0
-    assert not same(version(undisturbed, 0), version(undisturbed, 1))
+    assert not same(weights(undisturbed, 0), weights(undisturbed, 1))
 
 
 @pytest.mark.slow
@@ -171,7 +162,7 @@ def test_a_restarted_trainer_and_a_replay_ask_no_teacher_again(undisturbed, mode
     kept = {key: body for key, body in objects.items() if "training.json" not in key and "0001/" not in key}
     store = memory_store("distilled", DiesAtWrite("distilled", kept))
     train_small(URL, 0)
-    assert same(version(store, 1), version(undisturbed, 1))
+    assert same(weights(store, 1), weights(undisturbed, 1))
     # A replay, also of a compacted iteration.
     store = memory_store("distilled", DiesAtWrite("distilled", objects))
     commit_iteration(URL, 0)
@@ -181,7 +172,7 @@ def test_a_restarted_trainer_and_a_replay_ask_no_teacher_again(undisturbed, mode
     learner, replayed = learner_at(store, 1, settings, model, ManualClock())
     assert replayed.iterations == 1
     assert learner.teachers.loaded == []
-    published = version(store, 1)
+    published = weights(store, 1)
     assert all(
         torch.equal(value, published[name]) for name, value in learner.policy.state().items() if name in published
     )
@@ -228,7 +219,7 @@ def test_scores_that_do_not_fit_their_batch_are_refused(rolled_out, undisturbed)
 
 
 def test_a_teacher_beside_a_reward_changes_the_advantages(model, larger):
-    weights = []
+    learnt = []
     for teacher in (None, {"path": str(larger), "weight": 0.3}):
         store = memory_store("distilled")
         plan_iteration(config(URL, model, **TWO_BATCHES, teacher=teacher))
@@ -236,8 +227,8 @@ def test_a_teacher_beside_a_reward_changes_the_advantages(model, larger):
         record = train_small(URL, 0)
         assert record.metrics["reward"] != 0
         assert ("teacher/kl" in record.metrics) == (teacher is not None)
-        weights.append(version(store, 1))
-    assert not same(*weights)
+        learnt.append(weights(store, 1))
+    assert not same(*learnt)
 
 
 def test_later_steps_of_an_iteration_are_scored_once(model, larger):
@@ -291,7 +282,7 @@ def test_two_ranks_score_and_learn_what_one_does(tmp_path, ranks_server, model, 
         other = theirs[response]
         assert row.head_ids.tolist() == other.head_ids.tolist()
         assert row.logprobs.tolist() == pytest.approx(other.logprobs.tolist(), abs=1e-5)
-    left, right = (version(store, 1) for store in stores)
+    left, right = (weights(store, 1) for store in stores)
     for name, tensor in left.items():
         torch.testing.assert_close(tensor, right[name], rtol=1e-5, atol=1e-5)
 

@@ -6,13 +6,11 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from storage.clock import ManualClock
-from storage.journal.assembly import JournalReader
 from storage.journal.shard import Finish
 from storage.records import layout, records
 from storage.records.prompt_table import read_prompts
 from storage.records.records import BatchRecord
 from storage.records.run import read_plan
-from storage.weights.versions import pull_version
 from tasks.configuration.data import DataConfig
 from tasks.configuration.run_config import parse
 from tasks.forecasting.inputs import gather
@@ -25,20 +23,22 @@ from tasks.prompts.examples import Stretch
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import PromptError
 from tasks.regrading.regrading import regrade
-from tasks.sampling.engines.weight_tensors import as_torch
 from tasks.viewing.run_reader import RunReader
 from tests.dying_store import DiesAtWrite, Killed
 from tests.example_runs import URL, chatting_model, config, conversations
 from tests.small_run import (
     EXECUTION,
     SHORTER,
+    assembled,
     commit_iteration,
     document,
     everything,
     memory_store,
     model_directory,
     plan_iteration,
+    same,
     train_small,
+    weights,
 )
 
 HELD_OUT = 32
@@ -64,21 +64,9 @@ def undisturbed(planned):
     return store
 
 
-def weights(store, version):
-    _, blocks = pull_version(store, version, None, ManualClock())
-    return {name: as_torch(block).clone() for name, block in blocks.items()}
-
-
-def same(left, right):
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
-
-
 def responses(store, iteration=0):
     """The tokens and stretches of every response of an iteration, which all have ended by themselves."""
-    plan = read_plan(store, iteration)
-    reader = JournalReader(store, plan)
-    reader.refresh()
-    found = [reader.assemble(response) for response in range(plan.num_responses)]
+    found = assembled(store, iteration)
     assert {each.finish for each in found} == {Finish.STOP}
     return [(each.token_ids.tolist(), each.origins) for each in found]
 

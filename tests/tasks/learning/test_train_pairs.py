@@ -7,28 +7,28 @@ import torch
 from transformers import AutoTokenizer
 
 from storage.clock import ManualClock
-from storage.journal.assembly import JournalReader
 from storage.records import layout, records
 from storage.records.prompt_table import read_prompts
 from storage.records.records import BatchRecord, TrainingRecord
 from storage.records.run import read_plan
 from storage.stores.connect import connect
-from storage.weights.versions import pull_version
 from tasks.learning.collecting import collect
 from tasks.preparing.checks import check_files
 from tasks.prompts.prompt import PromptError
-from tasks.sampling.engines.weight_tensors import as_torch
 from tests.dying_store import DiesAtWrite, Killed
 from tests.example_runs import URL, chatting_model, config, rows_file
 from tests.small_run import (
     EXECUTION,
+    assembled,
     commit_iteration,
     everything,
     learned,
     memory_store,
     model_directory,
     plan_iteration,
+    same,
     train_small,
+    weights,
 )
 
 # Of the generator: the worked answer is preferred to the answer alone.
@@ -53,20 +53,8 @@ def planned(model):
     return everything(store)
 
 
-def weights(store, version):
-    _, blocks = pull_version(store, version, None, ManualClock())
-    return {name: as_torch(block).clone() for name, block in blocks.items()}
-
-
-def same(left, right):
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
-
-
 def responses(store, iteration=0):
-    plan = read_plan(store, iteration)
-    reader = JournalReader(store, plan)
-    reader.refresh()
-    return [reader.assemble(response).token_ids.tolist() for response in range(plan.num_responses)]
+    return [each.token_ids.tolist() for each in assembled(store, iteration)]
 
 
 def test_a_plan_of_pairs_holds_the_chosen_response_and_then_the_rejected_one(model, planned):

@@ -20,6 +20,7 @@ from tasks.learning.packing import pack
 from tasks.learning.padding import SharedPrompt, passes
 from tasks.learning.policy import Policy
 from tasks.learning.restoring import optimizer_of
+from tasks.learning.teachers import Teacher
 from tasks.learning.token_logprobs import LOGIT_BYTES, chunk_rows, gpu_logits
 from tasks.planning.trainer_memory import (
     Machine,
@@ -28,6 +29,7 @@ from tasks.planning.trainer_memory import (
     head_chunk_bytes,
     kept_bytes,
     pass_tokens,
+    scoring_bytes,
     trainer_memory,
     ways_to_fit,
 )
@@ -155,6 +157,24 @@ def test_a_pass_with_adapters_takes_at_most_what_the_formula_says(models):
         policy = AdaptedPolicy(folder, tensors, TrainerConfig(device="cpu", **trainer), LoraConfig(rank=4), seed=0)
         said = activation_bytes(config(trainer, lora={"rank": 4}), size, 1200, 1 << 22)
         assert 0.6 <= peak(policy, one_response(policy, 1200)) / said <= 1.2
+
+
+@pytest.mark.parametrize(("shape", "dtype", "top_k"), [(0, "float32", 16), (1, "bfloat16", 256), (0, "bfloat16", None)])
+def test_a_teachers_pass_and_weights_take_about_what_the_formulas_say(models, shape, dtype, top_k):
+    folder, tensors, size = models[shape]
+    settings = config({"dtype": dtype}, teacher={"path": str(folder), "top_k": top_k})
+    teacher = Teacher(folder, tensors, TrainerConfig(device="cpu", dtype=dtype), trainable=False)
+    batch = one_response(teacher, 300)
+    head = teacher.module.get_output_embeddings().weight
+    said = scoring_bytes(settings, size, 300, chunk_rows(head, None) * head.shape[0] * LOGIT_BYTES)
+    with LiveTensors(teacher.memory()) as live:
+        teacher.scores(batch, 1.0, top_k or 0, head.shape[0])
+    assert 0.75 <= live.peak / said <= 1.2
+    both = trainer_memory(settings, size, Machine(device_bytes=80 * GIB, teachers=(size, size)))
+    assert both.teachers == pytest.approx(2 * sum(tensor.nbytes for tensor in teacher.memory()), rel=0.03)
+    alone = trainer_memory(settings, size, Machine(device_bytes=80 * GIB))
+    assert both.state - both.teachers == pytest.approx(alone.state)
+    assert both.activations == max(alone.activations, scoring_bytes(settings, size, both.pass_tokens, 80 * GIB / 32))
 
 
 @pytest.mark.slow

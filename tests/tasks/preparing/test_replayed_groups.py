@@ -16,12 +16,10 @@ from storage.records.prompt_table import read_prompts
 from storage.records.records import TrainingRecord
 from storage.records.run import num_drawn, read_plan
 from storage.weights.tensor_sets import read_manifest
-from storage.weights.versions import pull_version
 from tasks.configuration.run_config import ConfigError, digest, dump, parse
 from tasks.preparing.checks import check_files
 from tasks.preparing.iteration import prepare
 from tasks.preparing.replayed_groups import ReplayError, choose_replayed
-from tasks.sampling.engines.weight_tensors import as_torch
 from tasks.sampling.session.standing import slot_in
 from tests.dying_store import DiesAtWrite, Killed
 from tests.regraded_run import holding
@@ -34,7 +32,9 @@ from tests.small_run import (
     memory_store,
     plan_iteration,
     roll_out,
+    same,
     train_small,
+    weights,
 )
 
 OTHER, URL = "memory://replay-other", "memory://replay"
@@ -76,16 +76,6 @@ def objects(model):
 @pytest.fixture
 def other(objects):
     return holding(objects, "replay-other")
-
-
-def weights(store, version):
-    return {
-        name: as_torch(block).clone() for name, block in pull_version(store, version, None, ManualClock())[1].items()
-    }
-
-
-def same(left, right):
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 def rows_of(store, iteration):
@@ -216,6 +206,59 @@ def test_a_plan_killed_at_any_write_has_the_same_stored_responses(model, other):
         store.left = 1 << 30
         plan_iteration(replaying(model))
         assert (read_plan(store, 0).replayed, stored(store)) == (plan.replayed, expected), writes
+
+
+def damage(store):
+    """Flip a bit of every part of stored responses; returns the parts as they were."""
+    bodies = {key: store.get(key) for each in range(ITERATIONS) for key in store.list(layout.responses_parts(each))}
+    assert bodies
+    for key, body in bodies.items():
+        store.put(key, body[:-40] + bytes([body[-40] ^ 1]) + body[-39:])
+    return bodies
+
+
+@pytest.mark.parametrize("look", [check_files, plan_iteration])
+def test_a_damaged_source_is_one_line_before_anything_of_the_iteration_is_written(model, other, look):
+    store = memory_store("replay")
+    plan_iteration(replaying(model))
+    expected = read_plan(store, 0).replayed, stored(store)
+    store = memory_store("replay")
+    bodies = damage(other)
+    line = (
+        rf"^data\.replay\.runs: iteration [12] of {OTHER}: object '.*' is corrupt: .*; allowed: iterations whose resp"
+    )
+    with pytest.raises(ReplayError, match=line) as refused:
+        look(replaying(model))
+    assert "\n" not in str(refused.value)
+    assert not store.list(layout.iteration(0))
+    for key, body in bodies.items():
+        other.put(key, body)
+    plan_iteration(replaying(model))
+    assert (read_plan(store, 0).replayed, stored(store)) == expected
+
+
+def test_a_source_that_is_gone_after_the_plan_is_asked_for_only_while_responses_are_missing(model, other):
+    kept, store = everything(other), memory_store("replay", DiesAtWrite("replay", {}))
+    plan_iteration(replaying(model))
+    expected = read_plan(store, 0), stored(store)
+    memory_store("replay-other")
+    plan_iteration(replaying(model))
+    assert (read_plan(store, 0), stored(store)) == expected
+    holding(kept, "replay-other")
+    writes = store.written.index(layout.plan(0)) + 1
+    store = memory_store("replay", DiesAtWrite("replay", {}, writes))
+    with pytest.raises(Killed):
+        prepare(replaying(model), EXECUTION, ManualClock())
+    store.left = 1 << 30
+    memory_store("replay-other")
+    before = everything(store).keys()
+    with pytest.raises(ReplayError, match=rf"data\.replay\.runs: .*{OTHER}.*no"):
+        plan_iteration(replaying(model))
+    # No claim of an attempt that can write nothing.
+    assert not [key for key in everything(store).keys() - before if key.startswith(layout.iteration(0))]
+    holding(kept, "replay-other")
+    plan_iteration(replaying(model))
+    assert (read_plan(store, 0).replayed, stored(store)) == (expected[0].replayed, expected[1])
 
 
 def stored(store):

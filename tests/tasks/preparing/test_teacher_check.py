@@ -52,6 +52,14 @@ def change(teacher, file, edit):
     path.write_text(json.dumps(document))
 
 
+def test_a_teacher_too_large_for_the_trainers_gpus_is_refused_before_anything_is_written(model, teacher):
+    change(teacher, "config.json", lambda document: document.update(num_hidden_layers=10_000_000))
+    pools = {"train": {"machine": "p5.48xlarge", "gpus": 1}}
+    for line in refusals(config(model, {"path": str(teacher)}, pools=pools)):
+        assert "trainer.nproc_per_node: 1 processes on H100-80GB would hold" in line
+        assert "of the section teacher; allowed: " in line
+
+
 def swap_two(document):
     vocabulary = document["model"]["vocab"]
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]

@@ -19,6 +19,7 @@ QWEN_7B = {
     "vocab_size": 152064,
 }
 H100 = {"train": {"machine": "p5.48xlarge", "gpus": 8}}
+SHORT = {"max_completion_length": 1024}
 LONG = {"max_completion_length": 32768}
 
 
@@ -29,7 +30,8 @@ def model(tmp_path):
 
 
 def checked(model, trainer, pools=H100, **sections):
-    return check_trainer_fits(parse(document(trainer={"dtype": "bfloat16", **trainer}, pools=pools, **sections)), model)
+    config = parse(document(trainer={"dtype": "bfloat16", **trainer}, pools=pools, **sections))
+    return check_trainer_fits(config, model, config.teacher)
 
 
 def test_a_state_that_no_gpu_holds_is_refused_with_what_would_fit(model):
@@ -62,6 +64,40 @@ def test_offload_and_moments_of_8_bits_count(model):
         checked(model, checkpointed, h200, sampling=short)
     assert checked(model, checkpointed | {"offload": "optimizer"}, h200, sampling=short) == []
     assert checked(model, checkpointed, h200, sampling=short, optimizer={"name": "adamw_8bit"}) == []
+
+
+@pytest.fixture
+def teacher(tmp_path):
+    """Ten times the policy, in bfloat16 some 150 GB."""
+    (tmp_path / "teacher").mkdir()
+    (tmp_path / "teacher" / "config.json").write_text(json.dumps(QWEN_7B | {"num_hidden_layers": 320}))
+    return {"path": str(tmp_path / "teacher")}
+
+
+def test_a_teacher_that_no_gpu_holds_beside_the_policy_is_refused_with_what_would_fit(model, teacher):
+    assert checked(model, {"nproc_per_node": 2, "gradient_checkpointing": True}, sampling=SHORT) == []
+    with pytest.raises(TrainerMisfit) as refused:
+        checked(model, {"nproc_per_node": 2}, teacher=teacher)
+    assert str(refused.value) == (
+        "trainer.nproc_per_node: 2 processes on H100-80GB would hold 273 GB of 160, 16 bytes per parameter and 151 GB "
+        "of the section teacher; allowed: at least 4 processes (trainer.nnodes x nproc_per_node), or the section lora "
+        "with at least 3, for 168 GB, or a smaller teacher"
+    )
+    assert checked(model, {"nproc_per_node": 8, "gradient_checkpointing": True}, teacher=teacher) == []
+    several = {"column": "subject", "paths": dict.fromkeys(("math", "code", "prose"), teacher["path"])}
+    with pytest.raises(TrainerMisfit, match=r"7 processes .* and 454 GB of the section teacher"):
+        checked(model, {"nproc_per_node": 7}, teacher=several)
+    pools = H100 | {"scoring": {"teachers": {}}}
+    in_pool = teacher | {"pool": "teachers"}
+    one = {"nproc_per_node": 2, "gradient_checkpointing": True}
+    assert checked(model, one, pools, sampling=SHORT, teacher=in_pool) == []
+
+
+def test_a_teacher_doubles_in_float32_and_one_of_no_known_size_is_passed_over(model, teacher):
+    with pytest.raises(TrainerMisfit, match="and 303 GB of the section teacher"):
+        checked(model, {"nproc_per_node": 4, "dtype": "float32"}, teacher=teacher)
+    one = {"nproc_per_node": 2, "gradient_checkpointing": True}
+    assert checked(model, one, sampling=SHORT, teacher={"path": "/nowhere"}) == []
 
 
 def test_what_nothing_is_known_of_is_passed_over(model, tmp_path):

@@ -14,7 +14,6 @@ from tasks.sampling.engines.testing import (
     ENDLESS,
     SAMPLING,
     STOPS,
-    EngineContract,
     Result,
     assert_same,
     drain,
@@ -26,7 +25,7 @@ from tasks.sampling.engines.testing import (
 from tasks.sampling.engines.torch_engine import TorchEngine
 from tasks.sampling.engines.vllm_engine import VllmEngine
 from tests.tiny_model import VOCAB_SIZE, plain_logprobs, tiny_model, weight_blocks
-from tests.vllm_engines import MISSING, WHY_NOT, EnginePool, vllm_tiny_config
+from tests.vllm_engines import MISSING, WHY_NOT, EnginePool, VllmContract, vllm_tiny_config
 
 # vLLM and its libraries warn while they are imported, and leave sockets to the garbage collector.
 pytestmark = [pytest.mark.skipif(MISSING, reason=WHY_NOT), pytest.mark.filterwarnings("default")]
@@ -60,22 +59,6 @@ def make_engine(same_process, tmp_path):
         return same_process.make(tmp_path, model, 8, VllmConfig(process="same", **config), keyed=keyed)
 
     return make
-
-
-class VllmContract(EngineContract):
-    prefill_block = 32
-    pool_name = ""
-
-    @pytest.fixture
-    def engine_factory(self, request):
-        self.pool = request.getfixturevalue(self.pool_name)
-        return self.pool.take
-
-    def release(self, engine):
-        self.pool.give_back(engine)
-
-    def weights(self, version):
-        return weight_blocks(tiny_model(vllm_tiny_config(), seed=version))
 
 
 class TestVllmEngineInThisProcess(VllmContract):

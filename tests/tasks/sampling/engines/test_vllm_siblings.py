@@ -12,7 +12,6 @@ from tasks.sampling.engines.drafter import Remembers
 from tasks.sampling.engines.sibling_rows import LONGEST, NO_SCOPE, scope_of
 from tasks.sampling.engines.testing import (
     CONTEXT_LENGTH,
-    EngineContract,
     Result,
     assert_same,
     drain,
@@ -22,7 +21,7 @@ from tasks.sampling.engines.testing import (
 from tasks.sampling.engines.torch_engine import TorchEngine
 from tests import vllm_interpreted
 from tests.tiny_model import VOCAB_SIZE, tiny_model, weight_blocks
-from tests.vllm_engines import MISSING, WHY_NOT, EnginePool, vllm_tiny_config
+from tests.vllm_engines import MISSING, WHY_NOT, EnginePool, VllmContract, vllm_tiny_config
 from tests.vllm_interpreted import INTERPRETED
 
 # vLLM and its libraries warn while they are imported, and leave sockets to the garbage collector.
@@ -264,16 +263,5 @@ def test_in_a_process_of_its_own_nobody_waits_for_the_corpus(pool, tmp_path, mod
 
 @interpreted
 @pytest.mark.exhaustive
-class TestContract(EngineContract):
-    prefill_block = 32
-
-    @pytest.fixture
-    def engine_factory(self, pool):
-        self.pool = pool
-        return pool.take
-
-    def release(self, engine):
-        self.pool.give_back(engine)
-
-    def weights(self, version):
-        return weight_blocks(tiny_model(vllm_tiny_config(), seed=version))
+class TestContract(VllmContract):
+    """Of the engines of `pool`."""

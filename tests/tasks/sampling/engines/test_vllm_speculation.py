@@ -9,13 +9,13 @@ import torch
 from storage.records.records import SamplingParams
 from tasks.configuration.rollout import SpeculationConfig, VllmConfig
 from tasks.sampling.engines.engine import EngineError
-from tasks.sampling.engines.testing import CONTEXT_LENGTH, EngineContract, assert_same, request, resumed, run
+from tasks.sampling.engines.testing import CONTEXT_LENGTH, assert_same, request, resumed, run
 from tasks.sampling.engines.torch_engine import TorchEngine
 from tasks.sampling.engines.vllm_drafts import drafts_by_responses, speculative_config
 from tasks.sampling.engines.vllm_engine import VllmEngine
 from tests import vllm_interpreted
 from tests.tiny_model import VOCAB_SIZE, tiny_model, weight_blocks
-from tests.vllm_engines import MISSING, WHY_NOT, EnginePool, vllm_tiny_config
+from tests.vllm_engines import MISSING, WHY_NOT, EnginePool, VllmContract, vllm_tiny_config
 from tests.vllm_interpreted import INTERPRETED
 
 # vLLM and its libraries warn while they are imported, and leave sockets to the garbage collector.
@@ -266,16 +266,5 @@ def test_fewer_drafts_the_more_responses_are_in_flight():
 
 @interpreted
 @pytest.mark.exhaustive
-class TestContract(EngineContract):
-    prefill_block = 32
-
-    @pytest.fixture
-    def engine_factory(self, pool):
-        self.pool = pool
-        return pool.take
-
-    def release(self, engine):
-        self.pool.give_back(engine)
-
-    def weights(self, version):
-        return weight_blocks(tiny_model(vllm_tiny_config(), seed=version))
+class TestContract(VllmContract):
+    """Of the engines of `pool`."""
