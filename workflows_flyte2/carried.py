@@ -78,11 +78,11 @@ def _see(execution: str, mode: Any) -> list[Any]:
     context = FlyteContextManager.current_context()
     seen = context.user_space_params.with_task_sandbox()
     seen.execution_id = WorkflowExecutionIdentifier(project=LOCAL, domain=LOCAL, name=execution)
-    seen.decks = []
+    seen.decks = decks = list[Any]()
     state = context.execution_state.with_params(mode=mode, user_space_params=seen.build())
     # A list of its own: flytekit's stack of contexts is one object for all threads that copied the variable.
     flyte_context_Var.set([context.with_execution_state(state).build()])
-    return seen.decks
+    return decks
 
 
 async def in_a_thread(function: Callable[..., Any], *arguments: Any) -> Any:

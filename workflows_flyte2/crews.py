@@ -68,7 +68,13 @@ def standing_crews(
 
 
 async def _note_end(
-    reference: PlanReference, slots: list[int], pools: PoolsConfig, name: str, names: NodeNames, what: str, count: int = 1
+    reference: PlanReference,
+    slots: list[int],
+    pools: PoolsConfig,
+    name: str,
+    names: NodeNames,
+    what: str,
+    count: int = 1,
 ) -> None:
     """Note that no slot of the pool starts again; the trainer waits longer without the note, and so none is needed."""
     if slots:

@@ -50,7 +50,10 @@ async def _evaluated(
 
 
 async def end_evaluations(
-    concluded: IterationOutcome, evaluated: "list[asyncio.Task[EvaluationOutcome]]", pools: PoolsConfig, names: NodeNames
+    concluded: IterationOutcome,
+    evaluated: "list[asyncio.Task[EvaluationOutcome]]",
+    pools: PoolsConfig,
+    names: NodeNames,
 ) -> None:
     """Fail the execution if an evaluation failed, when all iterations are concluded and all evaluations have ended."""
     if evaluated:

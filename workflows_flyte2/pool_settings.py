@@ -13,26 +13,23 @@ from workflows.node_names import NodeNames
 
 
 def settings_on(pools: PoolsConfig, pool: str, names: NodeNames, what: str) -> dict[str, Any]:
-    """Arguments for `override` of the task called `what`, which runs on a pool of this name.
-
-    Raises ValueError for a PodTemplate by name: a task of Flyte 2 has one by name or by content, and labels, tolerations
-    and the grace period are content.
-    """
-    of_it = pools.named(pool)
-    if of_it.pod_template:
-        raise ValueError(
-            f"{pool_path(pool)}.pod_template: value {of_it.pod_template!r}; allowed on Flyte 2: null; give labels, "
-            "node_selector, tolerations and env in the pool itself"
-        )
-    return {"short_name": names.of(what)["name"], **overrides(of_it, {**names.labels(pool), **pools.labels})}
+    """Arguments for `override` of the task called `what`, which runs on a pool of this name; raises ValueError."""
+    settings = overrides(pool, pools.named(pool), {**names.labels(pool), **pools.labels})
+    return {"short_name": names.of(what)["name"], **settings}
 
 
-def overrides(pool: PoolConfig, labels: Mapping[str, str | None]) -> dict[str, Any]:
-    """The same of a pool; requests are limits, as on Flyte 1.
+def overrides(name: str, pool: PoolConfig, labels: Mapping[str, str | None]) -> dict[str, Any]:
+    """The same of a pool called `name`; requests are limits, as on Flyte 1.
 
     `retries` counts failures of ours; the platform counts the losses of machines apart. No time limit is set: a task
-    that hangs says so in its log, and the pool's grace period is the pod's.
+    that hangs says so in its log. Raises ValueError for a PodTemplate by name: a task of Flyte 2 has a PodTemplate by
+    name or by content, and labels, tolerations and the grace period are content.
     """
+    if pool.pod_template:
+        raise ValueError(
+            f"{pool_path(name)}.pod_template: value {pool.pod_template!r}; allowed on Flyte 2: null; give labels, "
+            "node_selector, tolerations and env in the pool itself"
+        )
     gpu: Any = pool.gpus or None
     if gpu and pool.accelerator is not None:
         gpu = flyte.Device(quantity=pool.gpus, device_class="GPU", device=pool.accelerator)

@@ -6,7 +6,7 @@ The order is that of `workflows/training.py`. What is a node there is a call her
 """
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 from resources.package_code import code_digest
 from resources.pools import PoolsConfig
@@ -67,7 +67,7 @@ async def _chained(config: dict[str, Any], settings: RunConfig, count: int, besi
     with_evaluations, code = evaluates(settings), code_digest()
     planned: list[PlanReference] = []
     evaluated: list[Any] = []
-    concluded: IterationOutcome | None = None
+    outcomes: list[IterationOutcome] = []
 
     async def plan_next(after: int) -> PlanReference:
         """Plan, and start the crew; returns the reference of the iteration to train then."""
@@ -91,11 +91,11 @@ async def _chained(config: dict[str, Any], settings: RunConfig, count: int, besi
                 beside.start(*standing_crews(reference, pools, count, of_execution))
         if not stands:
             beside.start(*crews(reference, slots, pools, names[number]))
-        return to_train
+        return cast(PlanReference, to_train)
 
     to_train = await plan_next(-1)
     for index in range(count):
-        while concluded is None and len(planned) < min(1 + ahead, count):
+        while not outcomes and len(planned) < min(1 + ahead, count):
             to_train = await plan_next(planned[-1].iteration)
         follows_plan = index == 0 or index + ahead < count
         trained = await _trained(
@@ -103,13 +103,14 @@ async def _chained(config: dict[str, Any], settings: RunConfig, count: int, besi
         )
         call = conclude.override(**settings_on(pools, "control", names[index + 1], "conclude"))
         of_run = config if with_evaluations else {}
-        concluded, *evaluation = await call(trained=trained, last=index == count - 1, config=of_run)
+        outcome, *evaluation = await call(trained=trained, last=index == count - 1, config=of_run)
+        outcomes.append(outcome)
         evaluated += beside.start(*evaluation_beside(settings, evaluation, names[index + 1]))
         if len(planned) < count:
-            to_train = await plan_next(concluded.iteration)
+            to_train = await plan_next(outcome.iteration)
     await beside.end(LEAVING_LIMIT_S)
-    await end_evaluations(concluded, evaluated, pools, of_execution)
-    return concluded
+    await end_evaluations(outcomes[-1], evaluated, pools, of_execution)
+    return outcomes[-1]
 
 
 async def _trained(reference: PlanReference, pools: PoolsConfig, trainer: TrainerConfig, names: NodeNames) -> Any:
