@@ -1,7 +1,6 @@
 """Evaluations on Flyte 2: alone, by the task `evaluation`, and beside training, where a failure fails no iteration."""
 
-import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from resources.package_code import code_digest
@@ -50,14 +49,10 @@ async def _evaluated(
 
 
 async def end_evaluations(
-    concluded: IterationOutcome,
-    evaluated: "list[asyncio.Task[EvaluationOutcome]]",
-    pools: PoolsConfig,
-    names: NodeNames,
+    concluded: IterationOutcome, ended: Sequence[Any], pools: PoolsConfig, names: NodeNames
 ) -> None:
-    """Fail the execution if an evaluation failed, when all iterations are concluded and all evaluations have ended."""
-    if evaluated:
-        ended = await asyncio.gather(*evaluated, return_exceptions=True)
+    """Fail the execution if an evaluation failed. ended: what each returned, or its error."""
+    if ended:
         outcomes = [[None if isinstance(each, BaseException) else each] for each in ended]
         call = evaluations_ended.override(**settings_on(pools, "control", names, "evaluations"))
         await call(concluded=concluded, evaluated=outcomes)

@@ -5,6 +5,7 @@
 The order is that of `workflows/training.py`. What is a node there is a call here, so the task sees values.
 """
 
+import asyncio
 import functools
 from typing import Any, cast
 
@@ -31,7 +32,7 @@ from workflows_flyte2.gleaner_tasks import (
 from workflows_flyte2.member_process import start_ahead
 from workflows_flyte2.pool_settings import settings_on
 
-# For members that leave, and evaluations, once the last iteration is concluded.
+# For members that leave once the last iteration is concluded.
 LEAVING_LIMIT_S = 600.0
 
 
@@ -91,7 +92,7 @@ async def _chained(config: dict[str, Any], settings: RunConfig, count: int, besi
                 beside.start(*standing_crews(reference, pools, count, of_execution))
         if not stands:
             beside.start(*crews(reference, slots, pools, names[number]))
-        return cast(PlanReference, to_train)
+        return cast("PlanReference", to_train)
 
     to_train = await plan_next(-1)
     for index in range(count):
@@ -108,8 +109,9 @@ async def _chained(config: dict[str, Any], settings: RunConfig, count: int, besi
         evaluated += beside.start(*evaluation_beside(settings, evaluation, names[index + 1]))
         if len(planned) < count:
             to_train = await plan_next(outcome.iteration)
+    ended = await asyncio.gather(*evaluated, return_exceptions=True)
     await beside.end(LEAVING_LIMIT_S)
-    await end_evaluations(outcomes[-1], evaluated, pools, of_execution)
+    await end_evaluations(outcomes[-1], ended, pools, of_execution)
     return outcomes[-1]
 
 
