@@ -67,10 +67,11 @@ def test_a_pool_says_the_same_to_flyte_2(settings):
     assert task.short_name == "iteration 1 of 2: rollout"
     template = get_proto_task(with_image(task), CONTEXT)
     metadata, pod = template.metadata, template.k8s_pod
-    assert metadata.interruptible and not metadata.discoverable
+    assert (metadata.interruptible, metadata.discoverable) == (True, False)
     assert (metadata.retries.retries, metadata.retries.backoff.base.seconds) == (5, 5)
     assert not metadata.HasField("timeout")
-    assert pod.metadata.labels["team"] == "a" and len(pod.metadata.labels) == 4
+    assert pod.metadata.labels["team"] == "a"
+    assert len(pod.metadata.labels) == 4
     spec = dict(pod.pod_spec)
     [container] = spec["containers"]
     assert spec["terminationGracePeriodSeconds"] == 90
@@ -95,7 +96,7 @@ def with_image(task):
 def test_reserved_pools_are_not_interruptible_and_control_has_no_shared_memory(settings):
     train = settings_on(settings.pools, "train", NodeNames(), "train")
     control = settings_on(settings.pools, "control", NodeNames(), "plan")
-    assert not train["interruptible"] and not control["interruptible"]
+    assert (train["interruptible"], control["interruptible"]) == (False, False)
     assert (train["resources"].shm, control["resources"].shm) == ("auto", None)
     image = get_proto_task(with_image(gleaner_tasks.plan.override(**control)), CONTEXT).k8s_pod.pod_spec
     assert image["containers"][0]["image"] == "registry.example.org/gleaner:1"

@@ -48,7 +48,7 @@ def weights(url: str) -> dict[int, list[str]]:
 
 
 def test_both_sdks_in_turn_and_a_killed_member_change_nothing_that_is_learned(tmp_path, model):
-    """Four iterations: two under Flyte 2, in the first of which a member is killed, one under flytekit, and one more."""
+    """Of four iterations two are made under Flyte 2, with a member killed, one under flytekit, and the last again."""
     alone, taken_in_turns = str(tmp_path / "alone"), str(tmp_path / "turns")
     train_here(config_file(tmp_path / "given", model, alone, **REPEATABLE), "--count", "4")
 
@@ -85,8 +85,6 @@ def test_a_standing_crew_and_staleness_wire_the_same_plans(tmp_path, model):
     ]
     assert len({beat.pid for beat in beats}) == 2
     assert len(beats) > 2
-    ended = [key for key in store.list("") if "/ended/" in key]
-    assert len(ended) == 3
 
 
 def test_a_failure_ends_the_run_with_its_members(tmp_path, model):
