@@ -43,7 +43,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: help install vllm-cpu demo demo-real demo-shared demo-tools demo-vllm test test-fast test-all test-vllm test-vllm-drafts test-flyte2 check docs format clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 18
 
 install: $(VENV)/installed  ## set up .venv (Python 3.11 or 3.12) with the tested versions
 

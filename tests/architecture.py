@@ -275,12 +275,9 @@ def unlisted_packages(tree: Tree) -> Iterator[str]:
     listed = tomllib.loads((tree.root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     folders = {source.path.rpartition("/")[0].replace("/", ".") for source in tree.product()}
     modules = {source.name for source in tree.sources if "/" not in source.path}
-    for kind, named, found in (
-        ("packages", listed["packages"], folders),
-        ("py-modules", listed["py-modules"], modules),
-    ):
-        for name in sorted(found ^ set(named)):
-            yield f"pyproject.toml: {kind}: {name} is {'not on the disk' if name in named else 'not listed'}"
+    for kind, found in (("packages", folders), ("py-modules", modules)):
+        for name in sorted(found ^ set(listed[kind])):
+            yield f"pyproject.toml: {kind}: {name} is {'not on the disk' if name in listed[kind] else 'not listed'}"
 
 
 def stale_readme_tree(tree: Tree) -> Iterator[str]:

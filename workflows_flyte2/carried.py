@@ -31,8 +31,8 @@ Modes = ExecutionState.Mode
 def carried(task: Any, module: str) -> Callable[..., Any]:
     """A task of ours as an async function for `flyte`, with the same inputs and outputs.
 
-    In a pod the body runs in the main thread, where alone a process can wait for SIGTERM; on one machine, in a thread
-    of its own, beside other tasks. module: where the task of Flyte 2 stands, as pods find it by its name there.
+    In a pod the body runs in the main thread, where alone a process can wait for SIGTERM; on one machine, in a new
+    thread beside other tasks. module: the module in which pods find the task of Flyte 2 by name.
     """
     function = task.task_function
 
@@ -74,7 +74,7 @@ def called(function: Callable[..., Any], inputs: dict[str, Any], execution: str,
 
 
 def _see(execution: str, mode: Any) -> list[Any]:
-    """Let the body see the execution; returns the list into which it puts its Decks."""
+    """Let the body see the execution; returns the list of Decks, which the body fills."""
     context = FlyteContextManager.current_context()
     seen = context.user_space_params.with_task_sandbox()
     seen.execution_id = WorkflowExecutionIdentifier(project=LOCAL, domain=LOCAL, name=execution)

@@ -83,7 +83,7 @@ async def _note_end(
 
 
 class Beside:
-    """What an execution starts beside its path, and does not wait for until its end."""
+    """Work that an execution starts beside its path, and awaits at the end alone."""
 
     def __init__(self) -> None:
         self._started: list[asyncio.Task[Any]] = []
@@ -95,9 +95,9 @@ class Beside:
         return started
 
     async def end(self, limit_s: float) -> None:
-        """Give what still runs so many seconds, then end it, for example members that got no machine.
+        """Wait so many seconds for the started work, then cancel the rest, for example members without a machine.
 
-        What failed is logged: no failure here fails the execution.
+        Failures are logged, and fail no execution.
         """
         if self._started:
             _, late = await asyncio.wait(self._started, timeout=limit_s)

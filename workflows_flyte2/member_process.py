@@ -1,6 +1,6 @@
-"""A process for a member on one machine, so that a kill there is a kill of one member, as a lost pod is.
+"""A process for each member on one machine: a kill there takes one member, as the loss of a pod does.
 
-As a script it is that process. A pod needs none.
+The script is the process. In pods the module only carries tasks.
 """
 
 import functools
@@ -45,7 +45,7 @@ def carried_apart(task: Any, module: str, imports: Sequence[str] = ()) -> Callab
 
 
 def start_ahead(imports: Sequence[str]) -> None:
-    """Import what processes need while the tasks before them run."""
+    """Import ahead, during earlier tasks, the modules of later processes."""
     running_starter(_environment()).import_ahead((__name__, *imports))
 
 
@@ -112,7 +112,7 @@ def main(target: str, folder: Path) -> None:
 
 
 def _leave(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all."""
+    """Write a file at once, for a kill to leave no half of the file."""
     part = path.with_suffix(".part")
     part.write_bytes(content)
     part.replace(path)

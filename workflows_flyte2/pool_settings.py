@@ -21,8 +21,8 @@ def settings_on(pools: PoolsConfig, pool: str, names: NodeNames, what: str) -> d
 def overrides(name: str, pool: PoolConfig, labels: Mapping[str, str | None]) -> dict[str, Any]:
     """The same of a pool called `name`; requests are limits, as on Flyte 1.
 
-    `retries` counts failures of ours; the platform counts the losses of machines apart. No time limit is set: a task
-    that hangs says so in its log. Raises ValueError for a PodTemplate by name: a task of Flyte 2 has a PodTemplate by
+    `retries` counts failures of ours; the platform counts the losses of machines apart. No time limit is set, as
+    on Flyte 1. Raises ValueError for a PodTemplate by name: a task of Flyte 2 has a PodTemplate by
     name or by content, and labels, tolerations and the grace period are content.
     """
     if pool.pod_template:

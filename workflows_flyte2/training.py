@@ -1,8 +1,8 @@
-"""Training on Flyte 2: one task that chains iterations, and continues a run where it stands.
+"""Training on Flyte 2: one task chains iterations, and continues a run from the last one.
 
     flyte run --local workflows_flyte2/training.py training --config my.yaml --count 2
 
-The order is that of `workflows/training.py`. What is a node there is a call here, so the task sees values.
+The order is that of `workflows/training.py`. Flyte 1's nodes are calls here, so the task sees values.
 """
 
 import asyncio
