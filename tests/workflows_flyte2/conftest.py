@@ -13,7 +13,7 @@ if importlib.util.find_spec("flyte") is None:
 
 @pytest.fixture(autouse=True)
 def _module_path_and_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Both SDKs add folders to the module path, and `flyte` keeps what it stores in the working folder's .flyte."""
+    """Both SDKs add folders to the module path, and `flyte` keeps a database below the home folder."""
     before = list(sys.path)
     monkeypatch.setenv("HOME", str(tmp_path))
     yield
