@@ -15,7 +15,7 @@ import flyte
 
 from resources.labels import SETTINGS_ANNOTATION
 from tasks.configuration.overrides import load_with
-from tasks.configuration.run_config import RunConfig, dump, load, settings_digest
+from tasks.configuration.run_config import RunConfig, dump, settings_digest
 from tasks.configuration.schedules import CONTINUE_RUN, PLAN_NAME
 from workflows_flyte2.hosting import fleet_of, hosts
 from workflows_flyte2.training import training
@@ -42,10 +42,10 @@ def scheduled(
 
 
 def scheduled_hosts(
-    config: Path, schedule: str, *, count: int, hours: float, memory_gib: float, name: str = "fleet_hosts"
+    config: str | Path, schedule: str, *, count: int, hours: float, memory_gib: float, name: str = "fleet_hosts"
 ) -> flyte.Trigger:
     """A trigger that starts hosts of a fleet at each tick; as `scheduled`, with the inputs of `hosts`."""
-    settings = load(config)
+    settings = load_with(config, ())
     fleet_of(settings)
     return _trigger(hosts, name, schedule, settings, count=count, hours=float(hours), memory_gib=float(memory_gib))
 

@@ -160,7 +160,7 @@ def test_hosts_are_scheduled_for_a_fleet_alone(file, tmp_path):
     with pytest.raises(ValueError, match=r"trainer\.fleet: value null"):
         scheduled_hosts(file(), "*/10 * * * *", **inputs)
     scheduled_hosts(
-        file(trainer={"placement": "shared", "fleet": str(tmp_path / "fleet")}, planning={"seeding": "off"}),
+        str(file(trainer={"placement": "shared", "fleet": str(tmp_path / "fleet")}, planning={"seeding": "off"})),
         "*/10 * * * *",
         **inputs,
     )
