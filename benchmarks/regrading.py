@@ -44,8 +44,8 @@ from storage.stores.connect import connect
 from storage.stores.store import ObjectStore
 from tasks.configuration.run_config import RunConfig, dump, parse
 from tasks.grading.in_process_rewards import length_penalty
+from tasks.regrading.comparing import compare
 from tasks.regrading.regrading import regrade
-from tasks.regrading.reward_change import compare
 
 ITERATION_RESPONSES, GENERATIONS, BATCH_GROUPS = 2500, 10, 10
 SIZES = (25_000, 100_000)

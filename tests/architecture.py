@@ -23,7 +23,8 @@ FUNCTION_LINES_MAX = 70
 VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "base", "manager"}
 # Names that mean the same thing wherever they stand: a workflow, its task and what the task does; a section of the
 # configuration; the built-in task and its reward; what stops a step and how it is shown; the tests of a protocol.
-SAME_THING = {"arithmetic", "config", "evaluation", "training", "forecast", "iteration", "nonfinite", "testing"}
+SAME_THING = {"arithmetic", "config", "evaluation", "forecast", "iteration", "nonfinite", "regrading", "testing"}
+SAME_THING |= {"training"}
 FORBIDDEN_WORDS = {
     r"\b(nobody|nobodys|whoever|somebody|anybody)\b": "which process or member",
     r"\bmembers? of (a|the|its) group\b": "response of a group",

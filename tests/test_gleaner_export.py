@@ -71,6 +71,9 @@ def test_what_export_cannot_do_is_one_line(run, tmp_path):
     )
     empty = tmp_path / "empty"
     assert refused(gleaner("export", "--rollouts", empty, "--to", out)) == f"gleaner: {empty} holds no run"
+    assert refused(gleaner("export", "--rollouts", run, "--grading", "rubric", "--to", out)) == (
+        "gleaner: grading: value 'rubric'; allowed: none, as `gleaner regrade` has graded nothing yet"
+    )
     assert not out.exists()
     assert gleaner("export", "--rollouts", run, "--to", out).exit_code == 0
     assert "iteration-000000.parquet exists already" in refused(gleaner("export", "--rollouts", run, "--to", out))
@@ -88,6 +91,7 @@ MIXED = [
     ("--rollouts", "--dtype", "stored"),
     ("--model", "--iterations", ":"),
     ("--model", "--overwrite"),
+    ("--model", "--grading", "rubric"),
     ("--model", "--adapter"),
     ("--adapter", "--rollouts"),
     ("--adapter", "--dtype", "bfloat16"),
@@ -99,8 +103,8 @@ MIXED = [
 @pytest.mark.parametrize("options", MIXED, ids=str)
 def test_export_is_of_one_of_three_things(run, tmp_path, options):
     assert refused(gleaner("export", run, *options, "--to", tmp_path / "out")) == (
-        "gleaner: export: allowed: --rollouts [--iterations a:b] [--overwrite], --model [--version N] [--dtype D], "
-        "or --adapter [--version N]"
+        "gleaner: export: allowed: --rollouts [--iterations a:b] [--grading NAME] [--overwrite], --model [--version N] "
+        "[--dtype D], or --adapter [--version N]"
     )
     assert not (tmp_path / "out").exists()
 

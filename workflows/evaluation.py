@@ -1,5 +1,6 @@
 """Evaluation of a weight version: a plan, then rollout -> evaluate; alone, or behind training's conclusions."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from flytekit import dynamic, workflow
@@ -7,6 +8,7 @@ from flytekit import dynamic, workflow
 from resources.package_code import code_digest
 from resources.pools import ControlPoolConfig, PoolsConfig, task_settings
 from tasks.configuration.references import EvaluationOutcome
+from tasks.configuration.rewards import RewardConfig
 from tasks.configuration.run_config import RunConfig, parse
 from tasks.evaluate import evaluate, plan_evaluation
 from tasks.evaluations_ended import evaluations_ended
@@ -24,7 +26,7 @@ def evaluation_nodes(config: dict[str, Any], version: Any, pools: PoolsConfig, n
     planned = built_on(plan_evaluation, pools, "control")(config=config, version=version, code=code)
     reference, slots = planned.with_overrides(**settings_on(pools, "control", names, "evaluation-plan"))
     crew = rollout_node(reference, slots, pools, "rollout", names, "evaluation-rollout")
-    pool = grading_pool(parse(config))
+    pool = grading_pool(evaluation_rewards(parse(config)))
     evaluated = built_on(evaluate, pools, pool)(plan=reference)
     evaluated = evaluated.with_overrides(**settings_on(pools, pool, names, "evaluation"))
     crew >> evaluated
@@ -40,7 +42,7 @@ def evaluation_beside(settings: RunConfig, planned: Any, names: NodeNames) -> li
     """
     if not evaluates(settings):
         return []
-    (reference, slots, due), pools, pool = planned, settings.pools, grading_pool(settings)
+    (reference, slots, due), pools, pool = planned, settings.pools, grading_pool(evaluation_rewards(settings))
     crew = rollout_node(reference, slots, pools, "rollout", names, "evaluation-rollout")
     of_node = settings_on(pools, pool, names, "evaluation")
     evaluated = leaf(evaluate, {}, pools, pool, of_node)(plan=due).with_overrides(**of_node)
@@ -60,15 +62,15 @@ def evaluates(config: RunConfig) -> bool:
     return config.evaluation is not None and config.evaluation.interval > 0
 
 
-def grading_pool(config: RunConfig) -> str:
+def grading_pool(rewards: Sequence[RewardConfig]) -> str:
     """The pool that grades: a reward model needs the kind of machine that grades in training."""
-    return "train" if grades_with_a_model(config) else "control"
+    return "train" if any(reward.model is not None for reward in rewards) else "control"
 
 
-def grades_with_a_model(config: RunConfig) -> bool:
-    """Whether a reward model is among the rewards of the evaluation."""
+def evaluation_rewards(config: RunConfig) -> Sequence[RewardConfig]:
+    """The rewards of the evaluation: its own, or those of training."""
     own = config.evaluation.rewards if config.evaluation is not None else None
-    return any(reward.model is not None for reward in own or config.rewards)
+    return own or config.rewards
 
 
 @dynamic(**task_settings(ControlPoolConfig()))

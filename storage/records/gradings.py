@@ -3,7 +3,7 @@
 import logging
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -80,14 +80,20 @@ def gradings(store: ObjectStore) -> list[str]:
 
 def read_graded(store: ObjectStore, name: str, iteration: int) -> GradedRecord:
     """What the grading `name` gives to an iteration; raises LookupError for what is not graded, and CorruptObject."""
+    check_graded(store, name, [iteration])
+    return records.read(store, GradedRecord, layout.graded(name, iteration))
+
+
+def check_graded(store: ObjectStore, name: str, iterations: Iterable[int]) -> None:
+    """Raise LookupError, in one line, unless the grading `name` is there and has all these iterations."""
     names = gradings(store)
     if name not in names:
         allowed = ", ".join(names) or "none, as `gleaner regrade` has graded nothing yet"
         raise LookupError(f"grading: value {name!r}; allowed: {allowed}")
-    try:
-        return records.read(store, GradedRecord, layout.graded(name, iteration))
-    except ObjectMissing:
-        raise LookupError(f"grading {name!r} has no iteration {iteration}; `gleaner regrade` adds it") from None
+    held = set(store.list(f"{layout.GRADINGS}{name}/"))
+    missing = next((each for each in iterations if layout.graded(name, each) not in held), None)
+    if missing is not None:
+        raise LookupError(f"grading {name!r} has no iteration {missing}; `gleaner regrade` adds it")
 
 
 def gradings_of(store: ObjectStore, iteration: int) -> dict[str, GradedRecord]:

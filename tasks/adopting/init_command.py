@@ -8,7 +8,7 @@ import click
 
 from resources.documents import BYTES_MAX
 from resources.regular_files import open_file
-from tasks.adopting import trl_defaults, trl_examples, trl_script, verl_defaults, verl_meaning, verl_script
+from tasks.adopting import trl_defaults, trl_script, trl_teacher, verl_defaults, verl_meaning, verl_script
 from tasks.adopting.adoption import Adoption, NotAdopted, Setting, text_of
 
 
@@ -29,7 +29,7 @@ class Library(NamedTuple):
 
 
 LIBRARIES = {
-    "trl": Library("TRL", trl_script.read, trl_examples.carry_over, trl_defaults.ALL),
+    "trl": Library("TRL", trl_script.read, trl_teacher.carry_over, trl_defaults.ALL),
     "verl": Library("verl", verl_script.read, verl_meaning.carry_over, verl_defaults.DEFAULTS),
 }
 
@@ -44,9 +44,9 @@ LIBRARIES = {
 def init(library: str, file: Path, words: tuple[str, ...], target: Path) -> None:
     """Write a configuration from FILE, which is read and not executed.
 
-    For TRL, FILE is a script of its trainers for GRPO, SFT or DPO, or the YAML file of `trl grpo --config`; for verl,
-    a shell script or a YAML file. WORDS are what follows FILE on your command line: `--learning_rate 1e-6` for TRL,
-    `data.seed=1` for verl.
+    For TRL, FILE is a script of its trainers for GRPO, SFT, DPO, GKD or distillation, or the YAML file of `trl grpo
+    --config`; for verl, a shell script or a YAML file. WORDS are what follows FILE on your command line:
+    `--learning_rate 1e-6` for TRL, `data.seed=1` for verl.
 
     Says what was not carried over, line by line, and what you must fill in. Never overwrites a file.
     """

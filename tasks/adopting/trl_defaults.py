@@ -311,4 +311,41 @@ OF_EXAMPLES: dict[str, dict[str, Any]] = {
         "use_weighting": False,
     },
 }
+# The same of both trainers with a teacher; what GRPOConfig has, too, is here for what a `**` may hold.
+_TEACHER: dict[str, Any] = {"teacher_model_init_kwargs": None, "teacher_model_name_or_path": None}
+_OF_GRPO = (
+    "bf16",
+    "chat_template_kwargs",
+    "generation_kwargs",
+    "gradient_checkpointing",
+    "learning_rate",
+    "max_completion_length",
+    "max_tool_calling_iterations",
+    "min_p",
+    "model_init_kwargs",
+    "repetition_penalty",
+    "shuffle_dataset",
+    "temperature",
+    "top_k",
+    "top_p",
+    "use_liger_kernel",
+    "use_vllm",
+    "vllm_gpu_memory_utilization",
+    "vllm_max_model_length",
+    "vllm_tensor_parallel_size",
+)
+OF_TEACHERS: dict[str, dict[str, Any]] = {
+    "gkd": OF_EXAMPLES["sft"]
+    | _TEACHER
+    | {
+        "beta": 0.5,
+        "disable_dropout": True,
+        "lmbda": 0.5,
+        "max_new_tokens": 128,
+        "seq_kd": False,
+        "temperature": 0.9,
+    },
+    "distillation": {name: GRPO[name] for name in _OF_GRPO} | _TEACHER | {"beta": 1.0, "teacher_model_revision": None},
+}
+OF_TRAINERS = OF_EXAMPLES | OF_TEACHERS
 ALL = TRAINING | GRPO | SCRIPT | LORA

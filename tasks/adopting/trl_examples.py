@@ -12,7 +12,7 @@ from tasks.configuration.other_names import TRL
 _BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")
 _LENGTH = "sampling.max_completion_length"
 _TRACKED = "an evaluation samples responses, and grades them with evaluation.rewards; see the section `evaluation`"
-_REASONS = {
+REASONS = {
     "packing": "passes are packed on a GPU by themselves",
     "packing_strategy": "passes are packed on a GPU by themselves",
     "eval_packing": "passes are packed on a GPU by themselves",
@@ -52,9 +52,9 @@ def carry_over(adoption: Adoption) -> None:
     adoption.carry("algorithm.kind", kind)
     trl_inputs.model(adoption)
     trl_inputs.rows(adoption)
-    for name, reason in (trl_meaning.REASONS | _REASONS).items():
+    for name, reason in (trl_meaning.REASONS | REASONS).items():
         adoption.leave(name, reason)
-    _batch(adoption)
+    batch(adoption)
     _length(adoption)
     if kind == "dpo":
         _pairs(adoption)
@@ -70,10 +70,20 @@ def carry_over(adoption: Adoption) -> None:
     adoption.settle(TRL)
 
 
-def _batch(adoption: Adoption) -> None:
-    """Examples of an optimizer step, which is an iteration."""
+def batch(adoption: Adoption, per_prompt: int = 1) -> None:
+    """Rows of an optimizer step, which is an iteration.
+
+    per_prompt: how many responses a group has here; TRL's has one, and the number of responses is kept.
+    """
     rows, accumulated, processes = (adoption.count(name, plain) for name, plain in zip(_BATCH, (8, 1, 1), strict=True))
-    number = rows * accumulated * processes
+    number, rest = divmod(rows * accumulated * processes, per_prompt)
+    if per_prompt > 1:
+        adoption.carry("run.num_generations", per_prompt)
+        reason = f"TRL samples one response to each of {number * per_prompt + rest} prompts, and here a prompt has"
+        if rest:
+            adoption.leave_open("run.num_prompts_per_step", f"{reason} at least {per_prompt}")
+        elif adoption.is_known(*_BATCH):
+            adoption.convert(_BATCH[0], f"{reason} {per_prompt}, so there are {number}")
     adoption.carry("run.num_prompts_per_step", number, *_BATCH)
     if adoption.has("num_processes"):
         adoption.carry("trainer.nproc_per_node", processes, "num_processes")

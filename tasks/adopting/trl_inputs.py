@@ -20,7 +20,7 @@ def carry_over(adoption: Adoption) -> None:
     model(adoption)
     rows(adoption)
     _rewards(adoption)
-    _tools(adoption)
+    tools(adoption)
     if adoption.has("the script itself"):
         reason = "rewards name functions of it, and to import it runs this line: move them to a module of their own"
         adoption.doubt("the script itself", reason, adoption.line("the script itself"))
@@ -147,7 +147,7 @@ def _ours(function: Any) -> Any:
     return dict(function)
 
 
-def _tools(adoption: Adoption) -> None:
+def tools(adoption: Adoption) -> None:
     """Functions and a class that the policy calls. TRL sets no limit on the calls by default."""
     asked = [name for name in ("tools", "environment_factory") if adoption.has(name) or not adoption.is_known(name)]
     if adoption.has("tools") and not adoption.value("tools"):

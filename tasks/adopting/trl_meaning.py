@@ -66,7 +66,8 @@ def carry_over(adoption: Adoption) -> None:
     _kl(adoption)
     schedule(adoption)
     warmup(adoption)
-    _sampling(adoption)
+    _length(adoption)
+    sampling(adoption)
     machine(adoption)
     trackers(adoption)
     trl_adapters.carry_over(adoption)
@@ -246,11 +247,15 @@ def _optimizer(adoption: Adoption) -> None:
         adoption.refuse(name, reason, "optimizer.learning_rate")
 
 
-def _sampling(adoption: Adoption) -> None:
+def _length(adoption: Adoption) -> None:
     length = "max_completion_length"
     adoption.carry("sampling.max_completion_length", adoption.value(length, 512), length)
     if not adoption.has(length) and adoption.is_known(length):
         adoption.doubt(length, "512 is the default of TRL 1.16; it was 256 until TRL 1.8")
+
+
+def sampling(adoption: Adoption) -> None:
+    """How tokens are drawn."""
     if adoption.has("top_k"):
         given = adoption.value("top_k")
         adoption.carry("sampling.top_k", 0 if given in (None, -1) else given, "top_k")

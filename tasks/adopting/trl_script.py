@@ -1,7 +1,7 @@
 """Reads the settings of a TRL script, which is parsed and never executed.
 
-The settings come from the single GRPOConfig, SFTConfig or DPOConfig, later changes of it, the arguments of its trainer,
-and PEFT's LoraConfig. For a script that reads its command line, the words of the command line count.
+The settings come from the single configuration of a trainer, such as GRPOConfig, later changes of it, the arguments of
+its trainer, and PEFT's LoraConfig. For a script that reads its command line, the words of the command line count.
 """
 
 import ast
@@ -14,15 +14,18 @@ from tasks.adopting.adoption import NotAdopted, Setting
 from tasks.adopting.script_functions import ScriptFunctions
 from tasks.adopting.script_names import Change, Scope, ScriptNames
 from tasks.adopting.script_values import ScriptValues, called, is_parsing, source
-from tasks.adopting.trl_defaults import ALL, OF_EXAMPLES
+from tasks.adopting.trl_defaults import ALL, OF_TRAINERS
 from tasks.adopting.trl_trainer import lora_name, lora_settings, setting, settings_of_call, trainer_settings
 from tasks.adopting.trl_words import read_document, read_words
 
 _FILES_OF_WORDS = (".yaml", ".yml")
-# The name of the setting with the `algorithm.kind` of a script that does not use GRPO, and these kinds by TRL's names.
+# The name of the setting with the trainer of a script that does not use GRPO, and these trainers by TRL's names.
 TRAINER = "trainer"
-_OF_EXAMPLES = {"SFT": "sft", "DPO": "dpo"}
-_NO_CONFIG = "it has no call of GRPOConfig; allowed: a Python script with exactly one, or one of SFTConfig or DPOConfig"
+_TRAINERS = {"SFT": "sft", "DPO": "dpo", "GKD": "gkd", "Distillation": "distillation"}
+_NO_CONFIG = (
+    "it has no call of GRPOConfig; allowed: a Python script with exactly one, or one of SFTConfig, DPOConfig, "
+    "GKDConfig or DistillationConfig"
+)
 _NO_WORDS = (
     "it reads its settings from the command line; allowed: with them behind the file, as in "
     "`--learning_rate 1e-6` or `--config grpo.yaml`"
@@ -66,7 +69,7 @@ class _Script:
             raise NotAdopted(f"it reads no command line; allowed behind it: nothing, not {words[0]!r}")
         self._words = read_words(words)
         trainer = self._used()
-        self._kind = _OF_EXAMPLES.get(trainer)
+        self._kind = _TRAINERS.get(trainer)
         self._trainers_own = [Setting(line=None, name=TRAINER, value=self._kind)] if self._kind else []
         self._config, self._trainer = f"{trainer}Config", f"{trainer}Trainer"
         self._configs = self._calls(self._config)
@@ -78,7 +81,7 @@ class _Script:
         # TrlParser and HfArgumentParser make the configuration themselves.
         self._is_parsed = not self._configs and self._reads_words and self._config in self._loaded_names()
         given = {each.name: each.value for each in self._words if each.unknown is None}
-        defaults = ALL | (OF_EXAMPLES[self._kind] if self._kind else {})
+        defaults = ALL | (OF_TRAINERS[self._kind] if self._kind else {})
         self._defaults = defaults
         self._values = ScriptValues(self._names, defaults | given if self._is_parsed else given)
         self._functions = ScriptFunctions(self._values, path)
@@ -88,7 +91,7 @@ class _Script:
         loaded = self._loaded_names()
         used = [
             name
-            for name in ("GRPO", *_OF_EXAMPLES)
+            for name in ("GRPO", *_TRAINERS)
             if any(self._calls(f"{name}{part}") or f"{name}{part}" in loaded for part in ("Config", "Trainer"))
         ]
         if len(used) > 1 and used[0] != "GRPO":

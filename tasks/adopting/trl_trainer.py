@@ -26,6 +26,17 @@ _POSITIONS = {
     ),
     "SFTTrainer": ("model", *_OF_EXAMPLES),
     "DPOTrainer": ("model", "ref_model", *_OF_EXAMPLES),
+    "GKDTrainer": ("model", "teacher_model", *_OF_EXAMPLES),
+    "DistillationTrainer": (
+        "model",
+        "teacher_model",
+        "args",
+        "train_dataset",
+        "eval_dataset",
+        "processing_class",
+        "callbacks",
+        "optimizers",
+    ),
 }
 # PEFT's fields that TRL's command line has, too, under these names.
 _LORA = {
@@ -60,8 +71,8 @@ def settings_of_call(values: ScriptValues, call: ast.Call) -> Iterator[Setting]:
         else:
             yield setting(values, "output_dir" if index == 0 else f"argument {index + 1} by position", argument)
     for keyword in call.keywords:
-        if keyword.arg == "model_init_kwargs":
-            yield _model_arguments(values, keyword.value)
+        if keyword.arg in ("model_init_kwargs", "teacher_model_init_kwargs"):
+            yield _model_arguments(values, keyword.arg, keyword.value)
             continue
         if keyword.arg is not None:
             yield setting(values, keyword.arg, keyword.value)
@@ -73,8 +84,11 @@ def settings_of_call(values: ScriptValues, call: ast.Call) -> Iterator[Setting]:
             yield Setting(line=found.line, name="**", unknown=found.unknown or "it is no mapping")
 
 
-def _model_arguments(values: ScriptValues, node: ast.expr) -> Setting:
-    """The mapping model_init_kwargs; only the revision must be a literal, and further values may be source text."""
+def _model_arguments(values: ScriptValues, argument: str, node: ast.expr) -> Setting:
+    """The mapping of an argument such as model_init_kwargs.
+
+    Only the revision must be a literal, and further values may be source text.
+    """
     found = values.resolved(node)
     pairs: list[tuple[object, ast.expr]] = []
     if isinstance(found, ast.Call) and called(found.func) == "dict" and not found.args:
@@ -86,16 +100,12 @@ def _model_arguments(values: ScriptValues, node: ast.expr) -> Setting:
         ]
     made: dict[str, object] = {}
     for name, value in pairs:
-        each = setting(values, "model_init_kwargs", value)
+        each = setting(values, argument, value)
         if not isinstance(name, str) or (name == "revision" and each.unknown is not None):
-            return Setting(line=node.lineno, name="model_init_kwargs", unknown=f"{source(found)} is no literal")
+            return Setting(line=node.lineno, name=argument, unknown=f"{source(found)} is no literal")
         made[name] = source(value) if each.unknown is not None else each.value
     is_read = bool(pairs) or isinstance(found, ast.Dict)
-    return (
-        Setting(line=node.lineno, name="model_init_kwargs", value=made)
-        if is_read
-        else setting(values, "model_init_kwargs", node)
-    )
+    return Setting(line=node.lineno, name=argument, value=made) if is_read else setting(values, argument, node)
 
 
 def lora_name(name: str) -> str:
@@ -145,8 +155,8 @@ def trainer_settings(
 def _argument(
     values: ScriptValues, functions: ScriptFunctions, name: str, node: ast.expr, given: dict[str, ast.expr]
 ) -> Iterator[Setting]:
-    if name == "model":
-        yield from _model(values, node)
+    if name in ("model", "teacher_model"):
+        yield from _model(values, node, name.removesuffix("model"))
     elif name == "reward_funcs":
         yield from _rewards(values, functions, node)
     elif name == "peft_config":
@@ -164,18 +174,19 @@ def _argument(
         yield Setting(line=node.lineno, name=name, value=source(node))
 
 
-def _model(values: ScriptValues, node: ast.expr) -> Iterator[Setting]:
-    """A path or id, or the arguments of from_pretrained."""
+def _model(values: ScriptValues, node: ast.expr, whose: str) -> Iterator[Setting]:
+    """A path or id, or the arguments of from_pretrained; whose: what the settings' names begin with."""
+    path, revision = f"{whose}model_name_or_path", f"{whose}model_revision"
     found = values.resolved(node)
     if not isinstance(found, ast.Call) or called(found.func) != "from_pretrained":
-        yield setting(values, "model_name_or_path", node)
+        yield setting(values, path, node)
         return
     for index, argument in enumerate(found.args):
-        yield setting(values, "model_name_or_path" if index == 0 else f"argument {index + 1} of the model", argument)
+        yield setting(values, path if index == 0 else f"argument {index + 1} of the {whose}model", argument)
     for keyword in found.keywords:
         name = keyword.arg or "**"
-        known = {"pretrained_model_name_or_path": "model_name_or_path", "revision": "model_revision"}
-        each = setting(values, known.get(name, f"from_pretrained.{name}"), keyword.value)
+        known = {"pretrained_model_name_or_path": path, "revision": revision}
+        each = setting(values, known.get(name, f"{whose}from_pretrained.{name}"), keyword.value)
         # A dtype is no literal, but says what it is.
         is_told = each.unknown is not None and each.name not in known.values()
         yield Setting(line=each.line, name=each.name, value=source(keyword.value)) if is_told else each

@@ -4,12 +4,10 @@ import sys
 
 import click
 
-from storage.records.gradings import check_name
-from storage.records.run import connect_to_run, count_committed
-from tasks.regrading.regrading import regrade as regrade_iterations
-from tasks.regrading.reward_change import compare, group_line, table
+from storage.records.run import connect_to_run
+from tasks.regrading.regrading import regrade_and_compare
+from tasks.regrading.reward_change import TEXT_WIDTH, change_text
 from tasks.reporting.config_argument import GivenConfig, config_argument
-from tasks.reporting.export import parse_range
 from tasks.reporting.json_output import json_output
 from tasks.reporting.progress import progress
 from tasks.reporting.terminal import Terminal
@@ -28,19 +26,13 @@ def regrade(config: GivenConfig, run_url: str | None, iterations: str, name: str
     are. Iterations that NAME has are not graded again.
     """
     named = config.path.stem if name is None else name
-    check_name(named)
     settings = config.load()
     store = connect_to_run(settings.run.url if run_url is None else run_url)
-    count = count_committed(store)
-    if not count:
-        raise LookupError(f"{store.url} holds no committed iteration; allowed: a run with one")
-    chosen = parse_range(iterations, count)
     with progress(is_wanted=not as_json) as shown:
-        graded = regrade_iterations(store, settings, chosen, named, shown.tell)
-        change = compare(store, named, chosen, shown.tell)
+        graded, change = regrade_and_compare(store, settings, iterations, named, shown.tell)
     if as_json:
         click.echo(json_output(change))
         return
-    Terminal(width=None if sys.stdout.isatty() else 120).print(table(change))
-    click.echo(group_line(change))
-    click.echo(f"graded {len(graded)} of {len(chosen)} iterations now; responses(n, grading={named!r}) reads them")
+    click.echo(change_text(change, Terminal().width if sys.stdout.isatty() else TEXT_WIDTH))
+    ended = f"graded {len(graded)} of {len(change.iterations)} iterations now"
+    click.echo(f"{ended}; responses(n, grading={named!r}) reads them")

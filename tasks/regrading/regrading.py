@@ -19,7 +19,7 @@ from storage.records import layout, model_files, records, reward_models
 from storage.records.gradings import GradedRecord, GradingRecord, check_name, check_rewards_of
 from storage.records.prompt_table import read_prompts
 from storage.records.records import BatchRecord, PlanRecord
-from storage.records.run import exists, read_plan, read_run
+from storage.records.run import count_committed, exists, read_plan, read_run
 from storage.stores.store import ObjectStore
 from storage.waiting import Progress, no_progress
 from tasks.configuration.iteration_config import config_in_force
@@ -31,6 +31,9 @@ from tasks.grading.reward import GradingError
 from tasks.grading.run_rewards import fetched_models
 from tasks.preparing.local_inputs import open_local_inputs
 from tasks.prompts.decode import open_completion_decoder
+from tasks.regrading.comparing import compare
+from tasks.regrading.reward_change import RewardChange
+from tasks.reporting.export import parse_range
 from tasks.turns.reading import message_reader
 
 
@@ -76,6 +79,22 @@ def regrade(
             except GradingError as error:
                 raise GradingError(f"iteration {iteration}: {error}") from error
     return missing
+
+
+def regrade_and_compare(
+    store: ObjectStore, config: RunConfig, iterations: str, name: str, progress: Progress = no_progress
+) -> tuple[list[int], RewardChange]:
+    """Grade what `iterations` ("a:b", as of `parse_range`) names of the committed iterations, and compare the rewards.
+
+    Returns the iterations that this call graded, and the comparison of all. Raises LookupError if no iteration is
+    committed, ValueError for the range, and what `regrade` and `compare` raise.
+    """
+    count = count_committed(store)
+    if not count:
+        raise LookupError(f"{store.url} holds no committed iteration; allowed: a run with one")
+    chosen = parse_range(iterations, count)
+    graded = regrade(store, config, chosen, name, progress)
+    return graded, compare(store, name, chosen, progress)
 
 
 def _check_there_is_work(store: ObjectStore, config: RunConfig) -> None:

@@ -20,6 +20,7 @@ from storage.journal.compaction import read_batches, read_parts, recorded
 from storage.journal.responses import Response
 from storage.journal.turns import added_messages, decode_turn
 from storage.records import layout, model_files
+from storage.records.gradings import GradedRecord, check_graded, read_graded
 from storage.records.prompt_table import PromptRow, read_prompts
 from storage.records.records import PlanRecord, SamplingParams
 from storage.records.run import exists, is_trained, next_iteration, read_plan, read_run
@@ -30,6 +31,8 @@ from tasks.prompts.decode import Decode, open_completion_decoder, open_decoder
 log = logging.getLogger(__name__)
 # Without any of these files transformers makes a tokenizer that knows no word.
 TOKENIZER_FILES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"})
+# The column of the weighted sums, and how the columns of single functions begin.
+REWARD = "reward"
 RANGE = re.compile(r"(\d*):(\d*)|(\d+)")
 
 
@@ -66,19 +69,28 @@ def parse_range(text: str, count: int) -> range:
 
 
 def export_rollouts(
-    store: ObjectStore, iterations: str, folder: Path, *, overwrite: bool = False, progress: Progress = no_progress
+    store: ObjectStore,
+    iterations: str,
+    folder: Path,
+    *,
+    grading: str | None = None,
+    overwrite: bool = False,
+    progress: Progress = no_progress,
 ) -> list[Exported]:
     """Write `iteration-<n>.parquet` into `folder` (made if missing) for every iteration that `iterations` names.
 
-    An uncommitted iteration gives the responses that are finished. Raises LookupError if the run has no iteration,
-    FileExistsError, which names the first existing file (then nothing is written), NotADirectoryError, ValueError for
-    the range, and what reading raises. A file appears whole or not at all.
+    An uncommitted iteration gives the responses that are finished. With `grading` the rewards are those of this
+    grading, and only committed iterations count. Raises LookupError if the run has no iteration, or the grading lacks
+    one, FileExistsError, which names the first existing file (then nothing is written), NotADirectoryError, ValueError
+    for the range, and what reading raises. A file appears whole or not at all.
     """
     committed = next_iteration(store)
-    count = committed + exists(store, layout.plan(committed))
+    count = committed + (grading is None and exists(store, layout.plan(committed)))
     if not count:
-        raise LookupError(f"{store.url} holds no iteration")
+        raise LookupError(f"{store.url} holds no {'iteration' if grading is None else 'committed iteration'}")
     paths = {index: folder / f"iteration-{index:06d}.parquet" for index in parse_range(iterations, count)}
+    if grading is not None:
+        check_graded(store, grading, paths)
     present = [path for path in paths.values() if path.exists()]
     if present and not overwrite:
         raise FileExistsError(f"{present[0]} exists already; allowed: another folder, or --overwrite")
@@ -90,7 +102,8 @@ def export_rollouts(
     done: list[Exported] = []
     for index, path in paths.items():
         progress(f"exporting iteration {index}", len(done), len(paths))
-        done.append(_export_iteration(store, index, path, decode))
+        graded = None if grading is None else read_graded(store, grading, index)
+        done.append(_export_iteration(store, read_plan(store, index), path, decode, graded))
     return done
 
 
@@ -123,13 +136,29 @@ def load_decoder(store: ObjectStore, consequence: str, sampling: SamplingParams 
         return None
 
 
-def rollout_tables(store: ObjectStore, plan: PlanRecord, decode: Decode | None) -> Iterator[pa.Table]:
+def rollout_tables(
+    store: ObjectStore, plan: PlanRecord, decode: Decode | None, graded: GradedRecord | None = None
+) -> Iterator[pa.Table]:
     """Yield the finished responses of an iteration: a table without rows, then a table for each part.
 
-    All tables have equal columns. Raises LookupError if the iteration got its first rewards meanwhile, because the
-    tables lack the columns, CorruptObject if a batch is missing or differs from the parts, and the errors of
-    reading.
+    All tables have equal columns. graded: the rewards of a grading in place of the recorded ones; a response that
+    failed has none. Raises LookupError if the iteration got its first rewards meanwhile, because the tables lack the
+    columns, CorruptObject if a batch is missing or differs from the parts, or the grading names other responses, and
+    the errors of reading.
     """
+    if graded is None:
+        yield from _recorded_tables(store, plan, decode)
+        return
+    places, found = {number: place for place, number in enumerate(graded.responses)}, 0
+    for table in _recorded_tables(store, plan, decode):
+        of_rows = [places.get(number) for number in table["response"].to_pylist()]
+        found += sum(place is not None for place in of_rows)
+        yield _with_rewards(table, graded, of_rows)
+    if found != len(places):
+        raise CorruptObject(layout.responses(plan.iteration), "the grading names responses that it does not have")
+
+
+def _recorded_tables(store: ObjectStore, plan: PlanRecord, decode: Decode | None) -> Iterator[pa.Table]:
     prompts = read_prompts(store, plan)
     parts, count = read_parts(store, plan.iteration), 0
     _check_batches(store, plan)
@@ -150,6 +179,20 @@ def rollout_tables(store: ObjectStore, plan: PlanRecord, decode: Decode | None) 
     if expected is not None and count != expected:
         reason = f"{count} responses are stored, and the batches name {expected}"
         raise CorruptObject(layout.responses(plan.iteration), reason)
+
+
+def _with_rewards(table: pa.Table, graded: GradedRecord, places: Sequence[int | None]) -> pa.Table:
+    """The table with the rewards of a grading; places: of each row in the grading, None: not graded."""
+    first = table.column_names.index(REWARD)
+    kept = table.drop_columns([name for name in table.column_names if f"{name}_".startswith(f"{REWARD}_")])
+    columns: dict[str, Sequence[float | None]] = {
+        REWARD: graded.reward,
+        **{f"{REWARD}_{name}": values for name, values in sorted(graded.rewards.items())},
+    }
+    for offset, (name, values) in enumerate(columns.items()):
+        column = pa.array([None if place is None else values[place] for place in places], type=pa.float64())
+        kept = kept.add_column(first + offset, name, column)
+    return kept
 
 
 def _check_batches(store: ObjectStore, plan: PlanRecord) -> None:
@@ -183,8 +226,8 @@ def _rollout_table(
         "finish_reason": (pa.string(), [row.finish.name.lower() for row in rows]),
         "length": (pa.int32(), [len(row.token_ids) for row in rows]),
         "weight_version": (pa.int32(), [row.weight_version for row in rows]),
-        "reward": (pa.float64(), [row.reward if plan.is_graded else None for row in rows]),
-        **{f"reward_{name}": (pa.float64(), [row.rewards.get(name) for row in rows]) for name in functions},
+        REWARD: (pa.float64(), [row.reward if plan.is_graded else None for row in rows]),
+        **{f"{REWARD}_{name}": (pa.float64(), [row.rewards.get(name) for row in rows]) for name in functions},
     }
     arrays = {name: pa.array(values, type=kind) for name, (kind, values) in columns.items()}
     arrays["prompt_ids"] = _lists([np.array(prompt.token_ids, dtype=np.int32) for prompt in asked], pa.int32())
@@ -220,23 +263,23 @@ def _lists(values: Sequence[npt.NDArray[Any]], item: pa.DataType) -> pa.Array:
     return pa.LargeListArray.from_arrays(pa.array(offsets), flat)
 
 
-def _export_iteration(store: ObjectStore, iteration: int, path: Path, decode: Decode | None) -> Exported:
-    plan = read_plan(store, iteration)
+def _export_iteration(
+    store: ObjectStore, plan: PlanRecord, path: Path, decode: Decode | None, graded: GradedRecord | None
+) -> Exported:
     # Two exports into one folder may overlap.
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.unfinished")
     try:
-        count = _write_parts(store, plan, unfinished, decode)
+        count = _write_parts(unfinished, rollout_tables(store, plan, decode, graded))
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
-    return Exported(path=path, iteration=iteration, responses=count, planned=plan.num_responses)
+    return Exported(path=path, iteration=plan.iteration, responses=count, planned=plan.num_responses)
 
 
-def _write_parts(store: ObjectStore, plan: PlanRecord, path: Path, decode: Decode | None) -> int:
+def _write_parts(path: Path, tables: Iterator[pa.Table]) -> int:
     """Write the responses part by part, and return how many there are; raises what `rollout_tables` raises."""
     import pyarrow.parquet as pq  # noqa: PLC0415 - only an export needs it
 
-    tables = rollout_tables(store, plan, decode)
     count = 0
     # Without Arrow's own schema in the file, the columns are plain Parquet lists to every reader.
     with pq.ParquetWriter(path, next(tables).schema, compression="zstd", store_schema=False) as writer:

@@ -14,7 +14,7 @@ from tasks.reporting.progress import progress
 
 # What can be exported, and how the options of each are written.
 EXPORTS = {
-    "--rollouts": {"--iterations": "--iterations a:b", "--overwrite": "--overwrite"},
+    "--rollouts": {"--iterations": "--iterations a:b", "--grading": "--grading NAME", "--overwrite": "--overwrite"},
     "--model": {"--version": "--version N", "--dtype": "--dtype D"},
     "--adapter": {"--version": "--version N"},
 }
@@ -27,6 +27,9 @@ EXPORTS = {
 @click.option("--adapter", is_flag=True, help="Export the LoRA adapter as a PEFT folder.")
 @click.option("--to", "folder", type=click.Path(path_type=Path), required=True, help="The folder to write to.")
 @click.option("--iterations", help="With --rollouts: a:b (without b), a:, :b or a. Default: all.")
+@click.option(
+    "--grading", help="With --rollouts: with the rewards of this grading by `gleaner regrade`.", metavar="NAME"
+)
 @click.option("--overwrite", is_flag=True, help="With --rollouts: replace existing files.")
 @click.option(
     "--version", type=click.IntRange(min=0), help="With --model or --adapter: weight version. Default: newest."
@@ -41,6 +44,7 @@ def export(
     adapter: bool,
     folder: Path,
     iterations: str | None,
+    grading: str | None,
     overwrite: bool,
     version: int | None,
     dtype: str | None,
@@ -48,13 +52,24 @@ def export(
     """Export the model (--model), its LoRA adapter (--adapter) or the responses (--rollouts) of a run."""
     _check_export(
         {"--rollouts": rollouts, "--model": model, "--adapter": adapter},
-        {"--iterations": iterations, "--overwrite": overwrite or None, "--version": version, "--dtype": dtype},
+        {
+            "--iterations": iterations,
+            "--grading": grading,
+            "--overwrite": overwrite or None,
+            "--version": version,
+            "--dtype": dtype,
+        },
     )
     if rollouts:
         chosen = ":" if iterations is None else iterations
         with progress() as progress_line:
             files = export_rollouts(
-                connect_to_run(run_url), chosen, folder, overwrite=overwrite, progress=progress_line.tell
+                connect_to_run(run_url),
+                chosen,
+                folder,
+                grading=grading,
+                overwrite=overwrite,
+                progress=progress_line.tell,
             )
         for file in files:
             click.echo(f"{file.path}: {file.responses} of {file.planned} responses of iteration {file.iteration}")

@@ -18,7 +18,6 @@ from storage.records.run import connect_to_run, count_committed, exists, plans_i
 from storage.stores.store import ObjectStore
 from tasks.configuration.iteration_config import resolved_in_force
 from tasks.prompts.decode import Decode
-from tasks.regrading.reward_change import graded_table
 from tasks.reporting.export import load_completion_decoder, rollout_tables
 from tasks.reporting.export_model import export_model
 from tasks.viewing.run_summary import committed_metrics
@@ -84,8 +83,7 @@ class Run:
         """
         plan = read_plan(self._store, self._committed(iteration))
         graded = None if grading is None else read_graded(self._store, grading, plan.iteration)
-        table = pa.concat_tables(rollout_tables(self._store, plan, self._decode))
-        return table if graded is None else graded_table(table, graded)
+        return pa.concat_tables(rollout_tables(self._store, plan, self._decode, graded))
 
     def model(self, version: int | None = None) -> Any:
         """Return a weight version, by default the newest, as a transformers model on the CPU, in the stored dtype.

@@ -46,7 +46,7 @@ from tests.small_run import (
     train_small,
 )
 from tests.tasks.grading.tiny_reward_model import save_reward_model
-from workflows.evaluation import grades_with_a_model
+from workflows.evaluation import evaluation_rewards, grading_pool
 
 MATH = [{"function": "math"}]
 # Of as many other prompts.
@@ -210,9 +210,9 @@ def test_reward_models_are_those_of_the_run_or_the_evaluations_own_in_the_run(tm
     record, _ = measure(sampled(of_run, 0), SystemClock())
     assert [prompt.reward for prompt in record.prompts] == [prompt.reward for prompt in of_own.prompts]
     assert len({prompt.reward for prompt in record.prompts}) > 1
-    assert grades_with_a_model(of_run)
-    assert grades_with_a_model(plain)
-    assert not grades_with_a_model(config(URL, model, rewards=scored, evaluation=EVALUATION | {"rewards": MATH}))
+    counting = config(URL, model, rewards=scored, evaluation=EVALUATION | {"rewards": MATH})
+    pools = [grading_pool(evaluation_rewards(each)) for each in (of_run, plain, counting)]
+    assert pools == ["train", "train", "control"]
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from workflows.evaluation import evaluation
 from workflows.fleet import serving
 from workflows.forecast import forecast
 from workflows.iteration import iteration
+from workflows.regrading import regrading
 from workflows.training import iterations, training
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +43,9 @@ def test_the_registered_interface_is_the_golden_one():
     assert json.dumps(found, indent=1, sort_keys=True) + "\n" == GOLDEN.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("entity", [training, evaluation, forecast, iteration, serving], ids=lambda entity: entity.name)
+@pytest.mark.parametrize(
+    "entity", [training, evaluation, forecast, iteration, regrading, serving], ids=lambda entity: entity.name
+)
 def test_each_workflow_has_the_form_and_no_task_has(entity):
     metadata = interface(entity).inputs.variables["config"].type.metadata
     assert json_format.MessageToDict(metadata)["definitions"].keys() == {"RunConfig"}

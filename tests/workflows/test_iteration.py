@@ -20,9 +20,11 @@ from tasks.configuration.trainer import TrainerConfig
 from tasks.evaluate import evaluate, plan_evaluation
 from tasks.forecast import make_forecast
 from tasks.plan import plan
+from tasks.regrade import regrade
 from workflows.evaluation import evaluate_version
 from workflows.iteration import iteration, iteration_nodes
 from workflows.node_names import NodeNames
+from workflows.regrading import regrade_run
 from workflows.training import iterations, training
 
 SETTINGS = SerializationSettings(ImageConfig.auto(img_name="x/y:1"), "p", "d", "v")
@@ -262,7 +264,8 @@ def test_each_pool_of_the_crew_is_a_map_of_its_own(max_staleness):
 
 
 @pytest.mark.parametrize(
-    "entity", [iterations, evaluate_version, plan, conclude, plan_evaluation, evaluate, make_forecast]
+    "entity",
+    [iterations, evaluate_version, plan, conclude, plan_evaluation, evaluate, make_forecast, regrade_run, regrade],
 )
 def test_what_is_declared_before_a_configuration_is_known_asks_for_the_control_pools_machine(entity):
     """Of the platform's default, 200 MiB, Python alone takes half."""

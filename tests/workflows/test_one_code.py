@@ -28,6 +28,7 @@ from tests.small_run import document, model_directory
 from workflows import uploads
 from workflows.evaluation import evaluation
 from workflows.iteration import iteration
+from workflows.regrading import regrading
 from workflows.training import iterations, training
 
 SETTINGS = SerializationSettings(ImageConfig.auto(img_name="x/y:1"), "p", "d", "v")
@@ -102,7 +103,7 @@ def bound(entity, name):
     return value
 
 
-@pytest.mark.parametrize("entity", [training, evaluation, iteration], ids=lambda entity: entity.name)
+@pytest.mark.parametrize("entity", [training, evaluation, iteration, regrading], ids=lambda entity: entity.name)
 def test_a_workflow_is_registered_with_the_digest_of_its_code(entity):
     assert bound(entity, "code") == code_digest()
 

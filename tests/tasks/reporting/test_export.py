@@ -15,6 +15,7 @@ from storage.digests import digest_of
 from storage.journal.compaction import compact
 from storage.journal.retention import settle
 from storage.records import layout, records
+from storage.records.gradings import GradedRecord, GradingRecord
 from storage.records.prompt_table import PromptRow, encode_prompts
 from storage.records.run import read_plan
 from storage.stores.memory import MemoryStore
@@ -75,6 +76,56 @@ def test_every_column_of_a_committed_iteration(store, tmp_path):
         assert table["reward"] == [0.0, 0.25, 0.5, 0.75]
         assert table["reward_exact"] == [0.0, 0.25, 0.5, 0.75]
         assert table["reward_style"] == [None, 0.5, 0.5, 0.5]
+
+
+def store_grading(store, *iterations):
+    """The grading `rubric` of the four responses of each of these iterations: the rewards n + the response's number."""
+    records.commit(store, layout.grading("rubric"), GradingRecord(rewards=({"name": "new"},)))
+    for iteration in iterations:
+        values = tuple(float(iteration + number) for number in range(4))
+        record = GradedRecord(
+            iteration=iteration,
+            responses=(0, 1, 2, 3),
+            reward=values,
+            rewards={"new": values, "any": (None, 0.5, None, 0.5)},
+            reward_errors=(),
+            given_up=(),
+        )
+        records.commit(store, layout.graded("rubric", iteration), record)
+
+
+def test_the_rewards_of_a_grading_stand_where_the_recorded_ones_do(store, tmp_path):
+    store_grading(store, 0, 1)
+    compact(store, 1, part_tokens=5)  # several parts
+    plain = export_rollouts(store, "0:2", tmp_path / "plain")
+    graded = export_rollouts(store, ":", tmp_path / "graded", grading="rubric")
+    assert [each.iteration for each in graded] == [0, 1]  # the third is not committed
+    for own, other in zip(plain, graded, strict=True):
+        before, after = (pq.read_table(each.path) for each in (own, other))
+        assert after["reward"].to_pylist() == [own.iteration + number for number in (0.0, 1.0, 2.0, 3.0)]
+        assert after["reward_any"].to_pylist() == [None, 0.5, None, 0.5]
+        assert after["reward_new"].to_pylist() == after["reward"].to_pylist()
+        rest = [name for name in before.column_names if not name.startswith("reward")]
+        assert [name for name in after.column_names if not name.startswith("reward")] == rest
+        assert after.select(rest).equals(before.select(rest))
+        at = before.column_names.index("reward")
+        assert after.column_names[at : at + 3] == ["reward", "reward_any", "reward_new"]
+        assert before["reward"].to_pylist() != after["reward"].to_pylist()
+
+
+def test_a_grading_that_lacks_an_iteration_is_refused_before_anything_is_written(store, tmp_path):
+    with pytest.raises(LookupError, match=r"^grading: value 'rubric'; allowed: none, as `gleaner regrade` has graded"):
+        export_rollouts(store, ":", tmp_path / "out", grading="rubric")
+    store_grading(store, 0)
+    for iterations in (":", "1"):
+        with pytest.raises(LookupError, match=r"^grading 'rubric' has no iteration 1; `gleaner regrade` adds it$"):
+            export_rollouts(store, iterations, tmp_path / "out", grading="rubric")
+    with pytest.raises(LookupError, match=r"^grading: value 'other'; allowed: rubric$"):
+        export_rollouts(store, "0", tmp_path / "out", grading="other")
+    with pytest.raises(ValueError, match=r"^iterations: value '2'; allowed: the run has 0 to 1$"):
+        export_rollouts(store, "2", tmp_path / "out", grading="rubric")
+    assert not (tmp_path / "out").exists()
+    assert [each.iteration for each in export_rollouts(store, "0", tmp_path / "out", grading="rubric")] == [0]
 
 
 def test_lists_are_plain_parquet(store, tmp_path):

@@ -15,7 +15,9 @@ from storage.records import layout, records
 from storage.records.gradings import GradedRecord, GradingRecord
 from storage.stores.memory import MemoryStore
 from storage.stores.store import CorruptObject
-from tasks.regrading.reward_change import FunctionChange, _Moments, compare, graded_table, group_line
+from tasks.regrading.comparing import _Moments, compare
+from tasks.regrading.reward_change import FunctionChange, group_line
+from tasks.reporting.export import _with_rewards
 from tests.committed_runs import run_of
 from tests.regraded_run import without_rewards
 from tests.small_run import memory_store
@@ -151,13 +153,18 @@ def test_a_response_that_failed_has_no_reward_in_the_table():
     record = GradedRecord(
         iteration=0, responses=(0, 2), reward=(5.0, 6.0), rewards={"new": (None, 6.0)}, reward_errors=(), given_up=()
     )
-    found = graded_table(responses, record)
+    found = _with_rewards(responses, record, [0, None, 1])
     assert found.column_names == ["response", "reward", "reward_new", "z"]
     assert found.to_pydict() == {
         "response": [0, 1, 2], "reward": [5.0, None, 6.0], "reward_new": [None, None, 6.0], "z": [1] * 3
     }  # fmt: skip
+
+
+def test_a_grading_that_names_other_responses_is_refused_where_they_are_read(store):
+    record = graded(0, exact=[0.0] * 4)
+    store_grading(store, "x", replace(record, responses=(0, 1, 2, 5)))
     with pytest.raises(CorruptObject, match="names responses that it does not have"):
-        graded_table(responses.slice(0, 1), record)
+        gleaner.open("memory://changed").responses(0, grading="x")
 
 
 @pytest.mark.parametrize("name", ["y", "../x", "x/", "", "x/grading.json", "..", "."])
