@@ -7,7 +7,7 @@ from resources.package_code import code_digest
 from resources.pools import PoolsConfig
 from tasks.configuration.references import EvaluationOutcome, IterationOutcome, PlanReference
 from tasks.configuration.run_config import RunConfig, parse
-from workflows.evaluation import grading_pool
+from workflows.evaluation import evaluation_rewards, grading_pool
 from workflows.node_names import NodeNames
 from workflows_flyte2.crews import crew_of_pool
 from workflows_flyte2.gleaner_tasks import ENVIRONMENT, evaluate, evaluations_ended, plan_evaluation
@@ -41,7 +41,7 @@ async def _evaluated(
     settings: RunConfig, reference: PlanReference, slots: list[int], due: PlanReference, names: NodeNames
 ) -> EvaluationOutcome:
     await crew_of_pool(reference, slots, settings.pools, "rollout", names, "evaluation-rollout")
-    pool = grading_pool(settings)
+    pool = grading_pool(evaluation_rewards(settings))
     outcome: EvaluationOutcome = await evaluate.override(**settings_on(settings.pools, pool, names, "evaluation"))(
         plan=due
     )
