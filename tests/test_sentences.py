@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PAGES_AT_MOST = 0.05
 DOCSTRINGS_AT_MOST = 0.03
 PAGES = sorted([*(ROOT / name for name in ("README.md", "ARCHITECTURE.md")), *ROOT.glob("docs/**/*.md")])
-PACKAGES = ("storage", "tasks", "resources", "workflows")
+PACKAGES = ("storage", "tasks", "resources", "workflows", "workflows_flyte2")
 DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
 
 
