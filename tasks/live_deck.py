@@ -3,7 +3,7 @@
 import contextvars
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from flytekit import Deck
@@ -32,7 +32,7 @@ def live_deck(run_url: str) -> Iterator[None]:
         return
     ended, page = threading.Event(), Deck(TAB)
     # Flyte's context belongs to the thread of the task.
-    looks = (contextvars.copy_context().run, publish_looks, run_url, page, ended, SystemClock(), ended.wait)
+    looks = (contextvars.copy_context().run, publish_looks, run_url, page, ended, SystemClock())
     # Flytekit has a loop for each name of a thread. That of the task's own is there, and is closed at the end.
     name = threading.current_thread().name
     looker = threading.Thread(target=lambda run, *arguments: run(*arguments), args=looks, name=name, daemon=True)
@@ -44,13 +44,8 @@ def live_deck(run_url: str) -> Iterator[None]:
         looker.join(LAST_LOOK_MAX_S)
 
 
-def publish_looks(
-    run_url: str, page: Deck, ended: threading.Event, clock: Clock, rest: Callable[[float], object]
-) -> None:
-    """Look until `ended`, and then once more, for the page that Flyte stores of an ended task.
-
-    rest: waits for so many seconds, or until the end.
-    """
+def publish_looks(run_url: str, page: Deck, ended: threading.Event, clock: Clock) -> None:
+    """Look until `ended`, and then once more, for the page that Flyte stores of an ended task."""
     from tasks.reporting.watch import Watcher  # noqa: PLC0415 - when the task runs
     from tasks.reporting.watch_screen import live_page  # noqa: PLC0415
 
@@ -67,4 +62,4 @@ def publish_looks(
             log.debug("no look at %s: %s", run_url, error)
         if is_last:
             return
-        rest(INTERVAL_S)
+        ended.wait(INTERVAL_S)

@@ -26,10 +26,10 @@ def whole_uploads() -> None:
 
 
 def take_along(config: RunConfig) -> None:
-    """Upload the user's modules that a configuration names, with the modules that they import.
+    """Upload the user's modules that a configuration names, and what the modules import.
 
-    They are looked for in the folder that is uploaded: the checkout, or the user's own from which launch plans are
-    registered. No module is imported. Other modules must be in the image.
+    The folder that is uploaded must hold the modules: the checkout, or a user's folder of launch plans. No module is
+    imported. Other modules must be in the image.
     """
     _own_modules.update(_modules_named(dump(config)))
 

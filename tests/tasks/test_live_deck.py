@@ -49,30 +49,33 @@ class Away(MemoryStore):
         return super().get(key, start, end)
 
 
-class Events:
-    """What happens in a task while a look is awaited: at each rest, the next of the events."""
+class End(threading.Event):
+    """The end of a task in which something happens while a look is awaited: at each wait, the next of the events."""
 
     def __init__(self, clock, events):
-        self.clock, self.events, self.rests = clock, list(events), []
+        super().__init__()
+        self.clock, self.events, self.waits = clock, list(events), []
 
-    def rest(self, duration_s):
-        self.rests.append(duration_s)
-        self.clock.sleep(duration_s)
+    def wait(self, timeout=None):
+        self.waits.append(timeout)
+        self.clock.sleep(timeout)
         self.events.pop(0)()
+        if not self.events:
+            self.set()
+        return self.is_set()
 
 
 @pytest.fixture
 def looked(monkeypatch):
-    """looked(url, ended, *events) -> (page, times at which it was published with what it said, rests)."""
+    """looked(url, *events) -> (page, times at which it was published with what it said, waits); the last event ends."""
 
-    def look(url, ended, *events):
+    def look(url, *events):
         clock, page, published = ManualClock(), Deck("Live"), []
         began_s = clock.monotonic()
         monkeypatch.setattr(Deck, "publish", lambda: published.append((clock.monotonic() - began_s, page.html)))
-        happening = Events(clock, events)
-        publish_looks(url, page, ended, clock, happening.rest)
-        assert happening.events == []
-        return page, published, happening.rests
+        ended = End(clock, events)
+        publish_looks(url, page, ended, clock)
+        return page, published, ended.waits
 
     return look
 
@@ -81,14 +84,13 @@ def test_a_page_is_published_every_thirty_seconds(model, looked):
     url = "memory://live-deck"
     memory_store("live-deck")
     plan_iteration(config(url, model))
-    ended = threading.Event()
 
     def generate():
         generate_slot(url, 0, 0, lambda: False, SystemClock())
 
-    page, published, rests = looked(url, ended, lambda: None, generate, ended.set)
+    page, published, waits = looked(url, lambda: None, generate, lambda: None)
     times, texts = zip(*published, strict=True)
-    assert (times, rests) == ((0.0, 30.0, 60.0), [30.0] * 3)
+    assert (times, waits) == ((0.0, 30.0, 60.0), [30.0] * 3)
     assert ["responses 6 of 12" in text for text in texts] == [False, False, True]
     for waited, text in zip(("0 s", "30 s", "1 min 00 s"), texts, strict=True):
         assert f"seen for {waited}\n" in text
@@ -99,13 +101,7 @@ def test_the_last_look_is_kept_for_flyte_and_not_published(model, looked):
     url = "memory://live-deck"
     memory_store("live-deck")
     plan_iteration(config(url, model))
-    ended = threading.Event()
-
-    def end():
-        roll_out(url, 0)
-        ended.set()
-
-    page, published, _ = looked(url, ended, end)
+    page, published, _ = looked(url, lambda: roll_out(url, 0))
     [(at_s, text)] = published
     assert at_s == 0.0
     assert "not claimed" in text
@@ -117,14 +113,13 @@ def test_a_look_that_fails_disturbs_nothing_and_the_next_one_is_made(model, look
     url = "memory://live-deck"
     memory_store("live-deck", Away("live-deck"))
     plan_iteration(config(url, model))
-    ended = threading.Event()
     store = connect(url)
     store.is_away = True
 
     def come_back():
         store.is_away = False
 
-    _, published, _ = looked(url, ended, come_back, ended.set)
+    _, published, _ = looked(url, come_back, lambda: None)
     assert [at_s for at_s, _ in published] == [30.0]
 
 
