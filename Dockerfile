@@ -1,17 +1,19 @@
-# The image that tasks run in on a cluster. Not built in CI.
-#   docker build -t ghcr.io/example/gleaner:0.1.0 .
-# With vLLM, for rollouts on GPUs: docker build --build-arg EXTRAS=train-gpu,vllm ...
+# The images that tasks run in on a cluster, each with its code; workflows/images.py has the same without. Not built in CI.
+#   docker build -t ghcr.io/example/gleaner-train:0.1.0 .
+#   docker build --build-arg EXTRAS=control -t ghcr.io/example/gleaner-control:0.1.0 .
 FROM python:3.11-slim
 
-ARG EXTRAS=train-gpu
+ARG EXTRAS=train
 WORKDIR /root
 ENV PYTHONPATH=/root \
     PYTHONUNBUFFERED=1 \
     HF_HUB_DISABLE_TELEMETRY=1 \
-    DO_NOT_TRACK=1
+    DO_NOT_TRACK=1 \
+    TRANSFORMERS_NO_ADVISORY_WARNINGS=1
 
-# Triton, by which vLLM and our sampling run on a GPU, compiles its launchers with it.
-RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+# Triton, by which vLLM and our sampling run on a GPU, compiles its launchers with gcc.
+RUN [ "${EXTRAS}" = control ] || { apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*; }
 
 # Dependencies first, so that a change of the code does not install them again.
 # Setuptools only asks for the version, and whether the packages that pyproject.toml lists are there.

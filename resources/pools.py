@@ -106,6 +106,11 @@ class PoolConfig:
         return True
 
     @property
+    def image_name(self) -> str:
+        """The name of the image at registration in which the pods run, unless `image` names another."""
+        return "train"
+
+    @property
     def price_usd_per_h(self) -> float:
         """Dollars per hour of a slot: its share of the machine by GPUs. Raises LookupError for an unknown machine."""
         if self.usd_per_hour is not None:
@@ -153,6 +158,11 @@ class ControlPoolConfig(PoolConfig):
     def shared_memory(self) -> bool:
         """False, because neither plan nor conclude has processes that share tensors."""
         return False
+
+    @property
+    def image_name(self) -> str:
+        """The image given without a name, in which everything runs that is started before a configuration is read."""
+        return "default"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,9 +293,21 @@ def overrides(pool: PoolConfig, labels: Mapping[str, str | None] | None = None) 
         chosen["shared_memory"] = True
     if pool.accelerator is not None:
         chosen["accelerator"] = GPUAccelerator(pool.accelerator)
-    if pool.image is not None:
-        chosen["container_image"] = pool.image
+    image = pool.image or registered_image(pool.image_name)
+    if image is not None:
+        chosen["container_image"] = image
     return chosen
+
+
+def registered_image(name: str) -> str | None:
+    """The image given by `--image name=...` at registration; None for the default image, or if none has the name."""
+    from flytekit.core.context_manager import FlyteContextManager  # noqa: PLC0415 - as above
+
+    settings = FlyteContextManager.current_context().serialization_settings
+    if settings is None or name == "default":
+        return None
+    found = settings.image_config.find_image(name)
+    return None if found is None else str(found.full)
 
 
 def task_settings(pool: PoolConfig) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from flytekit import Deck
 
 from resources.granted import is_in_a_pod
-from storage.clock import SystemClock
+from storage.clock import Clock, SystemClock
 from storage.stores.connect import connect
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ LAST_LOOK_MAX_S = 5.0
 
 @contextmanager
 def live_deck(run_url: str) -> Iterator[None]:
-    """While the block runs in a pod, look at the run every INTERVAL_S, and publish the look if it shows anything new.
+    """While the block runs in a pod, look at the run every INTERVAL_S, and publish the look.
 
     The page has the progress, the reward so far, the members, and the groups that the trainer waits for. Needs
     `enable_deck` of the task. Elsewhere nothing is looked at.
@@ -32,7 +32,7 @@ def live_deck(run_url: str) -> Iterator[None]:
         return
     ended, page = threading.Event(), Deck(TAB)
     # Flyte's context belongs to the thread of the task.
-    looks = (contextvars.copy_context().run, _publish_looks, run_url, page, ended)
+    looks = (contextvars.copy_context().run, publish_looks, run_url, page, ended, SystemClock())
     # Flytekit has a loop for each name of a thread. That of the task's own is there, and is closed at the end.
     name = threading.current_thread().name
     looker = threading.Thread(target=lambda run, *arguments: run(*arguments), args=looks, name=name, daemon=True)
@@ -44,23 +44,20 @@ def live_deck(run_url: str) -> Iterator[None]:
         looker.join(LAST_LOOK_MAX_S)
 
 
-def _publish_looks(run_url: str, page: Deck, ended: threading.Event) -> None:
+def publish_looks(run_url: str, page: Deck, ended: threading.Event, clock: Clock) -> None:
+    """Look until `ended`, and then once more, for the page that Flyte stores of an ended task."""
     from tasks.reporting.watch import Watcher  # noqa: PLC0415 - when the task runs
     from tasks.reporting.watch_screen import live_page  # noqa: PLC0415
 
     watcher: Watcher | None = None
-    shown = ""
     while True:
         is_last = ended.is_set()
         try:
-            watcher = watcher or Watcher(connect(run_url), SystemClock())
-            seen = live_page(watcher.look())
-            if seen != shown:
-                shown = seen
-                page._html = seen  # noqa: SLF001 - `append` would keep the older looks
-                if not is_last:
-                    # Flyte itself stores the page of a task that has ended.
-                    Deck.publish()
+            watcher = watcher or Watcher(connect(run_url), clock)
+            page._html = live_page(watcher.look())  # noqa: SLF001 - `append` would keep the older looks
+            if not is_last:
+                # Flyte itself stores the page of a task that has ended.
+                Deck.publish()
         except Exception as error:  # noqa: BLE001 - a look for people must not disturb the run
             log.debug("no look at %s: %s", run_url, error)
         if is_last:

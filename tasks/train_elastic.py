@@ -2,10 +2,11 @@
 
 The nodes are a PyTorchJob, which needs Kubeflow's training operator in the cluster, and a NetworkPolicy, because the
 launcher listens for the other nodes without a password (docs/guide/platform.md). Imported only if several nodes are
-configured, because the plugin is an extra (train-gpu). Ranks of one node are started by `tasks.learning.launch`.
+configured. Ranks of one node are started by `tasks.learning.launch`.
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,18 @@ class Gang(Elastic):  # type: ignore[misc]  # the plugin has no types
 
 class GangTask(PytorchElasticFunctionTask):  # type: ignore[misc]
     """An elastic task whose number of nodes and processes is in the configuration of the plan."""
+
+    def __init__(self, task_config: Gang, task_function: Callable[..., Any], **settings: Any) -> None:
+        # The plugin's own would import torch, which the image of the task that declares this one does not have.
+        super(PytorchElasticFunctionTask, self).__init__(
+            task_config=task_config,
+            task_type=self._ELASTIC_TASK_TYPE,
+            task_function=task_function,
+            task_type_version=1,
+            **settings,
+        )
+        self.rdzv_backend = "c10d"
+        self.resize(task_config.nnodes, task_config.nproc_per_node)
 
     def resize(self, nnodes: int, nproc_per_node: int) -> None:
         """Declare, or run, this many processes on this many nodes from now on."""

@@ -70,8 +70,8 @@ LIGHT = re.compile(
     r"storage\.(?!(stores\.)?(s3|s3_answers|cloud)$)[\w.]+|resources\.(?!(pod_template|flyte_admin)$)\w+|tasks\.(configuration|crew_model|planning|prompts|reporting)\.\w+"
     r"|tasks\.sharing\.(?!phase_trainer$)\w+|tasks\.sampling\.engines\.(choose|vllm_names|vllm_settings)"
 )
-# What containers import waits for Flyte and nothing else that is heavy. The plugin of train_elastic imports torch.
-FLYTE_ENTRIES = re.compile(r"workflows(\.\w+)?|tasks\.(?!train_elastic$)\w+")
+# What containers import waits for Flyte and nothing else that is heavy.
+FLYTE_ENTRIES = re.compile(r"workflows(\.\w+)?|tasks\.\w+")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from tasks.task_log import logged_wiring
 from workflows.config_input import Configuration
 from workflows.count import Count
 from workflows.schedules import cron, one_at_a_time
+from workflows.uploads import take_along
 
 
 @dynamic(**task_settings(ControlPoolConfig()))
@@ -79,6 +80,7 @@ def scheduled_hosts(
         name: of the plan; each fleet of a project needs a name of its own
     """
     settings = load(config)
+    take_along(settings)
     if settings.trainer.fleet is None:
         raise ValueError(f"{config}: trainer.fleet: value null; allowed here: the url of a fleet")
     for what, value in (("count", count), ("hours", hours), ("memory_gib", memory_gib)):

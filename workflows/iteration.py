@@ -168,7 +168,7 @@ def train_node(reference: Any, pools: PoolsConfig, trainer: TrainerConfig, names
         reference = collecting.with_overrides(**settings_on(pools, "control", names, "collect"))
     task = train
     if trainer.nnodes > 1:
-        from tasks.train_elastic import elastic_trainer  # noqa: PLC0415 - needs the plugin of the extra train-gpu
+        from tasks.train_elastic import elastic_trainer  # noqa: PLC0415 - where it is used
 
         task = elastic_trainer(trainer.nnodes, trainer.nproc_per_node)
     trained = built_on(task, pools, "train")(plan=reference)

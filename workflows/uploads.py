@@ -12,12 +12,12 @@ from typing import Any
 
 from flytekit.tools import script_mode
 
-from resources.package_code import PACKAGES, ROOT, code_files
+from resources.package_code import PACKAGES, code_files
 from tasks.configuration.run_config import RunConfig, dump
 from tasks.configuration.user_function import PATTERN
 
 _loaded_files = script_mode.list_imported_modules_as_files
-_own_files: set[Path] = set()
+_own_modules: set[str] = set()
 
 
 def whole_uploads() -> None:
@@ -25,19 +25,20 @@ def whole_uploads() -> None:
     script_mode.list_imported_modules_as_files = _uploaded_files
 
 
-def take_along(config: RunConfig, root: Path = ROOT) -> None:
-    """Upload the user's modules that a configuration names, with the modules that they import, if they are below root.
+def take_along(config: RunConfig) -> None:
+    """Upload the user's modules that a configuration names, and what the modules import.
 
-    No module is imported. Other modules must be in the image.
+    The folder that is uploaded must hold the modules: the checkout, or a user's folder of launch plans. No module is
+    imported. Other modules must be in the image.
     """
-    for name in sorted(_modules_named(dump(config))):
-        _add(name, root)
+    _own_modules.update(_modules_named(dump(config)))
 
 
 def _uploaded_files(source: str, modules: list[ModuleType]) -> list[str]:
     """As flytekit's own function, with more files; source: the folder from which the paths in the upload count."""
     top = Path(source).resolve()
-    more = (path for path in (*code_files(), *sorted(_own_files)) if path.is_relative_to(top))
+    code = (path for path in code_files() if path.is_relative_to(top))
+    more = (*code, *sorted(_own_files(top)))
     added = (str(Path(source) / path.relative_to(top)) for path in more)
     return list(dict.fromkeys([*_loaded_files(source, modules), *added]))
 
@@ -50,14 +51,19 @@ def _modules_named(value: Any) -> set[str]:
     return {name for each in inner for name in _modules_named(each)}
 
 
-def _add(module: str, root: Path) -> None:
-    if module.partition(".")[0] in PACKAGES:
-        return
-    for path in _files_of(module, root):
-        if path not in _own_files:
-            _own_files.add(path)
-            for name in _imports_of(path, path.relative_to(root).parts[:-1]):
-                _add(name, root)
+def _own_files(root: Path) -> set[Path]:
+    """The files below root of the modules to take along, and of what they import."""
+    found: set[Path] = set()
+    waiting = sorted(_own_modules)
+    while waiting:
+        module = waiting.pop()
+        if module.partition(".")[0] in PACKAGES:
+            continue
+        for path in _files_of(module, root):
+            if path not in found:
+                found.add(path)
+                waiting += _imports_of(path, path.relative_to(root).parts[:-1])
+    return found
 
 
 def _files_of(module: str, root: Path) -> Iterator[Path]:

@@ -1,9 +1,9 @@
-"""The version to register under: a digest of the image, this checkout's code, and what the launch plans fix.
+"""The version to register under: a digest of the images, this checkout's code, and what the launch plans fix.
 
 Flyte keeps what a version was first registered with. To register other things under it again changes nothing, and gives
 no error.
 
-    python -m workflows.version registry.example.org/gleaner:1 my_plans.py
+    python -m workflows.version registry.example.org/gleaner-control:1,registry.example.org/gleaner-train:1 my_plans.py
 """
 
 import hashlib
@@ -23,6 +23,7 @@ from flytekit.tools.translator import get_serializable
 from resources.package_code import ROOT, code_digest
 from tasks.configuration.run_config import settings_digest
 from tasks.configuration.schedules import environment_runs
+from workflows.images import identity
 
 _DIGITS = 12
 
@@ -30,11 +31,14 @@ _DIGITS = 12
 def version(image: str, files: Sequence[Path] = ()) -> str:
     """12 hexadecimal digits: equal for equal registered contents, different after any change of them.
 
-    files: the Python files that make launch plans and are registered, too.
+    Args:
+        image: the name of an image or the file of its spec; of several, with commas between
+        files: the Python files that make launch plans and are registered, too
     """
     runs = environment_runs(os.environ)
     plans = {name: [settings_digest(settings), asdict(run)] for name, (run, settings) in runs.items()}
-    contents = json.dumps([image, code_digest(ROOT), plans, *map(_plans_of, files)], sort_keys=True)
+    images = [identity(each) for each in image.split(",")]
+    contents = json.dumps([images, code_digest(ROOT), plans, *map(_plans_of, files)], sort_keys=True)
     return hashlib.sha256(contents.encode()).hexdigest()[:_DIGITS]
 
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,13 +17,12 @@ from torch import Tensor
 from resources.model_config import CONFIG
 from storage.records import layout
 from storage.stores.store import ObjectStore
-from storage.weights.tensor_sets import Manifest, publish, pull_some, read_manifest
+from storage.weights.tensor_sets import pull_some, read_manifest
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import TokenBatch
 from tasks.learning.distillation import TokenScores, score_tokens
 from tasks.learning.packing import pack_if_equal
 from tasks.learning.policy import Policy, probe
-from tasks.learning.pretrained import read_tensors
 from tasks.learning.ranks import Ranks
 from tasks.learning.scoring import Scorer, completion_hidden
 from tasks.learning.shared_reading import read_shared
@@ -121,12 +120,3 @@ class Teachers:
                     self._ranks,
                 )
         return teacher
-
-
-def publish_teacher(store: ObjectStore, name: str, model_dir: Path) -> Manifest:
-    """Store a teacher's tensors and configuration in the run, once.
-
-    Raises ConflictingRecord if the run holds another teacher of this name, and ModelError.
-    """
-    fields: dict[str, Any] = json.loads((model_dir / CONFIG).read_text(encoding="utf-8"))
-    return publish(store, layout.teacher(name), read_tensors(model_dir), {"source": model_dir.name, "config": fields})

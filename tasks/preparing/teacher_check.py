@@ -1,17 +1,19 @@
 """The teachers of a run: checked before the run exists, and copied into the run with its first plan."""
 
+import json
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from resources.model_config import model_fields, positions_max
+from resources.model_config import CONFIG, model_fields, positions_max
 from storage.paths import expanded
 from storage.records import layout
 from storage.records.run import exists
 from storage.stores.store import ObjectStore
+from storage.weights.tensor_sets import publish
 from tasks.configuration.run_config import RunConfig
 from tasks.configuration.teacher import TeacherConfig
-from tasks.learning.pretrained import ModelError, check_model, vocabulary_size
+from tasks.learning.pretrained import ModelError, check_model, read_tensors, vocabulary_size
 from tasks.preparing.local_inputs import LocalInputs
 from tasks.preparing.model_check import check_model_use
 from tasks.preparing.model_use import ModelUse, use_of
@@ -35,12 +37,11 @@ def with_local_teachers(store: ObjectStore, config: RunConfig, inputs: LocalInpu
 
 def publish_teachers(store: ObjectStore, local: TeacherConfig, held: Collection[str]) -> None:
     """Copy the teachers that are not `held` into the run; raises ModelError, and ConflictingRecord for another's."""
-    # It imports torch.
-    from tasks.learning.teachers import publish_teacher  # noqa: PLC0415
-
     for name, path in local.models.items():
         if name not in held:
-            publish_teacher(store, name, expanded(path))
+            directory = expanded(path)
+            told = {"source": directory.name, "config": json.loads((directory / CONFIG).read_text(encoding="utf-8"))}
+            publish(store, layout.teacher(name), read_tensors(directory), told)
 
 
 def check_teachers(config: RunConfig, local: TeacherConfig, model_dir: Path, prompts: Iterable[Prompt]) -> list[str]:

@@ -124,10 +124,10 @@ def test_what_is_wrong_is_said_in_a_line_before_anything_runs(given, said):
 
 
 def test_the_modules_that_it_names_go_along(tmp_path, monkeypatch):
-    monkeypatch.setattr(uploads, "_own_files", set())
+    monkeypatch.setattr(uploads, "_own_modules", set())
     rewards = [{"function": "tests.reward_functions:beginning_with", "arguments": {"n": 3}}]
     Configuration.from_json(json.dumps(document(str(tmp_path), tmp_path, rewards=rewards)))
-    assert ROOT / "tests" / "reward_functions.py" in uploads._own_files
+    assert ROOT / "tests" / "reward_functions.py" in uploads._own_files(ROOT)
 
 
 def test_a_program_that_fetched_the_workflow_hands_a_mapping_over():

@@ -91,12 +91,12 @@ def test_it_continues_the_training_workflow_with_everything_said_and_nothing_fix
 
 
 def test_fields_are_changed_beside_the_file_and_modules_go_along(planned, monkeypatch):
-    monkeypatch.setattr(uploads, "_own_files", set())
+    monkeypatch.setattr(uploads, "_own_modules", set())
     reward = "rewards.0={function: 'tests.reward_functions:beginning_with', arguments: {n: 3}}"
     plan = planned(EXAMPLES / "demo.yaml", "@daily", overrides=["run.seed=9", reward])
     assert schedule_of(plan) == "@daily"
     assert document_of(plan)["run"]["seed"] == 9
-    assert ROOT / "tests" / "reward_functions.py" in uploads._own_files
+    assert ROOT / "tests" / "reward_functions.py" in uploads._own_files(ROOT)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """One version of the code in an execution: uploads are whole, and a pod with other code does nothing."""
 
 import functools
+import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -43,6 +45,69 @@ print(*tarfile.open(fast_package(sys.argv[1], sys.argv[2], options=style)).getna
 """
 
 
+# `pyflyte register --copy auto` in a folder of the user's, up to the upload, of which the names are printed.
+REGISTERED = """
+import os, sys, tarfile
+from flytekit.clis.sdk_in_container.pyflyte import main
+from flytekit.remote.remote import FlyteRemote
+
+def upload_file(remote, to_upload, *arguments, **settings):
+    print("uploaded", *tarfile.open(to_upload).getnames(), sep="\\n", flush=True)
+    os._exit(0)
+
+FlyteRemote.upload_file = upload_file
+main(["register", "--copy", "auto", "--image", "x/y:1", "--version", "v", *sys.argv[1:]])
+"""
+PLANS = """
+from workflows.launch_plans import scheduled
+scheduled("run.yaml", "@daily", name="nightly")
+"""
+
+
+def registered(folder, *arguments):
+    """The files that registration uploads from a folder."""
+    command = [sys.executable, "-c", REGISTERED, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, check=False, timeout=LIMIT_S, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return {name for name in done.stdout.partition("uploaded\n")[2].splitlines() if name.endswith(".py")}
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A folder of a user's beside the checkout: launch plans, a configuration, rewards, and a module for nothing."""
+    folder = tmp_path / "project"
+    (folder / "scoring").mkdir(parents=True)
+    rewards = [{"function": "my_reward:f"}]
+    (folder / "run.yaml").write_text(json.dumps(document("memory://r", tmp_path, rewards=rewards)))
+    for name, text in {
+        "my_plans.py": PLANS,
+        "my_reward.py": "from scoring.table import f\n",
+        "scoring/__init__.py": "",
+        "scoring/table.py": "def f(completions): ...\n",
+        "other_reward.py": "def f(completions): ...\n",
+    }.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.slow
+def test_registration_uploads_the_rewards_of_the_users_folder_that_its_launch_plans_name(project):
+    rewards = {"my_reward.py", "scoring/__init__.py", "scoring/table.py"}
+    assert registered(project, "my_plans.py") == {"my_plans.py", *rewards}
+    # Modules for configurations that come later are named beside.
+    assert registered(project, "my_plans.py", "other_reward.py") == {"my_plans.py", "other_reward.py", *rewards}
+
+
+@pytest.mark.slow
+def test_registration_from_the_checkout_uploads_the_whole_package():
+    assert registered(ROOT, "workflows") == {
+        path.relative_to(ROOT).as_posix() for path in code_files() if path.suffix == ".py"
+    }
+
+
 @pytest.mark.slow
 def test_what_flytekit_uploads_of_loaded_modules_is_the_whole_package(tmp_path):
     command = [sys.executable, "-c", UPLOADED, str(ROOT), str(tmp_path)]
@@ -55,7 +120,7 @@ def test_what_flytekit_uploads_of_loaded_modules_is_the_whole_package(tmp_path):
 @pytest.fixture
 def uploaded(tmp_path, monkeypatch):
     """uploaded(config) -> files of the user's that go along from a folder with rewards and what surrounds them."""
-    monkeypatch.setattr(uploads, "_own_files", set())
+    monkeypatch.setattr(uploads, "_own_modules", set())
     files = {
         "my_reward.py": "import numpy\nfrom scoring import table\nimport tasks.train\ndef f(completions): ...\n",
         "scoring/__init__.py": "from . import rules\n",
@@ -72,7 +137,7 @@ def uploaded(tmp_path, monkeypatch):
         (tmp_path / name).write_text(text)
 
     def of(**sections):
-        uploads.take_along(parse(document("memory://r", tmp_path, **sections)), tmp_path)
+        uploads.take_along(parse(document("memory://r", tmp_path, **sections)))
         found = uploads._uploaded_files(str(tmp_path), [])
         style = FastPackageOptions([], copy_style=CopyFileDetection.LOADED_MODULES)
         with tarfile.open(fast_package(tmp_path, tmp_path, options=style)) as tar:

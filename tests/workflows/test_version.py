@@ -86,7 +86,8 @@ def test_the_guides_command_registers_under_the_version_of_what_it_registers():
     ]
     assert commands
     for command in commands:
-        [image] = re.findall(r"--image (\S+)", command)
+        image = ",".join(re.findall(r"--image (?:\w+=)?(\S+)", command))
+        assert image
         assert re.search(
             rf'--version "\$\(\S+ -m workflows\.version {re.escape(image)}((?: \S+)*)\)" workflows\1$', command
         ), command
