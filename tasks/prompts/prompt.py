@@ -27,7 +27,7 @@ class Prompt:
         text_or_messages: Plain text, or a list of {"role", "content"} messages.
         columns: The other columns, as plain JSON values.
         place: The file and line or row, for messages; empty for generated prompts.
-        token_ids: Tokens that are taken as they are: of a prompt of another run, or as a program gives them; None: to be
+        token_ids: Tokens of another run, or of a program that submits tokens, which are taken as they are; None: to be
             tokenised.
     """
 

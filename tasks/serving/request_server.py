@@ -158,21 +158,22 @@ class RequestServer:
 
     def _begun(self, name: str, asked: ServedRequest, *, has_key: bool) -> "Future[Answer] | None":
         """The answer to a request, which is planned unless it is; None: its iteration is between two states."""
-        known = None
-        if has_key:
-            first = self._book.accept(name, asked.body, self._windows.step)
-            known = self._windows.answer(name)
-            step = None if known is not None else self._book.planned(name, first)
-            if step is not None:
-                recorded = self._book.answer(name, step)
-                if recorded is None:
-                    return self._windows.answer(name)
-                found: Future[Answer] = Future()
-                found.set_result(recorded)
-                return found
-        if known is not None:
-            return known
         try:
-            return self._windows.ask(name, self._model.prompt(asked.prompt), asked.n)
+            # What is refused binds no key.
+            prompt = self._model.prompt(asked.prompt)
         except PromptError as error:
-            raise Refusal(str(error), param="prompt") from None
+            raise Refusal(str(error), param="prompt" if asked.chat is None else "messages") from None
+        if not has_key:
+            return self._windows.ask(name, prompt, asked.n)
+        first = self._book.accept(name, asked.body, self._windows.step)
+        if (known := self._windows.answer(name)) is not None:
+            return known
+        step = self._book.planned(name, first)
+        if step is None:
+            return self._windows.ask(name, prompt, asked.n)
+        recorded = self._book.answer(name, step)
+        if recorded is None:
+            return self._windows.answer(name)
+        found: Future[Answer] = Future()
+        found.set_result(recorded)
+        return found

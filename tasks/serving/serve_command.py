@@ -48,7 +48,12 @@ class NotServed(WrongInputError):  # noqa: N818 - reads as what happened
     help="The longest wait of a request.",
 )
 def serve(
-    config: GivenConfig | None, run_url: str | None, listen: str, key_file: Path | None, window_s: float, timeout_s: float
+    config: GivenConfig | None,
+    run_url: str | None,
+    listen: str,
+    key_file: Path | None,
+    window_s: float,
+    timeout_s: float,
 ) -> None:
     """Serve /v1/completions and /v1/chat/completions until Ctrl-C; members (`gleaner join`) generate.
 
@@ -63,9 +68,7 @@ def serve(
     asyncio.run(_serve(settings, address, secret, window_s, timeout_s))
 
 
-async def _serve(
-    config: RunConfig, address: tuple[str, int], secret: str, window_s: float, timeout_s: float
-) -> None:
+async def _serve(config: RunConfig, address: tuple[str, int], secret: str, window_s: float, timeout_s: float) -> None:
     from tasks.serving.request_book import RequestBook  # noqa: PLC0415 - libraries that take longer than most commands
     from tasks.serving.request_server import RequestServer  # noqa: PLC0415
     from tasks.serving.served_model import opened_model  # noqa: PLC0415
@@ -127,7 +130,7 @@ def _secret(file: Path | None) -> str:
             raise NotServed(f"{source}; allowed: a file that its owner alone can read (chmod 600)")
     if len(found) < KEY_CHARACTERS_MIN or not found.isascii() or not found.isprintable() or " " in found:
         raise NotServed(
-            f"{source}: allowed: a key of at least {KEY_CHARACTERS_MIN} visible ASCII characters, for which clients ask, "
-            f"in the variable {KEY_VARIABLE} or in --key-file"
+            f"{source}: allowed: at least {KEY_CHARACTERS_MIN} visible ASCII characters, which clients send as their API "
+            f"key, in the variable {KEY_VARIABLE} or in --key-file"
         )
     return found

@@ -75,7 +75,9 @@ def read_served(body: bytes, kind: Literal["text", "chat"], sampling: SamplingCo
     for name, value in _NOTHING_OF_VLLM.items():
         _only(fields, name, value, "or none")
     if "seed" in fields:
-        raise Refusal(f"seed: value {_shown(fields['seed'])}; allowed: none, because the run's seed decides", param="seed")
+        raise Refusal(
+            f"seed: value {_shown(fields['seed'])}; allowed: none, because the run's seed decides", param="seed"
+        )
     if kind == "chat":
         chat = read_request(json.dumps(fields).encode())
         if chat.tools:

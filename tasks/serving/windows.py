@@ -108,7 +108,9 @@ class Windows:
         return found
 
     def _remember(self, name: str, opened: _Open) -> None:
-        done = [each for each, answer in self._answers.items() if answer.done()] if len(self._answers) > KEPT_MAX else []
+        done = (
+            [each for each, answer in self._answers.items() if answer.done()] if len(self._answers) > KEPT_MAX else []
+        )
         for each in done[: len(self._answers) - KEPT_MAX]:
             del self._answers[each]
         self._answers[name] = opened.answer
