@@ -1,8 +1,8 @@
 """Claim: under kills each request to `gleaner serve` has one answer, with the tokens of an undisturbed server.
 
 Run: python -m benchmarks.serve --json
-Clients send requests under keys and ask again after every failure. Meanwhile the server, a member, or both are killed by
-SIGKILL, in turn, and started again. Then a new server is asked every request once more, and a run without kills gets
+Clients send requests under keys and ask again after every failure. Meanwhile the server, a member, or both are killed
+by SIGKILL, in turn, and started again. Then a new server is asked every request once more, and a run without kills gets
 the same windows of requests. The policy is random, of 0.4 million parameters; the responses are sampled.
 """
 
@@ -122,7 +122,7 @@ class Client:
 def document(url: Path, model: Path, engine: str) -> dict[str, Any]:
     """The configuration of a served run."""
     return {
-        "run": {"url": str(url), "seed": 7, "num_prompts_per_step": CLIENTS, "num_generations": 2},
+        "run": {"url": str(url), "seed": 7, "num_prompts_per_step": CLIENTS, "num_generations": 1},
         "policy": {"path": str(model)},
         "data": {"source": "submitted"},
         "rewards": [],

@@ -11,7 +11,6 @@ import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import Literal
 
@@ -20,14 +19,13 @@ from aiohttp import web
 from resources.local_http import WithoutTracebacks, answers_to
 from resources.visible_text import visible
 from storage.digests import digest_of
-from storage.stores.store import StorageError
+from storage.errors import GleanerError
 from tasks.configuration.sampling import SamplingConfig
-from tasks.prompts.prompt import PromptError
 from tasks.serving.answers import chat_answer, chat_stream, text_answer
 from tasks.serving.request_book import RequestBook
 from tasks.serving.served_model import ServedModel
 from tasks.serving.served_request import ServedRequest, read_served
-from tasks.serving.windows import Answer, Windows
+from tasks.serving.windows import Answer
 from tasks.turns import chat_reply
 from tasks.turns.chat_request import Refusal
 
@@ -47,7 +45,6 @@ class RequestServer:
 
     def __init__(
         self,
-        windows: Windows,
         book: RequestBook,
         model: ServedModel,
         sampling: SamplingConfig,
@@ -56,7 +53,7 @@ class RequestServer:
         timeout_s: float,
     ) -> None:
         """secret: what clients send as their API key. timeout_s: the longest wait of a request."""
-        self._windows, self._book, self._model, self._sampling = windows, book, model, sampling
+        self._book, self._model, self._sampling = book, model, sampling
         self._secret, self._timeout_s = secret, timeout_s
         self._host, self._number_waiting = "", 0
 
@@ -90,9 +87,9 @@ class RequestServer:
             allowed = "POST /v1/completions, POST /v1/chat/completions, GET /v1/models"
             message = f"{request.method} {request.path}: not served; allowed: {allowed}"
             refusal = Refusal(visible(message), code="unknown_url", status=error.status)
-        except StorageError as error:
+        except GleanerError as error:
             log.warning("a request is not answered: %s", error)
-            refusal = Refusal("the run's store does not answer; allowed: the same request, later", status=503)
+            refusal = Refusal("the run cannot answer now, as the server's log says; the same key may later", status=503)
         return web.json_response(chat_reply.refused(refusal), status=refusal.status)
 
     def _check_client(self, request: web.Request) -> None:
@@ -148,32 +145,10 @@ class RequestServer:
         try:
             async with asyncio.timeout(self._timeout_s):
                 while True:
-                    found = await asyncio.to_thread(self._begun, name, asked, has_key=has_key)
+                    found = await asyncio.to_thread(self._book.begin, name, asked, has_key=has_key)
                     if found is not None:
                         return await asyncio.shield(asyncio.wrap_future(found))
                     await asyncio.sleep(_LOOK_INTERVAL_S)
         except TimeoutError:
             message = f"no answer after {self._timeout_s:g} s (--timeout-s); the same Idempotency-Key waits on"
             raise Refusal(message, code="not_finished", status=504) from None
-
-    def _begun(self, name: str, asked: ServedRequest, *, has_key: bool) -> "Future[Answer] | None":
-        """The answer to a request, which is planned unless it is; None: its iteration is between two states."""
-        try:
-            # What is refused binds no key.
-            prompt = self._model.prompt(asked.prompt)
-        except PromptError as error:
-            raise Refusal(str(error), param="prompt" if asked.chat is None else "messages") from None
-        if not has_key:
-            return self._windows.ask(name, prompt, asked.n)
-        first = self._book.accept(name, asked.body, self._windows.step)
-        if (known := self._windows.answer(name)) is not None:
-            return known
-        step = self._book.planned(name, first)
-        if step is None:
-            return self._windows.ask(name, prompt, asked.n)
-        recorded = self._book.answer(name, step)
-        if recorded is None:
-            return self._windows.answer(name)
-        found: Future[Answer] = Future()
-        found.set_result(recorded)
-        return found

@@ -90,8 +90,8 @@ async def _serve(config: RunConfig, address: tuple[str, int], secret: str, windo
                 with suppress(RuntimeError):  # the command may have ended
                     loop.call_soon_threadsafe(ended.set)
 
-        book = RequestBook(connect(rollouts.url), model.text)
-        server = RequestServer(windows, book, model, config.sampling, secret=secret, timeout_s=timeout_s)
+        book = RequestBook(connect(rollouts.url), windows, model)
+        server = RequestServer(book, model, config.sampling, secret=secret, timeout_s=timeout_s)
         runner = await server.start(*address)
         try:
             # A window may take hours, and its iteration goes on in the next life of the server.
@@ -130,7 +130,7 @@ def _secret(file: Path | None) -> str:
             raise NotServed(f"{source}; allowed: a file that its owner alone can read (chmod 600)")
     if len(found) < KEY_CHARACTERS_MIN or not found.isascii() or not found.isprintable() or " " in found:
         raise NotServed(
-            f"{source}: allowed: at least {KEY_CHARACTERS_MIN} visible ASCII characters, which clients send as their API "
-            f"key, in the variable {KEY_VARIABLE} or in --key-file"
+            f"{source}: allowed: at least {KEY_CHARACTERS_MIN} visible ASCII characters, the clients' API key, in the "
+            f"variable {KEY_VARIABLE} or in --key-file"
         )
     return found

@@ -17,6 +17,7 @@ from storage.records import layout, prompt_table
 from storage.records.run import exists, holds_run, read_plan
 from storage.stores.connect import connect
 from tasks.external.groups import Group
+from tasks.external.plans import WrongStep
 from tasks.external.rollouts import Rollouts
 from tasks.learning.journal_follower import GroupTimeout
 from tasks.prompts.submitted import PROMPT, TOKENS
@@ -35,6 +36,11 @@ class Answer:
     groups: tuple[Group, ...]
     created_s: int
 
+    @classmethod
+    def of(cls, groups: Sequence[Group], planned_at_s: float) -> "Answer":
+        """The answer of groups in any order."""
+        return cls(tuple(sorted(groups, key=lambda group: group.number)), int(planned_at_s))
+
 
 @dataclass
 class _Open:
@@ -50,7 +56,10 @@ class Windows:
     """Takes requests from any thread; `serve`, in a thread of its own, plans them and hands out their responses."""
 
     def __init__(self, rollouts: Rollouts, clock: Clock, window_s: float) -> None:
-        """window_s: seconds from the first request of a window to its plan, in which others may join."""
+        """window_s: seconds from the first request of a window to its plan, in which more may join.
+
+        Raises WrongStep if another program has planned the iteration that is under way.
+        """
         self._rollouts, self._clock, self._window_s = rollouts, clock, window_s
         self._store = connect(rollouts.url)
         self._changed = threading.Condition()
@@ -99,7 +108,9 @@ class Windows:
             return {}
         found: dict[str, _Open] = {}
         for row in prompt_table.read_prompts(self._store, read_plan(self._store, self.step)):
-            name = str(row.columns.get(REQUEST, row.prompt_id))
+            if REQUEST not in row.columns:
+                raise WrongStep(f"iteration {self.step}: its prompts are another program's, which has to end it first")
+            name = str(row.columns[REQUEST])
             given = {PROMPT: row.prompt, TOKENS: list(row.token_ids), **row.columns}
             found.setdefault(name, _Open(given, 0)).count += 1
         for name, opened in found.items():
@@ -108,12 +119,11 @@ class Windows:
         return found
 
     def _remember(self, name: str, opened: _Open) -> None:
-        done = (
-            [each for each, answer in self._answers.items() if answer.done()] if len(self._answers) > KEPT_MAX else []
-        )
-        for each in done[: len(self._answers) - KEPT_MAX]:
-            del self._answers[each]
         self._answers[name] = opened.answer
+        surplus = len(self._answers) - KEPT_MAX
+        if surplus > 0:
+            for each in [each for each, answer in self._answers.items() if answer.done()][:surplus]:
+                del self._answers[each]
 
     def _taken(self) -> dict[str, _Open]:
         """The requests of the next window: run.num_prompts_per_step prompts at most, or one request."""
@@ -129,27 +139,23 @@ class Windows:
     def _answer(self, window: dict[str, _Open]) -> None:
         step, prompts = self.step, [each.prompt for each in window.values() for _ in range(each.count)]
         self._rollouts.submit(step, prompts)
-        created_s = int(read_plan(self._store, step).created_at_s)
-        while not self._generated(step, window, created_s):
+        planned_at_s = read_plan(self._store, step).created_at_s
+        while not self._generated(step, window, planned_at_s):
             pass
         self._rollouts.publish(None)
         self.step = self._rollouts.step
 
-    def _generated(self, step: int, window: dict[str, _Open], created_s: int) -> bool:
+    def _generated(self, step: int, window: dict[str, _Open], planned_at_s: float) -> bool:
         """Hand out each answer when its last group has come; False if no member has generated for a long time."""
         for opened in window.values():
             opened.groups.clear()
         try:
             for group in self._rollouts.next(step):
-                opened = window[str(group.columns.get(REQUEST))]
+                opened = window[str(group.columns[REQUEST])]
                 opened.groups.append(group)
                 if len(opened.groups) == opened.count and not opened.answer.done():
-                    opened.answer.set_result(Answer(_in_order(opened.groups), created_s))
+                    opened.answer.set_result(Answer.of(opened.groups, planned_at_s))
         except GroupTimeout as error:
             log.warning("no member generates; `gleaner join %s` starts one: %s", self._rollouts.url, error)
             return False
         return True
-
-
-def _in_order(groups: Sequence[Group]) -> tuple[Group, ...]:
-    return tuple(sorted(groups, key=lambda group: group.number))

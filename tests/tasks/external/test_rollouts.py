@@ -13,7 +13,7 @@ from tasks.external.rollouts import Rollouts
 from tasks.prompts.prompt import PromptError
 from tasks.reporting.run_charts import run_charts
 from tasks.viewing.run_status import table
-from tests.dying_store import DiesAtWrite, Killed
+from tests.dying_store import Killed, ProgramDies
 from tests.external_program import advance, arrays, one_step, seen, settings, trained, versions
 from tests.small_run import document, memory_store, roll_out
 
@@ -37,14 +37,6 @@ def test_a_program_trains_step_by_step_and_the_run_is_committed(tmp_path, model)
                 assert (tokens, logprobs, reward) == (row["token_ids"], row["logprobs"], row["reward"])
                 assert set(sampled_from) == {step}
         assert read_report(connect(url), step).metrics["loss"] == 0.5
-
-
-class ProgramDies(DiesAtWrite):
-    """Counts the writes of the program alone: members live on."""
-
-    def _count(self, key):
-        if not any(f"/{written}/" in key for written in ("journal", "alive", "claims")):
-            super()._count(key)
 
 
 def test_a_program_killed_at_any_write_ends_with_the_same_groups_and_weights(model):
