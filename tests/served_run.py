@@ -89,8 +89,11 @@ def life(given: RunConfig) -> Iterator[Life]:
                 windows.serve()
             died.set()
 
-        threading.Thread(target=work, daemon=True).start()
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
         yield Life(given, model, windows, RequestBook(connect(rollouts.url), windows, model), died)
+        windows.close()
+        thread.join(30)
 
 
 def seen(answer: Answer) -> list[tuple[Any, ...]]:

@@ -51,10 +51,11 @@ class RequestServer:
         *,
         secret: str,
         timeout_s: float,
+        body_timeout_s: float = BODY_TIMEOUT_S,
     ) -> None:
-        """secret: what clients send as their API key. timeout_s: the longest wait of a request."""
+        """secret: what clients send as their API key. timeout_s, body_timeout_s: for an answer, and for a body."""
         self._book, self._model, self._sampling = book, model, sampling
-        self._secret, self._timeout_s = secret, timeout_s
+        self._secret, self._timeout_s, self._body_timeout_s = secret, timeout_s, body_timeout_s
         self._host, self._number_waiting = "", 0
 
     async def start(self, host: str, port: int) -> web.AppRunner:
@@ -131,10 +132,10 @@ class RequestServer:
         self._number_waiting += 1
         try:
             try:
-                async with asyncio.timeout(BODY_TIMEOUT_S):
+                async with asyncio.timeout(self._body_timeout_s):
                     body = await request.read()
             except TimeoutError:
-                raise Refusal(f"the body did not come within {BODY_TIMEOUT_S:.0f} s", status=408) from None
+                raise Refusal(f"the body did not come within {self._body_timeout_s:g} s", status=408) from None
             asked = await asyncio.to_thread(read_served, body, kind, self._sampling)
             name = uuid.uuid4().hex if key is None else digest_of(key.encode())
             return name, asked, await self._answered(name, asked, has_key=key is not None)

@@ -24,6 +24,7 @@ from tasks.reporting.metrics_outlets import read_address
 
 KEY_VARIABLE = "GLEANER_SERVE_KEY"
 KEY_CHARACTERS_MIN = 16
+LEAVE_S = 5.0
 
 
 class NotServed(WrongInputError):  # noqa: N818 - reads as what happened
@@ -92,15 +93,19 @@ async def _serve(config: RunConfig, address: tuple[str, int], secret: str, windo
 
         book = RequestBook(connect(rollouts.url), windows, model)
         server = RequestServer(book, model, config.sampling, secret=secret, timeout_s=timeout_s)
+        thread = threading.Thread(target=work, name="windows", daemon=True)
         runner = await server.start(*address)
         try:
-            # A window may take hours, and its iteration goes on in the next life of the server.
-            threading.Thread(target=work, name="windows", daemon=True).start()
+            thread.start()
             host, port = runner.addresses[0][:2]
             click.echo(f"serving {rollouts.url} at http://{host}:{port}/v1 (Ctrl-C ends)", err=True)
             await ended.wait()
         finally:
             await runner.cleanup()
+            windows.close()
+            if thread.is_alive():
+                # A window may take hours; its iteration goes on in the next life of the server.
+                await asyncio.to_thread(thread.join, LEAVE_S)
     if errors:
         raise errors[0]
 

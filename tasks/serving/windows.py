@@ -62,7 +62,7 @@ class Windows:
         """
         self._rollouts, self._clock, self._window_s = rollouts, clock, window_s
         self._store = connect(rollouts.url)
-        self._changed = threading.Condition()
+        self._changed, self._is_closed = threading.Condition(), False
         self._waiting: dict[str, _Open] = {}
         self._answers: dict[str, Future[Answer]] = {}
         self.step = rollouts.step
@@ -86,15 +86,23 @@ class Windows:
             return self._answers[name]
 
     def serve(self) -> None:
-        """Plan and answer window after window, for ever; raises what `Rollouts` raises."""
+        """Plan and answer window after window, until `close`; raises what `Rollouts` raises."""
         if self._resumed:
             self._answer(self._resumed)
         while True:
             with self._changed:
-                while not self._waiting:
+                while not self._waiting and not self._is_closed:
                     self._changed.wait()
+                if self._is_closed:
+                    return
             self._clock.sleep(self._window_s)
             self._answer(self._taken())
+
+    def close(self) -> None:
+        """Let `serve` return when the window under way has ended."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
 
     def end(self, error: BaseException) -> None:
         """Let every unanswered request fail."""
