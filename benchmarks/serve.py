@@ -122,7 +122,7 @@ class Client:
 def document(url: Path, model: Path, engine: str) -> dict[str, Any]:
     """The configuration of a served run."""
     return {
-        "run": {"url": str(url), "seed": 7, "num_prompts_per_step": CLIENTS, "num_generations": 1},
+        "run": {"url": str(url), "seed": 7, "num_prompts_per_step": CLIENTS, "num_generations": 2},
         "policy": {"path": str(model)},
         "data": {"source": "submitted"},
         "rewards": [],

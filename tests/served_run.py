@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from tasks.serving.windows import Answer, Windows
 from tests.dying_store import Killed
 from tests.small_run import config, roll_out
 
+LIMIT_S = 120.0
 SECTIONS: dict[str, Any] = {
     "run": {"num_generations": 1},
     "data": {"source": "submitted"},
@@ -67,11 +69,13 @@ class Life:
     died: threading.Event
 
     def ask(self, key: str, **body: Any) -> Answer | None:
-        """The answer to a request under a key; None if the server dies first."""
+        """The answer to a request under a key; None if the server dies first. Fails after LIMIT_S."""
+        until_s = time.monotonic() + LIMIT_S
         asked = read_served(json.dumps({"model": "policy", **body}).encode(), "text", self.config.sampling)
         while not self.died.wait(0.01):
             found = self.book.begin(key, asked, has_key=True)
             while found is not None and not self.died.wait(0.01):
+                assert time.monotonic() < until_s, f"{key} has no answer after {LIMIT_S:.0f} s"
                 if found.done():
                     return found.result()
         return None
