@@ -83,6 +83,23 @@ def test_weights_published_first_stay(tmp_path, model):
     assert versions(url) == before
 
 
+def test_weights_may_stay_as_they_are(tmp_path, model):
+    """Also after a version that is stored as differences, which no later version may name."""
+    url = str(tmp_path / "run")
+    given = settings(url, model, **KEPT)
+    advance(given, 1)
+    with Rollouts(given) as rollouts:
+        for step in (1, 2):
+            groups = rollouts.next(step)
+            roll_out(url, step)
+            list(groups)
+            assert rollouts.publish(None)
+    first, *others = [
+        {name: array.tobytes() for name, array in arrays(url, version).items()} for version in (1, 2, 3, 0)
+    ]
+    assert [other == first for other in others] == [True, True, False]
+
+
 def test_a_second_program_is_refused_while_the_first_lives(tmp_path, model, monkeypatch):
     given = settings(str(tmp_path / "run"), model)
     with Rollouts(given) as first, Rollouts(given) as second:
