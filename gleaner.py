@@ -55,6 +55,7 @@ from tasks.reporting.watch import Watcher
 from tasks.reporting.watch_screen import screen
 from tasks.sampling.session.join import JoinLimits, join_run
 from tasks.sampling.session.session_outcome import SessionOutcome
+from tasks.serving.serve_command import serve as serve_requests
 from tasks.viewing.opened_run import Run
 from tasks.viewing.opened_run import open_run_at as open  # noqa: A004 - read as gleaner.open
 from tasks.viewing.reading_commands import show, status, view
@@ -66,6 +67,7 @@ __all__ = ["GleanerError", "Run", "TrainingFailed", "main", "open", "rollouts", 
 _KEPT = {
     "sweep": "what it has deleted so far no run needs",
     "regrade": "it goes on after the last iteration that it has graded",
+    "serve": "requests under an Idempotency-Key are answered by its next life",
     "join": "others take its responses over after rollout.claim_ttl_s",
     "fleet": "the fleet is as it was, or as it was asked for",
 }
@@ -389,7 +391,7 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-for each in (doctor, export, fleet, init, regrade, status, show, view):
+for each in (doctor, export, fleet, init, regrade, serve_requests, status, show, view):
     main.add_command(each)
 
 if __name__ == "__main__":

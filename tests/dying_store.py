@@ -31,3 +31,11 @@ class DiesAtWrite(MemoryStore):
             raise Killed
         self.left -= 1
         self.written.append(key)
+
+
+class ProgramDies(DiesAtWrite):
+    """Counts the writes of a program outside the crew alone: members live on."""
+
+    def _count(self, key: str) -> None:
+        if not any(f"/{written}/" in key for written in ("journal", "alive", "claims")):
+            super()._count(key)

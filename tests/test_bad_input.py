@@ -64,7 +64,11 @@ def rows(tmp_path, *documents, name="rows.jsonl"):
     ("sections", "message"),
     [
         ({"run": {"sede": 1}}, "  run.sede: unknown field; did you mean 'seed'?"),
-        ({"run": {"num_generations": 1}}, "  run.num_generations: 1 given; input should be greater than or equal to 2"),
+        ({"run": {"num_generations": 0}}, "  run.num_generations: 0 given; input should be greater than or equal to 1"),
+        (
+            {"run": {"num_generations": 1}},
+            "  run.num_generations: value 1; allowed without data.source 'submitted': at",
+        ),
         ({"sampling": {"temperature": "hot"}}, '  sampling.temperature: "hot" given; input should be a valid number'),
         ({"rewards": []}, "  rewards: [] given;"),
         ({"rollout": {"engine": "vlm"}}, "  rollout.engine: \"vlm\" given; input should be 'auto', 'torch', 'vllm' or"),

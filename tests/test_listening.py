@@ -4,6 +4,7 @@ What ranks and pages ask of those who connect is tested where they are. Two rank
 `tests/tasks/test_train_ranks.py`.
 """
 
+import json
 import subprocess
 import sys
 import time
@@ -22,7 +23,8 @@ from tests.committed_runs import begin as begin_run
 from tests.open_ports import Listener, listeners
 from tests.processes import LIMIT_S, ROOT, command, container, wait_until
 from tests.served_fleet import a_shared_run, begin, make_fleet
-from tests.small_run import OWN_REWARD, config, model_directory, plan_iteration
+from tests.served_run import SECTIONS as SERVED
+from tests.small_run import OWN_REWARD, config, document, model_directory, plan_iteration
 
 pytestmark = pytest.mark.slow
 
@@ -104,6 +106,21 @@ def test_what_shows_a_run_listens_on_the_loopback(tmp_path, arguments):
     url = str(tmp_path / "run")
     begin_run(connect(url))
     with gleaner(arguments[0], url, *arguments[1:]) as process:
+        opened = lambda: listeners([process.pid])  # noqa: E731
+        wait_until(lambda: bool(opened()))
+        [listener] = opened()
+        assert listener.on_loopback
+
+
+def test_a_served_run_listens_on_the_loopback_and_not_without_a_key(tmp_path, model, monkeypatch):
+    file = tmp_path / "served.json"
+    file.write_text(json.dumps(document(str(tmp_path / "run"), model, **SERVED)))
+    monkeypatch.setenv("GLEANER_SERVE_KEY", "short")
+    with gleaner("serve", str(file), "--listen", "0") as process:
+        assert found_until(process, lambda: False) == set()
+        assert process.returncode == 1
+    monkeypatch.setenv("GLEANER_SERVE_KEY", "a-key-of-enough-characters")
+    with gleaner("serve", str(file), "--listen", "0") as process:
         opened = lambda: listeners([process.pid])  # noqa: E731
         wait_until(lambda: bool(opened()))
         [listener] = opened()

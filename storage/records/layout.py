@@ -22,6 +22,7 @@ FORECASTS = "forecasts/"
 KNOWN = "known/"
 GRADINGS = "gradings/"
 FAILURES = "failures/"
+REQUESTS = "requests/"
 # The fleet of a run whose own trainer stands, with the keys of storage/fleet/fleet_layout.py.
 STANDING = "standing/"
 LEASE = "lease/"
@@ -261,6 +262,11 @@ def grading(name: str) -> str:
 def graded(name: str, index: int) -> str:
     """The rewards that a grading gives to the responses of an iteration."""
     return f"{GRADINGS}{name}/{index:06d}.json"
+
+
+def request(name: str) -> str:
+    """A request to `gleaner serve` under a key of its client; the name (hexadecimal) is the key's digest."""
+    return f"{REQUESTS}{name}.json"
 
 
 def failure(task: str) -> str:

@@ -7,7 +7,7 @@ version (docs/format.md section 7). Each tensor is handed out only after a check
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from storage.clock import Clock
 from storage.digests import digest_of
 from storage.records import layout, records
 from storage.records.run import exists
-from storage.stores.store import ObjectStore
+from storage.stores.store import ConflictingRecord, ObjectStore
 from storage.threads import Check
 from storage.weights import deltas
 from storage.weights.cache import WeightCache
@@ -92,6 +92,28 @@ def publish_version(
     if records.commit(store, layout.manifest(prefix), manifest):
         return manifest
     return same_tensors(store, prefix, tensors, digests)
+
+
+def repeat_version(store: ObjectStore, version: int, metadata: Mapping[str, Any]) -> bool:
+    """Publish the tensors of version - 1 once more, as `version`, without reading a tensor; True if that is stored.
+
+    False, with nothing written, if version - 1 is stored as differences. Raises ConflictingRecord if other tensors are
+    published as this version, ObjectMissing if version - 1 is not published.
+    """
+    before = read_manifest(store, layout.weights(version - 1))
+    if base_of(before, version - 1) is not None:
+        return False
+    entries = {
+        name: replace(entry, version=version - 1 if entry.version is None else entry.version)
+        for name, entry in before.tensors.items()
+    }
+    manifest = Manifest(tensors=entries, objects={}, metadata=dict(metadata), base=None)
+    if not records.commit(store, layout.manifest(layout.weights(version)), manifest):
+        digests = {name: entry.digest for name, entry in entries.items()}
+        stored = read_manifest(store, layout.weights(version)).tensors
+        if {name: entry.digest for name, entry in stored.items()} != digests:
+            raise ConflictingRecord(f"weight version {version} is published with other tensors than {version - 1}")
+    return True
 
 
 def pull_version(

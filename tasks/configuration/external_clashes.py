@@ -39,6 +39,8 @@ def external_that_clash(config: Any) -> Iterator[str]:
     """A line about each field that cannot be, with what is allowed. config: the RunConfig."""
     if config.evaluation is not None and config.evaluation.data.source == SUBMITTED:
         yield f"evaluation.data.source: value {SUBMITTED!r}; allowed: prompts of its own, because no program gives them"
+    if config.run.num_generations == 1 and config.data.source != SUBMITTED:
+        yield f"run.num_generations: value 1; allowed without data.source {SUBMITTED!r}: at least 2, to be compared"
     if config.trainer.is_external:
         yield from _given_in_vain(config)
         yield from _trained_otherwise(config)

@@ -29,7 +29,7 @@ class RunSection:
     url: Annotated[str, Field(min_length=1)]
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     num_prompts_per_step: Annotated[int, Field(ge=1)] = 32
-    num_generations: Annotated[int, Field(ge=2)] = 8
+    num_generations: Annotated[int, Field(ge=1)] = 8
     from_: Annotated[Annotated[str, Field(min_length=1)] | None, Field(alias="from")] = None
     from_optimizer: bool = False
     lease_ttl_s: Annotated[float, Field(ge=1, le=86_400)] = 3600.0

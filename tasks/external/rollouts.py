@@ -22,7 +22,7 @@ from storage.stores.metered import MeteredStore
 from storage.stores.store import ConflictingRecord, ObjectStore
 from storage.weights.manifest import PUBLISHED_AT_S, TensorBlock
 from storage.weights.tensor_sets import read_manifest
-from storage.weights.versions import WEIGHTS_FULL_INTERVAL, publish_version, pull_version
+from storage.weights.versions import WEIGHTS_FULL_INTERVAL, publish_version, pull_version, repeat_version
 from tasks.configuration.data import SUBMITTED
 from tasks.configuration.run_config import RunConfig, load, parse, parse_held
 from tasks.configuration.trainer import EXTERNAL
@@ -117,7 +117,8 @@ class Rollouts:
 
         Args:
             step: At most algorithm.max_staleness steps after the first unpublished one.
-            prompts: Each is text, a list of chat messages, or a mapping with `prompt` and columns for the rewards.
+            prompts: Each is text, a list of chat messages, or a mapping with `prompt`, columns for the rewards, and
+                perhaps the tokens as `prompt_token_ids`, which are then taken as they are.
 
         Raises:
             PromptError: A prompt cannot be used; names it by its number.
@@ -157,7 +158,7 @@ class Rollouts:
 
     def publish(
         self,
-        tensors: Mapping[str, Any] | str | Path,
+        tensors: Mapping[str, Any] | str | Path | None,
         metrics: Mapping[str, float] | None = None,
         *,
         step: int | None = None,
@@ -168,7 +169,8 @@ class Rollouts:
         those, and `Run.model` reads them.
 
         Args:
-            tensors: A folder in transformers' format, or torch tensors or arrays by their names in version 0.
+            tensors: A folder in transformers' format, or torch tensors or arrays by their names in version 0; None:
+                the weights stay as they are.
             metrics: Numbers for the report, such as {"loss": 0.3}.
             step: None: that of the last `next`.
 
@@ -181,10 +183,10 @@ class Rollouts:
             raise WrongStep(
                 "publish: no step is under way" if step is None else f"publish: step {step} has groups to come"
             )
-        blocks = handed_blocks(tensors, read_manifest(self._store, layout.weights(0)))
+        blocks = None if tensors is None else handed_blocks(tensors, read_manifest(self._store, layout.weights(0)))
         if not exists(self._store, layout.report(step)):
             self._record(step, metrics or {})
-        is_own = self._publish(step + 1, blocks)
+        is_own = self._publish(step + 1, blocks) if blocks is not None else self._repeat(step + 1)
         self._plans.conclude(step)
         if self._step == step:
             self._step = None
@@ -228,6 +230,16 @@ class Rollouts:
             ended_at_s=max(now_s, began_at_s),
         )
         records.commit(self._store, layout.training(step), record)
+
+    def _repeat(self, version: int) -> bool:
+        """Publish the weights of version - 1 once more; False if other weights are there already."""
+        try:
+            if repeat_version(self._store, version, SOURCE | {PUBLISHED_AT_S: self._clock.wall()}):
+                return True
+        except ConflictingRecord as error:
+            log.warning("weight version %d was published earlier with other weights, which stay: %s", version, error)
+            return False
+        return self._publish(version, pull_version(self._store, version - 1, None, self._clock)[1])
 
     def _publish(self, version: int, blocks: dict[str, TensorBlock]) -> bool:
         store: ObjectStore = self._store

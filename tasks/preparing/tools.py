@@ -9,7 +9,7 @@ from storage.journal.noise_keys import group_seed
 from storage.records import model_files
 from storage.records.prompt_table import PromptRow
 from storage.records.run import connect_to_run, read_run
-from tasks.configuration.data import DataConfig
+from tasks.configuration.data import SUBMITTED, DataConfig
 from tasks.configuration.origins import iterations_of
 from tasks.configuration.run_config import RunConfig
 from tasks.configuration.turns import TurnsConfig
@@ -161,11 +161,14 @@ def compared(
 ) -> list[str]:
     """Doubts about prompts of `prompt_tokenizer`: see `compare`.
 
-    Prompts of other runs are tokens already; raises PromptError unless the runs have the same vocabulary.
+    Prompts of other runs are tokens already; raises PromptError unless the runs have the same vocabulary. Submitted
+    tokens are the program's own business.
     """
     of_model = model_tokenizer(tokenizer)
     if data.runs:
         check_vocabularies(data, model_dir, of_model)
+        return []
+    if data.source == SUBMITTED and any(prompt.token_ids is not None for prompt in prompts):
         return []
     in_chat = any(not isinstance(row.prompt, str) for row in rows)
     stops = find_stop_tokens(model_dir, of_model, in_chat=in_chat).ids

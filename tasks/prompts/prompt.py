@@ -27,7 +27,8 @@ class Prompt:
         text_or_messages: Plain text, or a list of {"role", "content"} messages.
         columns: The other columns, as plain JSON values.
         place: The file and line or row, for messages; empty for generated prompts.
-        token_ids: The tokens of a prompt of another run, which are taken as they are; None: to be tokenised.
+        token_ids: Tokens of another run, or of a program that submits tokens, which are taken as they are; None: to be
+            tokenised.
     """
 
     id: str

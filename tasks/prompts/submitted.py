@@ -9,7 +9,7 @@ from storage.digests import digest_of
 from tasks.prompts.plain_values import check_text, plain
 from tasks.prompts.prompt import Prompt, PromptError, check_prompt
 
-PROMPT = "prompt"
+PROMPT, TOKENS = "prompt", "prompt_token_ids"
 _ID_DIGITS = 16
 
 
@@ -19,7 +19,8 @@ class SubmittedPrompts:
     def __init__(self, prompts: Sequence[str | Sequence[Mapping[str, Any]] | Mapping[str, Any]]) -> None:
         """Read each prompt: text, a list of messages, or a mapping with `prompt` and further columns.
 
-        Raises PromptError for no prompt, and for a prompt of another form, by its number.
+        A mapping may have `prompt_token_ids`: the policy reads these tokens, and people read `prompt`. Raises
+        PromptError for no prompt, and for a prompt of another form, by its number.
         """
         if isinstance(prompts, str | Mapping) or not prompts:
             raise PromptError(f"prompts: {type(prompts).__name__} of none; allowed: a list with at least one prompt")
@@ -54,9 +55,20 @@ def _read(given: Any, number: int, seen: Counter[str]) -> Prompt:
         columns = {check_text(name, "a column"): plain(value, name) for name, value in row.items()}
     except (TypeError, ValueError) as error:
         raise PromptError(f"{where}: {error}") from None
-    content = check_prompt(columns.pop(PROMPT), where)
-    body = json.dumps([content, columns], sort_keys=True, ensure_ascii=False).encode()
+    content, tokens = check_prompt(columns.pop(PROMPT), where), columns.pop(TOKENS, None)
+    if tokens is not None and not (
+        isinstance(tokens, list) and tokens and all(type(token) is int and 0 <= token < 1 << 32 for token in tokens)
+    ):
+        raise PromptError(f"{where}: {TOKENS}: allowed: a list of token ids, with at least one")
+    named = [content, columns] if tokens is None else [content, columns, tokens]
+    body = json.dumps(named, sort_keys=True, ensure_ascii=False).encode()
     name = digest_of(body)[:_ID_DIGITS]
     seen[name] += 1
     # A prompt that is given twice is two groups.
-    return Prompt(name if seen[name] == 1 else f"{name}-{seen[name]}", content, columns, where)
+    return Prompt(
+        name if seen[name] == 1 else f"{name}-{seen[name]}",
+        content,
+        columns,
+        where,
+        token_ids=None if tokens is None else tuple(tokens),
+    )

@@ -28,12 +28,12 @@ _GATEWAY = re.compile(
 )
 
 
-def read_address(text: str) -> tuple[str, int]:
-    """(host, port) of PORT or HOST:PORT; raises ValueError."""
+def read_address(text: str, option: str = "--serve") -> tuple[str, int]:
+    """(host, port) of PORT or HOST:PORT; raises ValueError, which names the option."""
     match = re.fullmatch(r"(?:([A-Za-z0-9.-]+):)?(\d{1,5})", text)
     if match is None or int(match[2]) > PORT_MAX:
         raise ValueError(
-            f"--serve: value {text!r}; allowed: PORT (on {LOOPBACK}) or HOST:PORT; port 0: any that is free"
+            f"{option}: value {text!r}; allowed: PORT (on {LOOPBACK}) or HOST:PORT; port 0: any that is free"
         )
     return match[1] or LOOPBACK, int(match[2])
 

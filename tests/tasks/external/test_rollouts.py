@@ -13,7 +13,7 @@ from tasks.external.rollouts import Rollouts
 from tasks.prompts.prompt import PromptError
 from tasks.reporting.run_charts import run_charts
 from tasks.viewing.run_status import table
-from tests.dying_store import DiesAtWrite, Killed
+from tests.dying_store import Killed, ProgramDies
 from tests.external_program import advance, arrays, one_step, seen, settings, trained, versions
 from tests.small_run import document, memory_store, roll_out
 
@@ -37,14 +37,6 @@ def test_a_program_trains_step_by_step_and_the_run_is_committed(tmp_path, model)
                 assert (tokens, logprobs, reward) == (row["token_ids"], row["logprobs"], row["reward"])
                 assert set(sampled_from) == {step}
         assert read_report(connect(url), step).metrics["loss"] == 0.5
-
-
-class ProgramDies(DiesAtWrite):
-    """Counts the writes of the program alone: members live on."""
-
-    def _count(self, key):
-        if not any(f"/{written}/" in key for written in ("journal", "alive", "claims")):
-            super()._count(key)
 
 
 def test_a_program_killed_at_any_write_ends_with_the_same_groups_and_weights(model):
@@ -89,6 +81,23 @@ def test_weights_published_first_stay(tmp_path, model):
         groups = list(rollouts.next(0))
         assert rollouts.publish(trained(arrays(url, 0), groups))
     assert versions(url) == before
+
+
+def test_weights_may_stay_as_they_are(tmp_path, model):
+    """Also after a version that is stored as differences, which no later version may name."""
+    url = str(tmp_path / "run")
+    given = settings(url, model, **KEPT)
+    advance(given, 1)
+    with Rollouts(given) as rollouts:
+        for step in (1, 2):
+            groups = rollouts.next(step)
+            roll_out(url, step)
+            list(groups)
+            assert rollouts.publish(None)
+    first, *others = [
+        {name: array.tobytes() for name, array in arrays(url, version).items()} for version in (1, 2, 3, 0)
+    ]
+    assert [other == first for other in others] == [True, True, False]
 
 
 def test_a_second_program_is_refused_while_the_first_lives(tmp_path, model, monkeypatch):

@@ -1,0 +1,78 @@
+"""The request book: finds the answer to a request in this process or in the run, or has it generated.
+
+A request under a key of its client is recorded before any of its tokens, so whichever process accepts the key later
+finds the same answer.
+"""
+
+from concurrent.futures import Future
+from functools import lru_cache
+
+from storage.records import layout, prompt_table
+from storage.records.requests import RequestRecord, accept
+from storage.records.run import exists, read_plan
+from storage.stores.store import ObjectStore
+from tasks.external.groups import groups_of
+from tasks.learning.replayed_batches import ReplayedBatches
+from tasks.prompts.prompt import PromptError
+from tasks.serving.served_model import ServedModel
+from tasks.serving.served_request import ServedRequest
+from tasks.serving.windows import REQUEST, Answer, Windows
+from tasks.turns.chat_request import Refusal
+
+
+class RequestBook:
+    """The requests of a run, from any thread."""
+
+    def __init__(self, store: ObjectStore, windows: Windows, model: ServedModel) -> None:
+        self._store, self._windows, self._model = store, windows, model
+        self._names = lru_cache(1024)(self._read_names)
+
+    def begin(self, name: str, asked: ServedRequest, *, has_key: bool) -> "Future[Answer] | None":
+        """The answer to a request, which is generated unless it is there or on its way.
+
+        None: the iteration of the request is between two states, and a later call finds more. Raises Refusal for a
+        prompt that does not fit, and for a key that was used for another request; StorageError.
+        """
+        try:
+            # First, because what is refused binds no key.
+            prompt = self._model.prompt(asked.prompt)
+        except PromptError as error:
+            raise Refusal(str(error), param="prompt" if asked.chat is None else "messages") from None
+        if not has_key:
+            return self._windows.ask(name, prompt, asked.n)
+        record = accept(self._store, name, RequestRecord(body=asked.body, first_iteration=self._windows.step))
+        if record.body != asked.body:
+            message = "Idempotency-Key: the key was used for another request; allowed: a new key, or the same request"
+            raise Refusal(message, code="idempotency_key_reused", status=422)
+        known = self._windows.answer(name)
+        if known is not None:
+            return known
+        step = self._planned(name, record.first_iteration)
+        if step is None:
+            return self._windows.ask(name, prompt, asked.n)
+        if not exists(self._store, layout.closed(step)):
+            return self._windows.answer(name)
+        found: Future[Answer] = Future()
+        found.set_result(self._recorded(name, step))
+        return found
+
+    def _planned(self, name: str, first: int) -> int | None:
+        """The iteration that has the request among its prompts, from `first` on; None: it is not planned."""
+        step = first
+        while exists(self._store, layout.plan(step)):
+            if name in self._names(step):
+                return step
+            step += 1
+        return None
+
+    def _recorded(self, name: str, step: int) -> Answer:
+        """The answer in a closed iteration."""
+        plan = read_plan(self._store, step)
+        prompts = prompt_table.read_prompts(self._store, plan)
+        batches = ReplayedBatches(self._store, plan)
+        groups = (each for batch in batches for each in groups_of(batch, plan, prompts, batches, self._model.text))
+        return Answer.of([group for group in groups if group.columns.get(REQUEST) == name], plan.created_at_s)
+
+    def _read_names(self, step: int) -> frozenset[str]:
+        rows = prompt_table.read_prompts(self._store, read_plan(self._store, step))
+        return frozenset(str(row.columns.get(REQUEST)) for row in rows)

@@ -1,0 +1,155 @@
+"""The server of `gleaner serve`: takes requests of clients that know its key, and answers when responses have ended.
+
+It refuses a Host header of another name, which a page in a browser would send, and asks for the key before it reads a
+body. A request with an Idempotency-Key is recorded before anything is generated, so every life of the server gives it
+the same answer.
+"""
+
+import asyncio
+import hmac
+import logging
+import re
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Literal
+
+from aiohttp import web
+
+from resources.local_http import WithoutTracebacks, answers_to
+from resources.visible_text import visible
+from storage.digests import digest_of
+from storage.errors import GleanerError
+from tasks.configuration.sampling import SamplingConfig
+from tasks.serving.answers import chat_answer, chat_stream, text_answer
+from tasks.serving.request_book import RequestBook
+from tasks.serving.served_model import ServedModel
+from tasks.serving.served_request import ServedRequest, read_served
+from tasks.serving.windows import Answer
+from tasks.turns import chat_reply
+from tasks.turns.chat_request import Refusal
+
+log = logging.getLogger(__name__)
+BODY_BYTES_MAX = 16 << 20
+BODY_TIMEOUT_S = 30.0
+# Requests that wait at one time; each holds its prompt in memory.
+WAITING_MAX = 4096
+_LOOK_INTERVAL_S = 0.2
+_KEY = re.compile(r"[!-~]{1,255}")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Kind = Literal["text", "chat"]
+
+
+class RequestServer:
+    """One listening server; `start` opens the port."""
+
+    def __init__(
+        self,
+        book: RequestBook,
+        model: ServedModel,
+        sampling: SamplingConfig,
+        *,
+        secret: str,
+        timeout_s: float,
+        body_timeout_s: float = BODY_TIMEOUT_S,
+    ) -> None:
+        """secret: what clients send as their API key. timeout_s, body_timeout_s: for an answer, and for a body."""
+        self._book, self._model, self._sampling = book, model, sampling
+        self._secret, self._timeout_s, self._body_timeout_s = secret, timeout_s, body_timeout_s
+        self._host, self._number_waiting = "", 0
+
+    async def start(self, host: str, port: int) -> web.AppRunner:
+        """Listen; returns what `cleanup` stops. Raises OSError, which says so, if the address cannot be used."""
+        self._host = host
+        app = web.Application(middlewares=[self._guarded], client_max_size=BODY_BYTES_MAX)
+        app.router.add_post("/v1/completions", self._completed)
+        app.router.add_post("/v1/chat/completions", self._chatted)
+        app.router.add_get("/v1/models", self._models)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, logger=WithoutTracebacks(log))
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            await runner.cleanup()
+            raise OSError(f"--listen: value {host}:{port}; it cannot be used ({error.strerror})") from None
+        return runner
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer refused requests in the form that OpenAI's clients read."""
+        try:
+            self._check_client(request)
+            return await handler(request)
+        except Refusal as error:
+            refusal = error
+        except web.HTTPRequestEntityTooLarge:
+            refusal = Refusal(f"the body is too long; allowed: {BODY_BYTES_MAX} bytes", status=413)
+        except web.HTTPException as error:
+            allowed = "POST /v1/completions, POST /v1/chat/completions, GET /v1/models"
+            message = f"{request.method} {request.path}: not served; allowed: {allowed}"
+            refusal = Refusal(visible(message), code="unknown_url", status=error.status)
+        except GleanerError as error:
+            log.warning("a request is not answered: %s", error)
+            refusal = Refusal("the run cannot answer now, as the server's log says; the same key may later", status=503)
+        return web.json_response(chat_reply.refused(refusal), status=refusal.status)
+
+    def _check_client(self, request: web.Request) -> None:
+        hosts = request.headers.getall("Host", [])
+        if len(hosts) != 1 or not answers_to(hosts[0], self._host):
+            raise Refusal("the Host header names another machine", status=403)
+        kind, _, given = request.headers.get("Authorization", "").partition(" ")
+        is_right = hmac.compare_digest(given.strip().encode(errors="replace"), self._secret.encode())
+        if kind.lower() != "bearer" or not is_right:
+            raise Refusal("the API key is not this server's", code="invalid_api_key", status=401)
+
+    async def _models(self, _: web.Request) -> web.StreamResponse:
+        return web.json_response(chat_reply.models())
+
+    async def _completed(self, request: web.Request) -> web.StreamResponse:
+        name, asked, answer = await self._asked(request, "text")
+        return web.json_response(await asyncio.to_thread(text_answer, name, asked, answer, self._model))
+
+    async def _chatted(self, request: web.Request) -> web.StreamResponse:
+        name, asked, answer = await self._asked(request, "chat")
+        assert asked.chat is not None
+        if not asked.chat.stream:
+            return web.json_response(await asyncio.to_thread(chat_answer, name, asked, answer, self._model))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        with suppress(ConnectionError):  # a client need not read to the end
+            await response.prepare(request)
+            for event in chat_stream(name, asked, answer, self._model):
+                await response.write(event)
+            await response.write_eof()
+        return response
+
+    async def _asked(self, request: web.Request, kind: Kind) -> tuple[str, ServedRequest, Answer]:
+        """The name of a request, the request, and its answer, when that has come."""
+        key = request.headers.get("Idempotency-Key")
+        if key is not None and not _KEY.fullmatch(key):
+            raise Refusal("Idempotency-Key: allowed: 1 to 255 visible ASCII characters", param="Idempotency-Key")
+        if self._number_waiting >= WAITING_MAX:
+            raise Refusal(f"{WAITING_MAX} requests wait; allowed: the same request, later", status=429)
+        self._number_waiting += 1
+        try:
+            try:
+                async with asyncio.timeout(self._body_timeout_s):
+                    body = await request.read()
+            except TimeoutError:
+                raise Refusal(f"the body did not come within {self._body_timeout_s:g} s", status=408) from None
+            asked = await asyncio.to_thread(read_served, body, kind, self._sampling)
+            name = uuid.uuid4().hex if key is None else digest_of(key.encode())
+            return name, asked, await self._answered(name, asked, has_key=key is not None)
+        finally:
+            self._number_waiting -= 1
+
+    async def _answered(self, name: str, asked: ServedRequest, *, has_key: bool) -> Answer:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    found = await asyncio.to_thread(self._book.begin, name, asked, has_key=has_key)
+                    if found is not None:
+                        return await asyncio.shield(asyncio.wrap_future(found))
+                    await asyncio.sleep(_LOOK_INTERVAL_S)
+        except TimeoutError:
+            message = f"no answer after {self._timeout_s:g} s (--timeout-s); the same Idempotency-Key waits on"
+            raise Refusal(message, code="not_finished", status=504) from None

@@ -1,0 +1,141 @@
+"""The command `gleaner serve`: OpenAI's API in front of a run, for clients that know a secret."""
+
+import asyncio
+import os
+import signal
+import stat
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from storage.clock import SystemClock
+from storage.errors import WrongInputError
+from storage.records.run import connect_to_run, read_run
+from storage.stores.connect import connect
+from tasks.configuration.data import SUBMITTED
+from tasks.configuration.run_config import RunConfig, parse_held
+from tasks.external.rollouts import Rollouts
+from tasks.reporting.config_argument import GivenConfig, config_argument
+from tasks.reporting.finite_number import FiniteNumber
+from tasks.reporting.metrics_outlets import read_address
+
+KEY_VARIABLE = "GLEANER_SERVE_KEY"
+KEY_CHARACTERS_MIN = 16
+LEAVE_S = 5.0
+
+
+class NotServed(WrongInputError):  # noqa: N818 - reads as what happened
+    """A setting of the run, or of the command, with which a run cannot be served."""
+
+
+@click.command(short_help="Answer OpenAI's API with responses of a run.")
+@config_argument(required=False)
+@click.option("--run", "run_url", metavar="URL", help="An existing run, instead of CONFIG.")
+@click.option("--listen", metavar="[HOST:]PORT", default="8000", show_default=True, help="On 127.0.0.1 without HOST.")
+@click.option(
+    "--key-file", type=click.Path(path_type=Path), help=f"The clients' API key. Default: the variable {KEY_VARIABLE}."
+)
+@click.option(
+    "--window-s", type=FiniteNumber(min=0), default=0.2, show_default=True, help="How long a window takes requests."
+)
+@click.option(
+    "--timeout-s",
+    type=FiniteNumber(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="The longest wait of a request.",
+)
+def serve(
+    config: GivenConfig | None,
+    run_url: str | None,
+    listen: str,
+    key_file: Path | None,
+    window_s: float,
+    timeout_s: float,
+) -> None:
+    """Serve /v1/completions and /v1/chat/completions until Ctrl-C; members (`gleaner join`) generate.
+
+    The run has trainer.placement "external" and data.source "submitted". Every response is in the run. A request with
+    the header Idempotency-Key has one answer, whichever processes die.
+    """
+    if (config is None) == (run_url is None):
+        raise NotServed("serve: allowed: CONFIG [FIELD=VALUE]..., or --run URL")
+    address, secret = read_address(listen, "--listen"), _secret(key_file)
+    settings = config.load() if config is not None else _held(str(run_url))
+    _check(settings)
+    asyncio.run(_serve(settings, address, secret, window_s, timeout_s))
+
+
+async def _serve(config: RunConfig, address: tuple[str, int], secret: str, window_s: float, timeout_s: float) -> None:
+    from tasks.serving.request_book import RequestBook  # noqa: PLC0415 - libraries that take longer than most commands
+    from tasks.serving.request_server import RequestServer  # noqa: PLC0415
+    from tasks.serving.served_model import opened_model  # noqa: PLC0415
+    from tasks.serving.windows import Windows  # noqa: PLC0415
+
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    errors: list[BaseException] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    with opened_model(config) as model, Rollouts(config) as rollouts:
+        windows = Windows(rollouts, SystemClock(), window_s)
+
+        def work() -> None:
+            try:
+                windows.serve()
+            except BaseException as error:  # noqa: BLE001 - raised again by the command
+                errors.append(error)
+                windows.end(error)
+                with suppress(RuntimeError):  # the command may have ended
+                    loop.call_soon_threadsafe(ended.set)
+
+        book = RequestBook(connect(rollouts.url), windows, model)
+        server = RequestServer(book, model, config.sampling, secret=secret, timeout_s=timeout_s)
+        thread = threading.Thread(target=work, name="windows", daemon=True)
+        runner = await server.start(*address)
+        try:
+            thread.start()
+            host, port = runner.addresses[0][:2]
+            click.echo(f"serving {rollouts.url} at http://{host}:{port}/v1 (Ctrl-C ends)", err=True)
+            await ended.wait()
+        finally:
+            await runner.cleanup()
+            windows.close()
+            if thread.is_alive():
+                # A window may take hours; its iteration goes on in the next life of the server.
+                await asyncio.to_thread(thread.join, LEAVE_S)
+    if errors:
+        raise errors[0]
+
+
+def _held(run_url: str) -> RunConfig:
+    store = connect_to_run(run_url)
+    held = parse_held(read_run(store).config)
+    return replace(held, run=replace(held.run, url=store.url))
+
+
+def _check(config: RunConfig) -> None:
+    if config.data.source != SUBMITTED:
+        raise NotServed(f"data.source: value {config.data.source!r}; allowed for serve: {SUBMITTED!r}")
+    if config.turns is not None:
+        raise NotServed("turns: given; allowed for serve: none, because the client has the conversation")
+    if config.rewards:
+        raise NotServed(f"rewards: {len(config.rewards)} given; allowed for serve: [], because the client grades")
+
+
+def _secret(file: Path | None) -> str:
+    """The clients' API key; raises NotServed, which does not repeat it."""
+    if file is None:
+        found, source = os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
+    else:
+        found, source = file.read_text(encoding="utf-8").strip(), f"--key-file: value {str(file)!r}"
+        if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise NotServed(f"{source}; allowed: a file that its owner alone can read (chmod 600)")
+    if len(found) < KEY_CHARACTERS_MIN or not found.isascii() or not found.isprintable() or " " in found:
+        raise NotServed(
+            f"{source}: allowed: at least {KEY_CHARACTERS_MIN} visible ASCII characters, the clients' API key, in the "
+            f"variable {KEY_VARIABLE} or in --key-file"
+        )
+    return found

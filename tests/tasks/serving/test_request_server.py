@@ -1,0 +1,165 @@
+"""The port of `gleaner serve`: who is answered, in which form, and for how long."""
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from storage.stores.connect import connect
+from tasks.serving.request_server import BODY_BYTES_MAX, RequestServer
+from tests.served_run import crew, life, settings
+from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
+
+KEY = "a-key-of-enough-characters"
+PATH, CHAT = "/v1/completions", "/v1/chat/completions"
+BODY = {"prompt": "1+1=", "logprobs": 0, "return_token_ids": True}
+
+
+@contextmanager
+def served(given, timeout_s=60.0):
+    """A listening server of a life; yields its port and the life."""
+    with life(given) as server:
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        try:
+            port = RequestServer(
+                server.book, server.model, given.sampling, secret=KEY, timeout_s=timeout_s, body_timeout_s=1.0
+            )
+            runner = asyncio.run_coroutine_threadsafe(port.start("127.0.0.1", 0), loop).result(30)
+            yield runner.addresses[0][1], server
+            asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(30)
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(30)
+            loop.close()
+
+
+def send(port, body=BODY, path=PATH, method="POST", **headers):
+    """Status and body of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=90)
+    sent = {"Authorization": f"Bearer {KEY}", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    connection.request(method, path, body if isinstance(body, bytes) else json.dumps(body).encode(), sent)
+    answer = connection.getresponse()
+    text = answer.read()
+    connection.close()
+    return answer.status, text
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory, model):
+    url = str(tmp_path_factory.mktemp("served") / "run")
+    with served(settings(url, model)) as (number, server), crew(url):
+        yield number, server, url
+
+
+def test_an_answer_has_tokens_and_log_probs_and_is_the_same_again(port):
+    status, text = send(port[0], Idempotency_Key="a")
+    answer = json.loads(text)
+    [choice] = answer["choices"]
+    assert (status, answer["object"], choice["finish_reason"]) == (200, "text_completion", "length")
+    ids, logprobs = choice["token_ids"], choice["logprobs"]
+    assert choice["text"] == port[1].model.text(ids)
+    assert (len(ids), len(logprobs["token_logprobs"]), len(logprobs["tokens"])) == (40, 40, 40)
+    assert answer["usage"] == {
+        "prompt_tokens": len(choice["prompt_token_ids"]),
+        "completion_tokens": 40,
+        "total_tokens": len(choice["prompt_token_ids"]) + 40,
+    }
+    assert send(port[0], Idempotency_Key="a") == (200, text)
+
+
+def test_a_shorter_answer_is_the_beginning_and_several_differ(port):
+    body = {"prompt": [3, 4], "n": 3, "max_tokens": 4, "return_token_ids": True}
+    choices = json.loads(send(port[0], body, Idempotency_Key="short")[1])["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2]
+    assert {(len(choice["token_ids"]), choice["finish_reason"]) for choice in choices} == {(4, "length")}
+    assert len({str(choice["token_ids"]) for choice in choices}) == 3
+    assert choices[0]["prompt_token_ids"] == [3, 4]
+
+
+def test_requests_without_a_key_are_two_requests(port):
+    first, second = (json.loads(send(port[0])[1]) for _ in range(2))
+    assert first["id"] != second["id"]
+    assert not [key for key in connect(port[2]).list("requests/") if first["id"].removeprefix("cmpl-") in key]
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "message"),
+    [
+        ({"Authorization": "Bearer wrong"}, 401, "the API key is not this server's"),
+        ({"Authorization": f"Basic {KEY}"}, 401, "the API key is not this server's"),
+        ({"Host": "evil.example"}, 403, "the Host header names another machine"),
+        ({"Idempotency_Key": ""}, 400, "Idempotency-Key: allowed: 1 to 255 visible ASCII characters"),
+        ({"Idempotency_Key": "a" * 256}, 400, "Idempotency-Key: allowed: 1 to 255 visible ASCII characters"),
+        ({"path": "/v1/embeddings"}, 404, "POST /v1/embeddings: not served; allowed: POST /v1/completions"),
+        ({"method": "GET"}, 405, "GET /v1/completions: not served"),
+        ({"body": b"no JSON"}, 400, "the body cannot be read as JSON"),
+        ({"body": {"prompt": "1", "seed": 3}}, 400, "seed: value 3; allowed: none"),
+        ({"body": {"prompt": [99999]}}, 400, "prompt "),
+        ({"body": {**BODY, "n": 2}, "Idempotency_Key": "a"}, 422, "Idempotency-Key: the key was used for another"),
+    ],
+)
+def test_others_and_what_is_not_served_are_refused_in_openai_s_form(port, given, status, message):
+    send(port[0], Idempotency_Key="a")
+    found, text = send(port[0], **given)
+    error = json.loads(text)["error"]
+    assert (found, set(error)) == (status, {"message", "type", "param", "code"})
+    assert error["message"].startswith(message)
+    assert KEY not in text.decode()
+
+
+def test_a_long_body_is_refused(port):
+    try:
+        status, _ = send(port[0], b"x" * (BODY_BYTES_MAX + 1))
+    except OSError:  # the connection may be closed before all is sent
+        status = 413
+    assert status == 413
+
+
+def test_a_body_that_does_not_come_is_given_up(port):
+    with socket.create_connection(("127.0.0.1", port[0]), timeout=30) as slow:
+        head = (
+            f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 100\r\n\r\n{{"
+        )
+        slow.sendall(head.encode())
+        assert slow.recv(65536).startswith(b"HTTP/1.1 408 ")
+
+
+def test_models_are_listed_for_those_who_know_the_key(port):
+    assert json.loads(send(port[0], path="/v1/models", method="GET")[1])["data"][0]["id"] == "policy"
+    assert send(port[0], path="/v1/models", method="GET", Authorization="")[0] == 401
+
+
+def test_a_request_without_members_ends_and_its_key_waits_on(tmp_path, model):
+    url = str(tmp_path / "run")
+    with served(settings(url, model), timeout_s=0.5) as (number, _):
+        status, text = send(number, Idempotency_Key="late")
+        assert (status, json.loads(text)["error"]["code"]) == (504, "not_finished")
+        with crew(url):
+            for _ in range(60):
+                status, text = send(number, Idempotency_Key="late")
+                if status == 200:
+                    break
+    assert status == 200
+
+
+def test_chats_are_answered_whole_and_as_a_stream(tmp_path):
+    folder, url = tmp_path / "model", str(tmp_path / "run")
+    save_tiny_model(folder, tiny_model(tiny_config()))
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    body = {"model": "policy", "messages": [{"role": "user", "content": "1+1="}], "return_token_ids": True, "n": 2}
+    with served(settings(url, folder)) as (number, server), crew(url):
+        answer = json.loads(send(number, body, CHAT, Idempotency_Key="whole")[1])
+        assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+        for choice in answer["choices"]:
+            assert choice["message"]["content"] == server.model.text(choice["token_ids"])
+        assert answer["usage"]["completion_tokens"] == sum(len(each["token_ids"]) for each in answer["choices"])
+        status, text = send(number, body | {"n": 1, "stream": True}, CHAT, Idempotency_Key="stream")
+        events = [json.loads(line[6:]) for line in text.decode().splitlines() if line.startswith("data: {")]
+        assert (status, events[0]["choices"][0]["delta"]["role"]) == (200, "assistant")
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
