@@ -40,7 +40,8 @@ from tasks.preparing.adapter_fit import check_targets
 from tasks.preparing.checks import check_settings, draw
 from tasks.preparing.engine_fit import check_engine_fits
 from tasks.preparing.example_journal import Responses, check_examples, responses_of, write_examples
-from tasks.preparing.first_weights import model_directory_of_run, origin_of, publish_first, with_local_inputs
+from tasks.preparing.draft_model_check import check_draft_model, lacks_draft_model
+from tasks.preparing.first_weights import model_directory_of_run, origin_of, publish_for_iteration, with_local_inputs
 from tasks.preparing.known_evaluation import doubts_of_evaluation
 from tasks.preparing.known_prompts import Known, known_prompts
 from tasks.preparing.local_inputs import LocalInputs, open_local_inputs
@@ -84,8 +85,11 @@ def _place_of(url: str) -> tuple[ObjectStore, bool]:
     return store, is_new
 
 
-def _check_model(config: RunConfig, model_dir: Path, *, is_new: bool) -> None:
-    """Refuse a model that engine or trainer cannot hold; for a new run also a model that neither can use."""
+def _check_model(store: ObjectStore, config: RunConfig, local: RunConfig, model_dir: Path, *, is_new: bool) -> None:
+    """Refuse a model that engine or trainer cannot hold, for a new run also a model that neither can use.
+
+    local: with local paths. A draft model that the run lacks is tried, too.
+    """
     doubts = check_engine_fits(config, model_dir)
     try:
         doubts += check_trainer_fits(config, model_dir)
@@ -97,6 +101,8 @@ def _check_model(config: RunConfig, model_dir: Path, *, is_new: bool) -> None:
     if is_new:
         check_targets(config, model_dir, model_fields(model_dir))
         doubts += check_model_use(config, model_dir).doubts
+    if lacks_draft_model(store, config.rollout.speculation):
+        doubts += check_draft_model(config, local.rollout.speculation, model_dir)
     _warn(doubts)
 
 
@@ -172,7 +178,7 @@ def prepare(
         prompts, known = (submitted, None) if submitted else _load(store, local, is_new=is_new)
         _check_rewards(local, prompts, held, is_new=is_new)
         model_dir = model_directory_of_run(store, local, inputs.folder)
-        _check_model(config, model_dir, is_new=is_new)
+        _check_model(store, config, local, model_dir, is_new=is_new)
         tokenizer = cache(partial(prompt_tokenizer, config, model_dir, is_new=is_new))
         if is_new:
             _warn(settings_in_vain(config))
@@ -192,8 +198,7 @@ def prepare(
             behind, first = position(store, run, iteration)
             replayed = choose_replayed(config, behind + iteration, model_dir, prompts.columns)
             rows = draw_rows(config, prompts, tokenizer(), model_dir, None if submitted else first, behind + iteration)
-            if iteration == 0:
-                publish_first(store, model_dir, local, origin)
+            publish_for_iteration(store, config, iteration, model_dir, local, origin)
             tools, stops = shown_tools(tokenizer()), _stop_ids(store, config, prompts, tokenizer(), model_dir)
             size = 0 if submitted else len(prompts)
             try:
