@@ -38,9 +38,9 @@ from tasks.learning.pretrained import vocabulary_size
 from tasks.planning.iteration_plan import BudgetExceeded
 from tasks.preparing.adapter_fit import check_targets
 from tasks.preparing.checks import check_settings, draw
+from tasks.preparing.draft_model_check import check_draft_model, lacks_draft_model
 from tasks.preparing.engine_fit import check_engine_fits
 from tasks.preparing.example_journal import Responses, check_examples, responses_of, write_examples
-from tasks.preparing.draft_model_check import check_draft_model, lacks_draft_model
 from tasks.preparing.first_weights import model_directory_of_run, origin_of, publish_for_iteration, with_local_inputs
 from tasks.preparing.known_evaluation import doubts_of_evaluation
 from tasks.preparing.known_prompts import Known, known_prompts

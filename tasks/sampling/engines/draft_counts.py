@@ -2,8 +2,8 @@
 
 With n responses and k drafts for each, a step feeds n * (k + 1) tokens, takes tau of that, and gives
 n * (1 - p^(k + 1)) / (1 - p) tokens, if a draft behind right ones is right with probability p. The best k maximises
-tokens per second; it is 0 where the step is bound by arithmetic, or where drafts are wrong. A drafter that computes adds
-its own seconds to the step: k times those of a draft.
+tokens per second; it is 0 where the step is bound by arithmetic, or where drafts are wrong. A drafter that computes
+adds k times the seconds of a draft to the step.
 """
 
 import math

@@ -1,7 +1,7 @@
 """ModelDrafter: drafts by a smaller model with the policy's vocabulary, in an engine of its own beside the policy's.
 
-A draft is drawn with the noise of the token that it guesses: both are the argmax of log-probs and the same noise, and so
-are equal more often than the policy's token and the model's most likely one. Equal models draft every token.
+A draft is drawn with the noise of the token that it guesses: policy and draft model both take the argmax of log-probs
+and the same noise, so equal distributions give equal tokens, whatever the temperature. An equal model is always right.
 """
 
 import time
