@@ -71,8 +71,9 @@ def check_draft_model(config: RunConfig, local: SpeculationConfig, model_dir: Pa
     rows, of_policy = vocabulary_size(directory), vocabulary_size(model_dir)
     if use.vllm and rows != of_policy:
         raise ModelError(
-            f"{FIELD}: {str(directory)!r} has vocab_size {rows}; allowed with rollout.engine {config.rollout.engine!r}: "
-            f"that of {OF_POLICY} ({of_policy}), because vLLM drafts with no other; or engine 'torch'"
+            f"{FIELD}: {str(directory)!r} has vocab_size {rows}; allowed with rollout.engine "
+            f"{config.rollout.engine!r}: that of {OF_POLICY} ({of_policy}), because vLLM drafts with no other; or engine "
+            "'torch'"
         )
     if rows <= max(vocabulary.values()):
         raise ModelError(

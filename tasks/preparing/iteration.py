@@ -192,13 +192,13 @@ def prepare(
         iteration = passing_over(store, first_open, ahead)
         is_ahead = iteration > first_open
         check_needed_state(store, config, first_open, execution)
+        publish_for_iteration(store, config, iteration, model_dir, local, origin)
         if not exists(store, layout.plan(iteration)):
             # A committed iteration has published the version at its end.
             version = sampled_version(store, iteration, config.algorithm.max_staleness) if is_ahead else iteration
             behind, first = position(store, run, iteration)
             replayed = choose_replayed(config, behind + iteration, model_dir, prompts.columns)
             rows = draw_rows(config, prompts, tokenizer(), model_dir, None if submitted else first, behind + iteration)
-            publish_for_iteration(store, config, iteration, model_dir, local, origin)
             tools, stops = shown_tools(tokenizer()), _stop_ids(store, config, prompts, tokenizer(), model_dir)
             size = 0 if submitted else len(prompts)
             try:

@@ -80,7 +80,8 @@ def near(policy, noise):
 
 @pytest.mark.parametrize("drafts", [1, 3, 8])
 def test_an_equal_model_drafts_every_token_with_the_same_noise(tmp_path, policy, wanted, drafts):
-    assert isinstance(drafter := drafter_of(tmp_path / "draft", policy), Computes)
+    drafter = drafter_of(tmp_path / "draft", policy)
+    assert isinstance(drafter, Computes)
     speculation = Speculation(drafter, drafts)
     engine = engine_of(tmp_path / "policy", policy, speculation=speculation)
     assert_same(run(engine, mixed_requests()), wanted)
