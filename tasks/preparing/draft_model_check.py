@@ -72,8 +72,7 @@ def check_draft_model(config: RunConfig, local: SpeculationConfig, model_dir: Pa
     if use.vllm and rows != of_policy:
         raise ModelError(
             f"{FIELD}: {str(directory)!r} has vocab_size {rows}; allowed with rollout.engine "
-            f"{config.rollout.engine!r}: that of {OF_POLICY} ({of_policy}), because vLLM drafts with no other; or engine "
-            "'torch'"
+            f"{config.rollout.engine!r}: that of {OF_POLICY} ({of_policy}), because vLLM drafts with no other"
         )
     if rows <= max(vocabulary.values()):
         raise ModelError(

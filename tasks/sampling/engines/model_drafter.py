@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from tasks.configuration.rollout import RolloutConfig
-from tasks.learning.pretrained import read_tensors, vocabulary_size
+from tasks.sampling.engines.decoder import read_config
 from tasks.sampling.engines.engine import GenerationRequest
 from tasks.sampling.engines.torch_engine import TorchEngine
+from tasks.sampling.engines.weight_tensors import tensors_of_folder
 
 
 class ModelDrafter:
@@ -88,7 +89,7 @@ class ModelDrafter:
 def model_drafter(config: RolloutConfig, folder: Path, *, context_length: int) -> ModelDrafter:
     """The drafter of the model in a folder, in the policy engine's dtype and on its device.
 
-    Raises EngineError and EngineDied as TorchEngine, and ModelError for files that hold no model.
+    Raises EngineError and EngineDied as TorchEngine.
     """
     engine = TorchEngine(
         folder,
@@ -97,5 +98,6 @@ def model_drafter(config: RolloutConfig, folder: Path, *, context_length: int) -
         max_responses_in_flight=config.max_responses_in_flight,
         context_length=context_length,
     )
-    engine.load_weights(0, read_tensors(folder))
-    return ModelDrafter(engine, vocab_size=vocabulary_size(folder))
+    engine.load_weights(0, tensors_of_folder(folder))
+    vocab_size = read_config(folder, context_length).get_text_config().vocab_size
+    return ModelDrafter(engine, vocab_size=vocab_size)

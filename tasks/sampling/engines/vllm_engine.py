@@ -22,7 +22,6 @@ from storage.records.records import SamplingParams
 from storage.weights.adapters import BASE_VERSION
 from storage.weights.tensor_sets import TensorBlock
 from tasks.configuration.rollout import SpeculationConfig, VllmConfig
-from tasks.learning.pretrained import read_tensors
 from tasks.models.stored_names import has_experts
 from tasks.sampling.engines.admission import check_idle, check_requests, check_sizes, finish_reason
 from tasks.sampling.engines.decoder import model_config
@@ -34,6 +33,7 @@ from tasks.sampling.engines.vllm_names import EXPERTS_ON_CPU, installed_version,
 from tasks.sampling.engines.vllm_settings import LIMITS, Limits, build_vllm_config, on_loopback, prepare_environment
 from tasks.sampling.engines.vllm_warmup import warm_up
 from tasks.sampling.engines.vllm_weights import VllmWeights, load_draft_model
+from tasks.sampling.engines.weight_tensors import tensors_of_folder
 
 log = logging.getLogger(__name__)
 
@@ -249,7 +249,7 @@ class VllmEngine:
             if self._speculation.from_siblings:
                 core.call(WorkerCall("gleaner_draft_from_siblings", ()))
             if (path := self._speculation.drafting_model) is not None:
-                load_draft_model(core, _module(Path(path)), read_tensors(Path(path)), self._config)
+                load_draft_model(core, _module(Path(path)), tensors_of_folder(Path(path)), self._config)
             warmed_s = warm_up(core, self._like_a_runs, self._max_in_flight, self._limits.step_s)
         except BaseException:
             core.close()
