@@ -17,7 +17,7 @@ VLLM_TESTS := tests/benchmarks/test_gpu.py tests/tasks/sampling/engines/test_cho
 	tests/benchmarks/test_engine_parity.py
 VLLM_DRAFT_TESTS := tests/tasks/sampling/engines/test_vllm_speculation.py \
 	tests/tasks/sampling/engines/test_vllm_siblings.py tests/tasks/sampling/engines/test_suffix_match_triton.py \
-	tests/benchmarks/test_gpu_speculation.py
+	tests/tasks/sampling/engines/test_vllm_draft_model.py tests/benchmarks/test_gpu_speculation.py
 # Older pips take minutes to resolve what this one resolves in seconds.
 PIP_VERSION := 26.3
 # Tests start servers and child processes on ports and directories of their own; a file stays in one process. Files come

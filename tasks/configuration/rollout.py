@@ -1,9 +1,12 @@
 """The section `rollout`: the engine, and how members flush, look and give up."""
 
+import json
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
+
+from storage.digests import digest_of
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 
@@ -74,12 +77,36 @@ class SpeculationConfig:
         drafts: the most tokens of a response that are guessed and verified in a step; 0 guesses nothing. "auto"
             follows the times of steps and the share of right guesses in the torch engine, and the number of responses
             in flight in vLLM.
-        source: "siblings" guesses from responses to the same prompt; "ngram" guesses from the response alone.
+        source: "siblings" guesses from responses to the same prompt; "ngram" guesses from the response alone;
+            "draft_model" guesses by a smaller model.
+        draft_model: With `source` "draft_model", a Hugging Face model directory where `plan` runs, or the id of a model
+            on the hub. The tokenizer must be the policy's.
+        revision: Of an id in `draft_model`: branch, tag or commit; None: main.
     """
 
     __pydantic_config__ = STRICT
     drafts: Drafts = 0
-    source: Literal["siblings", "ngram"] = "siblings"
+    source: Literal["siblings", "ngram", "draft_model"] = "siblings"
+    draft_model: Annotated[str, Field(min_length=1)] | None = None
+    revision: Annotated[str, Field(min_length=1)] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.source == "draft_model") != (self.draft_model is not None):
+            given = "missing" if self.draft_model is None else f"value {self.draft_model!r}"
+            allowed = "a directory or an id of the hub" if self.draft_model is None else "null"
+            raise ValueError(f"draft_model: {given}; allowed with source {self.source!r}: {allowed}")
+        if self.revision is not None and self.draft_model is None:
+            raise ValueError(f"revision: value {self.revision!r}; allowed without draft_model: null")
+
+    @property
+    def drafting_model(self) -> str | None:
+        """The directory, or the id, of the model that drafts; None without drafts by a model."""
+        return self.draft_model if self.drafts != 0 else None
+
+    @property
+    def model_copy(self) -> str:
+        """The name of the run's copy of the draft model; another directory, id or revision has another name."""
+        return f"draft-{digest_of(json.dumps([self.draft_model, self.revision]).encode())}"
 
     @property
     def from_siblings(self) -> bool:

@@ -22,6 +22,7 @@ from tasks.evaluation.held_out import draw_held_out, load_held_out
 from tasks.grading.grader import check_rewards
 from tasks.learning.pretrained import vocabulary_size
 from tasks.preparing.adapter_fit import check_targets
+from tasks.preparing.draft_model_check import check_draft_model
 from tasks.preparing.engine_fit import check_engine_fits
 from tasks.preparing.example_journal import check_examples, responses_of
 from tasks.preparing.findings import Findings
@@ -97,6 +98,9 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
     if config.rewards:
         _look_at_rewards(config, inputs, prompts, findings)
     tokenizer = None if directory is None else findings.look(prompt_tokenizer, config, directory)
+    if directory is not None and config.rollout.speculation.drafting_model is not None:
+        progress("looking at the draft model", 0, 0)
+        _look_at_draft_model(config, inputs, directory, findings)
     if directory is not None and tokenizer is not None and prompts is not None:
         progress(f"tokenising {len(prompts):,} prompts", 0, 0)
         _look_at_prompts(config, prompts, tokenizer, directory, findings)
@@ -197,6 +201,15 @@ def _look_at_teachers(
     doubts = findings.look(check_teachers, config, teacher, directory, prompts)
     if doubts is not None and config.teacher is not None:
         findings.seen.append(f"teacher: {', '.join(config.teacher.models.values())}, with the policy's tokenizer")
+        findings.doubts += doubts
+
+
+def _look_at_draft_model(config: RunConfig, inputs: LocalInputs, directory: Path, findings: Findings) -> None:
+    written = config.rollout.speculation
+    local = findings.look(inputs.speculation, written)
+    doubts = None if local is None else findings.look(check_draft_model, config, local, directory)
+    if doubts is not None:
+        findings.seen.append(f"draft model: {written.draft_model}, with the policy's tokenizer")
         findings.doubts += doubts
 
 

@@ -10,6 +10,7 @@ from storage.weights.tensor_sets import publish
 from tasks.configuration.run_config import RunConfig
 from tasks.grading.run_rewards import models_named, publish_models
 from tasks.learning.pretrained import read_tensors
+from tasks.preparing.draft_model_check import with_local_draft_model
 from tasks.preparing.local_inputs import LocalInputs, model_directory
 from tasks.preparing.origin import Origin, find_origin
 from tasks.preparing.teacher_check import held_teachers, publish_teachers, with_local_teachers
@@ -45,7 +46,7 @@ def with_local_inputs(
         local = replace(local, policy=inputs.policy(config.policy))
     if not held.issuperset(models_named(config.rewards)):
         local = replace(local, rewards=inputs.rewards(config.rewards))
-    return with_local_teachers(store, local, inputs)
+    return with_local_draft_model(store, with_local_teachers(store, local, inputs), inputs)
 
 
 def model_directory_of_run(store: ObjectStore, config: RunConfig, folder: Path) -> Path:

@@ -38,6 +38,7 @@ from tasks.learning.pretrained import vocabulary_size
 from tasks.planning.iteration_plan import BudgetExceeded
 from tasks.preparing.adapter_fit import check_targets
 from tasks.preparing.checks import check_settings, draw
+from tasks.preparing.draft_model_check import check_draft_model, lacks_draft_model, publish_draft_model
 from tasks.preparing.engine_fit import check_engine_fits
 from tasks.preparing.example_journal import Responses, check_examples, responses_of, write_examples
 from tasks.preparing.first_weights import model_directory_of_run, origin_of, publish_first, with_local_inputs
@@ -84,14 +85,15 @@ def _place_of(url: str) -> tuple[ObjectStore, bool]:
     return store, is_new
 
 
-def _check_model(config: RunConfig, teacher: TeacherConfig | None, model_dir: Path, *, is_new: bool) -> None:
+def _check_model(store: ObjectStore, config: RunConfig, local: RunConfig, model_dir: Path, *, is_new: bool) -> None:
     """Refuse a model that engine or trainer cannot hold; for a new run also a model that neither can use.
 
-    teacher: with local paths, which may be gone once the run holds the teacher; it is passed over then.
+    local: with local paths, of which a teacher's is passed over where the directory is gone and the run has a copy. A
+    draft model that the run lacks is tried, too.
     """
     doubts = check_engine_fits(config, model_dir)
     try:
-        doubts += check_trainer_fits(config, model_dir, teacher)
+        doubts += check_trainer_fits(config, model_dir, local.teacher)
     except TrainerMisfit as error:
         if is_new:
             raise
@@ -100,6 +102,8 @@ def _check_model(config: RunConfig, teacher: TeacherConfig | None, model_dir: Pa
     if is_new:
         check_targets(config, model_dir, model_fields(model_dir))
         doubts += check_model_use(config, model_dir).doubts
+    if lacks_draft_model(store, config.rollout.speculation):
+        doubts += check_draft_model(config, local.rollout.speculation, model_dir)
     _warn(doubts)
 
 
@@ -175,7 +179,7 @@ def prepare(
         prompts, known = (submitted, None) if submitted else _load(store, local, is_new=is_new)
         _check_rewards(local, prompts, held, is_new=is_new)
         model_dir = model_directory_of_run(store, local, inputs.folder)
-        _check_model(config, local.teacher, model_dir, is_new=is_new)
+        _check_model(store, config, local, model_dir, is_new=is_new)
         tokenizer = cache(partial(prompt_tokenizer, config, model_dir, is_new=is_new))
         if is_new:
             _warn(settings_in_vain(config))
@@ -189,6 +193,7 @@ def prepare(
         iteration = passing_over(store, first_open, ahead)
         is_ahead = iteration > first_open
         check_needed_state(store, config, first_open, execution)
+        publish_draft_model(store, config.rollout.speculation, local.rollout.speculation)
         replayed = NOTHING
         if not exists(store, layout.plan(iteration)):
             # A committed iteration has published the version at its end.

@@ -20,6 +20,7 @@ from tasks.configuration.data import SUBMITTED, DataConfig
 from tasks.configuration.evaluation import EvaluationConfig
 from tasks.configuration.older_form import ARITHMETIC
 from tasks.configuration.rewards import RewardConfig, reward_names
+from tasks.configuration.rollout import SpeculationConfig
 from tasks.configuration.run_config import RunConfig
 from tasks.configuration.run_section import PolicyConfig
 from tasks.configuration.teacher import TeacherConfig
@@ -64,6 +65,13 @@ class LocalInputs:
             return replace(teacher, path=path, revision=None)
         paths = {name: self._model("teacher.paths", name, path, None) for name, path in teacher.paths.items()}
         return replace(teacher, paths=paths)
+
+    def speculation(self, speculation: SpeculationConfig) -> SpeculationConfig:
+        """The section `rollout.speculation` with a local path of its draft model, if it has one; raises HubError."""
+        if speculation.draft_model is None:
+            return speculation
+        path = self._model("rollout.speculation", "draft_model", speculation.draft_model, speculation.revision)
+        return replace(speculation, draft_model=path, revision=None)
 
     def data(self, data: DataConfig, section: str = "data", kind: str = "rl") -> DataConfig:
         """Prompts by a local path; raises HubError, and PromptError for settings that a local path does not have.
@@ -153,14 +161,14 @@ class LocalInputs:
         held = (self.held or {}).get(name)
         if held is not None and held.asked == asked.asked:
             return held.commit
-        may_change = name.startswith(("evaluation.", "rewards."))
+        may_change = name.startswith(("evaluation.", "rewards.", "rollout."))
         if not names_repository(asked.repo) or (self.held is not None and not may_change):
             return None
         commit = commit_of(kind, asked.repo, asked.revision, name)
         if self.held is not None and COMMIT.fullmatch(asked.revision or "") is None:
             raise HubError(
                 f"{name.rpartition('.')[0]}.revision: value {asked.revision!r}; allowed, because the run began "
-                f"without it: a commit, such as {commit}, so that every evaluation reads the same"
+                f"without it: a commit, such as {commit}, so that every later reader reads the same"
             )
         return commit
 

@@ -20,7 +20,7 @@ from tasks.preparing.model_use import ModelUse, use_of
 from tasks.prompts.prompt import Prompt, PromptError
 from tasks.prompts.vocabulary import first_difference, read_vocabulary, vocabulary_digest
 
-_OF_POLICY = "policy.path"
+OF_POLICY = "policy.path"
 
 
 def held_teachers(store: ObjectStore, teacher: TeacherConfig) -> set[str]:
@@ -50,7 +50,6 @@ def check_teachers(config: RunConfig, local: TeacherConfig, model_dir: Path, pro
     local: with local paths. model_dir: the policy's directory. Raises ModelError, and PromptError for a prompt whose
     teacher is not one of the run's. Every line names the field of the teacher.
     """
-    vocabulary = read_vocabulary(model_dir)
     doubts: list[str] = []
     for name, path in local.models.items():
         field = local.field_of(name)
@@ -59,19 +58,28 @@ def check_teachers(config: RunConfig, local: TeacherConfig, model_dir: Path, pro
             check_model(directory)
             found = check_model_use(config, directory, _scoring_use(config, model_dir, directory))
         except ModelError as error:
-            raise ModelError(str(error).replace(_OF_POLICY, field)) from None
-        doubts += [doubt.replace(_OF_POLICY, field) for doubt in found.doubts]
+            raise ModelError(str(error).replace(OF_POLICY, field)) from None
+        doubts += [doubt.replace(OF_POLICY, field) for doubt in found.doubts]
         _check_sizes(config, field, directory, model_dir)
-        their = read_vocabulary(directory)
-        if vocabulary_digest(their) != vocabulary_digest(vocabulary):
-            raise ModelError(
-                f"{field}: the tokenizer of {str(directory)!r} is not that of {_OF_POLICY} ({str(model_dir)!r}); "
-                f"allowed: equal vocabularies; the first token that only one of them has: "
-                f"{first_difference(their, vocabulary)}"
-            )
+        check_vocabulary(field, directory, model_dir)
     if local.column is not None:
         _check_column(local, prompts)
     return doubts
+
+
+def check_vocabulary(field: str, directory: Path, model_dir: Path) -> dict[str, int]:
+    """The vocabulary of a model beside the policy; raises ModelError if it is not the policy's, and PromptError.
+
+    field: the field that names the model. model_dir: the policy's directory.
+    """
+    vocabulary, their = read_vocabulary(model_dir), read_vocabulary(directory)
+    if vocabulary_digest(their) != vocabulary_digest(vocabulary):
+        raise ModelError(
+            f"{field}: the tokenizer of {str(directory)!r} is not that of {OF_POLICY} ({str(model_dir)!r}); "
+            f"allowed: equal vocabularies; the first token that only one of them has: "
+            f"{first_difference(their, vocabulary)}"
+        )
+    return vocabulary
 
 
 def _scoring_use(config: RunConfig, model_dir: Path, directory: Path) -> ModelUse:
@@ -86,7 +94,7 @@ def _check_sizes(config: RunConfig, field: str, directory: Path, model_dir: Path
     rows, needed = vocabulary_size(directory), vocabulary_size(model_dir)
     if rows < needed:
         raise ModelError(
-            f"{field}: {str(directory)!r} has vocab_size {rows}; allowed: at least that of {_OF_POLICY} ({needed}), "
+            f"{field}: {str(directory)!r} has vocab_size {rows}; allowed: at least that of {OF_POLICY} ({needed}), "
             "whose every token may be sampled"
         )
     reach = positions_max(model_fields(directory))

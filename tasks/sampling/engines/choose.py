@@ -9,6 +9,7 @@ from resources.model_config import ModelConfigError, model_fields, positions_max
 from storage.clock import SystemClock
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.run_config import RunConfig
+from tasks.sampling.engines.drafter import Drafter
 from tasks.sampling.engines.engine import Engine, EngineError
 from tasks.sampling.engines.vllm_names import installed_version
 
@@ -59,7 +60,13 @@ def _torch(config: RolloutConfig, model_dir: Path) -> Engine:
     length, rows, wanted = context_length(config, model_dir), config.max_responses_in_flight, config.speculation
     speculation = None
     if wanted.drafts != 0:
-        drafter = SuffixDrafter(rows=rows, context_length=length, siblings=wanted.source == "siblings")
+        drafter: Drafter
+        if wanted.draft_model is None:
+            drafter = SuffixDrafter(rows=rows, context_length=length, siblings=wanted.source == "siblings")
+        else:
+            from tasks.sampling.engines.model_drafter import model_drafter  # noqa: PLC0415
+
+            drafter = model_drafter(config, Path(wanted.draft_model), context_length=length)
         speculation = Speculation(drafter, wanted.drafts)
     return TorchEngine(
         model_dir,

@@ -2,13 +2,14 @@
 
 With n responses and k drafts for each, a step feeds n * (k + 1) tokens, takes tau of that, and gives
 n * (1 - p^(k + 1)) / (1 - p) tokens, if a draft behind right ones is right with probability p. The best k maximises
-tokens per second; it is 0 where the step is bound by arithmetic, or where drafts are wrong.
+tokens per second; it is 0 where the step is bound by arithmetic, or where drafts are wrong. A drafter that computes
+adds k times the seconds of a draft to the step.
 """
 
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -39,7 +40,11 @@ def expected_tokens(share: float, drafts: int) -> float:
 
 
 def best_drafts(
-    responses: int, tokens: Callable[[int], float], step_s: Callable[[int], float], choices: Iterable[int]
+    responses: int,
+    tokens: Callable[[int], float],
+    step_s: Callable[[int], float],
+    choices: Iterable[int],
+    draft_s: float = 0.0,
 ) -> int:
     """The number of drafts per response with the most tokens per second, the smallest if several have it; 0 is one.
 
@@ -48,10 +53,11 @@ def best_drafts(
         tokens: the mean number of tokens that a step with so many drafts per response gives.
         step_s: seconds of a step that feeds a number of tokens.
         choices: the numbers to choose from, in rising order.
+        draft_s: seconds that each draft of all responses takes before the step.
     """
     best, best_rate = 0, _GAIN_MIN * responses / step_s(responses)
     for drafts in choices:
-        rate = tokens(drafts) / step_s(responses * (drafts + 1))
+        rate = tokens(drafts) / (step_s(responses * (drafts + 1)) + drafts * draft_s)
         if rate > best_rate:
             best, best_rate = drafts, rate
     return best
@@ -81,7 +87,11 @@ class StepTimes:
         return any(size >= _size(tokens) for size in self._sizes())
 
     def __call__(self, tokens: int) -> float:
-        """Seconds of a step that feeds so many tokens: between measured sizes in proportion."""
+        """Seconds of a step that feeds so many tokens: between measured sizes in proportion.
+
+        A step below them counts as short as it can be. So where drafts save time only if it takes longer, it is taken
+        without drafts and measured; a long one would be believed for ever.
+        """
         sizes = self._sizes()
         if not sizes:
             return 1.0
@@ -90,8 +100,10 @@ class StepTimes:
         if place == len(sizes):
             return self._middle(sizes[-1]) * float((tokens / _tokens(sizes[-1])) ** _GROWTH)
         above = sizes[place]
-        if above == wanted or place == 0:
+        if above == wanted:
             return self._middle(above)
+        if place == 0:
+            return _least_s([_tokens(size) for size in sizes], [self._middle(size) for size in sizes], tokens)
         low, high = _tokens(sizes[place - 1]), _tokens(above)
         part = (tokens - low) / (high - low)
         return self._middle(sizes[place - 1]) * (1 - part) + self._middle(above) * part
@@ -106,16 +118,12 @@ class StepTimes:
     def outside(self, tokens: int) -> float | None:
         """Seconds that a step outside of the measured sizes takes at least; None without two sizes for a smaller one.
 
-        Times are convex in the tokens fed, so the line through the smallest and the largest size is not above them. No
-        larger step is shorter.
+        No larger step is shorter.
         """
         fed, seconds = self._all_times()
         if fed and tokens > fed[-1]:
             return max(seconds)
-        if len(fed) < 2:
-            return None
-        line_s = seconds[0] - (seconds[-1] - seconds[0]) / (fed[-1] - fed[0]) * (fed[0] - tokens)
-        return min(max(line_s, seconds[0] * tokens / fed[0]), *seconds)
+        return _least_s(fed, seconds, tokens) if len(fed) > 1 else None
 
     def _all_times(self) -> tuple[list[float], list[float]]:
         """Tokens fed, ascending, and seconds; old times, too."""
@@ -133,10 +141,17 @@ class StepTimes:
 class DraftCounts:
     """Measures an engine's steps and drafts, and chooses the next number of drafts."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, computes: bool = False) -> None:
+        """computes: whether drafts take seconds of their own, which `computed` tells."""
         self.times = StepTimes()
+        self._draft_times = StepTimes() if computes else None
         self._right = self._compared = 0.0
         self._of_response: dict[int, tuple[float, float]] = {}
+
+    @property
+    def knows_drafts(self) -> bool:
+        """Whether the seconds of a draft are known, if there are any."""
+        return self._draft_times is None or self._draft_times.knows(1)
 
     def share(self, response: int) -> float:
         """The share of right drafts of a response, drawn to that of all; 0 until one was right."""
@@ -146,8 +161,12 @@ class DraftCounts:
 
     def worth_asking(self, responses: int) -> bool:
         """Whether drafts would pay if every response had as many as are verified."""
+        return self.worth(responses) > 0
+
+    def worth(self, responses: int) -> int:
+        """How many drafts would pay if every response had as many as are verified."""
         share = self._right / (self._compared + _PRIOR)
-        return self._best(responses, lambda drafts: responses * expected_tokens(share, drafts)) > 0
+        return self._best(responses, lambda drafts: responses * expected_tokens(share, drafts))
 
     def best(self, lengths: Mapping[int, int]) -> int:
         """How many drafts to verify, given how many there are for each response in flight."""
@@ -160,14 +179,20 @@ class DraftCounts:
         return self._best(len(lengths), tokens) if pairs else 0
 
     def took(self, responses: int, width: int, seconds: float, tokens: int) -> float:
-        """A step that fed `width` tokens for each response took so long and gave these tokens.
+        """A step that fed `width` tokens for each response took so long, without drafting, and gave these tokens.
 
         Returns the seconds that its drafts have saved, by the times measured lately.
         """
         self.times.measured(responses, width, seconds)
         if width == 1:
             return 0.0
-        return self.times(responses) * tokens / responses - self.times(responses * width)
+        drafting_s = (width - 1) * self._draft_s(responses)
+        return self.times(responses) * tokens / responses - self.times(responses * width) - drafting_s
+
+    def computed(self, responses: int, pass_s: float) -> None:
+        """A draft of each of so many responses took so long to compute."""
+        if self._draft_times is not None:
+            self._draft_times.measured(responses, 1, pass_s)
 
     def drafted(self, response: int, right: int, compared: int) -> None:
         """Of a response's drafts `compared` were compared with its tokens, and the first `right` were right."""
@@ -189,7 +214,22 @@ class DraftCounts:
             return 0
         # A number is tried only once the next smaller one was measured: a full batch then loses little by trying.
         choices = (width - 1 for smaller, width in pairwise(WIDTHS) if self.times.knows(responses * smaller))
-        return best_drafts(responses, tokens, self.times, choices)
+        return best_drafts(responses, tokens, self.times, choices, self._draft_s(responses))
+
+    def _draft_s(self, responses: int) -> float:
+        """Seconds of a draft of each response; a second while nothing is measured."""
+        return 0.0 if self._draft_times is None else self._draft_times(responses)
+
+
+def _least_s(fed: Sequence[float], seconds: Sequence[float], tokens: int) -> float:
+    """Seconds that a step below the measured sizes (ascending) takes at least: never 0, and no more than any of them.
+
+    Times are convex in the tokens fed, so the line through the smallest and the largest size is not above them.
+    """
+    least_s = seconds[0] * tokens / fed[0]
+    if len(fed) > 1:
+        least_s = max(least_s, seconds[0] - (seconds[-1] - seconds[0]) / (fed[-1] - fed[0]) * (fed[0] - tokens))
+    return min(least_s, *seconds)
 
 
 def _size(tokens: float) -> int:

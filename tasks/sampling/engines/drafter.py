@@ -45,3 +45,16 @@ class Remembers(Protocol):
         Prompt and responses of the same call may be forgotten at will.
         """
         ...
+
+
+@runtime_checkable
+class Computes(Protocol):
+    """An optional ability of drafters: drafts are computed one after the other, and each takes as long as the first.
+
+    Such a drafter is asked for as many drafts as are verified; others are asked for all that they know.
+
+    Attributes:
+        pass_s: seconds that each draft of all responses took, the last time that there were any; None: not known.
+    """
+
+    pass_s: float | None

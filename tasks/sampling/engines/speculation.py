@@ -12,7 +12,7 @@ from storage.records.draft_totals import DraftTotals
 from tasks.configuration.rollout import DRAFTS_MAX
 from tasks.sampling.engines.admission import tokens_left
 from tasks.sampling.engines.draft_counts import DraftCounts
-from tasks.sampling.engines.drafter import WIDTHS, Drafter, Remembers
+from tasks.sampling.engines.drafter import WIDTHS, Computes, Drafter, Remembers
 from tasks.sampling.engines.engine import EngineError, TokenDelta
 from tasks.sampling.engines.plain_decoding import PlainDecoding
 from tasks.sampling.engines.slot_table import Slot
@@ -60,13 +60,14 @@ class Speculation:
         self._drafter = drafter
         self._fixed = None if drafts == "auto" else drafts
         self._now_s = now_s
-        self._counts = DraftCounts()
+        self._computes = drafter if isinstance(drafter, Computes) else None
+        self._counts = DraftCounts(computes=self._computes is not None)
         self._pays = False
         self._credit_s = 0.0
         self._first = 0
         self._asked: dict[int, Sequence[int]] = {}
         self._width = 1
-        self._began_s = 0.0
+        self._began_s = self._drafted_s = 0.0
         self._steps = 0
         self._plain = PlainDecoding(self._counts.times)
         self._spent_s = 0.0
@@ -100,16 +101,20 @@ class Speculation:
         asked = self._whom(live)
         most = self._most(live, context_length) if asked else 0
         self._asked, self._width, self._began_s = {}, 1, self._now_s()
+        self._drafted_s = 0.0
         if most > 0:
             found = self._drafter.draft(asked, most)
             self._asked = {r: _checked(tokens, most, vocab_size) for r, tokens in zip(asked, found, strict=True)}
+            if self._computes is not None:
+                self._drafted_s = self._now_s() - self._began_s
+                self._counts.computed(len(asked), self._computes.pass_s or self._drafted_s / most)
             self._width = self._chosen([slot.request.response for slot in live])
         if self._width == 1:
             if self._asked:
                 now_s = self._now_s()
                 self._credit_s -= now_s - self._began_s
                 self._spent_s += now_s - self._began_s
-                self._began_s = now_s  # what asking took is no part of a plain step
+                self._began_s, self._drafted_s = now_s, 0.0  # what asking took is no part of a plain step
             return [()] * len(live)
         fill = [0] * (self._width - 1)
         return [(*self._asked.get(slot.request.response, ()), *fill)[: self._width - 1] for slot in live]
@@ -117,8 +122,11 @@ class Speculation:
     def _whom(self, live: Sequence[Slot]) -> Sequence[int]:
         """The responses whose drafts are asked for: all if drafts may pay, and sometimes a few, to see how they do."""
         if self._fixed is None:
-            if self._credit_s < 0 or self._steps < _FIRST_LOOK:
+            if (self._credit_s < 0 and self._counts.knows_drafts) or self._steps < _FIRST_LOOK:
                 return ()
+            if self._pays and self._computes is not None:
+                # What is asked of it is paid, whether verified or not.
+                self._reconsider(len(live))
             self._pays = self._pays or self._counts.worth_asking(len(live))
             if not self._pays:
                 self._first = (self._first + _LOOK_AT) % len(live)
@@ -130,17 +138,26 @@ class Speculation:
     def _most(self, live: Sequence[Slot], context_length: int) -> int:
         """The most drafts that any response could use: the last token of a response is never fed."""
         room = max(tokens_left(slot.request, slot.generated, context_length) for slot in live) - 1
+        if self._computes is not None and self._fixed is None:
+            # To see how drafts do, one is enough.
+            return min(room, self._counts.worth(len(live)) if self._pays else 1)
         return min(room, DRAFTS_MAX if self._fixed is None else self._fixed)
 
     def _chosen(self, responses: Sequence[int]) -> int:
         """The width of a step for which drafts are at hand."""
         lengths = {response: len(self._asked.get(response, ())) for response in responses}
-        chosen = max(lengths.values()) if self._fixed is not None else self._counts.best(lengths)
+        if self._fixed is not None or (self._computes is not None and self._pays):
+            chosen = max(lengths.values())
+        else:
+            chosen = 0 if self._computes is not None else self._counts.best(lengths)
         if not chosen and self._pays:
-            self._pays = self._counts.worth_asking(len(responses))
-            if not self._pays:
-                self._credit_s = min(self._credit_s, 0.0)  # what was saved pays for no looks
+            self._reconsider(len(responses))
         return next(width for width in WIDTHS if width > chosen)
+
+    def _reconsider(self, responses: int) -> None:
+        self._pays = self._counts.worth_asking(responses)
+        if not self._pays:
+            self._credit_s = min(self._credit_s, 0.0)  # what was saved pays for no looks
 
     def settle(self, deltas: Sequence[TokenDelta]) -> None:
         """Take in what the step with the last drafts gave, for every response in flight."""
@@ -160,7 +177,7 @@ class Speculation:
             with self._beside():
                 found = {delta.response: len(delta.token_ids) for delta in deltas}
                 tokens = sum(found.values())
-                saved_s = self._counts.took(len(deltas), self._width, took_s, tokens)
+                saved_s = self._counts.took(len(deltas), self._width, took_s - self._drafted_s, tokens)
                 self._credit_s += 0.0 if is_plain else saved_s
                 counted = [self._count(delta) for delta in deltas if delta.response in self._asked]
                 if counted and is_plain:

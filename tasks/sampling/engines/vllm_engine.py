@@ -32,7 +32,8 @@ from tasks.sampling.engines.vllm_drafts import ended_totals
 from tasks.sampling.engines.vllm_names import EXPERTS_ON_CPU, installed_version, resolve
 from tasks.sampling.engines.vllm_settings import LIMITS, Limits, build_vllm_config, on_loopback, prepare_environment
 from tasks.sampling.engines.vllm_warmup import warm_up
-from tasks.sampling.engines.vllm_weights import VllmWeights
+from tasks.sampling.engines.vllm_weights import VllmWeights, load_draft_model
+from tasks.sampling.engines.weight_tensors import tensors_of_folder
 
 log = logging.getLogger(__name__)
 
@@ -247,6 +248,8 @@ class VllmEngine:
         try:
             if self._speculation.from_siblings:
                 core.call(WorkerCall("gleaner_draft_from_siblings", ()))
+            if (path := self._speculation.drafting_model) is not None:
+                load_draft_model(core, _module(Path(path)), tensors_of_folder(Path(path)), self._config)
             warmed_s = warm_up(core, self._like_a_runs, self._max_in_flight, self._limits.step_s)
         except BaseException:
             core.close()

@@ -42,6 +42,7 @@ NAMES = {
     "BatchRowsProcessor": ("vllm.v1.sample.logits_processor:LogitsProcessor", "keyed sampling, model runner V1"),
     "MoveDirectionality": ("vllm.v1.sample.logits_processor", "rows that change places, model runner V1"),
     "BaseSpeculator": ("vllm.v1.worker.gpu.spec_decode.speculator", "drafts from siblings, model runner V2"),
+    "reload_weights": ("vllm.model_executor.model_loader.reload.inplace", "weights of a draft model"),
     "SlotProcessor": ("vllm.v1.worker.gpu.sample.logits_processor:LogitsProcessor", "keyed sampling, model runner V2"),
 }
 

@@ -182,6 +182,10 @@ def build_vllm_config(
         given["kv_cache_memory_bytes"] = config.kv_cache_memory_bytes or cpu_cache_bytes(
             model_dir, dtype, max_responses_in_flight, context_length
         )
+        if speculation.drafting_model is not None and config.kv_cache_memory_bytes is None:
+            given["kv_cache_memory_bytes"] += cpu_cache_bytes(
+                Path(speculation.drafting_model), dtype, max_responses_in_flight, context_length
+            )
         if config.process == "same":
             given["distributed_executor_backend"] = "uni"
     try:

@@ -38,8 +38,7 @@ class VllmWeights:
         self._module = module
         self._folder = folder / "adapter"
         self._rank_max = config.max_lora_rank
-        # Whether the one worker is in this process, and takes tensors as they are.
-        self._is_here = config.process == "same" and config.tensor_parallel_size == 1
+        self._is_here = _is_here(config)
         self._holds_base = False
         self.takes_patches = config.quantization is None and config.max_lora_rank is None
         self._patches = 0
@@ -118,7 +117,29 @@ class VllmWeights:
         log.info("adapter %d in vLLM: %.2f s to load", version, max(results))
 
     def _sources(self, version: int, tensors: Mapping[str, TensorBlock]) -> dict[str, str]:
-        """The names by which vLLM gets tensors, each with the stored name: their own, and all names of tied ones."""
-        given = torch_weights(version, tensors)
-        names = matched_weights(self._module, given)
-        return {name: name for name in given if name not in names.passed_over} | names.other_names
+        return _names_in_vllm(self._module, version, tensors)
+
+
+def load_draft_model(core: Core, module: Any, tensors: Mapping[str, TensorBlock], config: VllmConfig) -> None:
+    """Give vLLM's draft model its weights, for an engine that has started; module: its class, on meta.
+
+    Raises EngineError if the tensors are not the model's, and EngineDied.
+    """
+    blocks = {name: tensors[stored] for name, stored in _names_in_vllm(module, BASE_VERSION, tensors).items()}
+    try:
+        with handed(blocks, here=_is_here(config)) as given:
+            core.call(WorkerCall("gleaner_load_draft_model", (given,)))
+    except (OSError, MemoryError) as error:
+        raise EngineDied(f"the draft model cannot be handed to vLLM: {error}") from error
+
+
+def _is_here(config: VllmConfig) -> bool:
+    """Whether the one worker is in this process, and takes tensors as they are."""
+    return config.process == "same" and config.tensor_parallel_size == 1
+
+
+def _names_in_vllm(module: Any, version: int, tensors: Mapping[str, TensorBlock]) -> dict[str, str]:
+    """The names by which vLLM gets tensors, each with the stored name: their own, and all names of tied ones."""
+    given = torch_weights(version, tensors)
+    names = matched_weights(module, given)
+    return {name: name for name in given if name not in names.passed_over} | names.other_names

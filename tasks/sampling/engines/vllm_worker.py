@@ -13,6 +13,7 @@ from typing import Any
 
 from tasks.sampling.engines.vllm_adapter import adapter_request, check_loaded
 from tasks.sampling.engines.vllm_handover import Handed, received
+from tasks.sampling.engines.vllm_names import resolve
 from tasks.sampling.engines.vllm_patch import digests, patch, why_whole
 from tasks.sampling.engines.vllm_settings import OWNER
 
@@ -70,6 +71,12 @@ class WorkerExtension:
     def gleaner_remember(self, scope: int, responses: list[list[int]]) -> None:
         """Hand responses that were generated elsewhere or earlier to our speculator."""
         self.model_runner.speculator.remember(scope, responses)
+
+    def gleaner_load_draft_model(self, given: Handed) -> None:
+        """Replace the weights of vLLM's draft model by the handed-over tensors, given as for `gleaner_load`."""
+        speculator = self.model_runner.speculator
+        settings = speculator._draft_vllm_config  # noqa: SLF001 - vLLM's way for a draft model needs a transfer engine
+        resolve("reload_weights")(settings, speculator.model, received(given), None, True)
 
     def gleaner_load_adapter(self, folder: str) -> float:
         """Replace the adapter by that of a folder; returns the seconds."""

@@ -3,9 +3,12 @@
 This module knows the dtype names of safetensors, and nothing of models.
 """
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from storage.weights.tensor_sets import TensorBlock
@@ -43,6 +46,16 @@ def as_torch(block: TensorBlock) -> Tensor:
     # torch cannot mark memory as read-only and warns about it, so read-only memory is copied.
     owned = bytearray(data) if data.readonly else data
     return torch.frombuffer(owned, dtype=dtype).view(block.shape)
+
+
+def tensors_of_folder(folder: Path) -> dict[str, TensorBlock]:
+    """All tensors of a model's folder, which was checked when the run copied it, in the stored dtypes."""
+    index = folder / "model.safetensors.index.json"
+    files = ["model.safetensors"]
+    if not (folder / files[0]).is_file():
+        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = sorted({Path(name).name for name in places.values()})
+    return {name: as_block(tensor) for file in files for name, tensor in load_file(folder / file).items()}
 
 
 def on_meta(headers: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Tensor]:

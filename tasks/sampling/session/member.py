@@ -32,6 +32,7 @@ from tasks.device.gpu_check import check_gpus
 from tasks.sampling.engines.choose import build_engine, engine_settings
 from tasks.sampling.engines.engine import Engine, EngineError
 from tasks.sampling.session.draft_corpus import DraftCorpus
+from tasks.sampling.session.draft_model import with_draft_model
 from tasks.sampling.session.past_responses import opened_corpus
 from tasks.sampling.session.pulled_model import WeightSource
 from tasks.sampling.session.session import Session
@@ -216,8 +217,8 @@ def equipped(planned: PlannedIteration, build: Build, clock: Clock, ahead: int |
     cache = open_cache(None, config.rollout.weight_cache_bytes_max)
     with WeightSource(run, cache, clock, ahead) as weights:
         at_work("starting the engine")
-        with model_files.downloaded(run) as folder:
-            engine = build(engine_settings(config), folder, read_run(run).vocab_size)
+        with model_files.downloaded(run) as folder, with_draft_model(run, engine_settings(config)) as settings:
+            engine = build(settings, folder, read_run(run).vocab_size)
             try:
                 with opened_environments(config.turns, planned.store, planned.plan, folder) as environments:
                     yield Equipment(engine, weights, environments)

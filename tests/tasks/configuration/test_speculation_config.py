@@ -9,6 +9,7 @@ MINIMAL = {
     "data": {"source": "arithmetic"},
     "rewards": [{"function": "arithmetic"}],
 }
+DRAFT_MODEL = "rollout.speculation.draft_model:"
 DRAFTS = "allowed: an integer from 0 to 8, or auto"
 
 
@@ -27,7 +28,11 @@ def with_speculation(speculation, **rollout):
         ({"drafts": "Auto"}, f'rollout.speculation.drafts: "Auto" given; {DRAFTS}'),
         ({"drafts": None}, f"rollout.speculation.drafts: null given; {DRAFTS}"),
         ({"drafts": [4]}, "rollout.speculation.drafts: "),
-        ({"source": "draft_model"}, "input should be 'siblings' or 'ngram'"),
+        ({"source": "model"}, "input should be 'siblings', 'ngram' or 'draft_model'"),
+        ({"source": "draft_model"}, f"{DRAFT_MODEL} missing; allowed with source 'draft_model': a directory or an id"),
+        ({"draft_model": "x"}, f"{DRAFT_MODEL} value 'x'; allowed with source 'siblings': null"),
+        ({"revision": "main"}, "rollout.speculation.revision: value 'main'; allowed without draft_model: null"),
+        ({"source": "draft_model", "draft_model": ""}, DRAFT_MODEL),
         ({"k": 4}, "rollout.speculation.k: unknown field"),
         (4, "rollout.speculation: 4 given"),
     ],
@@ -106,3 +111,17 @@ def test_with_drafts_only_float32_keeps_tokens(dtype, drafts):
 def test_they_are_off_by_default_and_no_part_of_what_is_learned():
     assert parse(MINIMAL).rollout.speculation.drafts == 0
     assert digest(with_speculation({"drafts": 4, "source": "ngram"})) == digest(parse(MINIMAL))
+
+
+def test_a_draft_model_drafts_only_with_drafts_and_each_has_a_copy_of_its_own():
+    given = [
+        {"source": "draft_model", "draft_model": path, "revision": revision}
+        for path, revision in (("small", None), ("smaller", None), ("small", "main"))
+    ]
+    found = [with_speculation({"drafts": "auto", **each}).rollout.speculation for each in given]
+    assert [each.drafting_model for each in found] == ["small", "smaller", "small"]
+    assert len({each.model_copy for each in found}) == 3
+    off = with_speculation(given[0]).rollout.speculation
+    assert off.drafting_model is None
+    assert off.model_copy == found[0].model_copy
+    assert digest(with_speculation({"drafts": 4, **given[0]})) == digest(parse(MINIMAL))

@@ -16,18 +16,22 @@ ROWS, STEP_S, TOKEN = 24, 0.01, 7
 class Paced:
     """Steps of an engine that always draws TOKEN, on a clock on which steps and questions to the drafter take time."""
 
-    def __init__(self, share, *, asking_s, finds_every=1, step_s=lambda _fed: STEP_S):
-        self.now_s, self.asked, self.step_s = 0.0, [], step_s
+    def __init__(self, share, *, asking_s=0.0, pass_s=None, finds_every=1, step_s=lambda _fed: STEP_S):
+        """pass_s: what each draft of all responses takes, of a drafter that computes."""
+        self.now_s, self.asked, self.most, self.step_s = 0.0, [], [], step_s
         paced = self
 
         class Slow(ScriptedDrafter):
             def draft(self, responses, most):
-                paced.now_s += asking_s
+                paced.now_s += asking_s + most * (pass_s or 0.0)
                 paced.asked.append(len(responses))
+                paced.most.append(most)
                 found = super().draft(responses, most)
                 return found if len(paced.asked) % finds_every == 0 else [()] * len(responses)
 
         drafter = Slow(VOCAB_SIZE, share, answer=lambda _: [TOKEN] * 100_000)
+        if pass_s is not None:
+            drafter.pass_s = pass_s
         self.speculation = Speculation(drafter, "auto", now_s=lambda: self.now_s)
         items = [replace(request(r), sampling=replace(ENDLESS, max_completion_length=100_000)) for r in range(ROWS)]
         self.slots = [Slot(item, list(item.prompt_ids)) for item in items]
@@ -114,3 +118,35 @@ def test_a_fixed_number_is_asked_for_in_each_step():
         assert len(fixed.drafts(paced.slots, CONTEXT_LENGTH * 100, VOCAB_SIZE)[0]) == 2
         fixed.settle([TokenDelta(slot.request.response, (TOKEN,), (-1.0,), None) for slot in paced.slots])
         assert paced.asked == [ROWS] * (asked + 1)
+
+
+@pytest.mark.parametrize(
+    ("pass_s", "most", "least_gain"), [(0.05 * STEP_S, 8, 2.2), (0.3 * STEP_S, 2, 1.35), (0.9 * STEP_S, 1, 0.99)]
+)
+def test_a_drafter_that_computes_is_asked_for_what_pays_and_no_more(pass_s, most, least_gain):
+    paced = Paced(lambda _: 0.8, pass_s=pass_s)
+    paced.run(300)
+    before = paced.speculation.totals
+    assert paced.run(1000) < 1 / least_gain
+    assert max(paced.most[-100:]) == most
+    counts = paced.speculation.totals.since(before)
+    if most > 1:
+        assert counts.drafted == ROWS * sum(paced.most[-1000:]), "every draft that was computed is verified"
+    else:
+        assert counts.drafted == 0
+
+
+def test_a_drafter_that_computes_is_left_when_it_is_wrong_and_taken_again_when_it_is_right():
+    quality = [0.9]
+    paced = Paced(lambda _: quality[0], pass_s=0.1 * STEP_S)
+    paced.run(300)
+    assert paced.run(300) < 0.5
+    quality[0] = 0.0
+    paced.run(500)
+    asked = len(paced.asked)
+    assert paced.run(2000) < 1.002
+    assert 0 < len(paced.asked) - asked < 200, "it looks again"
+    assert paced.most[-1] == 1
+    quality[0] = 0.9
+    paced.run(2000)
+    assert paced.run(300) < 0.5

@@ -53,8 +53,26 @@ def test_step_times_are_middles_of_the_last_times_and_between_sizes_in_proportio
     assert times.knows(64)
     assert not times.knows(70)
     assert 1.1 < times(32) < times(50) < 4.1 == times(64)
-    assert times(4) == 1.1
     assert 4.1 < times(128) < 2 * 4.1
+
+
+def test_a_step_below_the_measured_sizes_counts_as_short_as_it_can_be():
+    times = StepTimes()
+    for _ in range(2):
+        times.measured(64, 1, 8.0)
+    assert times(16) == 2.0, "a line through nothing"
+    for _ in range(2):
+        times.measured(64, 4, 20.0)
+    assert times(32) == 6.0, "on the line of both sizes"
+    assert times(1) == pytest.approx(8.0 - 63 / 16)
+    for _ in range(9):
+        times.measured(64, 4, 6.0)
+    assert times(1) == 6.0, "no smaller step takes longer"
+    steep = StepTimes()
+    for _ in range(2):
+        steep.measured(64, 1, 1.0)
+        steep.measured(128, 1, 9.0)
+    assert steep(1) == 1 / 64 > 0, "the line is below zero"
 
 
 def test_an_old_time_counts_no_more():
@@ -67,9 +85,9 @@ def test_an_old_time_counts_no_more():
     assert times(8) < 2.0
 
 
-def simulated(step_s, share, responses, steps=3000, seed=0):
+def simulated(step_s, share, responses, steps=3000, seed=0, counts=None):
     """Seconds per token with the chosen numbers over those without drafts, where tau and share are as told."""
-    counts, rnd = DraftCounts(), random.Random(seed)
+    counts, rnd = counts or DraftCounts(), random.Random(seed)
     seconds, tokens, asks = 0.0, 0, False
     for step in range(steps):
         if step % 16 == 0:
@@ -104,6 +122,36 @@ def test_it_finds_nearly_the_best_from_its_own_measurements(responses, share):
 @pytest.mark.parametrize(("responses", "share"), [(4, 0.0), (64, 0.0), (256, 0.6)])
 def test_where_drafts_do_not_pay_they_cost_nothing(responses, share):
     assert simulated(step_of_7b, share, responses, steps=2000) < 1.01
+
+
+@pytest.mark.parametrize(
+    ("step_s", "least", "most"),
+    [(lambda fed: 1e-3 * fed, 0.99, 1.01), (lambda fed: 1e-3 + 1e-4 * fed, 0.6, 0.8)],
+    ids=["no draft pays", "drafts pay"],
+)
+def test_in_the_tail_after_a_full_batch_drafts_are_taken_where_they_pay(step_s, least, most):
+    """Then only larger steps have times, and a step without drafts is believed to be no longer than it is."""
+    counts = DraftCounts()
+    simulated(step_s, 0.5, 64, steps=200, counts=counts)
+    assert least < simulated(step_s, 0.5, 2, steps=500, counts=counts) < most
+
+
+def test_what_a_drafter_computes_counts_in_its_number():
+    counts = DraftCounts(computes=True)
+    assert not counts.knows_drafts
+    for width in (1, 2, 3, 5, 9):
+        for _ in range(3):
+            counts.took(4, width, 1.0, 4)
+    for _ in range(50):
+        counts.drafted(1, 4, 5)
+    assert counts.worth(4) == 0, "drafts of unknown cost"
+    for pass_s, wanted in ((0.001, 8), (0.1, 4), (0.3, 2), (0.9, 0)):
+        for _ in range(9):
+            counts.computed(4, pass_s)
+        assert counts.knows_drafts
+        best = max((expected_tokens(0.79, k) / (1 + k * pass_s), -k) for k in CHOICES)
+        assert counts.worth(4) == wanted == -best[1], pass_s
+    assert counts.took(4, 3, 1.0, 10) == pytest.approx(2.5 - 1.0 - 2 * 0.9)
 
 
 def test_a_response_is_judged_by_its_own_drafts_and_first_by_all():
