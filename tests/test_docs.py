@@ -99,7 +99,7 @@ def missing_paths(path: Path, text: str) -> Iterator[str]:
 
 def unknown_commands(path: Path, text: str) -> Iterator[str]:
     """Commands of make and gleaner that do not exist."""
-    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M))
+    targets = set(re.findall(r"(?m)^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(encoding="utf-8")))
     for kind, known in (("make", targets), ("gleaner", set(gleaner.main.commands))):
         for command in re.findall(rf"(?:`|^|/){kind} ([a-z][a-z0-9-]*)", text, flags=re.MULTILINE):
             if command not in known:
