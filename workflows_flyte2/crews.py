@@ -9,26 +9,32 @@ import flyte
 
 from resources.pools import PoolsConfig
 from tasks.configuration.references import PlanReference
+from tasks.configuration.run_config import RunConfig
 from workflows.node_names import NodeNames
-from workflows_flyte2.gleaner_tasks import rollout, rollout_ended, stand
+from workflows_flyte2.gleaner_tasks import rollout, rollout_ended, score, stand
 from workflows_flyte2.pool_settings import settings_on
 
 log = logging.getLogger(__name__)
 
 
-async def group(task: Any, settings: dict[str, Any], slots: Sequence[int], width: int = 0, **bound: Any) -> list[Any]:
-    """Run a task for each slot, at most `width` at a time (0: all); returns what each returned, or its error."""
+async def group(
+    task: Any, settings: dict[str, Any], slots: Sequence[int], width: int = 0, *, by: str = "slot", **bound: Any
+) -> list[Any]:
+    """Run a task for each slot, at most `width` at a time (0: all); returns what each returned, or its error.
+
+    by: the task's input that is the slot.
+    """
     of_slot, places = task.override(**settings), asyncio.Semaphore(width or max(1, len(slots)))
 
     async def one(slot: int) -> Any:
         async with places:
-            return await of_slot(slot=slot, **bound)
+            return await of_slot(**{by: slot}, **bound)
 
     with flyte.group(settings["short_name"]):
         ended = await asyncio.gather(*map(one, slots), return_exceptions=True)
     for slot, outcome in zip(slots, ended, strict=True):
         if isinstance(outcome, BaseException):
-            log.warning("%s, slot %d: %s", settings["short_name"], slot, outcome)
+            log.warning("%s, %s %d: %s", settings["short_name"], by, slot, outcome)
     return ended
 
 
@@ -65,6 +71,15 @@ def standing_crews(
         await _note_end(reference, slots, pools, name, names, what, count)
 
     return [then_noted(name, slots) for name, slots in pools.standing_slots.items()]
+
+
+def scorers(reference: PlanReference, settings: RunConfig, names: NodeNames) -> list[Coroutine[Any, Any, list[Any]]]:
+    """The scorers of a plan, if the teacher has a pool: they end when nothing is left to score."""
+    if settings.teacher is None or settings.teacher.pool is None:
+        return []
+    name = settings.teacher.pool
+    pool, of_pool = settings.pools.named(name), settings_on(settings.pools, name, names, "score")
+    return [group(score, of_pool, range(pool.count), pool.concurrency, by="scorer", plan=reference)]
 
 
 async def _note_end(

@@ -14,6 +14,7 @@ import tasks.fleet_host
 import tasks.plan
 import tasks.rollout
 import tasks.rollout_ended
+import tasks.score
 import tasks.stand
 import tasks.stand_trainer
 import tasks.train
@@ -43,6 +44,7 @@ evaluate = ENVIRONMENT.task(carried(tasks.evaluate.evaluate, __name__), report=T
 evaluations_ended = ENVIRONMENT.task(carried(tasks.evaluations_ended.evaluations_ended, __name__))
 
 rollout = ENVIRONMENT.task(carried_apart(tasks.rollout.rollout, __name__, tasks.rollout.IMPORTS))
+score = ENVIRONMENT.task(carried_apart(tasks.score.score, __name__, tasks.score.IMPORTS))
 stand = ENVIRONMENT.task(carried_apart(tasks.stand.stand, __name__, STANDING_IMPORTS))
 stand_trainer = ENVIRONMENT.task(carried_apart(tasks.stand_trainer.stand_trainer, __name__))
 fleet_host = ENVIRONMENT.task(carried_apart(tasks.fleet_host.fleet_host, __name__))

@@ -7,14 +7,15 @@ from typing import Any
 
 import flyte
 
-from resources.pools import PoolConfig, PoolsConfig, pod_template, pool_path
+from resources.pools import SCORING, PoolConfig, PoolsConfig, pod_template, pool_path
 from workflows.local_attempts import PAUSE_S, PAUSE_S_MAX
 from workflows.node_names import NodeNames
 
 
 def settings_on(pools: PoolsConfig, pool: str, names: NodeNames, what: str) -> dict[str, Any]:
     """Arguments for `override` of the task called `what`, which runs on a pool of this name; raises ValueError."""
-    settings = overrides(pool, pools.named(pool), {**names.labels(pool), **pools.labels})
+    name = f"{SCORING}{pool}" if pool in pools.scoring else pool
+    settings = overrides(name, pools.named(pool), {**names.labels(pool), **pools.labels})
     return {"short_name": names.of(what)["name"], **settings}
 
 

@@ -17,7 +17,7 @@ from tasks.configuration.trainer import TrainerConfig
 from workflows.evaluation import evaluates
 from workflows.node_names import NodeNames
 from workflows_flyte2.carried import is_local
-from workflows_flyte2.crews import Beside, crews, standing_crews
+from workflows_flyte2.crews import Beside, crews, scorers, standing_crews
 from workflows_flyte2.evaluating import end_evaluations, evaluation_beside
 from workflows_flyte2.gleaner_tasks import (
     ENVIRONMENT,
@@ -98,6 +98,7 @@ async def _chained(config: dict[str, Any], settings: RunConfig, count: int, besi
     for index in range(count):
         while not outcomes and len(planned) < min(1 + ahead, count):
             to_train = await plan_next(planned[-1].iteration)
+        beside.start(*scorers(planned[index], settings, names[index + 1]))
         follows_plan = index == 0 or index + ahead < count
         trained = await _trained(
             to_train if follows_plan else planned[index], pools, settings.trainer, names[index + 1]

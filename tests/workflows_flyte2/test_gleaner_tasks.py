@@ -12,6 +12,7 @@ from flyte._internal.runtime.trigger_serde import to_task_trigger
 from flyte.models import SerializationContext
 
 from resources.package_code import ROOT
+from resources.pools import PoolConfig, PoolsConfig, RolloutPoolConfig
 from tasks.configuration.run_config import parse
 from tests.small_run import document
 from workflows.node_names import NodeNames
@@ -46,7 +47,7 @@ def settings(tmp_path):
 
 def test_a_pod_finds_each_task_by_its_name():
     entries = {"training": training.training, "evaluation": evaluating.evaluation, "hosts": hosting.hosts}
-    assert len(CARRIED) == 13
+    assert len(CARRIED) == 14
     for task in [*CARRIED.values(), *entries.values()]:
         resolver = DefaultTaskResolver()
         assert resolver.load_task(resolver.loader_args(task, ROOT)) is task
@@ -102,10 +103,16 @@ def test_reserved_pools_are_not_interruptible_and_control_has_no_shared_memory(s
     assert image["containers"][0]["image"] == "registry.example.org/gleaner:1"
 
 
-def test_a_pod_template_by_name_is_refused(tmp_path):
-    pools = parse(document(str(tmp_path), tmp_path, pools={"train": {"pod_template": "gpu"}})).pools
-    with pytest.raises(ValueError, match=r"pools.train.pod_template: value 'gpu'; allowed on Flyte 2: null"):
-        settings_on(pools, "train", NodeNames(), "train")
+@pytest.mark.parametrize(
+    ("pool", "path"), [("train", "train"), ("big", "more_rollout.big"), ("teachers", "scoring.teachers")]
+)
+def test_a_pod_template_by_name_is_refused(pool, path):
+    named = PoolConfig(pod_template="gpu")
+    pools = PoolsConfig(
+        train=named, more_rollout={"big": RolloutPoolConfig(pod_template="gpu")}, scoring={"teachers": named}
+    )
+    with pytest.raises(ValueError, match=rf"pools\.{path}\.pod_template: value 'gpu'; allowed on Flyte 2: null"):
+        settings_on(pools, pool, NodeNames(), "train")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from storage.weights.stored_versions import list_versions
 from storage.weights.tensor_sets import read_manifest
 from tests.flyte2_runs import run_local
 from tests.small_run import learned
-from tests.whole_runs import KILLABLE, config_file, kill_a_slot_in_the_middle, train_here
+from tests.whole_runs import KILLABLE, ONE_SLOT, config_file, kill_a_slot_in_the_middle, train_here
 from workflows_flyte2.training import training
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
@@ -85,6 +85,21 @@ def test_a_standing_crew_and_staleness_wire_the_same_plans(tmp_path, model):
     ]
     assert len({beat.pid for beat in beats}) == 2
     assert len(beats) > 2
+
+
+def test_scorers_of_a_pool_score_each_iteration(tmp_path, model):
+    url = str(tmp_path / "run")
+    sections = {
+        "rollout": {"engine": "scripted"},
+        "teacher": {"path": str(model), "pool": "scorers"},
+        "trainer": {"group_timeout_s": 120},
+        "pools": ONE_SLOT | {"scoring": {"scorers": {"count": 2, "interruptible": True}}},
+    }
+    assert run_local(training, config_file(tmp_path, model, url, **sections), count=2).iteration == 1
+    first, second = reports(connect(url))
+    # The teacher is the policy that the run begins with.
+    assert first.metrics["teacher/kl"] == pytest.approx(0, abs=1e-5)
+    assert second.metrics["teacher/kl"] != 0
 
 
 def test_a_failure_ends_the_run_with_its_members(tmp_path, model):
