@@ -248,8 +248,9 @@ class TorchEngine:
         torch.zeros(1, device=self._device).add_(1).item()
 
     def close(self) -> None:
-        """Drop the cache and the weights; the engine cannot be used afterwards."""
+        """Drop the cache, the weights and the drafter; the engine cannot be used afterwards."""
         self._forget()
+        self._speculation = None
         if self._device.type == "cuda":
             with suppress(RuntimeError):  # after a breakdown every call raises, and there is no memory to free
                 torch.cuda.empty_cache()

@@ -1,5 +1,6 @@
 """Drafts by a model, drawn with the policy's noise: which of them are right, and that no token depends on them."""
 
+import weakref
 from dataclasses import replace
 from itertools import count
 
@@ -139,6 +140,17 @@ def test_after_a_breakdown_in_the_middle_the_model_drafts_again(tmp_path, policy
         with pytest.raises(ZeroDivisionError):
             drafter.draft(range(ROWS), 5)
     assert drafter.draft(range(ROWS), 5) == wanted
+
+
+def test_a_closed_engine_holds_no_draft_model(tmp_path, policy):
+    drafter = drafter_of(tmp_path / "draft", policy)
+    engine = engine_of(tmp_path / "policy", policy, speculation=Speculation(drafter, DRAFTS))
+    engine.start(mixed_requests())
+    engine.step()
+    held = weakref.ref(drafter)
+    del drafter
+    engine.close()
+    assert held() is None
 
 
 @pytest.mark.slow
