@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tasks.configuration.rollout import RolloutConfig
 from tasks.sampling.engines.decoder import read_config
-from tasks.sampling.engines.engine import GenerationRequest
+from tasks.sampling.engines.engine import EngineDied, EngineError, GenerationRequest
 from tasks.sampling.engines.torch_engine import TorchEngine
 from tasks.sampling.engines.weight_tensors import tensors_of_folder
 
@@ -56,7 +56,10 @@ class ModelDrafter:
             self._flying[request.response] = replace(request, sampling=sampling), so_far
 
     def draft(self, responses: Sequence[int], most: int) -> list[Sequence[int]]:
-        """See `Drafter`. A response gets fewer drafts where the draft model would end it."""
+        """See `Drafter`. A response gets fewer drafts where the draft model would end it.
+
+        Raises EngineDied, and EngineError that names the draft model.
+        """
         asked = [request for request in map(self._request, responses) if request is not None]
         drafts: dict[int, list[int]] = {response: [] for response in responses}
         try:
@@ -69,6 +72,10 @@ class ModelDrafter:
             if passes:
                 # One pass more: catching up takes about one where the last drafts were right.
                 self.pass_s = (self._now_s() - began_s) * (passes + 1) / passes**2
+        except EngineDied:
+            raise
+        except EngineError as error:
+            raise EngineError(f"rollout.speculation.draft_model: {error}") from error
         finally:
             self._engine.abort(responses)
         return [drafts[response] for response in responses]

@@ -11,7 +11,7 @@ from storage.records.records import SamplingParams
 from tasks.configuration.rollout import RolloutConfig, SpeculationConfig
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.drafter import Computes
-from tasks.sampling.engines.engine import FinishReason
+from tasks.sampling.engines.engine import EngineError, FinishReason
 from tasks.sampling.engines.model_drafter import ModelDrafter
 from tasks.sampling.engines.speculation import Speculation
 from tasks.sampling.engines.suffix_drafter import SuffixDrafter
@@ -140,6 +140,17 @@ def test_after_a_breakdown_in_the_middle_the_model_drafts_again(tmp_path, policy
         with pytest.raises(ZeroDivisionError):
             drafter.draft(range(ROWS), 5)
     assert drafter.draft(range(ROWS), 5) == wanted
+
+
+def test_an_error_of_the_draft_model_names_the_draft_model(tmp_path, policy):
+    broken = tiny_model(tiny_config())
+    with torch.no_grad():
+        next(broken.parameters()).fill_(torch.nan)
+    speculation = Speculation(drafter_of(tmp_path / "draft", broken), DRAFTS)
+    engine = engine_of(tmp_path / "policy", policy, speculation=speculation)
+    engine.start(mixed_requests())
+    with pytest.raises(EngineError, match=r"^rollout\.speculation\.draft_model: response 0: log-prob nan at token 0"):
+        engine.step()
 
 
 def test_a_closed_engine_holds_no_draft_model(tmp_path, policy):
