@@ -15,7 +15,7 @@ from flytekit.core.context_manager import FlyteContextManager
 from flytekit.image_spec.default_builder import create_docker_context
 
 from benchmarks.image_sizes import packages_of
-from resources.pools import ControlPoolConfig, PoolConfig, RolloutPoolConfig, overrides
+from resources.pools import ControlPoolConfig, PoolConfig, PoolsConfig, RolloutPoolConfig, overrides
 from tests.processes import LIMIT_S
 from tests.workflows import test_iteration
 from tests.workflows.test_iteration import CONFIG, job, split
@@ -89,6 +89,7 @@ def inside(settings, pool):
     [
         (PoolConfig(), "x/train:2", None),
         (RolloutPoolConfig(), "x/train:2", None),
+        (PoolsConfig(scoring={"teachers": PoolConfig()}).named("teachers"), "x/train:2", None),
         (ControlPoolConfig(), None, None),
         (PoolConfig(image="own/image:3"), "own/image:3", "own/image:3"),
         (ControlPoolConfig(image="own/image:3"), "own/image:3", "own/image:3"),
