@@ -1,7 +1,7 @@
 """Export: a weight version of a run as a Hugging Face model directory, for transformers, vLLM and other readers.
 
 Owns which version it is, how tensors are divided into files, and that a directory appears whole or not at all. Every
-tensor is verified before it is written. torch is needed for a conversion and to merge an adapter, and for nothing else.
+tensor is verified before it is written. torch is needed to merge an adapter, and for nothing else.
 """
 
 import json
@@ -30,6 +30,7 @@ from storage.weights.objects import Described, encode_header, in_file_order
 from storage.weights.stored_versions import list_versions
 from storage.weights.tensor_sets import read_manifest
 from tasks.learning.pretrained import stop_token_ids
+from tasks.reporting.float_dtypes import converted
 from tasks.sampling.session.pulled_model import pull_model
 
 # Bytes of tensors in a file; with any header the file stays below 4 GiB.
@@ -260,16 +261,12 @@ def write_weights(
 def _converted(name: str, block: TensorBlock, code: str) -> TensorBlock:
     if block.dtype == code:
         return block
-    from tasks.sampling.engines.weight_tensors import DTYPES as TORCH_DTYPES  # noqa: PLC0415 - torch takes seconds
-    from tasks.sampling.engines.weight_tensors import as_block, as_torch  # noqa: PLC0415
-
-    values = as_torch(block)
-    converted = values.to(TORCH_DTYPES[code])
-    if bool((values.isfinite() & ~converted.isfinite()).any()):
+    found = converted(block, code)
+    if found is None:
         raise ValueError(
             f"dtype: {DTYPE_NAMES[code]} does not hold the values of tensor {name!r}; allowed: a wider one"
         )
-    return as_block(converted)
+    return found
 
 
 def _code(stored: str, dtype: str) -> str:

@@ -106,7 +106,7 @@ def test_an_iteration_is_planned_collected_concluded_evaluated_and_exported(mode
     roll_out(planned.run_url, 0)
     [evaluated], _ = run_task(evaluate, plan=planned)
     assert evaluated.weight_version == 1
-    [directory, _], _ = run_task(export_policy, concluded=outcome, count=1, dtype="stored")
+    [directory, _], _ = run_task(export_policy, concluded=outcome, count=1, dtype="bfloat16")
     assert (Path(str(directory.path)) / "model.safetensors").is_file()
 
 
