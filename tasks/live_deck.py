@@ -33,7 +33,8 @@ def live_deck(run_url: str) -> Iterator[None]:
     ended, page = threading.Event(), Deck(TAB)
     # Flyte's context belongs to the thread of the task.
     looks = (contextvars.copy_context().run, publish_looks, run_url, page, ended, SystemClock())
-    # Flytekit has a loop for each name of a thread. That of the task's own is there, and is closed at the end.
+    # Flytekit keeps an event loop for each name of a thread. The loop of the task's own name is there already, and
+    # flytekit closes it at the end.
     name = threading.current_thread().name
     looker = threading.Thread(target=lambda run, *arguments: run(*arguments), args=looks, name=name, daemon=True)
     looker.start()

@@ -1,7 +1,7 @@
 """The two images of a cluster, as ImageSpecs that `pyflyte register` builds; the Dockerfile builds the same.
 
-What an image contains is the extra of its name in pyproject.toml, with the versions of constraints.txt. Of a cluster's
-pools, `resources.pools` says which image they run in. The code is in neither image: `pyflyte register` uploads it.
+An image contains the extra of the same name in pyproject.toml, in the versions of constraints.txt. `resources.pools`
+says which image the pods of a pool run in. The code is in neither image: `pyflyte register` uploads it.
 
     python -m workflows.images registry.example.org/acme
 """

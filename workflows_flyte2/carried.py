@@ -1,4 +1,4 @@
-"""Our tasks under Flyte 2: what each file of `tasks/` says to flytekit, said to the SDK `flyte`.
+"""Our tasks under Flyte 2: bodies of `tasks/` ask flytekit, and get answers of the SDK `flyte`.
 
 A body speaks of Flyte in four places, all of which are answered here: the name of the execution, whether the process is
 a pod's, errors after which another attempt may help, and Decks. Flyte 2 starts a task again after every error but

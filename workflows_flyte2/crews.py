@@ -1,4 +1,4 @@
-"""Crews on Flyte 2: a group of tasks of one run, each of which may fail alone, and for which nothing waits."""
+"""Crews on Flyte 2: groups of tasks of one run. Each task may fail alone, and nothing waits for a group."""
 
 import asyncio
 import logging

@@ -89,8 +89,9 @@ class StepTimes:
     def __call__(self, tokens: int) -> float:
         """Seconds of a step that feeds so many tokens: between measured sizes in proportion.
 
-        A step below them counts as short as it can be. So where drafts save time only if it takes longer, it is taken
-        without drafts and measured; a long one would be believed for ever.
+        A step below the measured sizes counts as short as it can be: where drafts would pay only beside a longer plain
+        step, the engine takes the plain step and measures its time. A guess that is too long would stand for ever,
+        because no engine would take the step.
         """
         sizes = self._sizes()
         if not sizes:

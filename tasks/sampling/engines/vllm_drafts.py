@@ -1,4 +1,4 @@
-"""Drafts in vLLM: the settings of its speculators; in the place of its n-gram one vllm_siblings.py may put ours.
+"""Drafts in vLLM: the settings of vLLM's speculators, of which vllm_siblings.py may replace the n-gram one by ours.
 
 VLLM's model runner V2 gives logits of all fed positions to the sampler, with the position of each. Our requests have
 temperature 0 and one finite logit in each row, at the keyed token. So vLLM's rule of acceptance, "the draft is the
@@ -26,7 +26,7 @@ def speculative_config(speculation: SpeculationConfig) -> dict[str, Any] | None:
     # "ngram_gpu", unlike "ngram", leaves vLLM's asynchronous scheduling on.
     given: dict[str, Any] = {"method": "ngram_gpu", "prompt_lookup_min": SHORTEST, "prompt_lookup_max": LONGEST}
     if speculation.draft_model is not None:
-        # Whose most likely tokens are the drafts. It gets random weights at first, as the policy does.
+        # The drafts are the model's most likely tokens. The model begins with random weights, as the policy does.
         given = {"method": "draft_model", "model": speculation.draft_model, "draft_sample_method": "greedy"}
     given["num_speculative_tokens"] = DRAFTS_MAX if speculation.drafts == "auto" else speculation.drafts
     if speculation.drafts == "auto":
