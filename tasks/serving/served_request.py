@@ -84,6 +84,9 @@ def read_served(body: bytes, kind: Literal["text", "chat"], sampling: SamplingCo
             raise Refusal(f"tools: {len(chat.tools)} given; allowed: none", param="tools")
         if chat.stream and n > 1:
             raise Refusal(f"n: value {n}; allowed with stream: 1", param="n")
+        if chat.stream and with_token_ids:
+            message = "return_token_ids: value True; allowed with stream: false, because events hold no token ids"
+            raise Refusal(message, param="return_token_ids")
         messages = [dict(message) for message in chat.messages]
         return ServedRequest(messages, n, max_tokens, chat.logprobs, with_token_ids, chat, digest)
     if fields.pop("model", MODEL) != MODEL:
