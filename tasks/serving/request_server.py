@@ -114,10 +114,11 @@ class RequestServer:
         assert asked.chat is not None
         if not asked.chat.stream:
             return web.json_response(await asyncio.to_thread(chat_answer, name, asked, answer, self._model))
+        events = await asyncio.to_thread(chat_stream, name, asked, answer, self._model)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         with suppress(ConnectionError):  # a client need not read to the end
             await response.prepare(request)
-            for event in chat_stream(name, asked, answer, self._model):
+            for event in events:
                 await response.write(event)
             await response.write_eof()
         return response

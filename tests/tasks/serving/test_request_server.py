@@ -24,7 +24,7 @@ def served(given, timeout_s=60.0):
     """A listening server of a life; yields its port and the life."""
     with life(given) as server:
         loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=loop.run_forever)
+        thread = threading.Thread(target=loop.run_forever, name="loop")
         thread.start()
         try:
             port = RequestServer(
@@ -148,12 +148,17 @@ def test_a_request_without_members_ends_and_its_key_waits_on(tmp_path, model):
     assert status == 200
 
 
-def test_chats_are_answered_whole_and_as_a_stream(tmp_path):
+def test_chats_are_answered_whole_and_as_a_stream(tmp_path, monkeypatch):
     folder, url = tmp_path / "model", str(tmp_path / "run")
     save_tiny_model(folder, tiny_model(tiny_config()))
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     body = {"model": "policy", "messages": [{"role": "user", "content": "1+1="}], "return_token_ids": True, "n": 2}
     with served(settings(url, folder)) as (number, server), crew(url):
+        # A tokenizer that works for long keeps no other client waiting.
+        decode, threads = server.model.text, set()
+        monkeypatch.setattr(
+            server.model, "text", lambda ids: (threads.add(threading.current_thread().name), decode(ids))[1]
+        )
         answer = json.loads(send(number, body, CHAT, Idempotency_Key="whole")[1])
         assert [choice["index"] for choice in answer["choices"]] == [0, 1]
         for choice in answer["choices"]:
@@ -164,3 +169,4 @@ def test_chats_are_answered_whole_and_as_a_stream(tmp_path):
         events = [json.loads(line[6:]) for line in text.decode().splitlines() if line.startswith("data: {")]
         assert (status, events[0]["choices"][0]["delta"]["role"]) == (200, "assistant")
         assert events[-1]["choices"][0]["finish_reason"] == "length"
+        assert threads and "loop" not in threads
