@@ -107,9 +107,7 @@ def _samples(source: Rollouts, step: int) -> list[_Sample]:
 
 def _of_group(group: Group) -> Iterable[_Sample]:
     """Each response with its reward less the group's mean, which is prime-rl's advantage."""
-    rewards = [response.reward for response in group.responses if response.reward is not None]
-    mean = sum(rewards) / max(1, len(rewards))
-    before = len(group.prompt_token_ids)
+    mean, before = group.mean_reward, len(group.prompt_token_ids)
     for response in group.responses:
         is_whole = response.reward is not None
         yield _Sample(
