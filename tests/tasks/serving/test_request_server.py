@@ -169,4 +169,5 @@ def test_chats_are_answered_whole_and_as_a_stream(tmp_path, monkeypatch):
         events = [json.loads(line[6:]) for line in text.decode().splitlines() if line.startswith("data: {")]
         assert (status, events[0]["choices"][0]["delta"]["role"]) == (200, "assistant")
         assert events[-1]["choices"][0]["finish_reason"] == "length"
-        assert threads and "loop" not in threads
+        assert threads
+        assert "loop" not in threads
