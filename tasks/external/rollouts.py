@@ -175,7 +175,8 @@ class Rollouts:
             step: None: that of the last `next`.
 
         Raises:
-            WrongStep: No step is under way, some of its groups were not handed out, or an earlier step is not published.
+            WrongStep: No step is under way, some of its groups were not handed out, or an earlier step is
+                unpublished.
             WeightsMisfit: A tensor is missing, unknown, not finite, or of another shape or dtype.
         """
         step = self._step if step is None else step

@@ -89,7 +89,7 @@ def rollout_func(config: Mapping[str, Any] | str | Path) -> RolloutFunc:
 
 
 def run_rewards(completions: Sequence[Any], **columns: Any) -> list[float]:
-    """A reward function for TRL: the rewards that the run's own functions gave; a failed response has its group's mean."""
+    """A reward function for TRL: the rewards by the run's functions; a failed response has its group's mean."""
     del completions
     found: list[float] = columns[REWARD]
     return found
