@@ -30,8 +30,8 @@ class RequestBook:
     def begin(self, name: str, asked: ServedRequest, *, has_key: bool) -> "Future[Answer] | None":
         """The answer to a request, which is generated unless it is there or on its way.
 
-        None: a window has just ended, or the request's iteration is between two states; a later call finds more. Raises Refusal for a
-        prompt that does not fit, and for a key that was used for another request; StorageError.
+        None: a window has just ended, or the request's iteration is between two states; a later call finds more.
+        Raises Refusal for a prompt that does not fit, and for a key that was used for another request; StorageError.
         """
         try:
             # First, because what is refused binds no key.

@@ -65,7 +65,10 @@ class RequestServer:
         app.router.add_post("/v1/completions", self._completed)
         app.router.add_post("/v1/chat/completions", self._chatted)
         app.router.add_get("/v1/models", self._models)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, logger=WithoutTracebacks(log))
+        # A client that has gone waits no more; its request goes on, and its key finds the answer.
+        runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=0, logger=WithoutTracebacks(log), handler_cancellation=True
+        )
         await runner.setup()
         try:
             await web.TCPSite(runner, host, port).start()

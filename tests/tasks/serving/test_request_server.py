@@ -148,6 +148,30 @@ def test_a_request_without_members_ends_and_its_key_waits_on(tmp_path, model):
     assert status == 200
 
 
+def test_a_client_that_has_gone_does_not_count_among_those_who_wait(tmp_path, model, monkeypatch):
+    monkeypatch.setattr("tasks.serving.request_server.WAITING_MAX", 1)
+    url = str(tmp_path / "run")
+    with served(settings(url, model)) as (number, _):
+
+        def waits_for_a_second(key):
+            """Whether a request is taken; its client goes then."""
+            body = json.dumps(BODY)
+            head = f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\nIdempotency-Key: {key}"
+            with socket.create_connection(("127.0.0.1", number), timeout=1) as client:
+                client.sendall(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+                try:
+                    assert client.recv(12) == b"HTTP/1.1 429"
+                except TimeoutError:
+                    return True
+            return False
+
+        assert waits_for_a_second("gone")
+        assert any(waits_for_a_second("next") for _ in range(20))
+        monkeypatch.undo()
+        with crew(url):
+            assert json.loads(send(number, Idempotency_Key="gone")[1])["choices"]
+
+
 def test_chats_are_answered_whole_and_as_a_stream(tmp_path, monkeypatch):
     folder, url = tmp_path / "model", str(tmp_path / "run")
     save_tiny_model(folder, tiny_model(tiny_config()))
