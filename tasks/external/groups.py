@@ -73,6 +73,15 @@ class Group:
     responses: tuple[Response, ...]
     replayed: ReplayedGroup | None = None
 
+    @property
+    def mean_reward(self) -> float:
+        """The mean reward, without failed responses; 0 if every response failed.
+
+        A trainer that needs a reward of a failed response gets the mean, which moves no other response's advantage.
+        """
+        rewards = [response.reward for response in self.responses if response.reward is not None]
+        return sum(rewards) / max(1, len(rewards))
+
 
 def groups_of(
     batch: BatchRecord,

@@ -56,14 +56,18 @@ def feed(
         clock: Another clock, in tests.
 
     Raises:
-        PrimeMisfit: A response is longer than seq_len, the run has no rewards, or the trainer has written no weights
-            for limit_s.
+        PrimeMisfit: A response is longer than seq_len, the run has no rewards or filters groups, or the trainer has
+            written no weights for limit_s.
     """
     folder, clock = Path(output_dir), clock or SystemClock()
     with rollouts(config) as source:
         if not source.config.rewards:
             raise PrimeMisfit(
                 "rewards: value []; allowed with prime-rl: at least one, because advantages follow from them"
+            )
+        if source.config.algorithm.filter_groups:
+            raise PrimeMisfit(
+                "algorithm.filter_groups: value true; allowed with prime-rl: false, because each step needs a group"
             )
         while True:
             version = _newest(folder)
@@ -103,9 +107,7 @@ def _samples(source: Rollouts, step: int) -> list[_Sample]:
 
 def _of_group(group: Group) -> Iterable[_Sample]:
     """Each response with its reward less the group's mean, which is prime-rl's advantage."""
-    rewards = [response.reward for response in group.responses if response.reward is not None]
-    mean = sum(rewards) / max(1, len(rewards))
-    before = len(group.prompt_token_ids)
+    mean, before = group.mean_reward, len(group.prompt_token_ids)
     for response in group.responses:
         is_whole = response.reward is not None
         yield _Sample(

@@ -175,7 +175,8 @@ class Rollouts:
             step: None: that of the last `next`.
 
         Raises:
-            WrongStep: No step is under way, or some of its groups were not handed out.
+            WrongStep: No step is under way, some of its groups were not handed out, or an earlier step is
+                unpublished.
             WeightsMisfit: A tensor is missing, unknown, not finite, or of another shape or dtype.
         """
         step = self._step if step is None else step
@@ -183,6 +184,8 @@ class Rollouts:
             raise WrongStep(
                 "publish: no step is under way" if step is None else f"publish: step {step} has groups to come"
             )
+        if not self._is_published(step):
+            raise WrongStep(f"publish: step {step}; allowed now: {self.step}, because versions come in order")
         blocks = None if tensors is None else handed_blocks(tensors, read_manifest(self._store, layout.weights(0)))
         if not exists(self._store, layout.report(step)):
             self._record(step, metrics or {})
@@ -191,6 +194,12 @@ class Rollouts:
         if self._step == step:
             self._step = None
         return is_own
+
+    def _is_published(self, version: int) -> bool:
+        """Whether a version is published, or was and is deleted, after which the report of its step stays."""
+        return any(
+            exists(self._store, key) for key in (layout.manifest(layout.weights(version)), layout.report(version))
+        )
 
     def _groups(self, plan: PlanRecord) -> Iterator[Group]:
         store = self._store

@@ -88,10 +88,10 @@ def rollout_func(config: Mapping[str, Any] | str | Path) -> RolloutFunc:
     return RolloutFunc(rollouts(config))
 
 
-def run_rewards(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """A reward function for TRL: the rewards that the run's own functions gave."""
+def run_rewards(completions: Sequence[Any], **columns: Any) -> list[float]:
+    """A reward function for TRL: the rewards by the run's functions; a failed response has its group's mean."""
     del completions
-    found: list[float | None] = columns[REWARD]
+    found: list[float] = columns[REWARD]
     return found
 
 
@@ -133,7 +133,8 @@ def _completions(groups: Sequence[Group]) -> dict[str, Any]:
         "env_mask": [
             [int(own and response.reward is not None) for own in response.policy_mask] for _, response in pairs
         ],
-        REWARD: [response.reward for _, response in pairs],
+        # TRL takes None for 0, and its advantages are over all responses of a group.
+        REWARD: [group.mean_reward if response.reward is None else response.reward for group, response in pairs],
     }
 
 

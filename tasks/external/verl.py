@@ -123,7 +123,8 @@ class AgentLoopManager:
             logprobs[row, :count] = response.token_logprobs
             if response.reward is not None:  # else its environment was lost, and nothing of it is trained
                 own[row, :count] = response.policy_mask
-                scores[row, count - 1] = response.reward
+            # verl's advantages are over all rows of a group.
+            scores[row, count - 1] = group.mean_reward if response.reward is None else response.reward
             sampled = response.weight_versions
             oldest[row], newest[row] = int(sampled.min(initial=group.step)), int(sampled.max(initial=0))
             # Turns of the policy, and what each of them answers.

@@ -30,8 +30,8 @@ class RequestBook:
     def begin(self, name: str, asked: ServedRequest, *, has_key: bool) -> "Future[Answer] | None":
         """The answer to a request, which is generated unless it is there or on its way.
 
-        None: the iteration of the request is between two states, and a later call finds more. Raises Refusal for a
-        prompt that does not fit, and for a key that was used for another request; StorageError.
+        None: a window has just ended, or the request's iteration is between two states; a later call finds more.
+        Raises Refusal for a prompt that does not fit, and for a key that was used for another request; StorageError.
         """
         try:
             # First, because what is refused binds no key.
@@ -40,7 +40,8 @@ class RequestBook:
             raise Refusal(str(error), param="prompt" if asked.chat is None else "messages") from None
         if not has_key:
             return self._windows.ask(name, prompt, asked.n)
-        record = accept(self._store, name, RequestRecord(body=asked.body, first_iteration=self._windows.step))
+        begun = self._windows.step
+        record = accept(self._store, name, RequestRecord(body=asked.body, first_iteration=begun))
         if record.body != asked.body:
             message = "Idempotency-Key: the key was used for another request; allowed: a new key, or the same request"
             raise Refusal(message, code="idempotency_key_reused", status=422)
@@ -49,7 +50,7 @@ class RequestBook:
             return known
         step = self._planned(name, record.first_iteration)
         if step is None:
-            return self._windows.ask(name, prompt, asked.n)
+            return self._windows.ask(name, prompt, asked.n, step=begun)
         if not exists(self._store, layout.closed(step)):
             return self._windows.answer(name)
         found: Future[Answer] = Future()

@@ -65,7 +65,10 @@ class RequestServer:
         app.router.add_post("/v1/completions", self._completed)
         app.router.add_post("/v1/chat/completions", self._chatted)
         app.router.add_get("/v1/models", self._models)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, logger=WithoutTracebacks(log))
+        # A client that has gone waits no more; its request goes on, and its key finds the answer.
+        runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=0, logger=WithoutTracebacks(log), handler_cancellation=True
+        )
         await runner.setup()
         try:
             await web.TCPSite(runner, host, port).start()
@@ -114,10 +117,11 @@ class RequestServer:
         assert asked.chat is not None
         if not asked.chat.stream:
             return web.json_response(await asyncio.to_thread(chat_answer, name, asked, answer, self._model))
+        events = await asyncio.to_thread(chat_stream, name, asked, answer, self._model)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         with suppress(ConnectionError):  # a client need not read to the end
             await response.prepare(request)
-            for event in chat_stream(name, asked, answer, self._model):
+            for event in events:
                 await response.write(event)
             await response.write_eof()
         return response

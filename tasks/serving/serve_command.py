@@ -8,19 +8,24 @@ import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from storage.clock import SystemClock
 from storage.errors import WrongInputError
-from storage.records.run import connect_to_run, read_run
+from storage.records.run import AnotherRun, connect_to_run, holds_run, read_run
 from storage.stores.connect import connect
 from tasks.configuration.data import SUBMITTED
-from tasks.configuration.run_config import RunConfig, parse_held
+from tasks.configuration.run_config import RunConfig, changes, parse_held
 from tasks.external.rollouts import Rollouts
 from tasks.reporting.config_argument import GivenConfig, config_argument
 from tasks.reporting.finite_number import FiniteNumber
 from tasks.reporting.metrics_outlets import read_address
+
+if TYPE_CHECKING:
+    from tasks.serving.request_server import RequestServer
+    from tasks.serving.windows import Windows
 
 KEY_VARIABLE = "GLEANER_SERVE_KEY"
 KEY_CHARACTERS_MIN = 16
@@ -66,46 +71,48 @@ def serve(
     address, secret = read_address(listen, "--listen"), _secret(key_file)
     settings = config.load() if config is not None else _held(str(run_url))
     _check(settings)
-    asyncio.run(_serve(settings, address, secret, window_s, timeout_s))
-
-
-async def _serve(config: RunConfig, address: tuple[str, int], secret: str, window_s: float, timeout_s: float) -> None:
     from tasks.serving.request_book import RequestBook  # noqa: PLC0415 - libraries that take longer than most commands
     from tasks.serving.request_server import RequestServer  # noqa: PLC0415
     from tasks.serving.served_model import opened_model  # noqa: PLC0415
     from tasks.serving.windows import Windows  # noqa: PLC0415
 
+    # Outside the event loop, so that Ctrl-C ends a download.
+    with opened_model(settings) as model, Rollouts(settings) as rollouts:
+        windows = Windows(rollouts, SystemClock(), window_s)
+        book = RequestBook(connect(rollouts.url), windows, model)
+        server = RequestServer(book, model, settings.sampling, secret=secret, timeout_s=timeout_s)
+        asyncio.run(_serve(server, windows, rollouts.url, address))
+
+
+async def _serve(server: "RequestServer", windows: "Windows", run_url: str, address: tuple[str, int]) -> None:
+    """Answer until SIGINT, SIGTERM or an error of the windows, which is raised."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     errors: list[BaseException] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    with opened_model(config) as model, Rollouts(config) as rollouts:
-        windows = Windows(rollouts, SystemClock(), window_s)
 
-        def work() -> None:
-            try:
-                windows.serve()
-            except BaseException as error:  # noqa: BLE001 - raised again by the command
-                errors.append(error)
-                windows.end(error)
-                with suppress(RuntimeError):  # the command may have ended
-                    loop.call_soon_threadsafe(ended.set)
-
-        book = RequestBook(connect(rollouts.url), windows, model)
-        server = RequestServer(book, model, config.sampling, secret=secret, timeout_s=timeout_s)
-        thread = threading.Thread(target=work, name="windows", daemon=True)
-        runner = await server.start(*address)
+    def work() -> None:
         try:
-            thread.start()
-            host, port = runner.addresses[0][:2]
-            click.echo(f"serving {rollouts.url} at http://{host}:{port}/v1 (Ctrl-C ends)", err=True)
-            await ended.wait()
-        finally:
-            await runner.cleanup()
-            windows.close()
-            if thread.is_alive():
-                # A window may take hours; its iteration goes on in the next life of the server.
-                await asyncio.to_thread(thread.join, LEAVE_S)
+            windows.serve()
+        except BaseException as error:  # noqa: BLE001 - raised again by the command
+            errors.append(error)
+            windows.end(error)
+            with suppress(RuntimeError):  # the command may have ended
+                loop.call_soon_threadsafe(ended.set)
+
+    thread = threading.Thread(target=work, name="windows", daemon=True)
+    runner = await server.start(*address)
+    try:
+        thread.start()
+        host, port = runner.addresses[0][:2]
+        click.echo(f"serving {run_url} at http://{host}:{port}/v1 (Ctrl-C ends)", err=True)
+        await ended.wait()
+    finally:
+        await runner.cleanup()
+        windows.close()
+        if thread.is_alive():
+            # A window may take hours; its iteration goes on in the next life of the server.
+            await asyncio.to_thread(thread.join, LEAVE_S)
     if errors:
         raise errors[0]
 
@@ -117,12 +124,19 @@ def _held(run_url: str) -> RunConfig:
 
 
 def _check(config: RunConfig) -> None:
+    """Raise NotServed for a setting that cannot be served, and AnotherRun if the run has other settings."""
     if config.data.source != SUBMITTED:
         raise NotServed(f"data.source: value {config.data.source!r}; allowed for serve: {SUBMITTED!r}")
     if config.turns is not None:
         raise NotServed("turns: given; allowed for serve: none, because the client has the conversation")
     if config.rewards:
         raise NotServed(f"rewards: {len(config.rewards)} given; allowed for serve: [], because the client grades")
+    store = connect(config.run.url)
+    if holds_run(store):
+        unlike = changes(config, parse_held(read_run(store).config))
+        # Else requests would be accepted that no plan of the run can hold.
+        if unlike:
+            raise AnotherRun(store.url, unlike)
 
 
 def _secret(file: Path | None) -> str:

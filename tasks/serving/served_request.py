@@ -80,10 +80,7 @@ def read_served(body: bytes, kind: Literal["text", "chat"], sampling: SamplingCo
         )
     if kind == "chat":
         chat = read_request(json.dumps(fields).encode())
-        if chat.tools:
-            raise Refusal(f"tools: {len(chat.tools)} given; allowed: none", param="tools")
-        if chat.stream and n > 1:
-            raise Refusal(f"n: value {n}; allowed with stream: 1", param="n")
+        _check_chat(chat, n, with_token_ids=with_token_ids)
         messages = [dict(message) for message in chat.messages]
         return ServedRequest(messages, n, max_tokens, chat.logprobs, with_token_ids, chat, digest)
     if fields.pop("model", MODEL) != MODEL:
@@ -98,6 +95,16 @@ def read_served(body: bytes, kind: Literal["text", "chat"], sampling: SamplingCo
     for name in fields:
         raise Refusal(f"{name}: not supported", param=name)
     return ServedRequest(prompt, n, max_tokens, logprobs, with_token_ids, None, digest)
+
+
+def _check_chat(chat: ChatRequest, n: int, *, with_token_ids: bool) -> None:
+    if chat.tools:
+        raise Refusal(f"tools: {len(chat.tools)} given; allowed: none", param="tools")
+    if chat.stream and n > 1:
+        raise Refusal(f"n: value {n}; allowed with stream: 1", param="n")
+    if chat.stream and with_token_ids:
+        message = "return_token_ids: value True; allowed with stream: false, because events hold no token ids"
+        raise Refusal(message, param="return_token_ids")
 
 
 def _object(body: bytes) -> dict[str, Any]:

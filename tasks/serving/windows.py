@@ -25,8 +25,6 @@ from tasks.prompts.submitted import PROMPT, TOKENS
 log = logging.getLogger(__name__)
 # The column of a prompt with the name of its request.
 REQUEST = "request"
-# So many answers are kept in memory, for clients that ask again; older ones are read from the run.
-KEPT_MAX = 4096
 
 
 @dataclass(frozen=True)
@@ -69,19 +67,22 @@ class Windows:
         self._resumed = self._resume()
 
     def answer(self, name: str) -> "Future[Answer] | None":
-        """The answer to a request that this process knows."""
+        """The answer to a request that waits, or whose window has not ended; other answers are in the run."""
         return self._answers.get(name)
 
-    def ask(self, name: str, prompt: dict[str, Any], n: int) -> "Future[Answer]":
+    def ask(self, name: str, prompt: dict[str, Any], n: int, *, step: int | None = None) -> "Future[Answer] | None":
         """The answer to a request for n responses, which is generated once for any number of calls.
 
-        prompt: as for `Rollouts.submit`, with its tokens.
+        prompt: as for `Rollouts.submit`, with its tokens. step: `self.step` from before the caller has looked for the
+        request in the run; None is returned if a window has ended meanwhile, which may have been the request's.
         """
         with self._changed:
             if name not in self._answers:
+                if step not in (None, self.step):
+                    return None
                 count = math.ceil(n / self._rollouts.config.run.num_generations)
                 self._waiting[name] = opened = _Open(prompt | {REQUEST: name}, count)
-                self._remember(name, opened)
+                self._answers[name] = opened.answer
                 self._changed.notify()
             return self._answers[name]
 
@@ -121,17 +122,9 @@ class Windows:
             name = str(row.columns[REQUEST])
             given = {PROMPT: row.prompt, TOKENS: list(row.token_ids), **row.columns}
             found.setdefault(name, _Open(given, 0)).count += 1
-        for name, opened in found.items():
-            self._remember(name, opened)
+        self._answers |= {name: opened.answer for name, opened in found.items()}
         log.warning("iteration %d goes on, with the requests of an earlier life of the server", self.step)
         return found
-
-    def _remember(self, name: str, opened: _Open) -> None:
-        self._answers[name] = opened.answer
-        surplus = len(self._answers) - KEPT_MAX
-        if surplus > 0:
-            for each in [each for each, answer in self._answers.items() if answer.done()][:surplus]:
-                del self._answers[each]
 
     def _taken(self) -> dict[str, _Open]:
         """The requests of the next window: run.num_prompts_per_step prompts at most, or one request."""
@@ -151,7 +144,12 @@ class Windows:
         while not self._generated(step, window, planned_at_s):
             pass
         self._rollouts.publish(None)
-        self.step = self._rollouts.step
+        ended = self._rollouts.step
+        with self._changed:
+            self.step = ended
+            # A client that asks again reads the run, so that memory does not grow with answers.
+            for name in window:
+                del self._answers[name]
 
     def _generated(self, step: int, window: dict[str, _Open], planned_at_s: float) -> bool:
         """Hand out each answer when its last group has come; False if no member has generated for a long time."""

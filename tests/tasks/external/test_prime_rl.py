@@ -155,6 +155,9 @@ def test_what_cannot_be_is_refused_in_one_line(tmp_path, model):
         feed(given, tmp_path, steps=1, ranks=1, seq_len=8, clock=ManualClock())
     with pytest.raises(PrimeMisfit, match=r"rewards: value \[\]; allowed with prime-rl: at least one"):
         feed(settings("memory://prime-rl-refused", model, rewards=[]), tmp_path, steps=1, ranks=1, seq_len=SEQ_LEN)
+    filtered = settings("memory://prime-rl-refused", model, algorithm={"filter_groups": True})
+    with pytest.raises(PrimeMisfit, match=r"algorithm\.filter_groups: value true; allowed with prime-rl: false"):
+        feed(filtered, tmp_path, steps=1, ranks=1, seq_len=SEQ_LEN, clock=ManualClock())
     with pytest.raises(PrimeMisfit, match="has written no weights after version 0"):
         feed(given, tmp_path, steps=1, ranks=1, seq_len=SEQ_LEN, limit_s=5.0, clock=ManualClock())
 

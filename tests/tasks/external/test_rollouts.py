@@ -178,6 +178,23 @@ def test_groups_of_the_next_step_are_taken_ahead_of_publish(tmp_path, model):
     assert [report.metrics["timing_s/wait"] >= 0 for report in reports] == [True, True]
 
 
+@pytest.mark.parametrize("keeps_weights", [True, False])
+def test_weights_of_a_later_step_do_not_come_first(tmp_path, model, keeps_weights):
+    url = str(tmp_path / "run")
+    given = settings(url, model, algorithm={"max_staleness": 1}, **KEPT)
+    with Rollouts(given) as rollouts:
+        for step in range(2):
+            groups = rollouts.next(step)
+            roll_out(url, step)
+            list(groups)
+        weights = arrays(url, 0)
+        with pytest.raises(WrongStep, match="publish: step 1; allowed now: 0"):
+            rollouts.publish(None if keeps_weights else weights, {"loss": 0.1}, step=1)
+        assert rollouts.publish(weights, step=0)
+        assert rollouts.publish(weights, {"loss": 0.9}, step=1)
+    assert read_report(connect(url), 1).metrics["loss"] == 0.9
+
+
 def test_replayed_groups_name_their_source(tmp_path, model):
     first, second = (str(tmp_path / name) for name in ("first", "second"))
     taken = advance(settings(first, model), 1)[0]

@@ -24,7 +24,7 @@ def served(given, timeout_s=60.0):
     """A listening server of a life; yields its port and the life."""
     with life(given) as server:
         loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=loop.run_forever)
+        thread = threading.Thread(target=loop.run_forever, name="loop")
         thread.start()
         try:
             port = RequestServer(
@@ -148,18 +148,50 @@ def test_a_request_without_members_ends_and_its_key_waits_on(tmp_path, model):
     assert status == 200
 
 
-def test_chats_are_answered_whole_and_as_a_stream(tmp_path):
+def test_a_client_that_has_gone_does_not_count_among_those_who_wait(tmp_path, model, monkeypatch):
+    monkeypatch.setattr("tasks.serving.request_server.WAITING_MAX", 1)
+    url = str(tmp_path / "run")
+    with served(settings(url, model)) as (number, _):
+
+        def waits_for_a_second(key):
+            """Whether a request is taken; its client goes then."""
+            body = json.dumps(BODY)
+            head = f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\nIdempotency-Key: {key}"
+            with socket.create_connection(("127.0.0.1", number), timeout=1) as client:
+                client.sendall(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+                try:
+                    assert client.recv(12) == b"HTTP/1.1 429"
+                except TimeoutError:
+                    return True
+            return False
+
+        assert waits_for_a_second("gone")
+        assert any(waits_for_a_second("next") for _ in range(20))
+        monkeypatch.undo()
+        with crew(url):
+            assert json.loads(send(number, Idempotency_Key="gone")[1])["choices"]
+
+
+def test_chats_are_answered_whole_and_as_a_stream(tmp_path, monkeypatch):
     folder, url = tmp_path / "model", str(tmp_path / "run")
     save_tiny_model(folder, tiny_model(tiny_config()))
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     body = {"model": "policy", "messages": [{"role": "user", "content": "1+1="}], "return_token_ids": True, "n": 2}
     with served(settings(url, folder)) as (number, server), crew(url):
+        # A tokenizer that works for long keeps no other client waiting.
+        decode, threads = server.model.text, set()
+        monkeypatch.setattr(
+            server.model, "text", lambda ids: (threads.add(threading.current_thread().name), decode(ids))[1]
+        )
         answer = json.loads(send(number, body, CHAT, Idempotency_Key="whole")[1])
         assert [choice["index"] for choice in answer["choices"]] == [0, 1]
         for choice in answer["choices"]:
             assert choice["message"]["content"] == server.model.text(choice["token_ids"])
         assert answer["usage"]["completion_tokens"] == sum(len(each["token_ids"]) for each in answer["choices"])
-        status, text = send(number, body | {"n": 1, "stream": True}, CHAT, Idempotency_Key="stream")
+        streamed = body | {"n": 1, "stream": True, "return_token_ids": False}
+        status, text = send(number, streamed, CHAT, Idempotency_Key="stream")
         events = [json.loads(line[6:]) for line in text.decode().splitlines() if line.startswith("data: {")]
         assert (status, events[0]["choices"][0]["delta"]["role"]) == (200, "assistant")
         assert events[-1]["choices"][0]["finish_reason"] == "length"
+        assert threads
+        assert "loop" not in threads

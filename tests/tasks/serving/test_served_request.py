@@ -58,6 +58,11 @@ def test_the_digest_is_of_all_that_was_asked_and_not_of_how_it_was_written():
         ("text", {"n": 129}, "n: value 129; allowed: 1 to 128"),
         ("text", {"n": True}, "n: value True; allowed: 1 to 128"),
         ("chat", {"n": 2, "stream": True}, "n: value 2; allowed with stream: 1"),
+        (
+            "chat",
+            {"return_token_ids": True, "stream": True},
+            "return_token_ids: value True; allowed with stream: false",
+        ),
         ("text", {"stream": True}, "stream: value True; allowed: false, or none"),
         ("text", {"stop": ["a"]}, "stop: value ['a']; allowed: [], or none"),
         ("chat", {"stop": ["a"]}, "stop: value ['a']; allowed: none"),

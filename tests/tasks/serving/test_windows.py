@@ -78,6 +78,18 @@ def test_a_server_killed_at_any_write_answers_each_key_once_and_alike(model):
         assert requests_of(f"memory://{name}") == [["one"], ["two"] * 3, ["three"]], f"killed at write {at}, {key}"
 
 
+def test_answers_of_an_ended_window_are_in_the_run_and_not_in_memory(tmp_path, model):
+    url = str(tmp_path / "run")
+    with life(settings(url, model)) as server, crew(url):
+        first = seen(server.ask("one", prompt="1+1="))
+        assert server.ask("two", prompt="2+2=")
+        assert server.windows.answer("one") is None
+        # Whoever has looked into the run before that has to look again.
+        assert server.windows.ask("one", server.model.prompt("1+1="), 1, step=0) is None
+        assert seen(server.ask("one", prompt="1+1=")) == first
+    assert requests_of(url) == [["one"], ["two"]]
+
+
 def test_requests_of_one_moment_share_an_iteration_up_to_its_size(tmp_path, model):
     url = str(tmp_path / "run")
     with life(settings(url, model)) as server:
