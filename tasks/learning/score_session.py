@@ -52,6 +52,11 @@ class EndedGroups(BatchReader):
         """Read what is new in the journal."""
         self._reader.refresh()
 
+    @property
+    def progress(self) -> int:
+        """A number that grows with every claim and every shard that was read."""
+        return self._reader.progress
+
     def responses(self, group: int) -> list[GradedResponse] | None:
         """The group's responses that a teacher scores, with rewards of 0; None while one of them has not ended."""
         size = self._plan.num_generations
@@ -134,16 +139,21 @@ class ScoreSession:
         waiting = Wait("groups to end", self._clock, limit_s, "then this scorer leaves (trainer.group_timeout_s)")
         at_work(f"scoring iteration {self._plan.iteration} as {self.incarnation}", self.in_words)
         self.beat()
+        seen = 0
         try:
             while not self._is_over():
                 self._check_notice()
                 if self._take_one():
+                    continue
+                # The trainer, too, waits as long as tokens or scores come.
+                progress = self._ended.progress + self._journal.progress
+                if progress != seen:
+                    seen = progress
                     waiting.saw_life()
-                elif waiting.is_over:
-                    log.warning("nothing to score for %.0f s; this scorer leaves", limit_s)
+                if waiting.is_over:
+                    log.warning("no token and no score has come for %.0f s; this scorer leaves", limit_s)
                     break
-                else:
-                    waiting.pause(self._config.rollout.poll_interval_s)
+                waiting.pause(self._config.rollout.poll_interval_s)
         finally:
             self.beat("gone")
         return self.num_scored
