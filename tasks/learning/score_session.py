@@ -81,11 +81,12 @@ def _ungraded(response: Assembled) -> GradedResponse:
 
 @dataclass
 class _Held:
-    """What the heartbeat tells: claims made, and responses whose scores are not all journalled."""
+    """What the heartbeat tells: claims made, responses whose scores are not all journalled, and that it is the last."""
 
     claims: int = 0
     unfinished: int = 0
     beats: int = 0
+    is_gone: bool = False
 
 
 class ScoreSession:
@@ -155,21 +156,22 @@ class ScoreSession:
                     break
                 waiting.pause(self._config.rollout.poll_interval_s)
         finally:
-            self.beat("gone")
+            self.beat(gone=True)
         return self.num_scored
 
     def in_words(self) -> str:
         """How far the scorer is."""
         return f"{self.num_scored:,} responses scored; {len(self._open):,} groups are open"
 
-    def beat(self, state: str = "working") -> None:
-        """Write the heartbeat; any thread may call it."""
+    def beat(self, *, gone: bool = False) -> None:
+        """Write the heartbeat, which says "gone" ever after the first `gone`; any thread may call it."""
         with self._lock:
+            self._held.is_gone |= gone
             self._held.beats += 1
             beat = HeartbeatRecord(
                 incarnation=self.incarnation,
                 slot=self._scorer,
-                state="gone" if state == "gone" else "working",
+                state="gone" if self._held.is_gone else "working",
                 beat=self._held.beats,
                 pool=self._teacher.pool or "",
                 host=socket.gethostname(),

@@ -1,4 +1,4 @@
-"""Scorers that wait for long responses."""
+"""Scorers that wait for long responses, and that have left."""
 
 from dataclasses import replace
 
@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from storage.clock import ManualClock
+from storage.journal.liveness import read_heartbeat
 from storage.journal.shard import Finish, decode_shard, encode_shard
 from storage.records import layout
-from tests.scored_run import URL, opened, session, settings
+from storage.stores.memory import NestedStore
+from tests.scored_run import SCORING, URL, opened, session, settings
 from tests.small_run import everything, memory_store, model_directory, plan_iteration, roll_out
 
 PIECES = 3
@@ -75,3 +77,14 @@ def test_a_scorer_leaves_once_no_token_comes(rolled_out):
     clock = ManualClock()
     assert session(store, clock=clock).run() == 0
     assert clock.monotonic() == pytest.approx(90.0)
+
+
+def test_gone_is_the_last_word_of_a_scorer(rolled_out):
+    store = opened(rolled_out)
+    late = session(store)
+    late.run()
+    # The thread of heartbeats may beat once more.
+    late.beat()
+    within = NestedStore(store, SCORING.rstrip("/"))
+    [key] = within.list(layout.alive_all(0))
+    assert read_heartbeat(within, key).state == "gone"
