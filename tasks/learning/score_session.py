@@ -81,7 +81,7 @@ def _ungraded(response: Assembled) -> GradedResponse:
 
 @dataclass
 class _Held:
-    """What the heartbeat tells: claims made, responses whose scores are not all journalled, and that it is the last."""
+    """What the heartbeat tells: claims made, responses of the group in work, its own number, and "gone"."""
 
     claims: int = 0
     unfinished: int = 0
@@ -129,6 +129,8 @@ class ScoreSession:
         self._teachers = Teachers(store, config.trainer, ranks)
         self._open, self._closed = set(range(plan.num_groups)), False
         self._held, self._lock = _Held(), threading.Lock()
+        # Earlier processes of this scorer, which have ended. One that claims later may live, as a successor does.
+        self._predecessors: frozenset[str] | None = None
 
     def run(self) -> int:
         """Score until nothing is left to score; returns the number of responses completed.
@@ -209,6 +211,9 @@ class ScoreSession:
         self._ended.look()
         book = self._journal.reader.book
         book.refresh()
+        if self._predecessors is None:
+            slots = book.incarnations.items()
+            self._predecessors = frozenset(name for name, slot in slots if slot == self._scorer)
         signs = self._liveness.look(list(book.incarnations))
         for group in sorted(self._open):
             responses = self._ended.responses(group)
@@ -231,9 +236,8 @@ class ScoreSession:
         if owner.incarnation == self.incarnation:
             self._open.discard(group)
             return False
-        sign = signs.get(owner.incarnation)
-        # A machine has one process at a time: another incarnation of this scorer has ended.
-        if owner.slot != self._scorer and sign is not None and not sign.lost(self._config.rollout.claim_ttl_s):
+        sign, has_ended = signs.get(owner.incarnation), owner.incarnation in (self._predecessors or ())
+        if not has_ended and sign is not None and not sign.lost(self._config.rollout.claim_ttl_s):
             beat = sign.record
             if beat is not None and not beat.unfinished and beat.claims == book.claims_by(owner.incarnation):
                 self._open.discard(group)
@@ -247,7 +251,7 @@ class ScoreSession:
     def _score(self, group: int, responses: Sequence[GradedResponse]) -> None:
         """Score the tokens of a claimed group that have no scores yet, and write the scores.
 
-        A scorer that was taken for dead ends at the next pass: its scores are void.
+        A scorer that was taken for dead leaves the group at the next pass: its later scores are void.
         """
         with self._lock:
             self._held.claims, self._held.unfinished = self._held.claims + 1, len(responses)

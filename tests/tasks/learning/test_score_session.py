@@ -1,5 +1,7 @@
-"""Scorers that wait for long responses, and that have left."""
+"""Scorers that wait for long responses, that share a number, and that have left."""
 
+import threading
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +12,8 @@ from storage.journal.liveness import read_heartbeat
 from storage.journal.shard import Finish, decode_shard, encode_shard
 from storage.records import layout
 from storage.stores.memory import NestedStore
-from tests.scored_run import SCORING, URL, opened, session, settings
+from tasks.sampling.session.session_outcome import Preempted
+from tests.scored_run import SCORING, URL, claims_of, opened, session, settings
 from tests.small_run import everything, memory_store, model_directory, plan_iteration, roll_out
 
 PIECES = 3
@@ -88,3 +91,29 @@ def test_gone_is_the_last_word_of_a_scorer(rolled_out):
     within = NestedStore(store, SCORING.rstrip("/"))
     [key] = within.list(layout.alive_all(0))
     assert read_heartbeat(within, key).state == "gone"
+
+
+def test_a_process_takes_no_group_back_from_its_successor_of_the_same_number(rolled_out):
+    store, clock = opened(rolled_out), ManualClock()
+    has_claimed, may_go_on = threading.Event(), threading.Event()
+
+    def freezes():
+        if len(claims_of(store)[0]) == 2:
+            has_claimed.set()
+            may_go_on.wait(60)
+        return False
+
+    successor = threading.Thread(target=session(store, clock=clock, notice=freezes).run, daemon=True)
+
+    def starts_successor():
+        if 0 in claims_of(store) and not has_claimed.is_set():
+            successor.start()
+            assert has_claimed.wait(60)
+        return clock.monotonic() > 5
+
+    with suppress(Preempted):
+        session(store, clock=clock, notice=starts_successor).run()
+    claims = claims_of(store)
+    may_go_on.set()
+    successor.join(60)
+    assert {unit: len(keys) for unit, keys in claims.items()} == {0: 2, 1: 1, 2: 1, 3: 1}
