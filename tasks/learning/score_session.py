@@ -138,6 +138,8 @@ class ScoreSession:
         Raises Preempted after a notice, NonFiniteGradient for log-probs that are not finite, CorruptObject, and the
         errors of `Teachers.named`.
         """
+        if self._is_over():
+            return 0
         limit_s = self._config.trainer.group_timeout_s
         waiting = Wait("groups to end", self._clock, limit_s, "then this scorer leaves (trainer.group_timeout_s)")
         at_work(f"scoring iteration {self._plan.iteration} as {self.incarnation}", self.in_words)

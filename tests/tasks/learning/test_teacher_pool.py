@@ -185,7 +185,8 @@ def test_a_scorer_that_begins_when_all_is_trained_leaves_at_once(rolled_out):
     train_small(URL, 0)
     store.written.clear()
     assert session(store, scorer=1).run() == 0
-    assert all("/alive/" in key for key in store.written)
+    # A sweep may have been here already, and may not come again.
+    assert store.written == []
 
 
 def test_a_closed_iteration_needs_the_scores_of_its_batches_alone(rolled_out, in_process):
