@@ -130,6 +130,11 @@ class JournalReader:
         self.book.refresh()
         self.shards.advance_all(self.book.incarnations)
 
+    @property
+    def progress(self) -> int:
+        """A number that grows with every claim and every shard that was read."""
+        return self.book.version + sum(self.shards.last_sequence(name) + 1 for name in self.book.incarnations)
+
     def parts(self) -> Iterator[range]:
         """Each part in turn, when its rows are in memory; without parts, all responses of the plan at once.
 

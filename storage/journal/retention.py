@@ -48,7 +48,7 @@ class Swept:
     def counts(self) -> dict[str, int]:
         """How many objects of each kind were deleted: journal, alive, claims, weights, checkpoints, lengths, responses.
 
-        `responses` are parts that no record names; `scoring` is the journal of scorers.
+        `responses` are parts that no record names; `scoring` is all that scorers wrote.
         """
         parts = (key.split("/") for key in self.deleted)
         return Counter(names[2] if f"{names[0]}/" == layout.ITERATIONS else names[0] for names in parts)

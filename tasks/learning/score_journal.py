@@ -119,8 +119,7 @@ class ScoreJournal:
     @property
     def progress(self) -> int:
         """A number that grows with every claim and every shard that was read."""
-        book, shards = self.reader.book, self.reader.shards
-        return book.version + sum(shards.last_sequence(name) + 1 for name in book.incarnations)
+        return self.reader.progress
 
     def num_scored(self, response: int) -> int:
         """How many tokens of a response have scores that count, as far as was read; raises CorruptObject."""

@@ -52,6 +52,11 @@ class EndedGroups(BatchReader):
         """Read what is new in the journal."""
         self._reader.refresh()
 
+    @property
+    def progress(self) -> int:
+        """A number that grows with every claim and every shard that was read."""
+        return self._reader.progress
+
     def responses(self, group: int) -> list[GradedResponse] | None:
         """The group's responses that a teacher scores, with rewards of 0; None while one of them has not ended."""
         size = self._plan.num_generations
@@ -76,11 +81,12 @@ def _ungraded(response: Assembled) -> GradedResponse:
 
 @dataclass
 class _Held:
-    """What the heartbeat tells: claims made, and responses whose scores are not all journalled."""
+    """What the heartbeat tells: claims made, responses of the group in work, its own number, and "gone"."""
 
     claims: int = 0
     unfinished: int = 0
     beats: int = 0
+    is_gone: bool = False
 
 
 class ScoreSession:
@@ -123,6 +129,8 @@ class ScoreSession:
         self._teachers = Teachers(store, config.trainer, ranks)
         self._open, self._closed = set(range(plan.num_groups)), False
         self._held, self._lock = _Held(), threading.Lock()
+        # Earlier processes of this scorer, which have ended. One that claims later may live, as a successor does.
+        self._predecessors: frozenset[str] | None = None
 
     def run(self) -> int:
         """Score until nothing is left to score; returns the number of responses completed.
@@ -130,36 +138,44 @@ class ScoreSession:
         Raises Preempted after a notice, NonFiniteGradient for log-probs that are not finite, CorruptObject, and the
         errors of `Teachers.named`.
         """
+        if self._is_over():
+            return 0
         limit_s = self._config.trainer.group_timeout_s
         waiting = Wait("groups to end", self._clock, limit_s, "then this scorer leaves (trainer.group_timeout_s)")
         at_work(f"scoring iteration {self._plan.iteration} as {self.incarnation}", self.in_words)
         self.beat()
+        seen = 0
         try:
             while not self._is_over():
                 self._check_notice()
                 if self._take_one():
+                    continue
+                # The trainer, too, waits as long as tokens or scores come.
+                progress = self._ended.progress + self._journal.progress
+                if progress != seen:
+                    seen = progress
                     waiting.saw_life()
-                elif waiting.is_over:
-                    log.warning("nothing to score for %.0f s; this scorer leaves", limit_s)
+                if waiting.is_over:
+                    log.warning("no token and no score has come for %.0f s; this scorer leaves", limit_s)
                     break
-                else:
-                    waiting.pause(self._config.rollout.poll_interval_s)
+                waiting.pause(self._config.rollout.poll_interval_s)
         finally:
-            self.beat("gone")
+            self.beat(gone=True)
         return self.num_scored
 
     def in_words(self) -> str:
         """How far the scorer is."""
         return f"{self.num_scored:,} responses scored; {len(self._open):,} groups are open"
 
-    def beat(self, state: str = "working") -> None:
-        """Write the heartbeat; any thread may call it."""
+    def beat(self, *, gone: bool = False) -> None:
+        """Write the heartbeat, which says "gone" ever after the first `gone`; any thread may call it."""
         with self._lock:
+            self._held.is_gone |= gone
             self._held.beats += 1
             beat = HeartbeatRecord(
                 incarnation=self.incarnation,
                 slot=self._scorer,
-                state="gone" if state == "gone" else "working",
+                state="gone" if self._held.is_gone else "working",
                 beat=self._held.beats,
                 pool=self._teacher.pool or "",
                 host=socket.gethostname(),
@@ -197,6 +213,9 @@ class ScoreSession:
         self._ended.look()
         book = self._journal.reader.book
         book.refresh()
+        if self._predecessors is None:
+            slots = book.incarnations.items()
+            self._predecessors = frozenset(name for name, slot in slots if slot == self._scorer)
         signs = self._liveness.look(list(book.incarnations))
         for group in sorted(self._open):
             responses = self._ended.responses(group)
@@ -219,9 +238,8 @@ class ScoreSession:
         if owner.incarnation == self.incarnation:
             self._open.discard(group)
             return False
-        sign = signs.get(owner.incarnation)
-        # A machine has one process at a time: another incarnation of this scorer has ended.
-        if owner.slot != self._scorer and sign is not None and not sign.lost(self._config.rollout.claim_ttl_s):
+        sign, has_ended = signs.get(owner.incarnation), owner.incarnation in (self._predecessors or ())
+        if not has_ended and sign is not None and not sign.lost(self._config.rollout.claim_ttl_s):
             beat = sign.record
             if beat is not None and not beat.unfinished and beat.claims == book.claims_by(owner.incarnation):
                 self._open.discard(group)
@@ -235,7 +253,7 @@ class ScoreSession:
     def _score(self, group: int, responses: Sequence[GradedResponse]) -> None:
         """Score the tokens of a claimed group that have no scores yet, and write the scores.
 
-        A scorer that was taken for dead ends at the next pass: its scores are void.
+        A scorer that was taken for dead leaves the group at the next pass: its later scores are void.
         """
         with self._lock:
             self._held.claims, self._held.unfinished = self._held.claims + 1, len(responses)

@@ -41,7 +41,7 @@ class PlanningRequest:
         control_s: seconds between published weights and the next plan.
         overlaps: True if the next iteration is generated while the current one is trained.
         spent_usd: cost of the run so far.
-        usd_no_machine: dollars of the last iteration for requests, egress and the control plane.
+        usd_no_machine: dollars of the last iteration for scorers, requests, egress and the control plane.
         length_max: limit of a response's length in tokens.
         tool_s_per_token: seconds of waiting for tools per decoded token.
         crew: kind of crew in the configuration (rollout.crew).

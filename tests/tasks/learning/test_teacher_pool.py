@@ -12,7 +12,6 @@ from storage.journal.liveness import read_heartbeat
 from storage.journal.retention import settle
 from storage.journal.shard import decode_shard, encode_shard
 from storage.records import layout, records
-from storage.records.prompt_table import read_prompts
 from storage.records.records import BatchRecord, TrainingRecord
 from storage.records.run import read_plan
 from storage.records.teacher_scores import decode_scores
@@ -20,19 +19,16 @@ from storage.stores.memory import NestedStore
 from storage.stores.store import CorruptObject
 from storage.weights import tensor_sets
 from tasks.configuration.iteration_config import config_in_force
-from tasks.configuration.run_config import parse
 from tasks.learning.journal_follower import GroupTimeout
-from tasks.learning.ranks import Ranks
 from tasks.learning.score_iteration import score_iteration
 from tasks.learning.score_journal import ScoreJournal
-from tasks.learning.score_session import ScoreSession
 from tasks.reporting.conclusion import conclude_iteration
 from tasks.sampling.session.session_outcome import Preempted
 from tests.dying_store import DiesAtWrite, Killed
+from tests.scored_run import SCORING, URL, claims_of, opened, session, settings
 from tests.small_run import (
     PRICES_USD_PER_H,
     commit_iteration,
-    document,
     everything,
     learned,
     memory_store,
@@ -43,9 +39,6 @@ from tests.small_run import (
 )
 from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 
-URL = "memory://scored"
-SCORING = layout.scoring(0)
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
@@ -55,20 +48,6 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def larger(tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp("teacher"), tiny_model(tiny_config(), seed=4))
-
-
-def settings(model, teacher, **sections):
-    given = document(
-        URL,
-        model,
-        trainer={"micro_batch_tokens_max": 640, "group_timeout_s": 90.0},
-        sampling={"max_completion_length": 40, "temperature": 0.8},
-        pools={"scoring": {"teachers": {"count": 2, "interruptible": True}}} if "pool" in teacher else {},
-        teacher=teacher,
-        **sections,
-    )
-    del given["rewards"]
-    return parse(given)
 
 
 @pytest.fixture(scope="module", params=[None, 4], ids=["sampled", "head"])
@@ -93,27 +72,6 @@ def in_process(top_k, model, larger):
     roll_out(URL, 0)
     train_small(URL, 0)
     return store
-
-
-def opened(objects, writes=1 << 30):
-    return memory_store("scored", DiesAtWrite("scored", objects, writes))
-
-
-def session(store, scorer=0, shard_tokens=7, clock=None, notice=lambda: False):
-    plan = read_plan(store, 0)
-    config = config_in_force(store, plan)
-    return ScoreSession(
-        store,
-        plan,
-        prompts=read_prompts(store, plan),
-        config=config,
-        teacher=config.teacher,
-        ranks=Ranks(),
-        scorer=scorer,
-        clock=clock or ManualClock(),
-        notice=notice,
-        shard_tokens=shard_tokens,
-    )
 
 
 def batch_scores(store):
@@ -191,15 +149,6 @@ def test_two_scorers_at_once_share_the_groups(rolled_out, in_process):
     trained_as_in_process(store, in_process)
 
 
-def claims_of(store):
-    """The claims of the scorers by unit."""
-    found = {}
-    for key in store.list(SCORING + layout.claims(0)):
-        unit, _ = layout.claim_address(key)
-        found.setdefault(unit, []).append(key)
-    return found
-
-
 class LateStore(DiesAtWrite):
     """A store whose client sleeps before its k-th write, while `meanwhile` happens."""
 
@@ -236,7 +185,8 @@ def test_a_scorer_that_begins_when_all_is_trained_leaves_at_once(rolled_out):
     train_small(URL, 0)
     store.written.clear()
     assert session(store, scorer=1).run() == 0
-    assert all("/alive/" in key for key in store.written)
+    # A sweep may have been here already, and may not come again.
+    assert store.written == []
 
 
 def test_a_closed_iteration_needs_the_scores_of_its_batches_alone(rolled_out, in_process):
