@@ -99,7 +99,8 @@ def test_an_equal_model_drafts_every_token_with_the_same_noise(tmp_path, policy,
 def test_the_most_likely_tokens_of_an_equal_model_are_right_less_often(tmp_path, policy, wanted):
     speculation = Speculation(drafter_of(tmp_path / "draft", policy, keyed=False), DRAFTS)
     assert_same(run(engine_of(tmp_path / "policy", policy, speculation=speculation), mixed_requests()), wanted)
-    assert 0 < speculation.totals.accepted < 0.7 * speculation.totals.drafted
+    # With the noise all are right. A quarter of the rows has no noise.
+    assert 0 < speculation.totals.accepted < 0.8 * speculation.totals.drafted
 
 
 @pytest.mark.parametrize("model", ["near", "another", "half", "fewer tokens"])
