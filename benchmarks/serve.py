@@ -36,6 +36,8 @@ from tasks.serving.serve_command import KEY_VARIABLE
 from tasks.serving.windows import REQUEST
 
 LIMIT_S, RETRY_S, CLIENTS = 1800.0, 0.1, 12
+# So many requests beyond the answers that a kill waits for are asked before the kill.
+LEAD = CLIENTS // 2
 MEMBERS = 2
 SECRET = "not-secret-in-a-benchmark"  # noqa: S105
 VICTIMS = (("server",), ("member",), ("server", "member"))
@@ -150,11 +152,11 @@ def disturbed(
     """All answers, with processes killed in turn while the requests are answered; also the number of kills."""
     client, chance, answers = Client(crew.port), random.Random(seed), dict[str, bytes]()
     ended, done = threading.Event(), 0
+    shares = [len(asked) * number / (kills + 1) for number in range(kills)]
 
     def kill() -> None:
         nonlocal done
-        for number in range(kills):
-            share = len(asked) * number / (kills + 1)
+        for number, share in enumerate(shares):
             while len(answers) < share and not ended.wait(0.02):
                 pass
             if ended.wait(chance.uniform(0.0, 2.0)):
@@ -162,11 +164,22 @@ def disturbed(
             crew.kill(VICTIMS[number % len(VICTIMS)])
             done += 1
 
+    def ask(numbered: tuple[int, str]) -> None:
+        number, key = numbered
+        # Fast answers would leave nothing to ask under the last kills.
+        while done < sum(share + LEAD <= number for share in shares) and not ended.wait(0.02):
+            pass
+        try:
+            answers[key] = client.ask(key, asked[key])
+        except BaseException:
+            ended.set()
+            raise
+
     killer = threading.Thread(target=kill, name="killer")
     killer.start()
     try:
         with ThreadPoolExecutor(CLIENTS) as pool:
-            list(pool.map(lambda key: answers.setdefault(key, client.ask(key, asked[key])), asked))
+            list(pool.map(ask, enumerate(asked)))
     finally:
         ended.set()
         killer.join(LIMIT_S)

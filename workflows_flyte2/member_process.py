@@ -28,7 +28,7 @@ from workflows_flyte2.carried import LOCAL, Modes, called, carried, in_a_thread,
 GIVEN, RESULT, FAILURE = "given.json", "result.json", "failure.json"
 
 
-class ProcessEnded(GleanerError, RuntimeError):  # noqa: N818 - reads as what happened
+class MemberEnded(GleanerError, RuntimeError):  # noqa: N818 - reads as what happened
     """The process of a member ended without a word: it was killed, or left on notice. Another attempt may help."""
 
 
@@ -50,7 +50,7 @@ def start_ahead(imports: Sequence[str]) -> None:
 
 
 async def _in_a_process(function: Callable[..., Any], inputs: Mapping[str, Any], imports: Sequence[str]) -> Any:
-    """Call a body in a process; raises ProcessEnded, or the error with which the body failed, as `called` does."""
+    """Call a body in a process; raises MemberEnded, or the error with which the body failed, as `called` does."""
     with tempfile.TemporaryDirectory(prefix="gleaner-member-") as name:
         folder, of_types = Path(name), _types(function)
         given = {each: of_types[each].dump_python(value, mode="json") for each, value in inputs.items()}
@@ -69,7 +69,7 @@ async def _in_a_process(function: Callable[..., Any], inputs: Mapping[str, Any],
         if (folder / RESULT).exists():
             return of_types["return"].validate_json((folder / RESULT).read_bytes())
         if not (folder / FAILURE).exists():
-            raise ProcessEnded(f"{function.__name__}: its process ended with exit code {code}")
+            raise MemberEnded(f"{function.__name__}: its process ended with exit code {code}")
         failure = json.loads((folder / FAILURE).read_text())
         if failure["recoverable"]:
             raise FlyteRecoverableException(failure["message"])
