@@ -21,7 +21,7 @@ def arguments(group, name=""):
 
 def test_each_command_that_takes_a_configuration_takes_fields_beside_it():
     found = dict(arguments(main))
-    assert set(found) == {"check", "doctor", "fleet admit", "forecast", "regrade"}
+    assert set(found) == {"check", "doctor", "fleet admit", "forecast", "regrade", "serve"}
     for argument in found.values():
         given = argument.process_value(click.Context(main), ("a.yaml", "run.seed=9"))
         assert given == GivenConfig(path=Path("a.yaml"), overrides=("run.seed=9",))
