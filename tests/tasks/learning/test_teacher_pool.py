@@ -309,7 +309,9 @@ def commit_without_scorers(store):
     return conclude_iteration(again, 0, PRICES_USD_PER_H, SystemClock()).metrics
 
 
-@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 60), marks=pytest.mark.exhaustive)], ids=["few", "many"])
+@pytest.mark.parametrize(
+    "seeds", [range(3), pytest.param(range(3, 60), marks=pytest.mark.exhaustive)], ids=["few", "many"]
+)
 def test_histories_of_kills_and_sleeps_end_with_the_same_scores(rolled_out, seeds):
     """Scorers sleep, are taken for dead, write on and are killed; what claims count is always the same."""
     undisturbed = opened(rolled_out)
