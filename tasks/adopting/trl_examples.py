@@ -60,8 +60,12 @@ def carry_over(adoption: Adoption) -> None:
         _pairs(adoption)
     else:
         _likelihood(adoption)
-    rate = own["learning_rate"]
-    adoption.carry("optimizer.learning_rate", adoption.number("learning_rate", rate), "learning_rate")
+    finish(adoption, own["learning_rate"])
+
+
+def finish(adoption: Adoption, learning_rate: float) -> None:
+    """Carry over optimizer, machine, trackers and adapters, and settle; learning_rate: TRL's default."""
+    adoption.carry("optimizer.learning_rate", adoption.number("learning_rate", learning_rate), "learning_rate")
     trl_meaning.schedule(adoption)
     trl_meaning.warmup(adoption)
     trl_meaning.machine(adoption)

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.adopting import trl_adapters, trl_examples, trl_inputs, trl_meaning
+from tasks.adopting import trl_examples, trl_inputs, trl_meaning
 from tasks.adopting.adoption import Adoption
 from tasks.adopting.trl_defaults import OF_TEACHERS, TRAINING
 from tasks.adopting.trl_script import TRAINER
-from tasks.configuration.other_names import TRL
 
 # TRL's interpolation between both divergences. The teacher's KL to the policy stands at 0, the policy's at 1.
 _DIVERGENCES = {0: "forward", 0.5: "jsd", 1: "reverse"}
@@ -53,14 +52,7 @@ def carry_over(adoption: Adoption) -> None:
         adoption.carry("sampling.max_completion_length", adoption.count(length, own[length]), length)
         trl_meaning.sampling(adoption)
     trl_examples.batch(adoption, per_prompt=2)
-    rate = own["learning_rate"]
-    adoption.carry("optimizer.learning_rate", adoption.number("learning_rate", rate), "learning_rate")
-    trl_meaning.schedule(adoption)
-    trl_meaning.warmup(adoption)
-    trl_meaning.machine(adoption)
-    trl_meaning.trackers(adoption)
-    trl_adapters.carry_over(adoption)
-    adoption.settle(TRL)
+    trl_examples.finish(adoption, own["learning_rate"])
 
 
 def _model(adoption: Adoption) -> None:

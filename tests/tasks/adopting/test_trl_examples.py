@@ -29,18 +29,6 @@ trainer = trl.DPOTrainer(
 """
 
 
-@pytest.fixture
-def read(tmp_path, monkeypatch):
-    """read(template, arguments, more) -> the adoption of the script, which lies in the current directory."""
-    monkeypatch.chdir(tmp_path)
-
-    def adopted(template, arguments="", more="", words=()):
-        Path("train.py").write_text(template.format(arguments=arguments, more=more))
-        return adopt("trl", Path("train.py"), words)
-
-    return adopted
-
-
 def test_a_script_of_fine_tuning_becomes_a_run_on_its_rows_without_rewards(read):
     found = read(SFT, "learning_rate=1e-5, max_steps=100, per_device_train_batch_size=4, gradient_accumulation_steps=8")
     assert values(found, "algorithm.kind", "policy.path", "data.source", "data.split", "run.num_prompts_per_step") == (

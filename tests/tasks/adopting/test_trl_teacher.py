@@ -44,18 +44,6 @@ trainer.train()
 ON_POLICY = "max_steps=10, lmbda=1.0, temperature=1.0"
 
 
-@pytest.fixture
-def read(tmp_path, monkeypatch):
-    """read(template, arguments, more) -> the adoption of the script, which lies in the current directory."""
-    monkeypatch.chdir(tmp_path)
-
-    def adopted(template, arguments="", more="", words=()):
-        Path("train.py").write_text(template.format(arguments=arguments, more=more))
-        return adopt("trl", Path("train.py"), words)
-
-    return adopted
-
-
 def test_a_script_of_gkd_on_own_responses_becomes_a_run_with_a_teacher(read):
     found = read(GKD, f"{ON_POLICY}, per_device_train_batch_size=4, gradient_accumulation_steps=8")
     assert values(found, "policy.path", "teacher.path", "teacher.revision", "data.source", "run.url") == (
