@@ -1,9 +1,7 @@
 """Scoring an iteration as a machine of `teacher.pool`: the run is opened, the teacher loaded, and a session held."""
 
 import logging
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from resources.granted import check_granted
 from resources.pools import SCORING, pool_path
@@ -11,10 +9,10 @@ from storage.clock import Clock
 from storage.records import layout, prompt_table
 from storage.records.run import connect_to_run, read_plan
 from storage.stores.metered import metered
-from storage.stores.store import StorageError
 from storage.weights.tensor_sets import published_bytes
 from tasks.configuration.iteration_config import config_in_force
 from tasks.device.gpu_check import check_gpus
+from tasks.learning.beats import repeated
 from tasks.learning.ranks import Ranks
 from tasks.learning.score_session import ScoreSession
 from tasks.learning.trained_model import training_device
@@ -53,26 +51,7 @@ def score_iteration(run_url: str, iteration: int, scorer: int, notice: Callable[
         clock=clock,
         notice=notice,
     )
-    with _beating(session, config.rollout.heartbeat_interval_s):
+    # Loading a teacher, or a pass, may take longer than a claim lives.
+    interval_s = config.rollout.heartbeat_interval_s
+    with repeated(session.beat, interval_s, "scorer", "a scorer's heartbeat could not be written"):
         return session.run()
-
-
-@contextmanager
-def _beating(session: ScoreSession, interval_s: float) -> Iterator[None]:
-    """Write heartbeats from a thread, because loading a teacher and a pass may take longer than a claim lives."""
-    ended = threading.Event()
-
-    def beat() -> None:
-        while not ended.wait(interval_s):
-            try:
-                session.beat()
-            except StorageError as error:
-                log.warning("a scorer's heartbeat could not be written: %s", error)
-
-    thread = threading.Thread(target=beat, name="scorer", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()

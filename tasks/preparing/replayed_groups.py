@@ -1,4 +1,4 @@
-"""Groups of other runs in an iteration (`data.replay`): which, and their responses in the journal of this run.
+"""Groups of other runs in an iteration (`data.replay`): the choice, and the responses in the run's own journal.
 
 A stored response is a finished response, written by the plan task as a member would, with the log-probs of the sampler
 that drew its tokens. The choice follows from the configuration and committed iterations alone, so every attempt chooses
