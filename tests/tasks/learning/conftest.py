@@ -6,6 +6,7 @@ from tasks.learning.batching import collate
 from tasks.learning.policy import Policy
 from tests.tasks.learning.launched_ranks import rank_server
 from tests.tasks.learning.tiny_model import VOCABULARY, write_model
+from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 
 
 @pytest.fixture(scope="session")
@@ -13,6 +14,12 @@ def ranks_server():
     """Where several ranks are forked."""
     with rank_server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def larger(tmp_path_factory):
+    """The directory of a teacher of another width and depth than the small run's policy."""
+    return save_tiny_model(tmp_path_factory.mktemp("teacher"), tiny_model(tiny_config(), seed=4))
 
 
 @pytest.fixture

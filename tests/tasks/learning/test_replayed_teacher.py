@@ -26,7 +26,6 @@ from tests.small_run import (
     roll_out,
     train_small,
 )
-from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 
 OTHER, URL = "memory://replayed-teacher-other", "memory://replayed-teacher"
 GROUPS, SIZE, TEMPERATURE = 4, 3, 0.8
@@ -38,11 +37,6 @@ REPLAY = {"runs": [f"{OTHER}@1:2"], "share": 0.5}
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return model_directory(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def larger(tmp_path_factory):
-    return save_tiny_model(tmp_path_factory.mktemp("teacher"), tiny_model(tiny_config(), seed=4))
 
 
 def settings(url, model, **sections):

@@ -37,17 +37,11 @@ from tests.small_run import (
     roll_out,
     train_small,
 )
-from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return model_directory(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def larger(tmp_path_factory):
-    return save_tiny_model(tmp_path_factory.mktemp("teacher"), tiny_model(tiny_config(), seed=4))
 
 
 @pytest.fixture(scope="module", params=[None, 4], ids=["sampled", "head"])

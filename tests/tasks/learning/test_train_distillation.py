@@ -36,7 +36,6 @@ from tests.small_run import (
     train_small,
     weights,
 )
-from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 
 URL = "memory://distilled"
 TWO_BATCHES = {"trainer": {"micro_batch_tokens_max": 640}}
@@ -46,12 +45,6 @@ TEMPERATURE = 0.8
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return model_directory(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def larger(tmp_path_factory):
-    """A teacher of another width and depth than the policy."""
-    return save_tiny_model(tmp_path_factory.mktemp("teacher"), tiny_model(tiny_config(), seed=4))
 
 
 def distilling(model, teacher, **sections):
