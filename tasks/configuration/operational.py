@@ -31,7 +31,7 @@ OPERATIONAL: dict[str, set[str] | None] = {
     },
     "rollout.speculation": None,
     "rollout.vllm": {*OPERATIONAL_OF_VLLM},
-    "teacher": {"pool"},
+    "teacher": {"pool", "engine", "vllm"},
     "trainer": {
         "placement",
         "fleet",
