@@ -3,19 +3,17 @@
 import multiprocessing
 import os
 import signal
-from contextlib import closing, suppress
+from contextlib import closing
 
 import numpy as np
 import pytest
 import torch
 
-from storage.clock import ManualClock, SystemClock
+from storage.clock import SystemClock
 from storage.journal.liveness import read_heartbeat
 from storage.records import layout
 from storage.records.run import read_plan
-from storage.records.teacher_scores import decode_scores
 from storage.stores.memory import NestedStore
-from storage.weights.tensor_sets import TensorBlock
 from tasks.configuration.rollout import VllmConfig
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.batching import collate
@@ -122,7 +120,89 @@ def test_a_teacher_in_vllm_scores_as_one_in_torch(scorer, folder, model):
         assert (ours.head_logprobs - expected.head_logprobs).abs().max() < CLOSE
 
 
-def test_weights_of_another_model_are_refused(folder, model):
-    wrong = {"model.nothing.weight": TensorBlock.of(np.zeros((2, 2), np.float32))} if hasattr(TensorBlock, "of") else {}
-    with pytest.raises(EngineError):
-        VllmScorer(folder, wrong, dtype="float32", longest=64, top_k=1, config=VllmConfig(process="same"))
+def test_without_the_models_weights_nothing_is_scored(folder):
+    with pytest.raises(EngineError, match="weights: missing"):
+        VllmScorer(folder, {}, dtype="float32", longest=64, top_k=1, config=VllmConfig(process="same"))
+
+
+def test_a_killed_vllm_ends_the_scorer_by_an_error_that_a_task_repeats(folder, model):
+    others = set(multiprocessing.active_children())
+    scorer = started(folder, model, process="own")
+    with closing(scorer):
+        [own] = scorer.scores(drawn([40]), temperature=0.8, vocabulary=VOCAB_SIZE)
+        assert np.abs(own.logprobs[:, 0] - by_torch(model, drawn([40])[0], 0.8, VOCAB_SIZE)[0]).max() < CLOSE
+        for child in set(multiprocessing.active_children()) - others:
+            os.kill(child.pid, signal.SIGKILL)
+        with pytest.raises(EngineDied):
+            scorer.scores(drawn([40]), temperature=0.8, vocabulary=VOCAB_SIZE)
+    assert set(multiprocessing.active_children()) <= others
+
+
+@pytest.fixture(scope="module", params=[None, 4], ids=["sampled", "head"])
+def rolled_out(request, folder, tmp_path_factory):
+    """All objects of a run whose first rollout has ended, and whose teacher has a pool of scorers by vLLM."""
+    policy = model_directory(tmp_path_factory.mktemp("model"))
+    store = memory_store("scored")
+    teacher = {"path": str(folder), "top_k": request.param, "pool": "teachers", "engine": "vllm", "vllm": SAME}
+    plan_iteration(settings(policy, teacher, rollout={"context_length": 128}))
+    roll_out(URL, 0)
+    return everything(store)
+
+
+def journalled(store):
+    """(ids, log-probs) that stand for the scores of each response, as claims count them."""
+    plan = read_plan(store, 0)
+    journal = ScoreJournal(store, plan, 0)
+    journal.refresh()
+    found = map(journal.reader.assemble, range(plan.num_responses))
+    return [(each.token_ids, each.logprobs) for each in found]
+
+
+def assert_close(found, expected):
+    for (ids, logprobs), (their_ids, theirs) in zip(found, expected, strict=True):
+        assert np.array_equal(ids, their_ids)
+        assert np.abs(logprobs - theirs).max() < CLOSE
+
+
+def engines_told(store):
+    within = NestedStore(store, SCORING.rstrip("/"))
+    return [read_heartbeat(within, key).engine for key in within.list(layout.alive_all(0))]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(rolled_out):
+    """The same run with all scores by one scorer, as objects."""
+    store = opened(rolled_out)
+    assert score_iteration(URL, 0, 0, lambda: False, SystemClock()) == 12
+    return everything(store)
+
+
+def test_a_pool_of_vllm_journals_the_scores_of_torch_and_a_trainer_trains_by_them(rolled_out, undisturbed):
+    by_theirs = opened(rolled_out)
+    session(by_theirs, engine="torch").run()
+    expected = journalled(by_theirs)
+    theirs = train_small(URL, 0)
+    store = opened(undisturbed)
+    assert engines_told(store) == ["vllm"]
+    assert_close(journalled(store), expected)
+    trained = train_small(URL, 0)
+    assert trained.metrics["teacher/kl"] == pytest.approx(theirs.metrics["teacher/kl"], abs=CLOSE)
+    assert trained.metrics["teacher/agreement"] == theirs.metrics["teacher/agreement"]
+
+
+def test_a_killed_scorer_is_gone_on_with_at_its_next_token(rolled_out, undisturbed):
+    """By another process of vLLM, and by one of torch where the settings have changed."""
+    expected = journalled(opened(undisturbed))
+    store = opened(rolled_out, writes=9)
+    with pytest.raises(Killed):
+        session(store).run()
+    partly, objects = journalled(store), everything(store)
+    assert 0 < sum(len(ids) for ids, _ in partly) < sum(len(ids) for ids, _ in expected)
+    for following in ("vllm", "torch"):
+        store = opened(objects)
+        session(store, scorer=1, engine=following).run()
+        found = journalled(store)
+        assert_close(found, expected)
+        assert sorted(engines_told(store)) == sorted(["vllm", following])
+        for (ids, logprobs), (_, whole) in zip(partly, found, strict=True):
+            assert np.array_equal(whole[: len(ids)], logprobs)
