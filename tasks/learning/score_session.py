@@ -154,6 +154,7 @@ class ScoreSession:
             if isinstance(self._teachers, VllmTeachers):
                 # While responses are being generated, because vLLM takes minutes to start.
                 self._teachers.start(self._teacher.teacher_of(each.columns) for each in self._prompts)
+                waiting.saw_life()
             while not self._is_over():
                 self._check_notice()
                 if self._take_one():

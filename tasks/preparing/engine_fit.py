@@ -60,7 +60,7 @@ def check_engine_fits(config: RunConfig, model_dir: Path) -> list[str]:
 
 
 def check_scorer_fits(config: RunConfig, teacher: TeacherConfig, directory: Path, longest: int) -> None:
-    """Raise EngineMisfit if vLLM on the GPUs of `teacher.pool` cannot hold a teacher; passes over what the other does.
+    """Raise EngineMisfit if vLLM on the GPUs of `teacher.pool` cannot hold a teacher; passes over what the other check does.
 
     directory: the teacher's. longest: the most tokens of prompt and response.
     """

@@ -59,8 +59,8 @@ def check_teachers(config: RunConfig, local: TeacherConfig, model_dir: Path, pro
             check_model(directory)
             found = check_model_use(config, directory, _scoring_use(config, model_dir, directory))
         except ModelError as error:
-            raise ModelError(str(error).replace(OF_POLICY, field)) from None
-        doubts += [doubt.replace(OF_POLICY, field) for doubt in found.doubts]
+            raise ModelError(_of_teacher(str(error), field)) from None
+        doubts += [_of_teacher(doubt, field) for doubt in found.doubts]
         _check_sizes(config, field, directory, model_dir)
         check_vocabulary(field, directory, model_dir)
         if local.engine == "vllm":
@@ -68,6 +68,10 @@ def check_teachers(config: RunConfig, local: TeacherConfig, model_dir: Path, pro
     if local.column is not None:
         _check_column(local, prompts)
     return doubts
+
+
+def _of_teacher(text: str, field: str) -> str:
+    return text.replace(OF_POLICY, field).replace("rollout.engine", "teacher.engine")
 
 
 def check_vocabulary(field: str, directory: Path, model_dir: Path) -> dict[str, int]:

@@ -27,7 +27,7 @@ from tasks.sampling.engines.vllm_settings import LIMITS, Limits, build_vllm_conf
 from tasks.sampling.engines.vllm_weights import VllmWeights
 
 SEQUENCES_MAX = 16
-# vLLM's runner V1 holds the logits of a whole step, in float32: 3 GB of 152,000 tokens' at a step of 2,048.
+# Runner V1 of vLLM holds the logits of a step beside vLLM's share of a GPU's memory: 3 GB with 152,000 tokens.
 STEP_TOKENS = 2048
 
 
@@ -117,9 +117,7 @@ class VllmScorer:
             self.close()
             raise
 
-    def scores(
-        self, sequences: Sequence[Sequence[int]], *, temperature: float, vocabulary: int
-    ) -> list[PromptScores]:
+    def scores(self, sequences: Sequence[Sequence[int]], *, temperature: float, vocabulary: int) -> list[PromptScores]:
         """The scores of sequences of at least two tokens, in order.
 
         temperature: the divisor of the logits. vocabulary: the number of tokens, from the first on, over which
@@ -133,7 +131,8 @@ class VllmScorer:
         found: dict[str, PromptScores] = {}
         while len(found) < len(asked):
             for output in self._core.outputs():
-                if output.finished:
+                # A refused call's requests were aborted, and may still be told of.
+                if output.finished and output.request_id in asked:
                     found[output.request_id] = self._read(asked[output.request_id], output.prompt_logprobs)
         return [found[name] for name in asked]
 

@@ -134,7 +134,9 @@ def test_what_scorers_by_vllm_exclude_is_refused(teacher, pools, line):
 
 
 def test_the_engine_of_scorers_may_change_within_a_run_and_8_bit_weights_may_not():
-    torch, vllm = (config({"path": "a", "pool": "scorers", "engine": name}, pools=SCORING) for name in ("torch", "vllm"))
+    torch, vllm = (
+        config({"path": "a", "pool": "scorers", "engine": name}, pools=SCORING) for name in ("torch", "vllm")
+    )
     larger, quantised = (
         config(POOLED | {"vllm": settings}, pools=SCORING)
         for settings in ({"gpu_memory_utilization": 0.5}, {"quantization": "fp8"})

@@ -142,7 +142,7 @@ def test_teachers_of_a_scorer_must_fit_its_gpus_together(model, teacher):
         settings = named | BY_VLLM | {"vllm": {"tensor_parallel_size": gpus}}
         pools = {"scoring": {"scorers": {"machine": "p5.48xlarge", "gpus": gpus}}}
         given = config(model, settings, pools=pools, trainer={"dtype": "bfloat16"})
-        with nullcontext() if fits else pytest.raises(EngineMisfit, match="the weights take 122.9 GB"):
+        with nullcontext() if fits else pytest.raises(EngineMisfit, match=r"the weights take 122\.9 GB"):
             check_scorer_fits(given, given.teacher, teacher, 60)
 
 
