@@ -62,7 +62,7 @@ def check_engine_fits(config: RunConfig, model_dir: Path) -> list[str]:
 def check_scorer_fits(config: RunConfig, teacher: TeacherConfig, directory: Path, longest: int) -> None:
     """Raise EngineMisfit if vLLM on the GPUs of `teacher.pool` cannot hold a teacher.
 
-    Passes over what `check_engine_fits` does. directory: the teacher's. longest: the most tokens of prompt and response.
+    Passes over what `check_engine_fits` does. directory: the teacher's. longest: the most tokens of a sequence.
     """
     pool, dtype = config.pools.named(teacher.pool or ""), config.trainer.dtype
     settings = RolloutConfig(engine="vllm", dtype=dtype, vllm=teacher.vllm_of_each)
