@@ -26,6 +26,7 @@ def score(scorer: int, plan: PlanReference) -> int:
     at the first token without a score.
     """
     from tasks.learning.score_iteration import score_iteration  # noqa: PLC0415 - when the task runs
+    from tasks.sampling.engines.engine import EngineDied  # noqa: PLC0415
     from tasks.sampling.session.session_outcome import Preempted  # noqa: PLC0415
 
     with logged_task(place_of(plan), work_on(plan, "score"), f"scorer {scorer}", code=plan.code) as log:
@@ -36,7 +37,7 @@ def score(scorer: int, plan: PlanReference) -> int:
                 if log is not None:
                     log.end("ends on notice (SIGTERM): its scores are written, and other scorers go on")
                 os._exit(EXIT_CODE)
-            except (StoreUnavailable, WrongNode) as error:
+            except (StoreUnavailable, EngineDied, WrongNode) as error:
                 raise FlyteRecoverableException(str(error)) from error
         if log is not None:
             log.end(f"ends: {scored:,} responses scored")

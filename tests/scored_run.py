@@ -1,5 +1,7 @@
 """A run whose teacher has a pool, and its scorers, on one machine."""
 
+from dataclasses import replace
+
 from storage.clock import ManualClock
 from storage.records import layout
 from storage.records.prompt_table import read_prompts
@@ -33,7 +35,8 @@ def opened(objects, writes=1 << 30):
     return memory_store("scored", DiesAtWrite("scored", objects, writes))
 
 
-def session(store, scorer=0, shard_tokens=7, clock=None, notice=lambda: False):
+def session(store, scorer=0, shard_tokens=7, clock=None, notice=lambda: False, **teacher):
+    """A scorer; `teacher` replaces fields of that section."""
     plan = read_plan(store, 0)
     config = config_in_force(store, plan)
     return ScoreSession(
@@ -41,7 +44,7 @@ def session(store, scorer=0, shard_tokens=7, clock=None, notice=lambda: False):
         plan,
         prompts=read_prompts(store, plan),
         config=config,
-        teacher=config.teacher,
+        teacher=replace(config.teacher, **teacher),
         ranks=Ranks(),
         scorer=scorer,
         clock=clock or ManualClock(),

@@ -31,7 +31,8 @@ OPERATIONAL: dict[str, set[str] | None] = {
     },
     "rollout.speculation": None,
     "rollout.vllm": {*OPERATIONAL_OF_VLLM},
-    "teacher": {"pool"},
+    "teacher": {"pool", "engine"},
+    "teacher.vllm": {*OPERATIONAL_OF_VLLM},
     "trainer": {
         "placement",
         "fleet",
@@ -58,6 +59,7 @@ YOUNG: dict[str, object] = {
     **{f"algorithm.{name}": default for name, default in YOUNG_OF_ALGORITHM.items()},
     **{f"data.{name}": default for name, default in YOUNG_OF_DATA.items()},
     **{f"sampling.{name}": default for name, default in YOUNG_OF_SAMPLING.items()},
+    "teacher.vllm": {"batch_invariant": "auto", "quantization": None, "max_lora_rank": None},
     "teacher": None,
     "trainer.compile_layers": False,
     **{f"optimizer.{name}": default for name, default in YOUNG_OF_OPTIMIZER.items()},

@@ -277,7 +277,7 @@ def identity(config: RunConfig) -> dict[str, Any]:
     resolved = _learned(config)
     for path, default in YOUNG.items():
         parent, name = _place(resolved, path)
-        if parent[name] == default:
+        if parent is not None and parent[name] == default:
             del parent[name]
     return resolved
 
@@ -295,7 +295,7 @@ def _learned(config: RunConfig) -> dict[str, Any]:
         parent = functools.reduce(operator.getitem, parents, resolved)
         if operational is None:
             del parent[section]
-        else:
+        elif parent is not None:
             parent[section] = _without(parent[section], operational)
     for path, (default, older) in DEFAULTS_SINCE.items():
         parent, name = _place(resolved, path)

@@ -3,10 +3,13 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
+
+from resources.pools import PoolConfig
+from tasks.configuration.rollout import VllmConfig
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 Divergence = Literal["reverse", "forward", "jsd"]
@@ -33,6 +36,8 @@ class TeacherConfig:
         top_k: The divergence over the teacher's most likely tokens, so many, with the rest of the vocabulary as one
             more token. None: the sampled token alone, which gives the reverse KL.
         pool: The pool of `pools.scoring` whose machines score; None: the trainer's processes score.
+        engine: With `pool`, what computes the scores: "torch" as the trainer does, or "vllm" by its prompt_logprobs.
+        vllm: With `engine` "vllm", its settings, as of members. Several teachers share `gpu_memory_utilization` evenly.
     """
 
     __pydantic_config__ = STRICT
@@ -44,6 +49,8 @@ class TeacherConfig:
     kl: Divergence = "reverse"
     top_k: Annotated[int, Field(ge=1, le=256)] | None = None
     pool: str | None = None
+    engine: Literal["torch", "vllm"] = "torch"
+    vllm: VllmConfig = field(default_factory=VllmConfig)
 
     def __post_init__(self) -> None:
         if (self.path is None) == (not self.paths):
@@ -75,6 +82,11 @@ class TeacherConfig:
         """The teachers that the trainer's processes load, as in `models`: none with `pool`."""
         return {} if self.pool else self.models
 
+    @property
+    def vllm_of_each(self) -> VllmConfig:
+        """The settings of vLLM for each teacher of a scorer."""
+        return replace(self.vllm, gpu_memory_utilization=self.vllm.gpu_memory_utilization / len(self.models))
+
     def head_size(self, vocabulary: int) -> int:
         """How many tokens a head has, 0 without `top_k`; vocabulary: the policy's number of tokens."""
         return min(self.top_k or 0, vocabulary)
@@ -94,6 +106,17 @@ class TeacherConfig:
                 f"data: column {self.column!r}: {given}; allowed (teacher.paths): {', '.join(map(repr, self.paths))}"
             )
         return value
+
+
+def longest_scored(config: Any, *positions_max: int | None) -> int | None:
+    """The most tokens of prompt and response that are scored together; None if nothing limits them.
+
+    config: the RunConfig. positions_max: of models, where known.
+    """
+    limits = [config.rollout.context_length, *positions_max]
+    if config.data.max_prompt_length is not None:
+        limits.append(config.data.max_prompt_length + config.sampling.max_completion_length)
+    return min((each for each in limits if each is not None), default=None)
 
 
 def teachers_that_clash(config: Any) -> Iterator[str]:
@@ -125,3 +148,24 @@ def _pools_that_clash(config: Any) -> Iterator[str]:
     for name in scoring:
         if name != named:
             yield f"pools.scoring.{name}: given; allowed: the pool that teacher.pool names ({json.dumps(named)})"
+    if config.teacher is not None and config.teacher.engine == "vllm":
+        yield from _scorers_that_clash(config.teacher, scoring)
+
+
+def _scorers_that_clash(teacher: TeacherConfig, scoring: Mapping[str, PoolConfig]) -> Iterator[str]:
+    """A line about each setting that scorers by vLLM exclude."""
+    if teacher.pool is None:
+        yield (
+            "teacher.engine: value 'vllm'; allowed without teacher.pool: 'torch', because the trainer's processes score"
+        )
+    if teacher.vllm.max_lora_rank is not None:
+        yield (
+            f"teacher.vllm.max_lora_rank: value {teacher.vllm.max_lora_rank}; allowed: null, because a teacher has no "
+            "adapters"
+        )
+    pool, per_engine = scoring.get(teacher.pool or ""), teacher.vllm.tensor_parallel_size
+    if pool is not None and pool.gpus % per_engine:
+        yield (
+            f"pools.scoring.{teacher.pool}.gpus: value {pool.gpus}; allowed: 0, or a multiple of "
+            f"teacher.vllm.tensor_parallel_size ({per_engine}), which a scorer uses"
+        )

@@ -36,7 +36,11 @@ def score_iteration(run_url: str, iteration: int, scorer: int, notice: Callable[
     name, pool = f"{SCORING}{teacher.pool}", config.pools.named(teacher.pool)
 
     def teachers_bytes() -> int:
-        return sum(published_bytes(store, layout.teacher(name)) for name in teacher.models)
+        sizes = [published_bytes(store, layout.teacher(name)) for name in teacher.models]
+        if teacher.engine == "torch":
+            return sum(sizes)
+        # One after the other, with a copy in shared memory for vLLM's processes.
+        return max(sizes) * (2 if teacher.vllm.process == "own" else 1)
 
     check_granted(f"scorer {scorer} of iteration {iteration} of {run_url}", name, pool, teachers_bytes, "the teachers")
     check_gpus(pool_path(name), pool.gpus, config.trainer.device)

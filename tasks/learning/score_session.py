@@ -37,7 +37,8 @@ from tasks.learning.ranks import Ranks
 from tasks.learning.recorded_batches import BatchReader
 from tasks.learning.score_journal import ScoreJournal, append_scores, policy_tokens
 from tasks.learning.teacher_scoring import by_response
-from tasks.learning.teachers import Teachers
+from tasks.learning.teachers import Teacher, Teachers
+from tasks.learning.vllm_teachers import VllmTeachers
 from tasks.sampling.session.session_outcome import Preempted
 
 log = logging.getLogger(__name__)
@@ -126,7 +127,11 @@ class ScoreSession:
         self._journal = ScoreJournal(store, plan, teacher.head_size(self._vocabulary))
         self._liveness = Liveness(self._journal.store, plan.iteration, clock)
         self._writer = JournalWriter(self._journal.store, plan.iteration, self.incarnation, 0)
-        self._teachers = Teachers(store, config.trainer, ranks)
+        self._teachers = (
+            VllmTeachers(store, config, teacher, self._vocabulary)
+            if teacher.engine == "vllm"
+            else Teachers(store, config.trainer, ranks)
+        )
         self._open, self._closed = set(range(plan.num_groups)), False
         self._held, self._lock = _Held(), threading.Lock()
         # Earlier processes of this scorer, which have ended. One that claims later may live, as a successor does.
@@ -136,7 +141,7 @@ class ScoreSession:
         """Score until nothing is left to score; returns the number of responses completed.
 
         Raises Preempted after a notice, NonFiniteGradient for log-probs that are not finite, CorruptObject, and the
-        errors of `Teachers.named`.
+        errors of `Teachers.named` or, with vLLM, of `VllmTeachers.named`.
         """
         if self._is_over():
             return 0
@@ -146,6 +151,10 @@ class ScoreSession:
         self.beat()
         seen = 0
         try:
+            if isinstance(self._teachers, VllmTeachers):
+                # While responses are being generated, because vLLM takes minutes to start.
+                self._teachers.start(self._teacher.teacher_of(each.columns) for each in self._prompts)
+                waiting.saw_life()
             while not self._is_over():
                 self._check_notice()
                 if self._take_one():
@@ -161,6 +170,8 @@ class ScoreSession:
                 waiting.pause(self._config.rollout.poll_interval_s)
         finally:
             self.beat(gone=True)
+            if isinstance(self._teachers, VllmTeachers):
+                self._teachers.close()
         return self.num_scored
 
     def in_words(self) -> str:
@@ -186,7 +197,7 @@ class ScoreSession:
                 tokens_recovered=0,
                 prefill_tokens=0,
                 responses_finished=self.num_scored,
-                engine="teacher",
+                engine=self._teacher.engine,
                 batch_invariant=False,
                 claims=self._held.claims,
                 unfinished=self._held.unfinished,
@@ -266,7 +277,7 @@ class ScoreSession:
             self._prompts,
             self._config.trainer.micro_batch_tokens_max,
             self._ranks,
-            packed=is_packed(teacher.module),
+            packed=isinstance(teacher, Teacher) and is_packed(teacher.module),
         )
         lengths = {each.response: each.policy_length for each in responses}
         for batch in passes(responses):

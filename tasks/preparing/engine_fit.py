@@ -17,6 +17,7 @@ from resources.prices import machine_price
 from storage.errors import WrongInputError
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.run_config import RunConfig
+from tasks.configuration.teacher import TeacherConfig
 from tasks.preparing.adapter_fit import check_vllm_adapts
 from tasks.sampling.engines.choose import context_length, engine_settings
 
@@ -56,6 +57,22 @@ def check_engine_fits(config: RunConfig, model_dir: Path) -> list[str]:
         if model is not None and sheet is not None:
             doubts += _check_pool(config, pool_path(name), model, sheet, context)
     return doubts
+
+
+def check_scorer_fits(config: RunConfig, teacher: TeacherConfig, directory: Path, longest: int) -> None:
+    """Raise EngineMisfit if vLLM on the GPUs of `teacher.pool` cannot hold a teacher.
+
+    Passes over what `check_engine_fits` does. directory: the teacher's. longest: the most tokens of a sequence.
+    """
+    pool, dtype = config.pools.named(teacher.pool or ""), config.trainer.dtype
+    settings = RolloutConfig(engine="vllm", dtype=dtype, vllm=teacher.vllm_of_each)
+    model, sheet = _size(model_fields(directory), settings), data_sheet(pool)
+    if not pool.gpus or config.trainer.device == "cpu" or model is None or sheet is None:
+        return
+    try:
+        _check_vllm(settings, f"pools.scoring.{teacher.pool}", model, sheet, longest + 1)
+    except EngineMisfit as error:
+        raise EngineMisfit(str(error).replace("rollout.vllm", "teacher.vllm")) from None
 
 
 def _check_pool(config: RunConfig, path: str, model: ModelSize, sheet: Accelerator, context: int) -> list[str]:

@@ -12,8 +12,9 @@ from storage.records.run import exists
 from storage.stores.store import ObjectStore
 from storage.weights.tensor_sets import publish
 from tasks.configuration.run_config import RunConfig
-from tasks.configuration.teacher import TeacherConfig
+from tasks.configuration.teacher import TeacherConfig, longest_scored
 from tasks.learning.pretrained import ModelError, check_model, read_tensors, vocabulary_size
+from tasks.preparing.engine_fit import EngineMisfit, check_scorer_fits
 from tasks.preparing.local_inputs import LocalInputs
 from tasks.preparing.model_check import check_model_use
 from tasks.preparing.model_use import ModelUse, use_of
@@ -58,13 +59,19 @@ def check_teachers(config: RunConfig, local: TeacherConfig, model_dir: Path, pro
             check_model(directory)
             found = check_model_use(config, directory, _scoring_use(config, model_dir, directory))
         except ModelError as error:
-            raise ModelError(str(error).replace(OF_POLICY, field)) from None
-        doubts += [doubt.replace(OF_POLICY, field) for doubt in found.doubts]
+            raise ModelError(_of_teacher(str(error), field)) from None
+        doubts += [_of_teacher(doubt, field) for doubt in found.doubts]
         _check_sizes(config, field, directory, model_dir)
         check_vocabulary(field, directory, model_dir)
+        if local.engine == "vllm":
+            _check_vllm(config, local, field, directory, model_dir)
     if local.column is not None:
         _check_column(local, prompts)
     return doubts
+
+
+def _of_teacher(text: str, field: str) -> str:
+    return text.replace(OF_POLICY, field).replace("rollout.engine", "teacher.engine")
 
 
 def check_vocabulary(field: str, directory: Path, model_dir: Path) -> dict[str, int]:
@@ -83,11 +90,13 @@ def check_vocabulary(field: str, directory: Path, model_dir: Path) -> dict[str, 
 
 
 def _scoring_use(config: RunConfig, model_dir: Path, directory: Path) -> ModelUse:
-    """The use of a teacher: passes of the trainer's dtype without an engine, over the policy's sequences."""
+    """The use of a teacher: passes of the trainer's dtype over the policy's sequences, in torch or vLLM."""
     reach = positions_max(model_fields(directory))
-    use = use_of(config, model_dir)
+    use, by_vllm = use_of(config, model_dir), config.teacher is not None and config.teacher.engine == "vllm"
     length = use.context_length if reach is None else min(use.context_length, reach)
-    return replace(use, torch=False, vllm=False, context_length=length, lora=None, critic=False)
+    use = replace(use, torch=False, vllm=by_vllm, context_length=length, lora=None, critic=False)
+    # Scorers have the trainer's dtype and device.
+    return replace(use, dtype=use.trainer_dtype, on_cpu=use.trainer_on_cpu) if by_vllm else use
 
 
 def _check_sizes(config: RunConfig, field: str, directory: Path, model_dir: Path) -> None:
@@ -104,6 +113,24 @@ def _check_sizes(config: RunConfig, field: str, directory: Path, model_dir: Path
             f"{field}: {str(directory)!r} reads at most {reach} tokens; allowed: at least {longest}, as long as a "
             "sequence of the run may be"
         )
+
+
+def _check_vllm(config: RunConfig, local: TeacherConfig, field: str, directory: Path, model_dir: Path) -> None:
+    """Refuse what vLLM cannot score: a sequence is a prompt, behind which vLLM generates a token."""
+    reach = positions_max(model_fields(directory))
+    longest = longest_scored(config, positions_max(model_fields(model_dir)), reach)
+    if longest is None:
+        return
+    if longest == reach:
+        raise ModelError(
+            f"{field}: {str(directory)!r} reads at most {reach} tokens, and a sequence may be as long; allowed with "
+            f"teacher.engine 'vllm': rollout.context_length up to {reach - 1}, or a data.max_prompt_length that leaves "
+            "a token free"
+        )
+    try:
+        check_scorer_fits(config, local, directory, longest)
+    except EngineMisfit as error:
+        raise ModelError(f"{field}: {error}") from None
 
 
 def _check_column(local: TeacherConfig, prompts: Iterable[Prompt]) -> None:

@@ -10,7 +10,8 @@ from tasks.configuration.run_config import RunConfig
 
 def settings_in_vain(config: RunConfig) -> list[str]:
     """A doubt about each vain setting, with the name of the field."""
-    return [*_teaching_nothing(config), *_not_held_out(config), *_idle_gpus(config), *_saving_nothing(config)]
+    found = (_teaching_nothing, _not_held_out, _idle_gpus, _idle_gpus_of_scorers, _saving_nothing)
+    return [line for doubts in found for line in doubts(config)]
 
 
 def _teaching_nothing(config: RunConfig) -> Iterator[str]:
@@ -46,6 +47,20 @@ def _idle_gpus(config: RunConfig) -> Iterator[str]:
                 f"{pool_path(name)}.gpus: value {pool.gpus}, of which a member uses "
                 f"rollout.vllm.tensor_parallel_size ({used}); expected: as many, and more slots (count)"
             )
+
+
+def _idle_gpus_of_scorers(config: RunConfig) -> Iterator[str]:
+    teacher = config.teacher
+    if teacher is None or teacher.pool is None:
+        return
+    gpus, is_vllm = config.pools.named(teacher.pool).gpus, teacher.engine == "vllm"
+    used = teacher.vllm.tensor_parallel_size if is_vllm else 1
+    if gpus > used:
+        by = f"teacher.vllm.tensor_parallel_size ({used})" if is_vllm else "one with teacher.engine torch"
+        yield (
+            f"pools.scoring.{teacher.pool}.gpus: value {gpus}, of which a scorer uses {by}; expected: as many, and "
+            "more scorers (count)"
+        )
 
 
 def _saving_nothing(config: RunConfig) -> Iterator[str]:

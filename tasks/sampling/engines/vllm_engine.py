@@ -105,7 +105,7 @@ class VllmEngine:
         if not self._device or device not in ("auto", self._device):
             found = self._device or "no device"
             raise EngineError(f"rollout.device: value {device!r}, and vLLM {installed_version()} finds {found} here")
-        self._module = _module(self._model_dir)
+        self._module = module_of(self._model_dir)
         if self._device == "cpu" and has_experts(self._module):
             raise EngineError(EXPERTS_ON_CPU)
         self._folder = tempfile.TemporaryDirectory(prefix="gleaner-vllm-")
@@ -249,7 +249,7 @@ class VllmEngine:
             if self._speculation.from_siblings:
                 core.call(WorkerCall("gleaner_draft_from_siblings", ()))
             if (path := self._speculation.drafting_model) is not None:
-                load_draft_model(core, _module(Path(path)), tensors_of_folder(Path(path)), self._config)
+                load_draft_model(core, module_of(Path(path)), tensors_of_folder(Path(path)), self._config)
             warmed_s = warm_up(core, self._like_a_runs, self._max_in_flight, self._limits.step_s)
         except BaseException:
             core.close()
@@ -377,7 +377,7 @@ class VllmEngine:
             raise self._dead(EngineDied(f"vLLM used weights {sorted(spans)} instead of {version}"))
 
 
-def _module(model_dir: Path) -> Any:
+def module_of(model_dir: Path) -> Any:
     """The model's Hugging Face class without values, from its configuration alone; EngineError if there is none."""
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - seconds to import
 

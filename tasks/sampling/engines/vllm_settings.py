@@ -8,7 +8,7 @@ import math
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,11 +145,13 @@ def build_vllm_config(
     architecture: str,
     on_cpu: bool,
     keyed: bool,
+    further: Mapping[str, Any] | None = None,
 ) -> Any:
     """Build vLLM's configuration object; EngineError when the installed release refuses the settings.
 
     architecture: the model class to use if config.json does not name one.
     keyed: tokens are drawn with our noise, or else with vLLM's own, which cannot be repeated.
+    further: vLLM's own arguments beside these, or in their place.
     """
     given = {
         "model": str(model_dir),
@@ -176,6 +178,7 @@ def build_vllm_config(
         "per_request_spec_decode_metrics": "none" if speculation.drafts == 0 else "summary",
         "worker_extension_cls": "tasks.sampling.engines.vllm_worker.WorkerExtension",
         "disable_log_stats": True,
+        **(further or {}),
     }
     if on_cpu:
         given["block_size"] = CPU_BLOCK_SIZE

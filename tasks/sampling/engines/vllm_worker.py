@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from tasks.sampling.engines.vllm_adapter import adapter_request, check_loaded
@@ -16,6 +17,9 @@ from tasks.sampling.engines.vllm_handover import Handed, received
 from tasks.sampling.engines.vllm_names import resolve
 from tasks.sampling.engines.vllm_patch import digests, patch, why_whole
 from tasks.sampling.engines.vllm_settings import OWNER
+
+# Where a model keeps its own way from hidden states to logits.
+_PLAIN_LOGITS = "gleaner_plain_logits"
 
 
 class WorkerExtension:
@@ -78,12 +82,29 @@ class WorkerExtension:
         settings = speculator._draft_vllm_config  # noqa: SLF001 - vLLM's way for a draft model needs a transfer engine
         resolve("reload_weights")(settings, speculator.model, received(given), None, True)
 
+    def gleaner_score(self, temperature: float, vocabulary: int) -> None:
+        """Have log-probs of prompts be those at a temperature, over the first tokens of the vocabulary, in float32."""
+        model = self.model_runner.get_model()
+        # vLLM computes log-probs of prompts at a temperature of 1 alone.
+        plain = getattr(model, _PLAIN_LOGITS, model.compute_logits)
+        setattr(model, _PLAIN_LOGITS, plain)
+        model.compute_logits = partial(_scaled_logits, plain, temperature, vocabulary)
+
     def gleaner_load_adapter(self, folder: str) -> float:
         """Replace the adapter by that of a folder; returns the seconds."""
         began_s = time.perf_counter()
         self.add_lora(adapter_request(folder, replace=True))
         check_loaded(self.model_runner.lora_manager._adapter_manager)  # noqa: SLF001 - vLLM offers no other way
         return time.perf_counter() - began_s
+
+
+def _scaled_logits(plain: Any, temperature: float, vocabulary: int, *given: Any, **named: Any) -> Any:
+    logits = plain(*given, **named)
+    if logits is None:  # this worker's part is with another
+        return None
+    logits = logits.float() / temperature
+    logits[:, vocabulary:] = float("-inf")
+    return logits
 
 
 def end_with_owner(owner: int) -> None:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from tasks.configuration.run_config import ConfigError, digest, dump, parse, parse_held
+from tasks.configuration.run_config import ConfigError, changes, digest, dump, parse, parse_held
 from tasks.configuration.teacher import TeacherConfig
+from tasks.preparing.vain_settings import settings_in_vain
 from tests.small_run import document
 
 
@@ -107,6 +108,65 @@ def test_a_pool_that_cannot_score_is_refused(pool, pools, line):
     with pytest.raises(ConfigError) as caught:
         config({"path": "a", "pool": pool}, pools=pools)
     assert any(problem.startswith(line) for problem in caught.value.problems), caught.value.problems
+
+
+VLLM = {"path": "a", "engine": "vllm"}
+POOLED = VLLM | {"pool": "scorers"}
+VLLM_CLASHES = [
+    (VLLM, {}, "teacher.engine: value 'vllm'; allowed without teacher.pool: 'torch'"),
+    (POOLED | {"engine": "sglang"}, SCORING, "teacher.engine: value 'sglang'; allowed: 'torch', 'vllm'"),
+    (POOLED | {"vllm": {"max_lora_rank": 8}}, SCORING, "teacher.vllm.max_lora_rank: value 8; allowed: null"),
+    (POOLED | {"vllm": {"tensor_parallel_size": 0}}, SCORING, "teacher.vllm.tensor_parallel_size: value 0"),
+    (POOLED | {"vllm": {"top_k": 3}}, SCORING, "teacher.vllm.top_k"),
+    (
+        POOLED | {"vllm": {"tensor_parallel_size": 4}},
+        {"scoring": {"scorers": {"gpus": 2}}},
+        "pools.scoring.scorers.gpus: value 2; allowed: 0, or a multiple of teacher.vllm.tensor_parallel_size (4)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("teacher", "pools", "line"), VLLM_CLASHES)
+def test_what_scorers_by_vllm_exclude_is_refused(teacher, pools, line):
+    with pytest.raises(ConfigError) as caught:
+        config(teacher, pools=pools)
+    assert any(problem.startswith(line) for problem in caught.value.problems), caught.value.problems
+
+
+def test_the_engine_of_scorers_may_change_within_a_run_and_8_bit_weights_may_not():
+    torch, vllm = (
+        config({"path": "a", "pool": "scorers", "engine": name}, pools=SCORING) for name in ("torch", "vllm")
+    )
+    larger, quantised = (
+        config(POOLED | {"vllm": settings}, pools=SCORING)
+        for settings in ({"gpu_memory_utilization": 0.5}, {"quantization": "fp8"})
+    )
+    assert digest(torch) == digest(vllm) == digest(larger) == digest(config({"path": "a"}))
+    assert changes(torch, larger) == []
+    assert digest(quantised) != digest(vllm)
+    assert changes(vllm, quantised) == ['teacher.vllm.quantization: null here, "fp8" there']
+    assert changes(config(None), vllm)[0].startswith("teacher: null here")
+
+
+def test_teachers_of_a_scorer_share_its_gpus():
+    two = TeacherConfig(paths={"math": "a", "code": "b"}, column="subject")
+    assert two.vllm_of_each.gpu_memory_utilization == pytest.approx(two.vllm.gpu_memory_utilization / 2)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "gpus", "words"),
+    [
+        ({}, 2, "of which a scorer uses one with teacher.engine torch"),
+        ({"engine": "vllm", "vllm": {"tensor_parallel_size": 2}}, 4, "teacher.vllm.tensor_parallel_size (2)"),
+    ],
+)
+def test_gpus_that_a_scorer_leaves_idle_are_doubted(teacher, gpus, words):
+    for given, expected in ((gpus, 1), (gpus // 2, 0)):
+        pools = {"scoring": {"scorers": {"gpus": given}}}
+        found = settings_in_vain(config({"path": "a", "pool": "scorers"} | teacher, pools=pools))
+        of_pool = [line for line in found if line.startswith(f"pools.scoring.scorers.gpus: value {given}")]
+        assert len(of_pool) == expected
+        assert all(words in line for line in of_pool)
 
 
 @pytest.mark.parametrize("kind", ["sft", "dpo"])

@@ -1,6 +1,7 @@
 """Refusals of teachers before a run exists, by `check` and by the first plan, and the run's copy of a teacher."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 
@@ -10,6 +11,7 @@ from storage.weights.tensor_sets import read_manifest
 from tasks.configuration.run_config import parse
 from tasks.learning.pretrained import ModelError
 from tasks.preparing.checks import check_files
+from tasks.preparing.engine_fit import EngineMisfit, check_scorer_fits
 from tasks.preparing.iteration import prepare
 from tasks.preparing.teacher_check import held_teachers
 from tasks.prompts.vocabulary import read_vocabulary, vocabulary_digest
@@ -96,6 +98,52 @@ def test_a_teacher_with_fewer_tokens_or_too_few_positions_is_refused(tmp_path, m
     short = save_tiny_model(tmp_path / "short", tiny_model(tiny_config(max_position_embeddings=40)))
     for line in refusals(config(model, {"path": str(short)})):
         assert f"teacher.path: {str(short)!r} reads at most 40 tokens; allowed: at least 41" in line
+
+
+BY_VLLM = {"pool": "scorers", "engine": "vllm"}
+
+
+def test_a_sequence_as_long_as_the_teachers_positions_is_refused_for_vllm_alone(model, teacher):
+    """Both models have 256 positions."""
+    pools = {"scoring": {"scorers": {}}}
+    for line in refusals(config(model, {"path": str(teacher)} | BY_VLLM, pools=pools)):
+        assert (
+            f"teacher.path: {str(teacher)!r} reads at most 256 tokens, and a sequence may be as long; allowed with "
+            "teacher.engine 'vllm': rollout.context_length up to 255"
+        ) in line
+    for given in (
+        {"rollout": {"context_length": 255}},
+        {"data": {"max_prompt_length": 215}, "sampling": {"max_completion_length": 40}},
+    ):
+        check_files(config(model, {"path": str(teacher)} | BY_VLLM, pools=pools, **given))
+    check_files(config(model, {"path": str(teacher), "pool": "scorers"}, pools=pools))
+
+
+def test_a_teacher_too_large_for_the_gpus_of_its_vllm_is_refused_before_anything_is_written(model, teacher):
+    pools = {"scoring": {"scorers": {"machine": "p5.48xlarge", "gpus": 2}}}
+    settings = BY_VLLM | {"vllm": {"tensor_parallel_size": 2, "gpu_memory_utilization": 1e-6}}
+    for line in refusals(config(model, {"path": str(teacher)} | settings, pools=pools, rollout={"context_length": 99})):
+        assert "teacher.path: pools.scoring.scorers: the weights take " in line
+        assert "cache of one response of 100 tokens" in line
+        assert "more than 2 x H100-80GB" in line
+        assert "more GPUs of an engine (teacher.vllm.tensor_parallel_size, and as many gpus)" in line
+
+
+def test_teachers_of_a_scorer_must_fit_its_gpus_together(model, teacher):
+    """Each has 61e9 parameters, and takes 16 GB of cache for 60 tokens."""
+    change(teacher, "config.json", lambda document: document.update(num_hidden_layers=2_000_000))
+    both = {"paths": {"sums": str(teacher), "rest": str(teacher)}, "column": "answer"}
+    for named, gpus, fits in (
+        ({"path": str(teacher)}, 1, False),
+        ({"path": str(teacher)}, 2, True),
+        (both, 2, False),
+        (both, 4, True),
+    ):
+        settings = named | BY_VLLM | {"vllm": {"tensor_parallel_size": gpus}}
+        pools = {"scoring": {"scorers": {"machine": "p5.48xlarge", "gpus": gpus}}}
+        given = config(model, settings, pools=pools, trainer={"dtype": "bfloat16"})
+        with nullcontext() if fits else pytest.raises(EngineMisfit, match=r"the weights take 122\.9 GB"):
+            check_scorer_fits(given, given.teacher, teacher, 60)
 
 
 def test_a_prompt_without_a_teacher_is_refused_by_its_row(tmp_path, model, teacher):
