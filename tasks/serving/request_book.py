@@ -11,7 +11,7 @@ from storage.records import layout, prompt_table
 from storage.records.records import read
 from storage.records.requests import KeptRequest, RequestRecord, accept
 from storage.records.run import exists, read_plan
-from storage.stores.store import ObjectStore
+from storage.stores.store import ObjectMissing, ObjectStore
 from tasks.external.groups import groups_of
 from tasks.learning.replayed_batches import ReplayedBatches
 from tasks.prompts.prompt import PromptError
@@ -65,13 +65,14 @@ class RequestBook:
 
     def kept(self, name: str) -> ServedRequest | None:
         """The request that a client has left under a name, for any life of the server; None: there is none."""
-        if not exists(self._store, layout.request(name)):
+        try:
+            record = read(self._store, RequestRecord, layout.request(name))
+        except ObjectMissing:
             return None
-        record = read(self._store, RequestRecord, layout.request(name))
         if record.kept is None:
             return None
-        asked = record.kept
-        return ServedRequest(asked.prompt_token_ids, asked.n, asked.max_tokens, True, True, None, record.body)
+        kept = record.kept
+        return ServedRequest(kept.prompt_token_ids, kept.n, kept.max_tokens, True, True, None, record.body)
 
     def _planned(self, name: str, first: int) -> int | None:
         """The iteration that has the request among its prompts, from `first` on; None: it is not planned."""
