@@ -1,8 +1,9 @@
 """Tinker's door of `gleaner serve`: what the client of Tinker asks to sample, as requests of the run.
 
-The client asks in two steps: `asample` is answered with the name of a future, which `retrieve_future` resolves. Nothing
-of both is in this process alone. A session's id says all there is to know of it; the name of a future follows from the
-session and the client's counter, and the run holds what was asked under that name before the name is given out.
+The client asks in two steps: `asample` is answered with the name of a future, and `retrieve_future` resolves the name.
+A server that is started again knows every session and future of its earlier lives: a session is no more than its id,
+the name of a future follows from the session and the client's counter, and the run holds what was asked before the
+client gets the name.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ _PROTOBUF = "application/x-protobuf"
 # Fields of SampledSequence in tinker_public.proto, and of the SampleResponse around it: number << 3 | wire type.
 _STOP_REASON, _TOKENS, _LOGPROBS, _SEQUENCE = 1 << 3, 2 << 3 | 2, 3 << 3 | 2, 1 << 3 | 2
 _LENGTH = 1
-# What the client would take from elsewhere: keys for tokens, polls for whole sessions, clones' numbers from the server.
+# The key itself is sent, each future is asked for alone, and copies of a client choose their own numbers.
 _CLIENT_CONFIG = {
     "pjwt_auth_enabled": False,
     "credential_default_source": "api_key",
