@@ -45,7 +45,7 @@ from storage.records.records import (
     Span,
     TrainingRecord,
 )
-from storage.records.requests import RequestRecord
+from storage.records.requests import KeptRequest, RequestRecord
 from storage.records.reward_models import RewardModelRecord, StoredFile
 from storage.records.run import LeaseRecord
 from storage.records.teacher_scores import encode_scores
@@ -299,6 +299,9 @@ def of_the_crew() -> dict[str, records.AnyRecord]:
             at_s=11.0,
         ),
         layout.request(digest_of(b"a key")): RequestRecord(body=digest_of(b"a body"), first_iteration=0, **NONCE),
+        layout.request(digest_of(b"a sample")): RequestRecord(
+            body=digest_of(b"a body"), first_iteration=1, kept=KeptRequest((5, 6), 2, 9), **NONCE
+        ),
         layout.failure("train"): FailureRecord(
             task="train", iteration=0, execution=EXECUTION, host="a-machine", error="ValueError: bad", at_s=12.5
         ),

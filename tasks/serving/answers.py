@@ -4,6 +4,9 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from tasks.external.groups import Response
 from tasks.serving.served_model import ServedModel
 from tasks.serving.served_request import ServedRequest
@@ -55,6 +58,12 @@ def chat_stream(name: str, request: ServedRequest, answer: Answer, model: Served
     assert request.chat is not None
     [response] = _asked(request, answer)
     return chat_reply.stream(_completion(name, request, answer, response, model), request.chat)
+
+
+def sampled(request: ServedRequest, answer: Answer) -> list[tuple[list[int], npt.NDArray[np.float32], str]]:
+    """Tokens, log-probs (float32 [n]) and finish reason ("stop" or "length") of each response of an answer."""
+    cut = [(*_cut(request, response), response) for response in _asked(request, answer)]
+    return [(ids, response.logprobs[: len(ids)], reason) for ids, reason, response in cut]
 
 
 def _asked(request: ServedRequest, answer: Answer) -> list[Response]:

@@ -8,12 +8,14 @@ from concurrent.futures import Future
 from functools import lru_cache
 
 from storage.records import layout, prompt_table
-from storage.records.requests import RequestRecord, accept
+from storage.records.records import read
+from storage.records.requests import KeptRequest, RequestRecord, accept
 from storage.records.run import exists, read_plan
-from storage.stores.store import ObjectStore
+from storage.stores.store import ObjectMissing, ObjectStore
 from tasks.external.groups import groups_of
 from tasks.learning.replayed_batches import ReplayedBatches
 from tasks.prompts.prompt import PromptError
+from tasks.prompts.submitted import TOKENS
 from tasks.serving.served_model import ServedModel
 from tasks.serving.served_request import ServedRequest
 from tasks.serving.windows import REQUEST, Answer, Windows
@@ -27,9 +29,12 @@ class RequestBook:
         self._store, self._windows, self._model = store, windows, model
         self._names = lru_cache(1024)(self._read_names)
 
-    def begin(self, name: str, asked: ServedRequest, *, has_key: bool) -> "Future[Answer] | None":
+    def begin(
+        self, name: str, asked: ServedRequest, *, has_key: bool, is_kept: bool = False
+    ) -> "Future[Answer] | None":
         """The answer to a request, which is generated unless it is there or on its way.
 
+        is_kept: a request for token ids under a key, which `kept` finds by its name from now on.
         None: a window has just ended, or the request's iteration is between two states; a later call finds more.
         Raises Refusal for a prompt that does not fit, and for a key that was used for another request; StorageError.
         """
@@ -41,7 +46,8 @@ class RequestBook:
         if not has_key:
             return self._windows.ask(name, prompt, asked.n)
         begun = self._windows.step
-        record = accept(self._store, name, RequestRecord(body=asked.body, first_iteration=begun))
+        kept = KeptRequest(tuple(prompt[TOKENS]), asked.n, asked.max_tokens) if is_kept else None
+        record = accept(self._store, name, RequestRecord(body=asked.body, first_iteration=begun, kept=kept))
         if record.body != asked.body:
             message = "Idempotency-Key: the key was used for another request; allowed: a new key, or the same request"
             raise Refusal(message, code="idempotency_key_reused", status=422)
@@ -56,6 +62,17 @@ class RequestBook:
         found: Future[Answer] = Future()
         found.set_result(self._recorded(name, step))
         return found
+
+    def kept(self, name: str) -> ServedRequest | None:
+        """The request that a client has left under a name, for any life of the server; None: there is none."""
+        try:
+            record = read(self._store, RequestRecord, layout.request(name))
+        except ObjectMissing:
+            return None
+        if record.kept is None:
+            return None
+        kept = record.kept
+        return ServedRequest(kept.prompt_token_ids, kept.n, kept.max_tokens, True, True, None, record.body)
 
     def _planned(self, name: str, first: int) -> int | None:
         """The iteration that has the request among its prompts, from `first` on; None: it is not planned."""

@@ -25,6 +25,7 @@ from tasks.serving.answers import chat_answer, chat_stream, text_answer
 from tasks.serving.request_book import RequestBook
 from tasks.serving.served_model import ServedModel
 from tasks.serving.served_request import ServedRequest, read_served
+from tasks.serving.tinker_door import TinkerDoor, keys_of
 from tasks.serving.windows import Answer
 from tasks.turns import chat_reply
 from tasks.turns.chat_request import Refusal
@@ -57,6 +58,7 @@ class RequestServer:
         self._book, self._model, self._sampling = book, model, sampling
         self._secret, self._timeout_s, self._body_timeout_s = secret, timeout_s, body_timeout_s
         self._host, self._number_waiting = "", 0
+        self._tinker = TinkerDoor(book, model, sampling, read=self._body, find=self._found)
 
     async def start(self, host: str, port: int) -> web.AppRunner:
         """Listen; returns what `cleanup` stops. Raises OSError, which says so, if the address cannot be used."""
@@ -65,6 +67,7 @@ class RequestServer:
         app.router.add_post("/v1/completions", self._completed)
         app.router.add_post("/v1/chat/completions", self._chatted)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_routes(self._tinker.routes())
         # A client that has gone waits no more; its request goes on, and its key finds the answer.
         runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=0, logger=WithoutTracebacks(log), handler_cancellation=True
@@ -82,7 +85,7 @@ class RequestServer:
         """Answer refused requests in the form that OpenAI's clients read."""
         try:
             self._check_client(request)
-            return await handler(request)
+            return await self._counted(request, handler)
         except Refusal as error:
             refusal = error
         except web.HTTPRequestEntityTooLarge:
@@ -96,13 +99,23 @@ class RequestServer:
             refusal = Refusal("the run cannot answer now, as the server's log says; the same key may later", status=503)
         return web.json_response(chat_reply.refused(refusal), status=refusal.status)
 
+    async def _counted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self._number_waiting >= WAITING_MAX:
+            raise Refusal(f"{WAITING_MAX} requests wait; allowed: the same request, later", status=429)
+        self._number_waiting += 1
+        try:
+            return await handler(request)
+        finally:
+            self._number_waiting -= 1
+
     def _check_client(self, request: web.Request) -> None:
         hosts = request.headers.getall("Host", [])
         if len(hosts) != 1 or not answers_to(hosts[0], self._host):
             raise Refusal("the Host header names another machine", status=403)
         kind, _, given = request.headers.get("Authorization", "").partition(" ")
-        is_right = hmac.compare_digest(given.strip().encode(errors="replace"), self._secret.encode())
-        if kind.lower() != "bearer" or not is_right:
+        keys = [given.strip()] if kind.lower() == "bearer" else keys_of(request.headers)
+        secret = self._secret.encode()
+        if not any(hmac.compare_digest(key.encode(errors="replace"), secret) for key in keys):
             raise Refusal("the API key is not this server's", code="invalid_api_key", status=401)
 
     async def _models(self, _: web.Request) -> web.StreamResponse:
@@ -131,29 +144,28 @@ class RequestServer:
         key = request.headers.get("Idempotency-Key")
         if key is not None and not _KEY.fullmatch(key):
             raise Refusal("Idempotency-Key: allowed: 1 to 255 visible ASCII characters", param="Idempotency-Key")
-        if self._number_waiting >= WAITING_MAX:
-            raise Refusal(f"{WAITING_MAX} requests wait; allowed: the same request, later", status=429)
-        self._number_waiting += 1
         try:
-            try:
-                async with asyncio.timeout(self._body_timeout_s):
-                    body = await request.read()
-            except TimeoutError:
-                raise Refusal(f"the body did not come within {self._body_timeout_s:g} s", status=408) from None
-            asked = await asyncio.to_thread(read_served, body, kind, self._sampling)
+            asked = await asyncio.to_thread(read_served, await self._body(request), kind, self._sampling)
             name = uuid.uuid4().hex if key is None else digest_of(key.encode())
-            return name, asked, await self._answered(name, asked, has_key=key is not None)
-        finally:
-            self._number_waiting -= 1
-
-    async def _answered(self, name: str, asked: ServedRequest, *, has_key: bool) -> Answer:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                while True:
-                    found = await asyncio.to_thread(self._book.begin, name, asked, has_key=has_key)
-                    if found is not None:
-                        return await asyncio.shield(asyncio.wrap_future(found))
-                    await asyncio.sleep(_LOOK_INTERVAL_S)
+            return name, asked, await self._found(name, asked, self._timeout_s, has_key=key is not None)
+        except GleanerError:  # a store that is away is a TimeoutError, too
+            raise
         except TimeoutError:
             message = f"no answer after {self._timeout_s:g} s (--timeout-s); the same Idempotency-Key waits on"
             raise Refusal(message, code="not_finished", status=504) from None
+
+    async def _body(self, request: web.Request) -> bytes:
+        try:
+            async with asyncio.timeout(self._body_timeout_s):
+                return await request.read()
+        except TimeoutError:
+            raise Refusal(f"the body did not come within {self._body_timeout_s:g} s", status=408) from None
+
+    async def _found(self, name: str, asked: ServedRequest, within_s: float, *, has_key: bool = True) -> Answer:
+        """The answer to a request, when that has come; raises TimeoutError after `within_s` seconds."""
+        async with asyncio.timeout(within_s):
+            while True:
+                found = await asyncio.to_thread(self._book.begin, name, asked, has_key=has_key)
+                if found is not None:
+                    return await asyncio.shield(asyncio.wrap_future(found))
+                await asyncio.sleep(_LOOK_INTERVAL_S)

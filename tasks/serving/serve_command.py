@@ -61,10 +61,11 @@ def serve(
     window_s: float,
     timeout_s: float,
 ) -> None:
-    """Serve /v1/completions and /v1/chat/completions until Ctrl-C; members (`gleaner join`) generate.
+    """Serve OpenAI's API, and what Tinker's client samples, until Ctrl-C; members (`gleaner join`) generate.
 
-    The run has trainer.placement "external" and data.source "submitted". Every response is in the run. A request with
-    the header Idempotency-Key has one answer, whichever processes die.
+    OpenAI's are /v1/completions and /v1/chat/completions. The run has trainer.placement "external" and data.source
+    "submitted". Every response is in the run. A request with the header Idempotency-Key, and each of Tinker's client,
+    has one answer, whichever processes die.
     """
     if (config is None) == (run_url is None):
         raise NotServed("serve: allowed: CONFIG [FIELD=VALUE]..., or --run URL")

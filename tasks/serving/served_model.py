@@ -13,6 +13,7 @@ from tasks.grading.run_rewards import held_models
 from tasks.preparing.checks import draw
 from tasks.preparing.first_weights import model_directory_of_run, origin_of, with_local_inputs
 from tasks.preparing.local_inputs import open_local_inputs
+from tasks.preparing.stop_tokens import stop_ids_of_run
 from tasks.preparing.tools import prompt_tokenizer
 from tasks.prompts.decode import open_decoder
 from tasks.prompts.prompt import Message
@@ -40,6 +41,13 @@ class ServedModel:
             prompts = SubmittedPrompts([submitted])
             [row] = draw(self._config, prompts, self._tokenizer, self._folder, first=0, count=1)
         return {PROMPT: row.prompt, TOKENS: list(row.token_ids)}
+
+    def stop_tokens(self) -> dict[int, str]:
+        """The run's stop tokens with their texts; a first window with a chat may add one. Raises StorageError."""
+        store = connect(self._config.run.url)
+        with self._lock:
+            ids = stop_ids_of_run(store, self._folder, self._tokenizer, (), with_turns=False)
+        return dict(zip(ids, self.pieces(ids), strict=True))
 
     def text(self, token_ids: Sequence[int]) -> str:
         """The text of a response, as rewards would read it."""
