@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -18,7 +19,7 @@ from storage.process_identity import process_name
 from storage.records import layout
 from storage.records.prompt_table import PromptRow
 from storage.records.records import PlanRecord
-from storage.records.run import exists, first_open, read_plan, release_lease
+from storage.records.run import acquire_lease, exists, first_open, read_plan, release_lease
 from storage.stores.store import ObjectMissing, ObjectStore, StorageError
 from storage.waiting import Wait
 from tasks.concluding.iteration import commit_and_report
@@ -28,7 +29,7 @@ from tasks.configuration.run_config import RunConfig
 from tasks.learning.lease import BEATS_PER_TTL, keep_lease
 from tasks.learning.opened_batches import opened_batches
 from tasks.learning.recorded_batches import Batches, FollowedBatches
-from tasks.preparing.iteration import prepare
+from tasks.preparing.iteration import is_dead_holder, prepare
 from tasks.prompts.prompt import PromptSet
 from tasks.sampling.session.crew_watch import CrewWatch
 
@@ -53,6 +54,10 @@ class Plans(Protocol):
     @contextmanager
     def batches(self, plan: PlanRecord, prompts: Sequence[PromptRow], folder: Path) -> Iterator[Batches]:
         """The micro-batches of a step that is not closed; folder: the run's model files."""
+        ...
+
+    def hold(self) -> None:
+        """Keep other programs from advancing the run; raises RunBusy if one does."""
         ...
 
     def conclude(self, step: int) -> None:
@@ -82,6 +87,15 @@ class OwnPlans:
             )
         with _kept_generator():
             prepare(self._config, self._execution, self._clock, ahead=step - first, submitted=submitted)
+        self._keep()
+
+    def hold(self) -> None:
+        # Also by a program that holds the lease: another one succeeds a program that was suspended for long.
+        known_dead = partial(is_dead_holder, self._store.url)
+        acquire_lease(self._store, self._execution, self._config.run.lease_ttl_s, self._clock, known_dead)
+        self._keep()
+
+    def _keep(self) -> None:
         if not self._holds_lease:
             self._holds_lease = True
             ttl_s = self._config.run.lease_ttl_s
@@ -156,6 +170,9 @@ class FollowedPlans:
         what = f"groups of step {plan.iteration} of {self._store.url} to be recorded by the execution's node 'train'"
         waits = self._waits_for(what, f"groups of step {plan.iteration} of {self._store.url} are not recorded")
         yield FollowedBatches(self._store, plan, self._clock, self._config.rollout.poll_interval_s, waits)
+
+    def hold(self) -> None:
+        """The execution has the lease."""
 
     def conclude(self, step: int) -> None:
         """The execution's node `conclude` does."""

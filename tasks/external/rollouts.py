@@ -178,6 +178,7 @@ class Rollouts:
             WrongStep: No step is under way, some of its groups were not handed out, or an earlier step is
                 unpublished.
             WeightsMisfit: A tensor is missing, unknown, not finite, or of another shape or dtype.
+            RunBusy: Another process advances the run.
         """
         step = self._step if step is None else step
         if step is None or not exists(self._store, layout.closed(step)):
@@ -188,6 +189,7 @@ class Rollouts:
             raise WrongStep(f"publish: step {step}; allowed now: {self.step}, because versions come in order")
         blocks = None if tensors is None else handed_blocks(tensors, read_manifest(self._store, layout.weights(0)))
         if not exists(self._store, layout.report(step)):
+            self._plans.hold()
             self._record(step, metrics or {})
         is_own = self._publish(step + 1, blocks) if blocks is not None else self._repeat(step + 1)
         self._plans.conclude(step)
