@@ -134,6 +134,17 @@ def test_a_second_program_publishes_nothing_for_the_first(tmp_path, model):
         assert first.step == 0
 
 
+@pytest.mark.parametrize("metrics", [{"loss": "low"}, {"loss": None}, {"loss": [0.5, 1.0]}, {3: 0.5}, {"n": 10**400}])
+def test_a_metric_that_is_no_number_is_refused_before_anything_is_published(tmp_path, model, metrics):
+    with Rollouts(settings(str(tmp_path / "run"), model)) as rollouts:
+        groups = rollouts.next(0)
+        roll_out(rollouts.url, 0)
+        list(groups)
+        with pytest.raises(ValueError, match=r"^metrics: .* allowed: numbers by name"):
+            rollouts.publish(None, metrics)
+        assert rollouts.step == 0
+
+
 def test_a_step_is_published_again_after_its_base_was_deleted(tmp_path, model):
     url = str(tmp_path / "run")
     given = settings(url, model, **KEPT)
