@@ -34,13 +34,13 @@ class KnownPromptsError(WrongInputError):
 
 
 class KeptPrompts:
-    """A PromptSet of some rows of another, in order."""
+    """A PromptSet of some rows of another, `source`, in order."""
 
     def __init__(self, prompts: PromptSet, rows: Sequence[int]) -> None:
         """Raises KnownPromptsError for a row that the source does not have."""
         if rows and rows[-1] >= len(prompts):
             raise KnownPromptsError(f"data.source: {len(prompts)} rows; allowed: {rows[-1] + 1}, as the run began with")
-        self._prompts, self._rows = prompts, rows
+        self.source, self._rows = prompts, rows
         self.columns = prompts.columns
         self.doubts: Sequence[str] = getattr(prompts, "doubts", ())
 
@@ -48,14 +48,14 @@ class KeptPrompts:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Prompt:
-        return self._prompts[self._rows[index]]
+        return self.source[self._rows[index]]
 
     def __iter__(self) -> Iterator[Prompt]:
         return (self[index] for index in range(len(self)))
 
     def place(self, index: int) -> str:
         """The place of the row in the source."""
-        return self._prompts.place(self._rows[index])
+        return self.source.place(self._rows[index])
 
 
 @dataclass(frozen=True)
