@@ -67,7 +67,7 @@ def test_what_has_no_names_is_refused(handed):
 
 
 def test_a_folder_without_weights_is_not_called_the_policy(tmp_path):
-    with pytest.raises(ModelError, match="^tensors: .* holds no .safetensors file"):
+    with pytest.raises(ModelError, match=r"^tensors: .* holds no \.safetensors file"):
         handed_blocks(tmp_path, first())
 
 

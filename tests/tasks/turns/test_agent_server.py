@@ -44,7 +44,14 @@ def test_hostile_requests_are_refused_and_the_conversation_goes_on(notes):
         found = notes()
     codes = [(status, reply["error"]["code"]) for status, reply in found[:9]]
     assert codes[:3] == [(401, "invalid_api_key")] * 3
-    assert codes[3:] == [(403, None), (400, None), (404, "model_not_found"), (400, None), (404, "unknown_url"), (400, None)]
+    assert codes[3:] == [
+        (403, None),
+        (400, None),
+        (404, "model_not_found"),
+        (400, None),
+        (404, "unknown_url"),
+        (400, None),
+    ]
     assert found[9][0] in (401, 404)
     # A server that does not read on may close the connection before the client has read why.
     assert all(status in (0, 413) for status, _ in found[10:])
