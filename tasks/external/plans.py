@@ -4,6 +4,7 @@ A program that plans holds the run's lease. A program that follows writes a sign
 execution's node `train` looks.
 """
 
+import json
 import logging
 import sys
 import threading
@@ -18,8 +19,8 @@ from storage.errors import WrongInputError
 from storage.process_identity import process_name
 from storage.records import layout
 from storage.records.prompt_table import PromptRow
-from storage.records.records import PlanRecord
-from storage.records.run import acquire_lease, exists, first_open, read_plan, release_lease
+from storage.records.records import PlanRecord, nonce
+from storage.records.run import RunBusy, acquire_lease, exists, first_open, read_plan, release_lease
 from storage.stores.store import ObjectMissing, ObjectStore, StorageError
 from storage.waiting import Wait
 from tasks.concluding.iteration import commit_and_report
@@ -149,14 +150,15 @@ class FollowedPlans:
     def __init__(self, store: ObjectStore, config: RunConfig, clock: Clock) -> None:
         self._store, self._config, self._clock = store, config, clock
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="external trainer", daemon=True)
+        self._thread: threading.Thread | None = None
+        # The sign of life of another program that follows the execution, too.
+        self._successor = b""
 
     def plan(self, step: int, submitted: PromptSet | None) -> None:
         del submitted
         if step < 0:
             raise WrongStep(f"step: value {step}; allowed: at least 0")
-        if not self._thread.is_alive():
-            self._thread.start()
+        self.hold()
         waits = self._waits_for(
             f"step {step} of {self._store.url} to be planned", f"step {step} of {self._store.url} is not planned"
         )
@@ -172,15 +174,23 @@ class FollowedPlans:
         yield FollowedBatches(self._store, plan, self._clock, self._config.rollout.poll_interval_s, waits)
 
     def hold(self) -> None:
-        """The execution has the lease."""
+        # The execution has the lease.
+        if self._successor:
+            told = self._successor.decode(errors="replace")
+            raise RunBusy(f"{self._store.url} is trained by a program that began later ({told}); allowed: one program")
+        if self._thread is None:
+            self._ended.clear()
+            self._thread = threading.Thread(target=self._beat, name="external trainer", daemon=True)
+            self._thread.start()
 
     def conclude(self, step: int) -> None:
         """The execution's node `conclude` does."""
 
     def close(self) -> None:
         self._ended.set()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join()
+            self._thread, self._successor = None, b""
 
     def _waits_for(self, what: str, lack: str) -> Callable[[bool], None]:
         """A function to call with True ahead of each pause of a wait, and with False when what is awaited is there.
@@ -193,7 +203,8 @@ class FollowedPlans:
 
         def waits(is_waiting: bool) -> None:
             nonlocal sign
-            seen = self._sign_of_execution()
+            self.hold()
+            seen = self._sign(layout.LEASE_BEAT)
             if not is_waiting or seen != sign:
                 sign = seen
                 waiting.saw_life()
@@ -206,16 +217,25 @@ class FollowedPlans:
 
         return waits
 
-    def _sign_of_execution(self) -> bytes:
+    def _sign(self, key: str) -> bytes:
         try:
-            return self._store.get(layout.LEASE_BEAT, 0, layout.BEAT_BYTES_MAX)
+            return self._store.get(key, 0, layout.BEAT_BYTES_MAX)
         except ObjectMissing:
             return b""
 
     def _beat(self) -> None:
+        own, name = set[bytes](), json.dumps(f"{process_name()} {nonce()[:8]}")
         while True:
             try:
-                self._store.put(layout.EXTERNAL_BEAT, f'{{"at_s":{self._clock.wall():.3f}}}'.encode())
+                found = self._sign(layout.EXTERNAL_BEAT)
+                if own and found and found not in own:
+                    # Of two programs the later one goes on, as after a death of the earlier one, which cannot be told.
+                    self._successor = found
+                    return
+                mine = f'{{"at_s":{self._clock.wall():.3f},"program":{name}}}'.encode()
+                # A write that fails may have been made.
+                own = {found, mine}
+                self._store.put(layout.EXTERNAL_BEAT, mine)
             except StorageError as error:
                 log.warning("the sign of life of this program could not be written: %s", error)
             if self._ended.wait(min(10.0, self._config.trainer.group_timeout_s / BEATS_PER_TTL)):
