@@ -139,6 +139,7 @@ def test_a_trainer_that_is_started_again_gets_the_same_completions_and_publishes
             r"chat_template_kwargs: value .* allowed with data.chat_template_kwargs: {}",
         ),
         ({"accelerator": SimpleNamespace(num_processes=2)}, batch(0), "accelerate: 2 processes; allowed"),
+        ({"tools": [print]}, batch(0), "tools, environment_factory: 1 tools in TRL; allowed with rollout_func: none"),
         ({}, batch(0)[:-1], "group 1 of TRL's batch of 5 is not one prompt 3 times"),
         ({}, ["a", "b", "c"], "group 0 of TRL's batch of 3"),
         ({"model": SimpleNamespace(training=False)}, batch(0), "eval_strategy"),
