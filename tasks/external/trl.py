@@ -78,7 +78,7 @@ class RolloutFunc:
         if tools:
             raise TrlMisfit(
                 f"tools, environment_factory: {len(tools)} tools in TRL; allowed with rollout_func: none, because TRL "
-                "would generate the turns after the first itself; the section turns of the run has tools and environments"
+                "would generate the later turns itself; the section turns of the run has tools and environments"
             )
         trainer.add_callback(_ending(self, trainer))
         self._source.__enter__()
