@@ -24,7 +24,6 @@ from storage.stores.store import ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.learning.pretrained import vocabulary_size
 from tasks.planning.iteration_plan import IterationPlan
-from tasks.preparing.known_prompts import KeptPrompts
 from tasks.prompts.draw import check_tokens
 from tasks.prompts.examples import COMPLETIONS, Stretch, completion_of
 from tasks.prompts.prompt import PromptSet
@@ -53,11 +52,10 @@ def responses_of(
 ) -> Responses:
     """Make the responses of each example of `prompts`; raises PromptError for one that does not fit."""
     vocab_size, length_max = vocabulary_size(model_dir), config.sampling.max_completion_length
-    source = prompts.source if isinstance(prompts, KeptPrompts) else prompts
 
     def of_row(row: PromptRow) -> Sequence[Sequence[Stretch]]:
-        if isinstance(source, RunExamples):
-            found = source.completions(row.prompt_id, length_max)
+        if isinstance(prompts, RunExamples):
+            found = prompts.completions(row.prompt_id, length_max)
         else:
             columns = COMPLETIONS[config.algorithm.kind]
             found = [completion_of(row, tokenizer(), config.data, length_max, column) for column in columns]

@@ -26,6 +26,7 @@ from tasks.configuration.run_config import RunConfig
 from tasks.planning.prompt_features import prompt_digest
 from tasks.prompts.openings import reset_columns
 from tasks.prompts.prompt import Message, Prompt, PromptSet
+from tasks.prompts.run_examples import RunExamples
 from tasks.reporting.export import parse_range
 
 
@@ -34,13 +35,13 @@ class KnownPromptsError(WrongInputError):
 
 
 class KeptPrompts:
-    """A PromptSet of some rows of another, `source`, in order."""
+    """A PromptSet of some rows of another, in order."""
 
     def __init__(self, prompts: PromptSet, rows: Sequence[int]) -> None:
         """Raises KnownPromptsError for a row that the source does not have."""
         if rows and rows[-1] >= len(prompts):
             raise KnownPromptsError(f"data.source: {len(prompts)} rows; allowed: {rows[-1] + 1}, as the run began with")
-        self.source, self._rows = prompts, rows
+        self._prompts, self._rows = prompts, rows
         self.columns = prompts.columns
         self.doubts: Sequence[str] = getattr(prompts, "doubts", ())
 
@@ -48,14 +49,14 @@ class KeptPrompts:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Prompt:
-        return self.source[self._rows[index]]
+        return self._prompts[self._rows[index]]
 
     def __iter__(self) -> Iterator[Prompt]:
         return (self[index] for index in range(len(self)))
 
     def place(self, index: int) -> str:
         """The place of the row in the source."""
-        return self.source.place(self._rows[index])
+        return self._prompts.place(self._rows[index])
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,9 @@ class Known:
 
     def kept(self, prompts: PromptSet) -> PromptSet:
         """The prompts of the run among those of the source."""
-        return prompts if self.rows is None else KeptPrompts(prompts, self.rows)
+        if self.rows is None:
+            return prompts
+        return prompts.kept(self.rows) if isinstance(prompts, RunExamples) else KeptPrompts(prompts, self.rows)
 
     def save(self, store: ObjectStore) -> PromptsOrigin:
         """Store rows and lengths, named by their content, ahead of run.json; returns what run.json states."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -96,6 +97,13 @@ class RunExamples:
     def place(self, index: int) -> str:
         """The response of another run, for messages."""
         return f"data.runs, response {self._table['id'][index].as_py()}"
+
+    def kept(self, rows: Sequence[int]) -> "RunExamples":
+        """Some of the examples, in order, with their responses."""
+        found = copy(self)
+        found._table = self._table.take(list(rows))
+        found.__dict__.pop("_places", None)
+        return found
 
     def completions(self, prompt_id: str, length_max: int) -> list[tuple[Stretch, ...]]:
         """The responses to a prompt, by stretches, of which the first and the last are learned.
