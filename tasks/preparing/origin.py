@@ -174,7 +174,9 @@ def _optimizer(config: RunConfig, other: ObjectStore, run: RunRecord, version: i
 def _check_goes_on(field: str, config: OptimizerConfig, manifest: Manifest) -> None:
     """Raise OriginError for an optimizer of another kind, and for a schedule that the stored one has gone through."""
     state = manifest.metadata.get(_STATE)
-    kind, steps = (state.get("optimizer", ADAMW), state["optimizer_steps"]) if isinstance(state, dict) else (None, 0)
+    kind, steps = (
+        (state.get("optimizer", ADAMW), state.get("optimizer_steps", 0)) if isinstance(state, dict) else (None, 0)
+    )
     if kind != config.name:
         raise OriginError(
             f"{field}.name: value {config.name!r}; allowed with run.from_optimizer: {kind!r}, as in the other run"
