@@ -8,10 +8,11 @@ import numpy as np
 
 from storage.errors import WrongInputError
 from storage.weights.manifest import Manifest, TensorBlock, TensorEntry
-from tasks.learning.pretrained import read_tensors
+from tasks.learning.pretrained import ModelError, read_tensors
 
 # By the name of a dtype in a safetensors header.
 _ARRAYS = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "U8": "uint8"}
+_REASON_CHARACTERS = 120
 
 
 class WeightsMisfit(WrongInputError):  # noqa: N818 - reads as what happened
@@ -28,10 +29,11 @@ def handed_blocks(handed: Mapping[str, Any] | str | Path, first: Manifest) -> di
         first: The manifest of version 0.
 
     Raises:
-        WeightsMisfit: Names the first tensor that is missing, unknown, not finite, or of another shape or dtype.
+        WeightsMisfit: Names the first tensor that is missing, unknown, unreadable, not finite, or of another shape or
+            dtype.
         ModelError: The folder holds no model.
     """
-    tensors: Mapping[str, Any] = read_tensors(Path(handed)) if isinstance(handed, str | Path) else handed
+    tensors = _by_name(handed)
     missing = next((name for name in first.tensors if name not in tensors), None)
     if missing is not None:
         raise WeightsMisfit(f"tensors: {missing!r} is missing; allowed: all {len(first.tensors)} tensors of version 0")
@@ -49,7 +51,22 @@ def folder_tensors(folder: Path) -> dict[str, Any]:
     return {name: as_torch(block) for name, block in read_tensors(folder).items()}
 
 
+def _by_name(handed: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
+    if isinstance(handed, str | Path):
+        try:
+            return read_tensors(Path(handed))
+        except ModelError as error:
+            raise ModelError(str(error).replace("policy.path", "tensors")) from None
+    if not isinstance(handed, Mapping):
+        raise WeightsMisfit(
+            f"tensors: a {type(handed).__name__}; allowed: a folder, or tensors by name, such as model.state_dict()"
+        )
+    return handed
+
+
 def _block(name: str, value: Any, entry: TensorEntry) -> TensorBlock:
+    if not isinstance(value, TensorBlock | np.ndarray) and not hasattr(value, "detach"):
+        raise WeightsMisfit(f"tensors: {name!r} is a {type(value).__name__}; allowed: a torch tensor or an array")
     shape = tuple(value.shape)
     if shape != entry.shape:
         raise WeightsMisfit(f"tensors: {name!r} has shape {list(shape)}; allowed: {list(entry.shape)}")
@@ -57,10 +74,8 @@ def _block(name: str, value: Any, entry: TensorEntry) -> TensorBlock:
         found = value
     elif isinstance(value, np.ndarray):
         found = _of_array(name, value, entry)
-    elif hasattr(value, "detach"):
-        found = _of_torch(value, entry)
     else:
-        raise WeightsMisfit(f"tensors: {name!r} is a {type(value).__name__}; allowed: a torch tensor or an array")
+        found = _of_torch(name, value, entry)
     if found.dtype != entry.dtype:
         raise WeightsMisfit(f"tensors: {name!r} has dtype {found.dtype}; allowed: {entry.dtype}")
     if not _is_finite(value, found):
@@ -75,15 +90,24 @@ def _of_array(name: str, value: np.ndarray[Any, Any], entry: TensorEntry) -> Ten
             f"tensors: {name!r} has dtype {value.dtype.name}; allowed: {_ARRAYS.get(entry.dtype, 'a torch tensor')}, "
             f"because version 0 has {entry.dtype}"
         )
-    return TensorBlock(dtype=entry.dtype, shape=value.shape, data=np.ascontiguousarray(value).data)
+    ours = np.ascontiguousarray(value, value.dtype.newbyteorder("="))
+    return TensorBlock(dtype=entry.dtype, shape=value.shape, data=ours.data)
 
 
-def _of_torch(value: Any, entry: TensorEntry) -> TensorBlock:
+def _of_torch(name: str, value: Any, entry: TensorEntry) -> TensorBlock:
     # Whoever hands a torch tensor has imported torch.
     from tasks.sampling.engines.weight_tensors import DTYPES, as_block  # noqa: PLC0415
 
     wanted = DTYPES[entry.dtype]
-    return as_block(value.to(wanted) if value.is_floating_point() and wanted.is_floating_point else value)
+    try:
+        return as_block(value.to(wanted) if value.is_floating_point() and wanted.is_floating_point else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        # A sharded tensor has a part alone, and a tensor on the device meta nothing.
+        reason = " ".join(str(error).split())[:_REASON_CHARACTERS]
+        raise WeightsMisfit(
+            f"tensors: {name!r} is a {type(value).__name__} of {value.dtype} on {value.device} that cannot be read "
+            f"({reason}); allowed: whole, dense tensors, such as full_tensor() of a sharded one"
+        ) from error
 
 
 def _is_finite(value: Any, found: TensorBlock) -> bool:
@@ -98,7 +122,7 @@ def _is_finite(value: Any, found: TensorBlock) -> bool:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    if tuple(one.shape) != tuple(other.shape) or type(one) is not type(other):
+    if type(one) is not type(other) or tuple(one.shape) != tuple(other.shape):
         return False
     if isinstance(one, TensorBlock):
         return one.dtype == other.dtype and bytes(one.data) == bytes(other.data)

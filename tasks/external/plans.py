@@ -4,11 +4,13 @@ A program that plans holds the run's lease. A program that follows writes a sign
 execution's node `train` looks.
 """
 
+import json
 import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -17,8 +19,8 @@ from storage.errors import WrongInputError
 from storage.process_identity import process_name
 from storage.records import layout
 from storage.records.prompt_table import PromptRow
-from storage.records.records import PlanRecord
-from storage.records.run import exists, first_open, read_plan, release_lease
+from storage.records.records import PlanRecord, nonce
+from storage.records.run import RunBusy, acquire_lease, exists, first_open, read_plan, release_lease
 from storage.stores.store import ObjectMissing, ObjectStore, StorageError
 from storage.waiting import Wait
 from tasks.concluding.iteration import commit_and_report
@@ -28,7 +30,7 @@ from tasks.configuration.run_config import RunConfig
 from tasks.learning.lease import BEATS_PER_TTL, keep_lease
 from tasks.learning.opened_batches import opened_batches
 from tasks.learning.recorded_batches import Batches, FollowedBatches
-from tasks.preparing.iteration import prepare
+from tasks.preparing.iteration import is_dead_holder, prepare
 from tasks.prompts.prompt import PromptSet
 from tasks.sampling.session.crew_watch import CrewWatch
 
@@ -53,6 +55,10 @@ class Plans(Protocol):
     @contextmanager
     def batches(self, plan: PlanRecord, prompts: Sequence[PromptRow], folder: Path) -> Iterator[Batches]:
         """The micro-batches of a step that is not closed; folder: the run's model files."""
+        ...
+
+    def hold(self) -> None:
+        """Keep other programs from advancing the run; raises RunBusy if one does."""
         ...
 
     def conclude(self, step: int) -> None:
@@ -82,6 +88,15 @@ class OwnPlans:
             )
         with _kept_generator():
             prepare(self._config, self._execution, self._clock, ahead=step - first, submitted=submitted)
+        self._keep()
+
+    def hold(self) -> None:
+        # Also by a program that holds the lease: another one succeeds a program that was suspended for long.
+        known_dead = partial(is_dead_holder, self._store.url)
+        acquire_lease(self._store, self._execution, self._config.run.lease_ttl_s, self._clock, known_dead)
+        self._keep()
+
+    def _keep(self) -> None:
         if not self._holds_lease:
             self._holds_lease = True
             ttl_s = self._config.run.lease_ttl_s
@@ -135,14 +150,15 @@ class FollowedPlans:
     def __init__(self, store: ObjectStore, config: RunConfig, clock: Clock) -> None:
         self._store, self._config, self._clock = store, config, clock
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="external trainer", daemon=True)
+        self._thread: threading.Thread | None = None
+        # The sign of life of another program that follows the execution, too.
+        self._successor = b""
 
     def plan(self, step: int, submitted: PromptSet | None) -> None:
         del submitted
         if step < 0:
             raise WrongStep(f"step: value {step}; allowed: at least 0")
-        if not self._thread.is_alive():
-            self._thread.start()
+        self.hold()
         waits = self._waits_for(
             f"step {step} of {self._store.url} to be planned", f"step {step} of {self._store.url} is not planned"
         )
@@ -157,13 +173,24 @@ class FollowedPlans:
         waits = self._waits_for(what, f"groups of step {plan.iteration} of {self._store.url} are not recorded")
         yield FollowedBatches(self._store, plan, self._clock, self._config.rollout.poll_interval_s, waits)
 
+    def hold(self) -> None:
+        # The execution has the lease.
+        if self._successor:
+            told = self._successor.decode(errors="replace")
+            raise RunBusy(f"{self._store.url} is trained by a program that began later ({told}); allowed: one program")
+        if self._thread is None:
+            self._ended.clear()
+            self._thread = threading.Thread(target=self._beat, name="external trainer", daemon=True)
+            self._thread.start()
+
     def conclude(self, step: int) -> None:
         """The execution's node `conclude` does."""
 
     def close(self) -> None:
         self._ended.set()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join()
+            self._thread, self._successor = None, b""
 
     def _waits_for(self, what: str, lack: str) -> Callable[[bool], None]:
         """A function to call with True ahead of each pause of a wait, and with False when what is awaited is there.
@@ -176,7 +203,8 @@ class FollowedPlans:
 
         def waits(is_waiting: bool) -> None:
             nonlocal sign
-            seen = self._sign_of_execution()
+            self.hold()
+            seen = self._sign(layout.LEASE_BEAT)
             if not is_waiting or seen != sign:
                 sign = seen
                 waiting.saw_life()
@@ -189,16 +217,25 @@ class FollowedPlans:
 
         return waits
 
-    def _sign_of_execution(self) -> bytes:
+    def _sign(self, key: str) -> bytes:
         try:
-            return self._store.get(layout.LEASE_BEAT, 0, layout.BEAT_BYTES_MAX)
+            return self._store.get(key, 0, layout.BEAT_BYTES_MAX)
         except ObjectMissing:
             return b""
 
     def _beat(self) -> None:
+        own, name = set[bytes](), json.dumps(f"{process_name()} {nonce()[:8]}")
         while True:
             try:
-                self._store.put(layout.EXTERNAL_BEAT, f'{{"at_s":{self._clock.wall():.3f}}}'.encode())
+                found = self._sign(layout.EXTERNAL_BEAT)
+                if own and found and found not in own:
+                    # Of two programs the later one goes on, as after a death of the earlier one, which cannot be told.
+                    self._successor = found
+                    return
+                mine = f'{{"at_s":{self._clock.wall():.3f},"program":{name}}}'.encode()
+                # A write that fails may have been made.
+                own = {found, mine}
+                self._store.put(layout.EXTERNAL_BEAT, mine)
             except StorageError as error:
                 log.warning("the sign of life of this program could not be written: %s", error)
             if self._ended.wait(min(10.0, self._config.trainer.group_timeout_s / BEATS_PER_TTL)):

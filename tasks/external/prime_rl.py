@@ -56,10 +56,13 @@ def feed(
         clock: Another clock, in tests.
 
     Raises:
-        PrimeMisfit: A response is longer than seq_len, the run has no rewards or filters groups, or the trainer has
-            written no weights for limit_s.
+        PrimeMisfit: There is no rank, a response is longer than seq_len, the run has no rewards or filters groups, or
+            the trainer has written no weights for limit_s.
     """
     folder, clock = Path(output_dir), clock or SystemClock()
+    for name, value in (("ranks", ranks), ("seq_len", seq_len)):
+        if value < 1:
+            raise PrimeMisfit(f"{name}: value {value}; allowed: at least 1")
     with rollouts(config) as source:
         if not source.config.rewards:
             raise PrimeMisfit(

@@ -33,11 +33,13 @@ from tasks.learning.recorded_batches import Batches
 from tasks.learning.replayed_batches import ReplayedBatches
 from tasks.preparing.checks import check_settings
 from tasks.prompts.decode import open_completion_decoder
+from tasks.prompts.plain_values import check_text
 from tasks.prompts.submitted import SubmittedPrompts
 
 log = logging.getLogger(__name__)
 SOURCE = {"source": EXTERNAL}
 _DOCUMENTS = (".yaml", ".yml", ".json")
+_SHOWN_CHARACTERS = 120
 
 
 class Rollouts:
@@ -178,8 +180,10 @@ class Rollouts:
             WrongStep: No step is under way, some of its groups were not handed out, or an earlier step is
                 unpublished.
             WeightsMisfit: A tensor is missing, unknown, not finite, or of another shape or dtype.
+            RunBusy: Another process advances the run.
+            ValueError: A metric is no number.
         """
-        step = self._step if step is None else step
+        numbers, step = _numbers(metrics or {}), self._step if step is None else step
         if step is None or not exists(self._store, layout.closed(step)):
             raise WrongStep(
                 "publish: no step is under way" if step is None else f"publish: step {step} has groups to come"
@@ -188,7 +192,8 @@ class Rollouts:
             raise WrongStep(f"publish: step {step}; allowed now: {self.step}, because versions come in order")
         blocks = None if tensors is None else handed_blocks(tensors, read_manifest(self._store, layout.weights(0)))
         if not exists(self._store, layout.report(step)):
-            self._record(step, metrics or {})
+            self._plans.hold()
+            self._record(step, numbers)
         is_own = self._publish(step + 1, blocks) if blocks is not None else self._repeat(step + 1)
         self._plans.conclude(step)
         if self._step == step:
@@ -216,7 +221,7 @@ class Rollouts:
                 self._waited_s[plan.iteration] = batches.waited_s
                 yield from groups_of(batch, plan, prompts, batches, decode)
 
-    def _record(self, step: int, metrics: Mapping[str, float]) -> None:
+    def _record(self, step: int, metrics: dict[str, float]) -> None:
         """Commit the training record; the record of an earlier life of the program stays."""
         now_s = self._clock.wall()
         began_at_s = self._began_at_s.pop(step, now_s)
@@ -227,7 +232,7 @@ class Rollouts:
         record = TrainingRecord(
             iteration=step,
             weight_version=step + 1,
-            metrics={name: float(value) for name, value in metrics.items()}
+            metrics=metrics
             | of_run
             | {
                 "timing_s/wait": self._waited_s.pop(step, 0.0),
@@ -272,6 +277,18 @@ class Rollouts:
             return False
         self._base = (version, blocks)
         return True
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics as Python's floats; raises ValueError, which names the first that is none."""
+    found = {}
+    for name, value in metrics.items():
+        try:
+            found[check_text(name, "metrics: a name")] = float(value)
+        except (AttributeError, OverflowError, RuntimeError, TypeError, ValueError):
+            shown = f"{name!r} is {value!r}"[:_SHOWN_CHARACTERS]
+            raise ValueError(f"metrics: {shown}; allowed: numbers by name") from None
+    return found
 
 
 def rollouts(config: Mapping[str, Any] | str | Path) -> Rollouts:

@@ -74,6 +74,12 @@ class RolloutFunc:
                 f"accelerate: {trainer.accelerator.num_processes} processes; allowed with rollout_func: 1, because a "
                 "step is one batch of one process"
             )
+        tools = getattr(trainer, "tools", None)
+        if tools:
+            raise TrlMisfit(
+                f"tools, environment_factory: {len(tools)} tools in TRL; allowed with rollout_func: none, because TRL "
+                "would generate the later turns itself; the section turns of the run has tools and environments"
+            )
         trainer.add_callback(_ending(self, trainer))
         self._source.__enter__()
         self._is_open = True

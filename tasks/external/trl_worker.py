@@ -24,6 +24,15 @@ from tasks.external.rollouts import Rollouts, rollouts
 
 # TRL's own, when it divides rewards by their standard deviation.
 _STD_EPS = 1e-8
+# What TRL does without a setting that may be null, or that older versions lack.
+_OFF: Mapping[str, Any] = {
+    "top_p": 1,
+    "top_k": 0,
+    "min_p": 0,
+    "repetition_penalty": 1,
+    "generation_kwargs": {},
+    "chat_template_kwargs": {},
+}
 
 
 class TrlMisfit(WrongInputError):  # noqa: N818 - reads as what happened
@@ -197,18 +206,30 @@ def asynchronous(config: Mapping[str, Any] | str | Path) -> dict[str, Any]:
 
 
 def same_settings(theirs: Any, config: RunConfig) -> None:
-    """Raise TrlMisfit for a setting that TRL and the run both have, with another value.
+    """Raise TrlMisfit for a setting of sampling or of prompts that TRL has with another value than the run.
 
-    theirs: An object with TRL's num_generations, max_completion_length and temperature.
+    theirs: An object with TRL's num_generations, max_completion_length and temperature. What else it has of TRL's
+    settings, itself or as `args`, is compared, too, because the run's members would not read it.
     """
-    ours = {
+    sampling, none = config.sampling, "the run's sampling, which has none"
+    ours: dict[str, tuple[str, Any]] = {
         "num_generations": ("run.num_generations", config.run.num_generations),
-        "max_completion_length": ("sampling.max_completion_length", config.sampling.max_completion_length),
-        "temperature": ("sampling.temperature", config.sampling.temperature),
+        "max_completion_length": ("sampling.max_completion_length", sampling.max_completion_length),
+        "temperature": ("sampling.temperature", sampling.temperature),
+        "top_p": ("sampling.top_p", sampling.top_p),
+        "top_k": ("sampling.top_k", sampling.top_k),
+        "min_p": (none, 0),
+        "repetition_penalty": (none, 1),
+        "generation_kwargs": (none, {}),
+        "chat_template_kwargs": ("data.chat_template_kwargs", config.data.chat_template_kwargs),
     }
     for name, (field, allowed) in ours.items():
-        if (value := getattr(theirs, name)) != allowed:
-            raise TrlMisfit(f"{name}: value {value} in TRL's configuration; allowed with {field} {allowed}: {allowed}")
+        # As given: TRL's trainer has another generation_kwargs than its arguments.
+        value = getattr(getattr(theirs, "args", None), name, getattr(theirs, name, _OFF.get(name, allowed)))
+        if value is None or (name == "top_k" and value == -1):
+            value = _OFF.get(name)
+        if value != allowed:
+            raise TrlMisfit(f"{name}: value {value} in TRL's configuration; allowed with {field}: {allowed}")
 
 
 def _check_run(config: RunConfig) -> None:

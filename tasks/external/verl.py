@@ -188,6 +188,9 @@ def _check(config: Any, source: Rollouts) -> None:
             "sampling.temperature",
             run.sampling.temperature,
         ),
+        # verl's top_k is -1 where none is.
+        ("actor_rollout_ref.rollout.top_k", max(0, rollout.get("top_k") or 0), "sampling.top_k", run.sampling.top_k),
+        ("actor_rollout_ref.rollout.top_p", rollout.get("top_p", 1), "sampling.top_p", run.sampling.top_p),
         ("trainer.save_freq", config.trainer.save_freq, "this manager", 1),
         ("trainer.critic_warmup", config.trainer.critic_warmup, "this manager", 0),
     ):

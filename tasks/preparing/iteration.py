@@ -276,12 +276,12 @@ def _open(
         origin=None if origin is None else origin.record,
         prompts_origin=known.save(store) if known and inputs else None,
     )
-    acquire_lease(store, execution, config.run.lease_ttl_s, clock, known_dead=partial(_is_dead_holder, store.url))
+    acquire_lease(store, execution, config.run.lease_ttl_s, clock, known_dead=partial(is_dead_holder, store.url))
     admit_alone(config, clock)
     return run
 
 
-def _is_dead_holder(url: str, holder: str) -> bool:
+def is_dead_holder(url: str, holder: str) -> bool:
     """Whether the lease's holder has ended; raises RunBusy, instead of a wait, for a living holder on this machine."""
     number = number_here(holder)
     if number is not None:

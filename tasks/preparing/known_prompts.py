@@ -26,6 +26,7 @@ from tasks.configuration.run_config import RunConfig
 from tasks.planning.prompt_features import prompt_digest
 from tasks.prompts.openings import reset_columns
 from tasks.prompts.prompt import Message, Prompt, PromptSet
+from tasks.prompts.run_examples import RunExamples
 from tasks.reporting.export import parse_range
 
 
@@ -74,7 +75,9 @@ class Known:
 
     def kept(self, prompts: PromptSet) -> PromptSet:
         """The prompts of the run among those of the source."""
-        return prompts if self.rows is None else KeptPrompts(prompts, self.rows)
+        if self.rows is None:
+            return prompts
+        return prompts.kept(self.rows) if isinstance(prompts, RunExamples) else KeptPrompts(prompts, self.rows)
 
     def save(self, store: ObjectStore) -> PromptsOrigin:
         """Store rows and lengths, named by their content, ahead of run.json; returns what run.json states."""

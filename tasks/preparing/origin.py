@@ -19,7 +19,7 @@ from storage.weights.adapters import BASE_VERSION, adapter_record
 from storage.weights.inspection import inspect_set
 from storage.weights.manifest import Manifest
 from storage.weights.tensor_sets import copy_set, read_manifest
-from tasks.configuration.optimizer import ADAMW
+from tasks.configuration.optimizer import ADAMW, OptimizerConfig
 from tasks.configuration.origins import version_of
 from tasks.configuration.run_config import ConfigError, RunConfig, identity, parse_held
 from tasks.configuration.run_section import PolicyConfig
@@ -156,7 +156,7 @@ def _optimizer(config: RunConfig, other: ObjectStore, run: RunRecord, version: i
         raise OriginError(f"run.from: value {config.run.from_!r}; {str(error).removeprefix('version: ')}") from None
     inspect_set(other, layout.checkpoint(version))
     manifest = _manifest(other, layout.checkpoint(version))
-    _check_kind("optimizer.name", config.optimizer.name, manifest)
+    _check_goes_on("optimizer", config.optimizer, manifest)
     if config.algorithm.estimator.needs_critic:
         try:
             inspect_set(other, layout.critic_checkpoint(version))
@@ -167,15 +167,25 @@ def _optimizer(config: RunConfig, other: ObjectStore, run: RunRecord, version: i
                 f"critic, because {other.url} has none"
             ) from None
         critic = _manifest(other, layout.critic_checkpoint(version))
-        _check_kind("critic.optimizer.name", config.critic.optimizer.name, critic)
+        _check_goes_on("critic.optimizer", config.critic.optimizer, critic)
     return manifest
 
 
-def _check_kind(field: str, name: str, manifest: Manifest) -> None:
+def _check_goes_on(field: str, config: OptimizerConfig, manifest: Manifest) -> None:
+    """Raise OriginError for an optimizer of another kind, and for a schedule that the stored one has gone through."""
     state = manifest.metadata.get(_STATE)
-    kind = state.get("optimizer", ADAMW) if isinstance(state, Mapping) else None
-    if kind != name:
-        raise OriginError(f"{field}: value {name!r}; allowed with run.from_optimizer: {kind!r}, as in the other run")
+    kind, steps = (
+        (state.get("optimizer", ADAMW), state.get("optimizer_steps", 0)) if isinstance(state, dict) else (None, 0)
+    )
+    if kind != config.name:
+        raise OriginError(
+            f"{field}.name: value {config.name!r}; allowed with run.from_optimizer: {kind!r}, as in the other run"
+        )
+    if config.schedule != "constant" and config.total_steps is not None and config.total_steps <= steps:
+        raise OriginError(
+            f"{field}.total_steps: value {config.total_steps}; allowed with run.from_optimizer: more than the {steps} "
+            "steps of the other run, after which the schedule goes on"
+        )
 
 
 def _first_prompt(config: RunConfig, other: ObjectStore, run: RunRecord, version: int) -> int:

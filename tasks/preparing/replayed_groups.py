@@ -66,7 +66,9 @@ def choose_replayed(
     replay = config.data.replay
     if replay is None:
         return NOTHING
-    places = [place for text in replay.runs for place in _Source.opened(text, config, model_dir).plans()]
+    opened = [place for text in replay.runs for place in _Source.opened(text, config, model_dir).plans()]
+    # Named twice, as by overlapping ranges, an iteration counts once.
+    places = list({(source.store.url, plan.iteration): (source, plan) for source, plan in opened}.values())
     sizes = [plan.num_groups for _, plan in places]
     ends = list(accumulate(sizes))
     sources: list[ReplayedGroup] = []

@@ -75,8 +75,10 @@ def holds_run_examples(source: str) -> bool:
 class RunExamples:
     """A PromptSet of the examples in a file of `encode`, with their responses."""
 
-    def __init__(self, file: Path) -> None:
-        self._table = pq.read_table(file)
+    def __init__(self, file: Path, rows: Sequence[int] | None = None) -> None:
+        """rows: the places of the examples in the file; None: all."""
+        self._file, whole = file, pq.read_table(file)
+        self._table = whole if rows is None else whole.take(list(rows))
         shared = set.intersection(*(set(json.loads(each.as_py())) for each in self._table["columns"]))
         self.columns: frozenset[str] = frozenset(shared)
 
@@ -96,6 +98,10 @@ class RunExamples:
     def place(self, index: int) -> str:
         """The response of another run, for messages."""
         return f"data.runs, response {self._table['id'][index].as_py()}"
+
+    def kept(self, rows: Sequence[int]) -> "RunExamples":
+        """Some of the examples, in order, with their responses."""
+        return RunExamples(self._file, rows)
 
     def completions(self, prompt_id: str, length_max: int) -> list[tuple[Stretch, ...]]:
         """The responses to a prompt, by stretches, of which the first and the last are learned.

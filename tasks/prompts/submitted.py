@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from storage.digests import digest_of
@@ -16,16 +16,19 @@ _ID_DIGITS = 16
 class SubmittedPrompts:
     """A PromptSet of given prompts, in the given order. The id of a prompt follows from its content."""
 
-    def __init__(self, prompts: Sequence[str | Sequence[Mapping[str, Any]] | Mapping[str, Any]]) -> None:
+    def __init__(self, prompts: Iterable[str | Sequence[Mapping[str, Any]] | Mapping[str, Any]]) -> None:
         """Read each prompt: text, a list of messages, or a mapping with `prompt` and further columns.
 
         A mapping may have `prompt_token_ids`: the policy reads these tokens, and people read `prompt`. Raises
         PromptError for no prompt, and for a prompt of another form, by its number.
         """
-        if isinstance(prompts, str | Mapping) or not prompts:
-            raise PromptError(f"prompts: {type(prompts).__name__} of none; allowed: a list with at least one prompt")
+        if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+            raise PromptError(f"prompts: value of type {type(prompts).__name__}; allowed: a list of prompts")
+        listed = list(prompts)
+        if not listed:
+            raise PromptError("prompts: none; allowed: at least one")
         seen: Counter[str] = Counter()
-        self._prompts = [_read(given, number, seen) for number, given in enumerate(prompts)]
+        self._prompts = [_read(given, number, seen) for number, given in enumerate(listed)]
         first = self._prompts[0].columns.keys()
         for number, prompt in enumerate(self._prompts):
             if prompt.columns.keys() != first:
@@ -46,13 +49,19 @@ class SubmittedPrompts:
         return f"prompts.{index}"
 
 
+def _name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"column {name!r}; allowed: a name that is text")
+    return check_text(name, "a column")
+
+
 def _read(given: Any, number: int, seen: Counter[str]) -> Prompt:
     where = f"prompts.{number}"
     row = dict(given) if isinstance(given, Mapping) else {PROMPT: given}
     if PROMPT not in row:
         raise PromptError(f"{where}: it has no {PROMPT!r}; allowed: text, messages, or a mapping with {PROMPT!r}")
     try:
-        columns = {check_text(name, "a column"): plain(value, name) for name, value in row.items()}
+        columns = {_name(name): plain(value, name) for name, value in row.items()}
     except (TypeError, ValueError) as error:
         raise PromptError(f"{where}: {error}") from None
     content, tokens = check_prompt(columns.pop(PROMPT), where), columns.pop(TOKENS, None)

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 TOKENIZER_FILES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"})
 # The column of the weighted sums, and how the columns of single functions begin.
 REWARD = "reward"
-RANGE = re.compile(r"(\d*):(\d*)|(\d+)")
+RANGE = re.compile(r"([0-9]{0,9}):([0-9]{0,9})|([0-9]{1,9})")
 
 
 @dataclass(frozen=True, kw_only=True)

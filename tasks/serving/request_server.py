@@ -88,6 +88,10 @@ class RequestServer:
             return await self._counted(request, handler)
         except Refusal as error:
             refusal = error
+        except web.RequestPayloadError:
+            refusal = Refusal(
+                "the body is not of its Content-Encoding, or not whole; allowed: the same request, sent whole"
+            )
         except web.HTTPRequestEntityTooLarge:
             refusal = Refusal(f"the body is too long; allowed: {BODY_BYTES_MAX} bytes", status=413)
         except web.HTTPException as error:

@@ -7,6 +7,7 @@ import pytest
 import gleaner
 from storage.clock import SystemClock
 from storage.records import layout
+from storage.records.run import RunBusy
 from storage.stores.connect import connect
 from tasks.external.plans import FollowedPlans, NoPlan, WrongStep
 from tasks.learning.collecting import NoHost, _sign_of_host, collect_and_wait
@@ -26,6 +27,11 @@ def execute(given):
         roll_out(url, step)
         collect_and_wait(url, step, EXECUTION, SystemClock())
         commit_iteration(url, step)
+
+
+def execute_one(given):
+    collect_and_wait(given.run.url, 0, EXECUTION, SystemClock())
+    commit_iteration(given.run.url, 0)
 
 
 def follow(url, steps):
@@ -74,7 +80,29 @@ def test_of_a_sign_of_life_no_more_is_read_than_one_has(tmp_path, model):
     connect(given.run.url).put(layout.LEASE_BEAT, bytes(1 << 20))
     assert len(_sign_of_host(given)) == layout.BEAT_BYTES_MAX
     follower = FollowedPlans(connect(given.run.url), given, SystemClock())
-    assert len(follower._sign_of_execution()) == layout.BEAT_BYTES_MAX
+    assert len(follower._sign(layout.LEASE_BEAT)) == layout.BEAT_BYTES_MAX
+
+
+def test_of_two_programs_the_later_one_goes_on(tmp_path, model):
+    given = settings(str(tmp_path / "run"), model, trainer={**SECTIONS["trainer"], "group_timeout_s": 2.0})
+    plan_iteration(given, SystemClock())
+    roll_out(given.run.url, 0)
+    execution = in_thread(execute_one, given)
+    with gleaner.rollouts(given.run.url) as first:
+        taken = list(first.next(0))
+        with gleaner.rollouts(given.run.url) as second:
+            again = list(second.next(0))
+            assert seen(again) == seen(taken)
+            until_s = time.monotonic() + 20
+            while not first._plans._successor and time.monotonic() < until_s:
+                time.sleep(0.02)
+            for call in (lambda: first.next(1), lambda: first.publish(None)):
+                with pytest.raises(RunBusy, match=r"is trained by a program that began later .* allowed: one program"):
+                    call()
+            assert second.publish(trained(arrays(given.run.url, 0), again))
+    execution()
+    with first:
+        assert seen(first.next(0)) == seen(taken)
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path):

@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 from storage.weights.manifest import Manifest, TensorBlock
 from storage.weights.tensor_sets import Draft, digest_all, draft_set
 from tasks.external.handed_weights import WeightsMisfit, handed_blocks
+from tasks.learning.pretrained import ModelError
 from tasks.sampling.engines.weight_tensors import as_block, as_torch
 
 TENSORS = {
@@ -52,6 +53,34 @@ def test_a_tied_head_is_left_out():
     assert values(handed_blocks({**TENSORS, "head": TENSORS["embed"]}, first())) == EXPECTED
 
 
+def test_an_array_of_another_byte_order_has_the_same_values():
+    tensors = {"embed": TENSORS["embed"]}
+    assert values(handed_blocks({"embed": TENSORS["embed"].numpy().astype(">f4")}, first(tensors))) == {
+        "embed": EXPECTED["embed"]
+    }
+
+
+@pytest.mark.parametrize("handed", [torch.nn.Linear(2, 2), iter(TENSORS.items()), list(TENSORS.items()), None])
+def test_what_has_no_names_is_refused(handed):
+    with pytest.raises(WeightsMisfit, match="allowed: a folder, or tensors by name"):
+        handed_blocks(handed, first())
+
+
+def test_a_folder_without_weights_is_not_called_the_policy(tmp_path):
+    with pytest.raises(ModelError, match=r"^tensors: .* holds no \.safetensors file"):
+        handed_blocks(tmp_path, first())
+
+
+class _OfPart(torch.Tensor):
+    """As torch's tensors of a sharded model: the shape is the whole's, and there are no values to read."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.numpy:
+            raise RuntimeError(".numpy() is not supported for tensor subclasses.")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
@@ -66,6 +95,12 @@ def test_a_tied_head_is_left_out():
         ({"norm": as_block(torch.tensor([1.0, float("nan")]).bfloat16())}, "'norm' has a value that is not finite"),
         ({"norm": torch.tensor([1.0, 3.4e38])}, "'norm' has a value that is not finite"),
         ({"norm": TensorBlock("F16", (2,), bytes(4))}, "'norm' has dtype F16; allowed: BF16"),
+        ({"norm": [1.0, 2.0]}, "'norm' is a list; allowed: a torch tensor or an array"),
+        ({"embed": torch.zeros(2, 3, device="meta")}, "'embed' is a Tensor of torch.float32 on meta that cannot be"),
+        ({"embed": torch.zeros(2, 3).to_sparse()}, "'embed' is a Tensor .* allowed: whole, dense tensors"),
+        ({"embed": torch.zeros(2, 3, dtype=torch.complex64)}, "'embed' is a Tensor of torch.complex64"),
+        ({"embed": _OfPart(torch.zeros(2, 3))}, "'embed' is a _OfPart .* such as full_tensor"),
+        ({"head": 1.0}, "'head' is no tensor of version 0"),
     ],
 )
 def test_tensors_of_another_model_are_refused(changed, line):

@@ -153,6 +153,8 @@ def test_what_cannot_be_is_refused_in_one_line(tmp_path, model):
     given = settings("memory://prime-rl-refused", model, **KEPT)
     with pytest.raises(PrimeMisfit, match="seq_len: value 8; allowed here: at least"):
         feed(given, tmp_path, steps=1, ranks=1, seq_len=8, clock=ManualClock())
+    with pytest.raises(PrimeMisfit, match="ranks: value 0; allowed: at least 1"):
+        feed(given, tmp_path, steps=1, ranks=0, seq_len=SEQ_LEN)
     with pytest.raises(PrimeMisfit, match=r"rewards: value \[\]; allowed with prime-rl: at least one"):
         feed(settings("memory://prime-rl-refused", model, rewards=[]), tmp_path, steps=1, ranks=1, seq_len=SEQ_LEN)
     filtered = settings("memory://prime-rl-refused", model, algorithm={"filter_groups": True})

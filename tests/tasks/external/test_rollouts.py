@@ -1,12 +1,15 @@
 """The contract of an external trainer: groups in, weights out, and the same of both after any death."""
 
+import os
 from dataclasses import replace
 
 import pytest
 
 import gleaner
+from storage.clock import SystemClock
+from storage.process_identity import _start, process_space
 from storage.records import layout
-from storage.records.run import RunBusy, next_iteration, read_report
+from storage.records.run import RunBusy, acquire_lease, next_iteration, read_report
 from storage.stores.connect import connect
 from tasks.external.plans import WrongStep
 from tasks.external.rollouts import Rollouts
@@ -108,6 +111,38 @@ def test_a_second_program_is_refused_while_the_first_lives(tmp_path, model, monk
         second._plans._execution = "here:elsewhere"
         with pytest.raises(RunBusy, match="being advanced by"):
             second.next(0)
+
+
+def test_a_second_program_publishes_nothing_for_the_first(tmp_path, model):
+    """Neither while the first lives, nor by a first that another has succeeded meanwhile."""
+    url = str(tmp_path / "run")
+    given = settings(url, model, **KEPT)
+    with Rollouts(given) as first, Rollouts(given) as second:
+        second._plans._execution = "here:elsewhere"
+        groups = first.next(0)
+        roll_out(url, 0)
+        taken = list(groups)
+        with pytest.raises(RunBusy, match="being advanced by"):
+            second.publish(trained(arrays(url, 0), []), step=0)
+        assert first.step == 0
+        # The process that runs the tests lives for as long as they do.
+        parent = os.getppid()
+        third = f"here:x:{parent}:{process_space()}-{_start(parent)}"
+        acquire_lease(connect(url), third, 60.0, SystemClock(), known_dead=lambda _: True)
+        with pytest.raises(RunBusy, match=f"being advanced by process {parent} "):
+            first.publish(trained(arrays(url, 0), taken))
+        assert first.step == 0
+
+
+@pytest.mark.parametrize("metrics", [{"loss": "low"}, {"loss": None}, {"loss": [0.5, 1.0]}, {3: 0.5}, {"n": 10**400}])
+def test_a_metric_that_is_no_number_is_refused_before_anything_is_published(tmp_path, model, metrics):
+    with Rollouts(settings(str(tmp_path / "run"), model)) as rollouts:
+        groups = rollouts.next(0)
+        roll_out(rollouts.url, 0)
+        list(groups)
+        with pytest.raises(ValueError, match=r"^metrics: .* allowed: numbers by name"):
+            rollouts.publish(None, metrics)
+        assert rollouts.step == 0
 
 
 def test_a_step_is_published_again_after_its_base_was_deleted(tmp_path, model):

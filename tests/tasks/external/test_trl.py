@@ -12,6 +12,7 @@ from tests.external_program import arrays, settings, versions
 from tests.small_run import roll_out
 
 SUBMITTED = {"data": {"source": "submitted"}, "retention": {"keep_weights": 9}}
+STEPS = {"steps_per_generation": 2, "num_iterations": 1, "gradient_accumulation_steps": 2}
 PROMPTS = [["1+1=", "2+2="], ["3+3=", "4+4="], ["5+5=", "6+6="]]
 
 
@@ -35,7 +36,7 @@ class Model(torch.nn.Module):
 
 def trainer_of(model, step=0, **changes):
     """What the adapter uses of TRL's GRPOTrainer."""
-    arguments = SimpleNamespace(steps_per_generation=2, num_iterations=1, gradient_accumulation_steps=2)
+    arguments = SimpleNamespace(**STEPS, min_p=None, generation_kwargs=None)
     given = {
         "args": arguments,
         "state": SimpleNamespace(global_step=step),
@@ -43,6 +44,8 @@ def trainer_of(model, step=0, **changes):
         "num_generations": 3,
         "max_completion_length": 40,
         "temperature": 1.0,
+        "top_k": -1,
+        "repetition_penalty": 1.0,
         "accelerator": SimpleNamespace(num_processes=1, unwrap_model=lambda wrapped: wrapped),
         "callbacks": (callbacks := []),
         "add_callback": callbacks.append,
@@ -114,10 +117,29 @@ def test_a_trainer_that_is_started_again_gets_the_same_completions_and_publishes
         (
             {"num_generations": 4},
             batch(0),
-            "num_generations: value 4 in TRL's configuration; allowed with run.num_generations 3: 3",
+            "num_generations: value 4 in TRL's configuration; allowed with run.num_generations: 3",
         ),
         ({"temperature": 0.5}, batch(0), "temperature: value 0.5"),
+        ({"top_p": 0.9}, batch(0), r"top_p: value 0.9 .* allowed with sampling.top_p: 1.0"),
+        ({"top_k": 50}, batch(0), r"top_k: value 50 .* allowed with sampling.top_k: 0"),
+        (
+            {"args": SimpleNamespace(**STEPS, min_p=0.1)},
+            batch(0),
+            r"min_p: value 0.1 .* allowed with the run's sampling, which has none: 0",
+        ),
+        ({"repetition_penalty": 1.1}, batch(0), "repetition_penalty: value 1.1"),
+        (
+            {"args": SimpleNamespace(**STEPS, generation_kwargs={"seed": 1})},
+            batch(0),
+            "generation_kwargs: value {'seed",
+        ),
+        (
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            batch(0),
+            r"chat_template_kwargs: value .* allowed with data.chat_template_kwargs: {}",
+        ),
         ({"accelerator": SimpleNamespace(num_processes=2)}, batch(0), "accelerate: 2 processes; allowed"),
+        ({"tools": [print]}, batch(0), "tools, environment_factory: 1 tools in TRL; allowed with rollout_func: none"),
         ({}, batch(0)[:-1], "group 1 of TRL's batch of 5 is not one prompt 3 times"),
         ({}, ["a", "b", "c"], "group 0 of TRL's batch of 3"),
         ({"model": SimpleNamespace(training=False)}, batch(0), "eval_strategy"),

@@ -143,7 +143,11 @@ def test_a_trl_that_dies_anywhere_trains_on_the_same_samples_and_publishes_the_s
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"num_generations": 4}, "num_generations: value 4 in TRL's configuration; allowed with run.num_generations 3"),
+        (
+            {"num_generations": 4},
+            "num_generations: value 4 in TRL's configuration; allowed with run.num_generations: 3",
+        ),
+        ({"top_p": 0.9}, r"top_p: value 0.9 .* allowed with sampling.top_p: 1.0"),
         ({"token_budget": None}, "token_budget: value None in TRL's configuration; allowed: 0"),
         ({"max_staleness": 0}, r"max_staleness: value 0 .* at least algorithm.max_staleness \(1\)"),
         ({"world_size": 2}, "accelerate: value 2 processes"),

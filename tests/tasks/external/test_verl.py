@@ -161,6 +161,8 @@ def test_versions_stand_beside_each_response(tmp_path, model):
     [
         ({"rollout": {"n": 4}}, r"rollout\.n: value 4 in verl's configuration; allowed with run\.num_generations: 3"),
         ({"rollout": {"temperature": 0.5}}, r"rollout\.temperature: value 0\.5"),
+        ({"rollout": {"top_k": 20, "top_p": 1}}, r"rollout\.top_k: value 20 .* allowed with sampling\.top_k: 0"),
+        ({"rollout": {"top_k": -1, "top_p": 0.9}}, r"rollout\.top_p: value 0\.9 .* allowed with sampling\.top_p: 1"),
         ({"save_freq": 10}, r"trainer\.save_freq: value 10 in verl's configuration; allowed with this manager: 1"),
         ({"critic_warmup": 2}, r"trainer\.critic_warmup: value 2"),
     ],

@@ -259,7 +259,11 @@ def contents(store):
 REFUSED = [
     ({"version": 9}, r"run\.from: value '.*@9'; weight version 9 is not published; allowed: 0 to 4$"),
     ({"version": 0}, r"run\.from_optimizer: value true; allowed with version 0: false, because no optimizer"),
-    ({"optimizer_name": "muon"}, r"optimizer\.name: value 'muon'; allowed with run\.from_optimizer: 'adamw'"),
+    ({"optimizer": {"name": "muon"}}, r"optimizer\.name: value 'muon'; allowed with run\.from_optimizer: 'adamw'"),
+    (
+        {"optimizer": {"schedule": "cosine", "total_steps": AT}},
+        rf"optimizer\.total_steps: value {AT}; allowed with run\.from_optimizer: more than the {AT} steps of the other",
+    ),
     ({"algorithm": PPO}, r"algorithm\.advantage_estimator: value 'gae'; allowed with run\.from_optimizer: one without"),
     ({"run": {"from": "memory://origin-nothing@1"}}, r"run\.from: value '.*@1'; memory://origin-nothing holds no run$"),
 ]
@@ -269,12 +273,7 @@ REFUSED = [
 @pytest.mark.parametrize("look", [check_files, plan_iteration])
 def test_what_cannot_begin_is_refused_in_one_line_and_nothing_is_created(placed, number, look):
     given, line = REFUSED[number]
-    given = dict(given)
-    if "optimizer_name" in given:
-        given["optimizer"] = {"learning_rate": 1e-2, "name": given.pop("optimizer_name")}
-        config = fork_of(given)
-    else:
-        config = fork(**given)
+    config = fork_of(given) if "optimizer" in given else fork(**given)
     with pytest.raises(OriginError, match=line) as refused:
         look(config)
     assert "\n" not in str(refused.value)

@@ -118,6 +118,14 @@ def test_the_choice_is_the_same_every_time_and_another_in_each_iteration(model, 
     assert len(set(chosen[0][0])) == 2
 
 
+def test_a_group_that_is_named_twice_stands_once_in_a_step(model, other):
+    runs = [f"{OTHER}@1:2", f"{OTHER}@1:2", f"{OTHER}@:2"]
+    store = memory_store("replay")
+    plan_iteration(replaying(model, {"runs": runs, "share": 0.75}))
+    replayed = read_plan(store, 0).replayed
+    assert len({(each.iteration, each.group) for each in replayed}) == len(replayed) == 3
+
+
 def test_the_loss_is_corrected_by_the_log_probs_of_the_sampler(model, other):
     """The trainer's own log-probs in their place would give weights of one, and another gradient.
 

@@ -190,6 +190,16 @@ def _journal(store):
     return list(read_responses(store, 0))
 
 
+def test_examples_of_runs_are_chosen_by_what_a_run_knows_of_their_prompts(model, source):
+    learned = []
+    for data in ({}, {"from": SOURCE, "pass_rate": [0.0, 0.5]}):
+        store = memory_store("examples")
+        check_files(over(model, **data))
+        plan_iteration(over(model, **data))
+        learned.append([row.token_ids.tolist() for row in _journal(store)])
+    assert learned[0] == learned[1]
+
+
 def test_damage_of_the_other_run_is_found(model, source):
     sound = everything(source)
     for part in ("/prompts", "/batches", "/journal/", "/plan.json"):

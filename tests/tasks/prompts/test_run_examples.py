@@ -56,6 +56,14 @@ def test_the_policys_stretches_are_learned_and_an_observation_at_the_end_is_left
         found.completions(TALK.id, 5)
 
 
+def test_some_examples_have_their_own_responses(file):
+    found = load_prompts(DataConfig(source=str(file)), kind="dpo")
+    found.completions(TALK.id, 6)
+    kept = found.kept([1])
+    assert [each.id for each in kept] == [TALK.id]
+    assert kept.completions(TALK.id, 6) == found.completions(TALK.id, 6)
+
+
 def test_equal_examples_have_equal_bytes_and_others_have_not(file):
     assert encode([SHORT, TALK]) == file.read_bytes()
     assert encode([replace(SHORT, columns={"level": 3}), TALK]) != file.read_bytes()

@@ -218,7 +218,7 @@ def test_ranges_leave_out_their_end(text, chosen):
     assert list(parse_range(text, 3)) == chosen
 
 
-@pytest.mark.parametrize("text", ["", "a", "1-2", "-1", "3", "2:4", "2:2", "2:1", "1:2:3", "5:"])
+@pytest.mark.parametrize("text", ["", "a", "1-2", "-1", "3", "2:4", "2:2", "2:1", "1:2:3", "5:", "9" * 5000])
 def test_other_ranges_are_refused(text):
     with pytest.raises(ValueError, match=f"iterations: value '{text}'; allowed: "):
         parse_range(text, 3)

@@ -99,6 +99,7 @@ def test_requests_without_a_key_are_two_requests(port):
         ({"path": "/v1/embeddings"}, 404, "POST /v1/embeddings: not served; allowed: POST /v1/completions"),
         ({"method": "GET"}, 405, "GET /v1/completions: not served"),
         ({"body": b"no JSON"}, 400, "the body cannot be read as JSON"),
+        ({"body": b"no gzip", "Content_Encoding": "gzip"}, 400, "the body is not of its Content-Encoding"),
         ({"body": {"prompt": "1", "seed": 3}}, 400, "seed: value 3; allowed: none"),
         ({"body": {"prompt": [99999]}}, 400, "prompt "),
         ({"body": {**BODY, "n": 2}, "Idempotency_Key": "a"}, 422, "Idempotency-Key: the key was used for another"),
