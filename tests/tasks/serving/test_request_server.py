@@ -5,6 +5,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -28,7 +29,7 @@ def served(given, timeout_s=60.0):
         thread.start()
         try:
             port = RequestServer(
-                server.book, server.model, given.sampling, secret=KEY, timeout_s=timeout_s, body_timeout_s=1.0
+                server.book, server.model, given.sampling, secret=KEY, timeout_s=timeout_s, request_timeout_s=1.0
             )
             runner = asyncio.run_coroutine_threadsafe(port.start("127.0.0.1", 0), loop).result(30)
             yield runner.addresses[0][1], server
@@ -128,6 +129,22 @@ def test_a_body_that_does_not_come_is_given_up(port):
         )
         slow.sendall(head.encode())
         assert slow.recv(65536).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("sent", [b"", f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\n".encode()])
+def test_a_connection_without_a_whole_first_head_is_closed(port, sent):
+    with socket.create_connection(("127.0.0.1", port[0]), timeout=30) as slow:
+        slow.sendall(sent)
+        assert slow.recv(65536) == b""
+
+
+def test_a_connection_with_a_request_stays_open_for_more(port):
+    head = f"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", port[0]), timeout=30) as kept:
+        for _ in range(2):
+            kept.sendall(head)
+            assert kept.recv(65536).startswith(b"HTTP/1.1 200 ")
+            time.sleep(2.0)
 
 
 def test_models_are_listed_for_those_who_know_the_key(port):
