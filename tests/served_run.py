@@ -10,7 +10,7 @@ from typing import Any
 
 from storage.clock import SystemClock
 from storage.records import layout
-from storage.records.run import exists, holds_run, next_iteration
+from storage.records.run import exists, holds_run, plans_in_flight
 from storage.stores.connect import connect
 from storage.stores.store import ObjectMissing
 from tasks.configuration.run_config import RunConfig
@@ -27,7 +27,7 @@ SECTIONS: dict[str, Any] = {
     "run": {"num_generations": 1},
     "data": {"source": "submitted"},
     "rewards": [],
-    "algorithm": {"micro_batch_order": "arrival"},
+    "algorithm": {"micro_batch_order": "arrival", "max_staleness": 2},
     "trainer": {"placement": "external", "group_timeout_s": 30.0},
     "optimizer": {"learning_rate": 1e-6},
 }
@@ -44,10 +44,10 @@ def crew(url: str) -> Iterator[None]:
 
     def generate() -> None:
         while not ended.wait(0.02):
-            step = next_iteration(store) if holds_run(store) else 0
-            if exists(store, layout.plan(step)) and not exists(store, layout.closed(step)):
-                with suppress(ObjectMissing):
-                    roll_out(url, step)
+            for plan in plans_in_flight(store) if holds_run(store) else ():
+                if not exists(store, layout.closed(plan.iteration)):
+                    with suppress(ObjectMissing):
+                        roll_out(url, plan.iteration)
 
     thread = threading.Thread(target=generate)
     thread.start()
