@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from storage.stores.connect import connect
 from storage.stores.store import ObjectMissing
 from tasks.configuration.run_config import RunConfig
 from tasks.external.rollouts import Rollouts
+from tasks.sampling.session.join import JoinLimits, join_run
+from tasks.sampling.session.member import Build
 from tasks.serving.request_book import RequestBook
 from tasks.serving.served_model import ServedModel, opened_model
 from tasks.serving.served_request import read_served
@@ -56,6 +59,22 @@ def crew(url: str) -> Iterator[None]:
     finally:
         ended.set()
         thread.join(60)
+
+
+@contextmanager
+def machines(url: str, number: int, build: Build) -> Iterator[None]:
+    """Machines that joined the run, until the end of the block; it fails with a machine."""
+    leave = threading.Event()
+    with ThreadPoolExecutor(number) as pool:
+        joined = [
+            pool.submit(join_run, url, JoinLimits(), leave.is_set, SystemClock(), build=build) for _ in range(number)
+        ]
+        try:
+            yield
+        finally:
+            leave.set()
+        for each in joined:
+            each.result(60)
 
 
 @dataclass

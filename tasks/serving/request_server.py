@@ -57,7 +57,7 @@ class RequestServer:
         timeout_s: float,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
-        """secret: what clients send as their API key. timeout_s: for an answer. request_timeout_s: for head and body."""
+        """secret: the clients' API key. timeout_s: for an answer. request_timeout_s: for a first head, for a body."""
         self._book, self._model, self._sampling = book, model, sampling
         self._secret, self._timeout_s, self._request_timeout_s = secret, timeout_s, request_timeout_s
         self._first_requests = FirstRequests(request_timeout_s)

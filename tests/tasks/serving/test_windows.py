@@ -2,24 +2,21 @@
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import pytest
 
-from storage.clock import SystemClock
 from storage.records import layout, prompt_table
 from storage.records.run import exists, holds_run, read_plan
 from storage.stores.connect import connect
 from tasks.external.plans import WrongStep
 from tasks.external.rollouts import Rollouts
 from tasks.sampling.engines.choose import build_engine
-from tasks.sampling.session.join import JoinLimits, join_run
 from tasks.serving.windows import REQUEST
 from tasks.turns.chat_request import Refusal
 from tests.dying_store import Killed, ProgramDies
 from tests.processes import wait_until
-from tests.served_run import SECTIONS, crew, life, seen, settings
+from tests.served_run import SECTIONS, crew, life, machines, seen, settings
 from tests.small_run import memory_store
 
 ASKED = {"one": {"prompt": "1+1="}, "two": {"prompt": [1, 2, 3], "n": 3}, "three": {"prompt": "3+3=", "max_tokens": 2}}
@@ -129,22 +126,6 @@ class Stalled:
 
     def __getattr__(self, name):
         return getattr(self._engine, name)
-
-
-@contextmanager
-def machines(url, number, build):
-    """Machines that joined the run, until the end of the block; it fails with a machine."""
-    leave = threading.Event()
-    with ThreadPoolExecutor(number) as pool:
-        joined = [
-            pool.submit(join_run, url, JoinLimits(), leave.is_set, SystemClock(), build=build) for _ in range(number)
-        ]
-        try:
-            yield
-        finally:
-            leave.set()
-        for each in joined:
-            each.result(60)
 
 
 def test_a_request_that_comes_beside_a_long_one_is_answered_first(tmp_path, model):

@@ -12,7 +12,7 @@ from storage.journal.assembly import JournalReader
 from storage.records import layout, records
 from storage.records.crew_records import HeartbeatRecord
 from storage.records.records import JOINED_POOL, ClosedRecord
-from storage.records.run import next_iteration, read_plan, read_run
+from storage.records.run import read_plan, read_run
 from storage.stores.connect import connect
 from storage.stores.store import ConflictingRecord, StoreUnavailable
 from tasks.configuration.run_config import dump, parse
