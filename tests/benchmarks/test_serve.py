@@ -1,4 +1,4 @@
-"""`benchmarks.serve` in small: real processes, killed, with the scripted engine."""
+"""`benchmarks.serve` in small: real processes, killed."""
 
 import pytest
 
@@ -11,7 +11,7 @@ ANSWER = b'{"id": "cmpl-a", "choices": [{"token_ids": [1, 2]}]}'
 
 
 def test_each_request_is_answered_once_under_kills_with_the_tokens_of_an_undisturbed_run(tmp_path):
-    targets = measure(tmp_path, model_directory(tmp_path / "model"), requests=20, kills=3, engine="scripted")
+    targets = measure(tmp_path, model_directory(tmp_path / "model"), requests=20, kills=3)
     assert [target.name for target in targets if not target.met] == []
     assert {target.name: target.value for target in targets}["kills"] == 3
 
