@@ -62,6 +62,11 @@ class ServedModel:
         with self._lock:
             return self._language.spoken(token_ids, tools)
 
+    def pieces(self, token_ids: Sequence[int]) -> tuple[str, ...]:
+        """The text of each token alone, special tokens included."""
+        with self._lock:
+            return tuple(self._decode_all([token]) for token in token_ids)
+
     def _with_tools(self, messages: list[Message], tools: Sequence[Schema]) -> list[int]:
         for name, allowed in (("chat_template_kwargs", {}), ("continue_final_message", False)):
             if getattr(self._config.data, name) != allowed:
@@ -71,11 +76,6 @@ class ServedModel:
         except Exception as error:  # a template is a program of the model's author and may raise anything
             reason = " ".join(str(error).split())[:300]
             raise PromptError(f"the chat template refused the messages with these tools: {reason}") from error
-
-    def pieces(self, token_ids: Sequence[int]) -> tuple[str, ...]:
-        """The text of each token alone, special tokens included."""
-        with self._lock:
-            return tuple(self._decode_all([token]) for token in token_ids)
 
 
 @contextmanager
