@@ -1,9 +1,9 @@
 """Windows: the requests that wait at one moment become the submitted prompts of one iteration.
 
 A window has an iteration of its own, and the weights stay as they are from one to the next. Windows overlap: the next
-one is planned while members generate for those ahead, and a window is concluded when it and all ahead have ended. A
-server that begins again goes on with the windows that its earlier life has planned: the prompt table names the request
-of each group.
+one is planned as soon as a member has no work, and a window is concluded when it and all ahead have ended. A server
+that begins again goes on with the windows that its earlier life has planned: the prompt table names the request of each
+group.
 """
 
 import logging
@@ -23,6 +23,7 @@ from tasks.external.plans import WrongStep
 from tasks.external.rollouts import Rollouts
 from tasks.learning.journal_follower import GroupTimeout
 from tasks.prompts.submitted import PROMPT, TOKENS
+from tasks.serving.idle_members import is_any_idle
 
 log = logging.getLogger(__name__)
 # The column of a prompt with the name of its request.
@@ -79,7 +80,7 @@ class Windows:
         """
         self._rollouts, self._clock, self._window_s = rollouts, clock, window_s
         self._store = connect(rollouts.url)
-        self._changed, self._is_closed = threading.Condition(), False
+        self._lock, self._news, self._is_closed = threading.Lock(), threading.Event(), False
         self._waiting: dict[str, _Open] = {}
         self._answers: dict[str, Future[Answer]] = {}
         # The oldest window that has not ended.
@@ -97,14 +98,14 @@ class Windows:
         prompt: as for `Rollouts.submit`, with its tokens. step: `self.step` from before the caller has looked for the
         request in the run; None is returned if a window has ended meanwhile, which may have been the request's.
         """
-        with self._changed:
+        with self._lock:
             if name not in self._answers:
                 if step not in (None, self.step):
                     return None
                 count = math.ceil(n / self._rollouts.config.run.num_generations)
                 self._waiting[name] = opened = _Open(prompt | {REQUEST: name}, count)
                 self._answers[name] = opened.answer
-                self._changed.notify()
+                self._news.set()
             return self._answers[name]
 
     def serve(self) -> None:
@@ -116,9 +117,8 @@ class Windows:
 
     def close(self) -> None:
         """Let `serve` return when the open windows have ended."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
+        self._is_closed = True
+        self._news.set()
 
     def end(self, error: BaseException) -> None:
         """Let every unanswered request fail."""
@@ -145,26 +145,30 @@ class Windows:
         return found
 
     def _next_act(self) -> Callable[[], None] | None:
-        """Wait for what is to be done now; None after `close`. A plan comes first: members may have no work."""
-        with self._changed:
-            while True:
-                errors = [window.error for window in self._windows if window.error is not None]
-                if errors:
-                    raise errors[0]
-                has_room = len(self._windows) <= self._rollouts.config.algorithm.max_staleness
-                if self._waiting and has_room and not self._is_closed:
-                    return self._plan
-                if self._windows and self._windows[0].is_generated:
-                    return self._conclude
-                if self._is_closed and not self._windows:
-                    return None
-                self._changed.wait()
+        """Wait for what is to be done now; None after `close`. A plan comes first, because a member has no work."""
+        config = self._rollouts.config
+        while True:
+            self._news.clear()
+            errors = [window.error for window in self._windows if window.error is not None]
+            if errors:
+                raise errors[0]
+            has_room = len(self._windows) <= config.algorithm.max_staleness
+            may_plan = bool(self._waiting) and has_room and not self._is_closed
+            steps = [window.step for window in self._windows if not window.is_generated]
+            ttl_s = config.rollout.claim_ttl_s
+            if may_plan and (not steps or is_any_idle(self._store, steps, self._clock.wall(), ttl_s)):
+                return self._plan
+            if self._windows and self._windows[0].is_generated:
+                return self._conclude
+            if self._is_closed and not self._windows:
+                return None
+            self._news.wait(config.rollout.poll_interval_s if may_plan else None)
 
     def _plan(self) -> None:
         """Plan the next window: run.num_prompts_per_step prompts at most, or one request."""
         self._clock.sleep(self._window_s)
         room, taken = self._rollouts.config.run.num_prompts_per_step, dict[str, _Open]()
-        with self._changed:
+        with self._lock:
             for name, opened in list(self._waiting.items()):
                 if taken and opened.count > room:
                     break
@@ -182,7 +186,7 @@ class Windows:
         window = self._windows[0]
         self._rollouts.publish(None, step=window.step)
         ended = self._rollouts.step
-        with self._changed:
+        with self._lock:
             self._windows.pop(0)
             self.step = ended
             # A client that asks again reads the run, so that memory does not grow with answers.
@@ -197,9 +201,8 @@ class Windows:
                 pass
         except BaseException as error:  # noqa: BLE001 - `serve` raises it
             window.error = error
-        with self._changed:
-            window.is_generated = window.error is None
-            self._changed.notify()
+        window.is_generated = window.error is None
+        self._news.set()
 
     def _generated(self, window: _Window, planned_at_s: float) -> bool:
         """Hand out each answer when its last group has come; False if no member has generated for a long time."""

@@ -147,6 +147,21 @@ def test_a_request_that_comes_beside_a_long_one_is_answered_first(tmp_path, mode
     assert requests_of(url) == [["long"], ["1"], ["2"], ["late"]]
 
 
+def test_while_no_member_is_idle_requests_gather_in_one_window(tmp_path, model):
+    url, gate = str(tmp_path / "run"), threading.Event()
+    given = settings(url, model, rollout={"flush_interval_s": 0.1})
+    with life(given) as server, machines(url, 1, lambda *of: Stalled(build_engine(*of), (1, 2, 3), gate)):
+        asked = [server.windows.ask("long", server.model.prompt((1, 2, 3)), 1)]
+        wait_until(lambda: holds_run(connect(url)) and connect(url).list(layout.alive_all(0)))
+        for name in ("1", "2"):
+            asked.append(server.windows.ask(name, server.model.prompt(f"{name}+1="), 1))
+            time.sleep(1.0)
+        assert requests_of(url) == [["long"]]
+        gate.set()
+        assert all(answer.result(60) for answer in asked)
+    assert requests_of(url) == [["long"], ["1", "2"]]
+
+
 def test_a_server_goes_on_with_every_window_that_an_earlier_life_has_planned(tmp_path, model):
     url = str(tmp_path / "run")
     given = settings(url, model)
