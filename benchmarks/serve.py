@@ -342,7 +342,7 @@ def main() -> None:
     options.add_argument("--json", action="store_true")
     options.add_argument("--requests", type=int, default=200)
     options.add_argument("--kills", type=int, default=20)
-    options.add_argument("--waits", type=int, default=40, help="requests of which the waits are measured")
+    options.add_argument("--waits", type=int, default=16, help="requests of which the waits are measured")
     given = options.parse_args()
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
