@@ -3,7 +3,9 @@
 Run: python -m benchmarks.serve --json
 Clients send requests under keys and ask again after every failure. Meanwhile the server, a member, or both are killed
 by SIGKILL, in turn, and started again. Then a new server is asked every request once more, and a run without kills gets
-the same windows of requests. The policy is random, of 0.4 million parameters; the responses are sampled.
+the same windows of requests. The policy is random, of 0.4 million parameters; the responses are sampled. Last, requests
+come at an interval to members of the scripted engine, whose lengths differ widely: the waits of short ones beside long
+ones, with windows that overlap, and one after another.
 """
 
 import argparse
@@ -11,6 +13,7 @@ import json
 import os
 import random
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,7 +35,7 @@ from storage.stores.connect import connect
 from tasks.configuration.run_config import parse
 from tasks.external.rollouts import Rollouts
 from tasks.prompts.submitted import PROMPT, TOKENS
-from tasks.serving.serve_command import KEY_VARIABLE
+from tasks.serving.serve_command import KEY_VARIABLE, WINDOWS_AHEAD
 from tasks.serving.windows import REQUEST
 
 LIMIT_S, RETRY_S, CLIENTS = 1800.0, 0.1, 12
@@ -42,6 +45,8 @@ MEMBERS = 2
 SECRET = "not-secret-in-a-benchmark"  # noqa: S105
 VICTIMS = (("server",), ("member",), ("server", "member"))
 OVERDUE_S = 600.0
+# Of the waits: members, seconds between two requests and of a step, and the longest response in tokens.
+WAITED_MEMBERS, GAP_S, STEP_S, LONGEST = 4, 8.0, 0.4, 400
 
 
 @dataclass
@@ -121,14 +126,14 @@ class Client:
         raise RuntimeError(f"{key}: no answer after {LIMIT_S:.0f} s")
 
 
-def document(url: Path, model: Path, engine: str) -> dict[str, Any]:
-    """The configuration of a served run."""
+def document(url: Path, model: Path, engine: str, ahead: int = WINDOWS_AHEAD) -> dict[str, Any]:
+    """The configuration of a served run; ahead: how many windows overlap with the oldest."""
     return {
         "run": {"url": str(url), "seed": 7, "num_prompts_per_step": CLIENTS, "num_generations": 2},
         "policy": {"path": str(model)},
         "data": {"source": "submitted"},
         "rewards": [],
-        "algorithm": {"micro_batch_order": "arrival"},
+        "algorithm": {"micro_batch_order": "arrival", "max_staleness": ahead},
         "sampling": {"max_completion_length": 48},
         "rollout": {"engine": engine, "flush_interval_s": 0.1, "claim_ttl_s": 3.0, "device": "cpu"},
         "trainer": {"placement": "external", "group_timeout_s": LIMIT_S},
@@ -267,6 +272,68 @@ def measure(
     ]
 
 
+def short_wait_s(folder: Path, model: Path, *, requests: int, gap_s: float, step_s: float, ahead: int) -> float:
+    """As `beside_long`; folder: for the run, and made here."""
+    settings = document(folder / "run", model, "scripted", ahead)
+    settings["run"]["num_generations"] = 1
+    settings["sampling"]["max_completion_length"] = LONGEST
+    settings["rollout"]["scripted_step_s"] = step_s
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(settings))
+    crew = Crew(folder, free_port())
+    client = Client(crew.port)
+
+    def ask(number: int) -> tuple[int, float, float]:
+        begun_s = time.monotonic()
+        answer = json.loads(client.ask(f"wait-{number}", {"prompt": f"{number}+1=", "return_token_ids": True}))
+        return answer["usage"]["completion_tokens"], begun_s, time.monotonic()
+
+    try:
+        crew.start_server()
+        for _ in range(WAITED_MEMBERS):
+            crew.start_member()
+        for number in range(WAITED_MEMBERS):
+            ask(-1 - number)  # until all have begun
+        with ThreadPoolExecutor(requests) as pool:
+            asked = []
+            for number in range(requests):
+                asked.append(pool.submit(ask, number))
+                time.sleep(gap_s)
+            return beside_long([each.result() for each in asked])
+    finally:
+        crew.end()
+
+
+def beside_long(answered: Sequence[tuple[int, float, float]]) -> float:
+    """The median seconds of requests of the shorter half that came while one of the longest quarter was unanswered.
+
+    answered: the tokens of each answer, and the moments of the request and of the answer in seconds.
+    """
+    by_length = sorted(answered)
+    long = by_length[-max(1, len(answered) // 4) :]
+    beside = [
+        answered_s - asked_s
+        for _, asked_s, answered_s in by_length[: len(answered) // 2]
+        if any(begun_s <= asked_s <= ended_s for _, begun_s, ended_s in long)
+    ]
+    return statistics.median(beside)
+
+
+def measure_waits(
+    root: Path, model: Path, *, requests: int, gap_s: float = GAP_S, step_s: float = STEP_S
+) -> list[Target]:
+    """The waits of short requests beside long ones; root: an existing folder."""
+    overlapping, alone = (
+        short_wait_s(root / f"ahead-{ahead}", model, requests=requests, gap_s=gap_s, step_s=step_s, ahead=ahead)
+        for ahead in (WINDOWS_AHEAD, 0)
+    )
+    return [
+        Target("median seconds of a short request beside a long one, windows overlap", overlapping, "> 0"),
+        Target("the same, one window after another", alone, "> 0"),
+        Target("share of the seconds of one after another", overlapping / alone, "<= 0.7"),
+    ]
+
+
 def main() -> None:
     """Serve, kill, compare, print the figures, and end with 1 if a target is missed."""
     from examples.warm_start import build_model, build_tokenizer  # noqa: PLC0415 - torch is imported here
@@ -275,6 +342,7 @@ def main() -> None:
     options.add_argument("--json", action="store_true")
     options.add_argument("--requests", type=int, default=200)
     options.add_argument("--kills", type=int, default=20)
+    options.add_argument("--waits", type=int, default=16, help="requests of which the waits are measured")
     given = options.parse_args()
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -283,6 +351,7 @@ def main() -> None:
         tokenizer.save_pretrained(root / "model")
         build_model(len(tokenizer)).save_pretrained(root / "model")
         targets = measure(root, root / "model", requests=given.requests, kills=given.kills)
+        targets += measure_waits(root, root / "model", requests=given.waits)
     finish("serve", [], targets, as_json=given.json, results={"seconds": time.monotonic() - began_s})
 
 

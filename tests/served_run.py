@@ -4,17 +4,20 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from storage.clock import SystemClock
 from storage.records import layout
-from storage.records.run import exists, holds_run, next_iteration
+from storage.records.run import exists, holds_run, plans_in_flight
 from storage.stores.connect import connect
 from storage.stores.store import ObjectMissing
 from tasks.configuration.run_config import RunConfig
 from tasks.external.rollouts import Rollouts
+from tasks.sampling.session.join import JoinLimits, join_run
+from tasks.sampling.session.member import Build
 from tasks.serving.request_book import RequestBook
 from tasks.serving.served_model import ServedModel, opened_model
 from tasks.serving.served_request import read_served
@@ -27,7 +30,7 @@ SECTIONS: dict[str, Any] = {
     "run": {"num_generations": 1},
     "data": {"source": "submitted"},
     "rewards": [],
-    "algorithm": {"micro_batch_order": "arrival"},
+    "algorithm": {"micro_batch_order": "arrival", "max_staleness": 2},
     "trainer": {"placement": "external", "group_timeout_s": 30.0},
     "optimizer": {"learning_rate": 1e-6},
 }
@@ -44,10 +47,10 @@ def crew(url: str) -> Iterator[None]:
 
     def generate() -> None:
         while not ended.wait(0.02):
-            step = next_iteration(store) if holds_run(store) else 0
-            if exists(store, layout.plan(step)) and not exists(store, layout.closed(step)):
-                with suppress(ObjectMissing):
-                    roll_out(url, step)
+            for plan in plans_in_flight(store) if holds_run(store) else ():
+                if not exists(store, layout.closed(plan.iteration)):
+                    with suppress(ObjectMissing):
+                        roll_out(url, plan.iteration)
 
     thread = threading.Thread(target=generate)
     thread.start()
@@ -56,6 +59,22 @@ def crew(url: str) -> Iterator[None]:
     finally:
         ended.set()
         thread.join(60)
+
+
+@contextmanager
+def machines(url: str, number: int, build: Build) -> Iterator[None]:
+    """Machines that joined the run, until the end of the block; it fails with a machine."""
+    leave = threading.Event()
+    with ThreadPoolExecutor(number) as pool:
+        joined = [
+            pool.submit(join_run, url, JoinLimits(), leave.is_set, SystemClock(), build=build) for _ in range(number)
+        ]
+        try:
+            yield
+        finally:
+            leave.set()
+        for each in joined:
+            each.result(60)
 
 
 @dataclass

@@ -45,6 +45,8 @@ _SHOWN_CHARACTERS = 120
 class Rollouts:
     """The rollouts of a run whose trainer is the calling program; a context manager, for one thread at a time.
 
+    With submitted prompts, threads may beside take `next` of one step each, and then give `publish` its step.
+
     `next` and `publish` take turns, step by step from 0; where this process plans, `next` may be ahead of `publish` by
     algorithm.max_staleness steps. Every other order is refused in one line. Members come from `gleaner join` on any
     machine, or from the execution that is followed.

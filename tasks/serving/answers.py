@@ -7,11 +7,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from storage.digests import digest_of
 from tasks.external.groups import Response
 from tasks.serving.served_model import ServedModel
 from tasks.serving.served_request import ServedRequest
 from tasks.serving.windows import Answer
 from tasks.turns import chat_reply
+from tasks.turns.agent_language import Spoken
 from tasks.turns.chat_reply import Completion
 from tasks.turns.chat_request import MODEL
 
@@ -39,7 +41,7 @@ def chat_answer(name: str, request: ServedRequest, answer: Answer, model: Served
     assert request.chat is not None
     bodies = []
     for index, response in enumerate(_asked(request, answer)):
-        body = chat_reply.whole(_completion(name, request, answer, response, model), request.chat)
+        body = chat_reply.whole(_completion(name, index, request, answer, response, model), request.chat)
         [choice] = body["choices"]
         choice["index"] = index
         if request.with_token_ids:
@@ -57,7 +59,7 @@ def chat_stream(name: str, request: ServedRequest, answer: Answer, model: Served
     """The events of an answer to /v1/chat/completions as a stream; its text is one event."""
     assert request.chat is not None
     [response] = _asked(request, answer)
-    return chat_reply.stream(_completion(name, request, answer, response, model), request.chat)
+    return chat_reply.stream(_completion(name, 0, request, answer, response, model), request.chat)
 
 
 def sampled(request: ServedRequest, answer: Answer) -> list[tuple[list[int], npt.NDArray[np.float32], str]]:
@@ -79,15 +81,19 @@ def _cut(request: ServedRequest, response: Response) -> tuple[list[int], Literal
 
 
 def _completion(
-    name: str, request: ServedRequest, answer: Answer, response: Response, model: ServedModel
+    name: str, index: int, request: ServedRequest, answer: Answer, response: Response, model: ServedModel
 ) -> Completion:
+    """The completion of a response, the index-th of its answer; names of calls are equal in each answer of a key."""
     ids, reason = _cut(request, response)
+    # Without tools the text of the response is left as it is.
+    spoken = model.spoken(ids, request.tools) if request.tools else Spoken(model.text(ids), None, ())
+    names = [digest_of(f"{name}/{index}/{number}".encode()) for number in range(len(spoken.calls))]
     return Completion(
         name=name,
-        content=model.text(ids),
-        thinking=None,
-        calls=(),
-        finish_reason=reason,
+        content=spoken.content,
+        thinking=spoken.thinking,
+        calls=chat_reply.served_calls(spoken.calls, names),
+        finish_reason="tool_calls" if spoken.calls and reason == "stop" else reason,
         prompt_tokens=len(answer.groups[0].prompt_token_ids),
         pieces=model.pieces(ids),
         logprobs=tuple(response.logprobs[: len(ids)].tolist()),

@@ -40,7 +40,7 @@ class RequestBook:
         """
         try:
             # First, because what is refused binds no key.
-            prompt = self._model.prompt(asked.prompt)
+            prompt = self._model.prompt(asked.prompt, asked.tools)
         except PromptError as error:
             raise Refusal(str(error), param="prompt" if asked.chat is None else "messages") from None
         if not has_key:

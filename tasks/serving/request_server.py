@@ -22,6 +22,7 @@ from storage.digests import digest_of
 from storage.errors import GleanerError
 from tasks.configuration.sampling import SamplingConfig
 from tasks.serving.answers import chat_answer, chat_stream, text_answer
+from tasks.serving.first_requests import FirstRequests
 from tasks.serving.request_book import RequestBook
 from tasks.serving.served_model import ServedModel
 from tasks.serving.served_request import ServedRequest, read_served
@@ -32,7 +33,10 @@ from tasks.turns.chat_request import Refusal
 
 log = logging.getLogger(__name__)
 BODY_BYTES_MAX = 16 << 20
-BODY_TIMEOUT_S = 30.0
+# For the head of a connection's first request, and for each body.
+REQUEST_TIMEOUT_S = 30.0
+# For which a connection without a request stays open.
+KEEPALIVE_S = 75.0
 # Requests that wait at one time; each holds its prompt in memory.
 WAITING_MAX = 4096
 _LOOK_INTERVAL_S = 0.2
@@ -52,11 +56,12 @@ class RequestServer:
         *,
         secret: str,
         timeout_s: float,
-        body_timeout_s: float = BODY_TIMEOUT_S,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
-        """secret: what clients send as their API key. timeout_s, body_timeout_s: for an answer, and for a body."""
+        """secret: the clients' API key. timeout_s: for an answer. request_timeout_s: for a first head, for a body."""
         self._book, self._model, self._sampling = book, model, sampling
-        self._secret, self._timeout_s, self._body_timeout_s = secret, timeout_s, body_timeout_s
+        self._secret, self._timeout_s, self._request_timeout_s = secret, timeout_s, request_timeout_s
+        self._first_requests = FirstRequests(request_timeout_s)
         self._host, self._number_waiting = "", 0
         self._tinker = TinkerDoor(book, model, sampling, read=self._body, find=self._found)
 
@@ -70,8 +75,14 @@ class RequestServer:
         app.router.add_routes(self._tinker.routes())
         # A client that has gone waits no more; its request goes on, and its key finds the answer.
         runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=0, logger=WithoutTracebacks(log), handler_cancellation=True
+            app,
+            access_log=None,
+            shutdown_timeout=0,
+            logger=WithoutTracebacks(log),
+            handler_cancellation=True,
+            keepalive_timeout=KEEPALIVE_S,
         )
+        app.cleanup_ctx.append(lambda _: self._first_requests.watched(runner))
         await runner.setup()
         try:
             await web.TCPSite(runner, host, port).start()
@@ -83,6 +94,7 @@ class RequestServer:
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer refused requests in the form that OpenAI's clients read."""
+        self._first_requests.came(request)
         try:
             self._check_client(request)
             return await self._counted(request, handler)
@@ -160,10 +172,10 @@ class RequestServer:
 
     async def _body(self, request: web.Request) -> bytes:
         try:
-            async with asyncio.timeout(self._body_timeout_s):
+            async with asyncio.timeout(self._request_timeout_s):
                 return await request.read()
         except TimeoutError:
-            raise Refusal(f"the body did not come within {self._body_timeout_s:g} s", status=408) from None
+            raise Refusal(f"the body did not come within {self._request_timeout_s:g} s", status=408) from None
 
     async def _found(self, name: str, asked: ServedRequest, within_s: float, *, has_key: bool = True) -> Answer:
         """The answer to a request, when that has come; raises TimeoutError after `within_s` seconds."""

@@ -17,6 +17,7 @@ from storage.errors import WrongInputError
 from storage.records.run import AnotherRun, connect_to_run, holds_run, read_run
 from storage.stores.connect import connect
 from tasks.configuration.data import SUBMITTED
+from tasks.configuration.overrides import document_with, load_with
 from tasks.configuration.run_config import RunConfig, changes, parse_held
 from tasks.external.rollouts import Rollouts
 from tasks.reporting.config_argument import GivenConfig, config_argument
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "GLEANER_SERVE_KEY"
 KEY_CHARACTERS_MIN = 16
 LEAVE_S = 5.0
+# Windows that a new run plans ahead of its oldest one; the most that algorithm.max_staleness allows.
+WINDOWS_AHEAD = 8
 
 
 class NotServed(WrongInputError):  # noqa: N818 - reads as what happened
@@ -70,7 +73,7 @@ def serve(
     if (config is None) == (run_url is None):
         raise NotServed("serve: allowed: CONFIG [FIELD=VALUE]..., or --run URL")
     address, secret = read_address(listen, "--listen"), _secret(key_file)
-    settings = config.load() if config is not None else _held(str(run_url))
+    settings = read_settings(config) if config is not None else _held(str(run_url))
     _check(settings)
     from tasks.serving.request_book import RequestBook  # noqa: PLC0415 - libraries that take longer than most commands
     from tasks.serving.request_server import RequestServer  # noqa: PLC0415
@@ -116,6 +119,16 @@ async def _serve(server: "RequestServer", windows: "Windows", run_url: str, addr
             await asyncio.to_thread(thread.join, LEAVE_S)
     if errors:
         raise errors[0]
+
+
+def read_settings(config: GivenConfig) -> RunConfig:
+    """The configuration; where it does not name algorithm.max_staleness, that of the run, or WINDOWS_AHEAD."""
+    settings, document = config.load(), document_with(config.path, config.overrides)
+    if "max_staleness" in (document.get("algorithm") or {}):
+        return settings
+    is_new = not holds_run(connect(settings.run.url))
+    ahead = WINDOWS_AHEAD if is_new else _held(settings.run.url).algorithm.max_staleness
+    return load_with(config.path, (*config.overrides, f"algorithm.max_staleness={ahead}"))
 
 
 def _held(run_url: str) -> RunConfig:

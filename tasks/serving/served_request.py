@@ -12,6 +12,7 @@ from storage.digests import digest_of
 from tasks.configuration.sampling import SamplingConfig
 from tasks.prompts.prompt import Message
 from tasks.turns.chat_request import MODEL, ChatRequest, Refusal, read_request
+from tasks.turns.tool_schemas import Schema
 
 N_MAX = 128
 TOKEN_ID_MAX = (1 << 32) - 1
@@ -59,6 +60,11 @@ class ServedRequest:
     chat: ChatRequest | None
     body: str
 
+    @property
+    def tools(self) -> tuple[Schema, ...]:
+        """The schemas of the tools of which the policy is told."""
+        return () if self.chat is None else self.chat.tools
+
 
 def read_served(body: bytes, kind: Literal["text", "chat"], sampling: SamplingConfig) -> ServedRequest:
     """The request in a body; raises Refusal, which names the field, its value and what is allowed."""
@@ -98,8 +104,6 @@ def read_served(body: bytes, kind: Literal["text", "chat"], sampling: SamplingCo
 
 
 def _check_chat(chat: ChatRequest, n: int, *, with_token_ids: bool) -> None:
-    if chat.tools:
-        raise Refusal(f"tools: {len(chat.tools)} given; allowed: none", param="tools")
     if chat.stream and n > 1:
         raise Refusal(f"n: value {n}; allowed with stream: 1", param="n")
     if chat.stream and with_token_ids:

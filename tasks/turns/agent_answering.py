@@ -4,7 +4,6 @@ After a kill the agent runs again from its beginning. Its requests are answered 
 add the recorded tokens. With any further tokens the agent has diverged, and the response begins again.
 """
 
-import json
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from tasks.turns.agent_language import AgentLanguage
 from tasks.turns.agent_program import AgentProgram
 from tasks.turns.agent_programs import AgentPrograms
 from tasks.turns.answering import as_event, survived
-from tasks.turns.chat_reply import Completion, ServedCall
+from tasks.turns.chat_reply import Completion, served_calls
 from tasks.turns.chat_request import ChatRequest, Refusal
 from tasks.turns.environments import Answer, OpenTurn
 from tasks.turns.first_request import read_opening
@@ -227,10 +226,7 @@ class AgentAnswer:
             call_id(turn.run_seed, turn.iteration, turn.response, span.number, index)
             for index in range(1 + len(spoken.calls))
         ]
-        calls = tuple(
-            ServedCall(f"call_{name}", call.name, _as_text(call.arguments))
-            for name, call in zip(names[1:], spoken.calls, strict=True)
-        )
+        calls = served_calls(spoken.calls, names[1:])
         program.deliver(
             Completion(
                 name=names[0],
@@ -249,10 +245,6 @@ class AgentAnswer:
     def _diverge(self, why: str) -> NoReturn:
         self._diverged = True
         raise EnvironmentLost(why)
-
-
-def _as_text(arguments: object) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _too_long(length: int, most: int) -> Refusal:

@@ -1,11 +1,12 @@
 """Answers to agents: a turn of the policy in the form of OpenAI's /v1/chat/completions, whole or as a stream."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tasks.turns.chat_request import MODEL, ChatRequest, Refusal
+from tasks.turns.policy_turn import ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,13 @@ class ServedCall:
     call_id: str
     name: str
     arguments: str
+
+
+def served_calls(calls: Sequence[ToolCall], names: Sequence[str]) -> tuple[ServedCall, ...]:
+    """Calls as the policy wrote them in OpenAI's form; names: one for each, for its id."""
+    return tuple(
+        ServedCall(f"call_{name}", call.name, _as_text(call.arguments)) for name, call in zip(names, calls, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,10 @@ def refused(refusal: Refusal) -> dict[str, Any]:
 def models() -> dict[str, Any]:
     """The body of /v1/models."""
     return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "gleaner"}]}
+
+
+def _as_text(arguments: object) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _head(completion: Completion, kind: str) -> dict[str, Any]:

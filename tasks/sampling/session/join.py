@@ -1,6 +1,7 @@
 """Joining a run from any machine that can reach its storage: without Flyte and without a slot of the plan.
 
-A joined member claims responses that are free or late, iteration by iteration, and may leave at any moment.
+A joined member claims responses that are free or late, iteration by iteration, and may leave at any moment. Where
+several iterations are open, the member goes on to the next one when it has no work, as a standing member does.
 """
 
 import math
@@ -30,6 +31,8 @@ from tasks.sampling.session.member import (
     run_session,
     session_config,
 )
+from tasks.sampling.session.route import Route
+from tasks.sampling.session.session_config import SessionConfig
 from tasks.sampling.session.session_outcome import Preempted, SessionOutcome
 
 # How long a run is waited for that has not begun.
@@ -75,7 +78,6 @@ def join_run(
     _check_run_tools(run_tools)
     store = metered(connect(run_url))
     ends_s = None if limits.time_limit_s is None else clock.monotonic() + limits.time_limit_s
-    helped = 0
     if not _has_begun(store, limits, ends_s, notice, clock):
         return 0
     plan = _next_plan(store, 0, limits, ends_s, notice, clock)
@@ -84,33 +86,67 @@ def join_run(
     paid_since_s, requests_before = started_at_s(), Requests()
     planned = PlannedIteration(store, plan, config_in_force(store, plan))
     tell(_what_runs(planned.config, run_tools))
+    route, helped = Route(store, None, plan.iteration, math.inf), set[int]()
     with equipped(planned, build, clock) as equipment:
-        while True:
-            left_s = None if ends_s is None else max(0.0, ends_s - clock.monotonic())
-            settings = session_config(planned.config, slot=helping_slot(store, plan), pool=JOINED_POOL)
+        while plan is not None:
+            route.enter(plan.iteration)
+            helped.add(plan.iteration)
+            is_last = len(helped) == limits.iterations or plan.weights_url is not None
             settings = replace(
-                settings,
+                _settings(planned, limits, ends_s, clock, usd_per_hour),
                 started_at_s=paid_since_s,
                 requests_before=requests_before,
-                usd_per_hour=usd_per_hour,
-                time_limit_s=left_s,
-                # A joined member stays while it has no work, as it also waits between two iterations.
-                idle_timeout_s=math.inf if limits.patience_s is None else limits.patience_s,
+                standing=planned.config.algorithm.max_staleness > 0 and not is_last,
             )
+            enough = _enough(route, plan.iteration, ends_s, clock) if settings.standing else None
             try:
-                outcome = run_session(planned, equipment, settings, notice, clock)
+                outcome = run_session(planned, equipment, settings, notice, clock, enough)
             except Preempted:
-                return helped + 1
+                break
             report(plan, outcome)
-            helped, paid_since_s, requests_before = helped + 1, clock.wall(), requests_of(store)
+            paid_since_s, requests_before = clock.wall(), requests_of(store)
             # An evaluation has one iteration only.
-            if helped == limits.iterations or plan.weights_url is not None:
+            if is_last:
                 break
-            plan = _next_plan(store, plan.iteration + 1, limits, ends_s, notice, clock)
-            if plan is None:
-                break
-            planned = PlannedIteration(store, plan, config_in_force(store, plan))
-    return helped
+            plan = _following(store, route, plan.iteration, max(helped) + 1, limits, ends_s, notice, clock)
+            if plan is not None:
+                planned = PlannedIteration(store, plan, config_in_force(store, plan))
+    return len(helped)
+
+
+def _settings(
+    planned: PlannedIteration, limits: JoinLimits, ends_s: float | None, clock: Clock, usd_per_hour: float | None
+) -> SessionConfig:
+    return replace(
+        session_config(planned.config, slot=helping_slot(planned.store, planned.plan), pool=JOINED_POOL),
+        usd_per_hour=usd_per_hour,
+        time_limit_s=None if ends_s is None else max(0.0, ends_s - clock.monotonic()),
+        # A joined member stays while it has no work, as it also waits between two iterations.
+        idle_timeout_s=math.inf if limits.patience_s is None else limits.patience_s,
+    )
+
+
+def _enough(route: Route, iteration: int, ends_s: float | None, clock: Clock) -> Callable[[], bool]:
+    """Whether a member without work should leave an iteration: for another one, or because its time is over."""
+    return lambda: (ends_s is not None and clock.monotonic() >= ends_s) or route.leads_away(iteration)
+
+
+def _following(
+    store: ObjectStore,
+    route: Route,
+    iteration: int,
+    later: int,
+    limits: JoinLimits,
+    ends_s: float | None,
+    notice: Callable[[], bool],
+    clock: Clock,
+) -> PlanRecord | None:
+    """The plan to help with after a session; waits for one from `later` on; None when it is time to leave."""
+    if ends_s is None or clock.monotonic() < ends_s:
+        plan = route.next()
+        if plan is not None and plan.iteration != iteration:
+            return plan
+    return _next_plan(store, later, limits, ends_s, notice, clock)
 
 
 def _check_run_tools(run_tools: Collection[str]) -> None:

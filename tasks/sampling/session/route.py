@@ -1,4 +1,4 @@
-"""Route: the next iteration on which a standing member works (docs/decisions/0018).
+"""Route: the next iteration on which a standing member works, or one that joined (docs/decisions/0018).
 
 A member enters each iteration once, in ascending order, as soon as it has no work and the plan is there. While no
 further iteration is planned, it waits in the oldest open iteration, because every later iteration waits for the
@@ -16,7 +16,8 @@ from storage.stores.store import ObjectMissing, ObjectStore
 class Route:
     """The iterations `first` to `last` of an execution, for one member. Only reads the run."""
 
-    def __init__(self, store: ObjectStore, execution: str, first: int, last: int) -> None:
+    def __init__(self, store: ObjectStore, execution: str | None, first: int, last: float) -> None:
+        """execution: None takes the iterations of every execution. last: math.inf without an end."""
         self._store = store
         self._execution = execution
         self._last = last
@@ -27,6 +28,8 @@ class Route:
     def next(self) -> PlanRecord | None:
         """The plan of the iteration to work on now; None while none is open, or after the last one."""
         self._pass_over_closed()
+        while self._entered < self._last and exists(self._store, layout.closed(self._entered + 1)):
+            self._entered += 1
         if self._entered < self._last and (plan := self._planned(self._entered + 1)) is not None:
             return plan
         return self._planned(self._oldest) if self._oldest <= self._entered else None
@@ -81,6 +84,6 @@ class Route:
         """The plan, if this execution works on it: another one has members of its own."""
         with suppress(ObjectMissing):
             plan = read_plan(self._store, iteration)
-            if execution_of(self._store, iteration) == self._execution:
+            if self._execution in (None, execution_of(self._store, iteration)):
                 return plan
         return None

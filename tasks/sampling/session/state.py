@@ -108,7 +108,8 @@ class State:
     @property
     def watch_due(self) -> bool:
         """Whether to ask now, or before the next wake-up, if the member may leave."""
-        is_asked = self.asks_enough and not (self.config.standing and self.holdings.held)
+        is_busy = self.config.standing and self.holdings.held and self.now_s < self._ends_s
+        is_asked = self.asks_enough and not is_busy
         return is_asked and self.now_s + self.wake_interval_s > self.next_watch_s
 
     def see(self, claims: Claims) -> None:
@@ -232,7 +233,7 @@ class State:
         # A look has shown, after the last end, what other members have claimed; none that may bring work is under way.
         looked = self.looks_answered == self.looks_asked and not self.is_looking and not self.holdings.released
         if self.config.standing:
-            return looked and self.enough
+            return looked and (self.enough or idle_s >= self.config.idle_timeout_s)
         waits_s = 0.0 if self.config.objective == "gpu_seconds" else self.config.idle_timeout_s
         impatient = idle_s >= waits_s and self.own_ended
         return looked and (self.nothing_left or impatient)

@@ -5,13 +5,18 @@ import http.client
 import json
 import socket
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
 
 from storage.stores.connect import connect
+from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.serving.request_server import BODY_BYTES_MAX, RequestServer
-from tests.served_run import crew, life, settings
+from tasks.turns.agent_language import AgentLanguage
+from tasks.turns.chat_request import read_request
+from tests.chat_tokenizers import CHATML, QWEN, chat_tokenizer, written
+from tests.served_run import crew, life, machines, settings
 from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 
 KEY = "a-key-of-enough-characters"
@@ -28,7 +33,7 @@ def served(given, timeout_s=60.0):
         thread.start()
         try:
             port = RequestServer(
-                server.book, server.model, given.sampling, secret=KEY, timeout_s=timeout_s, body_timeout_s=1.0
+                server.book, server.model, given.sampling, secret=KEY, timeout_s=timeout_s, request_timeout_s=1.0
             )
             runner = asyncio.run_coroutine_threadsafe(port.start("127.0.0.1", 0), loop).result(30)
             yield runner.addresses[0][1], server
@@ -131,6 +136,22 @@ def test_a_body_that_does_not_come_is_given_up(port):
         assert slow.recv(65536).startswith(b"HTTP/1.1 408 ")
 
 
+@pytest.mark.parametrize("sent", [b"", f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\n".encode()])
+def test_a_connection_without_a_whole_first_head_is_closed(port, sent):
+    with socket.create_connection(("127.0.0.1", port[0]), timeout=30) as slow:
+        slow.sendall(sent)
+        assert slow.recv(65536) == b""
+
+
+def test_a_connection_with_a_request_stays_open_for_more(port):
+    head = f"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", port[0]), timeout=30) as kept:
+        for _ in range(2):
+            kept.sendall(head)
+            assert kept.recv(65536).startswith(b"HTTP/1.1 200 ")
+            time.sleep(2.0)
+
+
 def test_models_are_listed_for_those_who_know_the_key(port):
     assert json.loads(send(port[0], path="/v1/models", method="GET")[1])["data"][0]["id"] == "policy"
     assert send(port[0], path="/v1/models", method="GET", Authorization="")[0] == 401
@@ -170,7 +191,8 @@ def test_a_client_that_has_gone_does_not_count_among_those_who_wait(tmp_path, mo
         assert any(waits_for_a_second("next") for _ in range(20))
         monkeypatch.undo()
         with crew(url):
-            assert json.loads(send(number, Idempotency_Key="gone")[1])["choices"]
+            for key in ("gone", "next"):
+                assert json.loads(send(number, Idempotency_Key=key)[1])["choices"]
 
 
 def test_chats_are_answered_whole_and_as_a_stream(tmp_path, monkeypatch):
@@ -196,3 +218,77 @@ def test_chats_are_answered_whole_and_as_a_stream(tmp_path, monkeypatch):
         assert events[-1]["choices"][0]["finish_reason"] == "length"
         assert threads
         assert "loop" not in threads
+
+
+class Says(ScriptedEngine):
+    """Writes one text in every response."""
+
+    def __init__(self, ids, vocab_size, config):
+        super().__init__(vocab_size, config.max_responses_in_flight)
+        self._ids = ids
+
+    def _token(self, request, key, position, version):
+        return self._ids[position]
+
+
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+CALLED = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+TALK = [
+    {"role": "user", "content": "Oslo?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "snow"},
+    {"role": "user", "content": "Rome?"},
+]
+
+
+@pytest.mark.parametrize("template", [QWEN, CHATML])
+def test_a_chat_with_tools_is_shown_to_the_policy_and_its_calls_are_answered(tmp_path, template):
+    folder, url, tokenizer = tmp_path / "model", str(tmp_path / "run"), chat_tokenizer(template)
+    save_tiny_model(folder, tiny_model(tiny_config(vocab_size=len(tokenizer), max_position_embeddings=4096)))
+    tokenizer.save_pretrained(folder)
+    ids = written(tokenizer, f"Let me see.\n{CALL}<|im_end|>")
+    given = settings(url, folder, sampling={"max_completion_length": len(ids) + 9}, rollout={"flush_interval_s": 0.1})
+    body = {"model": "policy", "messages": TALK, "tools": [WEATHER], "n": 2, "return_token_ids": True}
+    with served(given) as (number, _), machines(url, 1, lambda config, _, size: Says(ids, size, config)):
+        status, text = send(number, body, CHAT, Idempotency_Key="a")
+        answer = json.loads(text)
+        assert status == 200
+        expected = AgentLanguage(tokenizer).prompt_ids(
+            read_request(json.dumps({"model": "policy", "messages": TALK, "tools": [WEATHER]}).encode()).messages,
+            [WEATHER],
+        )
+        assert answer["prompt_token_ids"] == list(expected)
+        assert all(each in tokenizer.decode(expected) for each in ("Oslo?", '"weather"', '"city": "Oslo"', "snow"))
+        calls = []
+        for choice in answer["choices"]:
+            assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "Let me see.")
+            calls += choice["message"]["tool_calls"]
+        assert [call["function"] for call in calls] == [{"name": "weather", "arguments": '{"city": "Rome"}'}] * 2
+        assert len({call["id"] for call in calls}) == 2
+        assert send(number, body, CHAT, Idempotency_Key="a") == (200, text)
+        # Without tools what the policy writes is text.
+        plain = json.loads(send(number, {"model": "policy", "messages": TALK[:1]}, CHAT)[1])["choices"][0]
+        assert (plain["finish_reason"], plain["message"].get("tool_calls")) == ("stop", None)
+        assert CALL in plain["message"]["content"]
+        streamed = send(number, body | {"n": 1, "stream": True, "return_token_ids": False}, CHAT)[1].decode()
+        assert '"tool_calls":[{"index":0,"id":"call_' in streamed
+        assert '"finish_reason":"tool_calls"' in streamed
+        short = json.loads(send(number, body | {"n": 1, "max_tokens": 5}, CHAT)[1])["choices"][0]
+        assert short["finish_reason"] == "length"
+
+
+def test_tools_that_the_run_cannot_show_are_refused_by_name(tmp_path, model):
+    body = {"model": "policy", "messages": TALK, "tools": [WEATHER]}
+    with served(settings(str(tmp_path / "run"), model)) as (number, _):
+        status, text = send(number, body, CHAT)
+    error = json.loads(text)["error"]
+    assert (status, error["param"]) == (400, "messages")
+    assert error["message"].startswith("the chat template refused the messages with these tools: ")
+    told = {"source": "submitted", "chat_template_kwargs": {"enable_thinking": False}}
+    with served(settings(str(tmp_path / "other"), model, data=told)) as (number, _):
+        status, text = send(number, body, CHAT)
+    assert (status, json.loads(text)["error"]["message"]) == (
+        400,
+        "tools: 1 given; allowed with the run's data.chat_template_kwargs: none",
+    )

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 
 from storage.records.run import AnotherRun
 from tasks.external.rollouts import Rollouts
-from tasks.serving.serve_command import KEY_VARIABLE, NotServed, serve
+from tasks.reporting.config_argument import GivenConfig
+from tasks.serving.serve_command import KEY_VARIABLE, WINDOWS_AHEAD, NotServed, read_settings, serve
 from tests.served_run import SECTIONS, settings
 from tests.small_run import document
 
@@ -39,6 +40,19 @@ def test_a_run_of_other_settings_is_refused_before_the_port_is_opened(tmp_path, 
     error = serve_error(tmp_path, given | {"sampling": {"max_completion_length": 40, "temperature": 0.5}})
     assert isinstance(error, AnotherRun)
     assert "sampling.temperature: 0.5 here, 1.0 there" in str(error)
+
+
+def test_windows_overlap_in_a_new_run_unless_the_file_says_otherwise_and_as_they_did_in_an_older_one(tmp_path, model):
+    def ahead(**algorithm):
+        file = tmp_path / "served.json"
+        given = document(str(tmp_path / "run"), model, **SECTIONS)
+        file.write_text(json.dumps(given | {"algorithm": {"micro_batch_order": "arrival"} | algorithm}))
+        return read_settings(GivenConfig(path=file, overrides=())).algorithm.max_staleness
+
+    assert (ahead(), ahead(max_staleness=0), ahead(max_staleness=3)) == (WINDOWS_AHEAD, 0, 3)
+    with Rollouts(settings(str(tmp_path / "run"), model)) as rollouts:
+        rollouts.submit(0, [{"prompt": "1+1=", "request": "one"}])
+    assert ahead() == SECTIONS["algorithm"]["max_staleness"]
 
 
 def test_a_key_that_others_can_read_or_guess_is_refused_and_not_repeated(tmp_path, model):

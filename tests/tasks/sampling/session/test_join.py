@@ -12,7 +12,7 @@ from storage.journal.assembly import JournalReader
 from storage.records import layout, records
 from storage.records.crew_records import HeartbeatRecord
 from storage.records.records import JOINED_POOL, ClosedRecord
-from storage.records.run import next_iteration, read_plan, read_run
+from storage.records.run import read_plan, read_run
 from storage.stores.connect import connect
 from storage.stores.store import ConflictingRecord, StoreUnavailable
 from tasks.configuration.run_config import dump, parse
@@ -20,6 +20,7 @@ from tasks.preparing.iteration import prepare
 from tasks.sampling.engines.engine import EngineDied
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.sampling.session.join import BEGINS_S, JoinLimits, join_run
+from tests.processes import wait_until
 from tests.small_run import (
     EXECUTION,
     Unreachable,
@@ -94,24 +95,59 @@ def test_alone_it_does_everything_and_the_report_counts_what_it_cost(settings):
     assert report.metrics["cost/usd_rollout"] == pytest.approx(7.2 * seconds / 3600)
 
 
-@pytest.mark.slow
-def test_where_two_iterations_are_planned_it_helps_the_older_until_that_is_closed(model):
+@pytest.fixture
+def ahead(model):
+    """A run whose iterations 0 and 1 are planned, both to be sampled from weight version 0."""
     memory_store("join")
-    ahead = config(URL, model, algorithm={"max_staleness": 1}, rollout={"flush_interval_s": 0.05})
-    plan_iteration(ahead)
-    prepare(ahead, EXECUTION, ManualClock(), ahead=1)
+    settings = config(URL, model, algorithm={"max_staleness": 1}, rollout={"flush_interval_s": 0.05})
+    plan_iteration(settings)
+    prepare(settings, EXECUTION, ManualClock(), ahead=1)
+    return settings
+
+
+def visits(limits, notice=lambda: False, **given):
+    """The iterations of a member's sessions, with the responses that it ended in each."""
     told = []
-    limits = JoinLimits(iterations=2)
 
     def report(plan, outcome):
-        told.append((plan.iteration, plan.weight_version, outcome.responses_finished))
+        told.append((plan.iteration, outcome.responses_finished))
 
-    trainer = threading.Thread(target=train_small, args=(URL, 0))
-    trainer.start()
-    assert join(limits, report=report) == 2
-    trainer.join()
-    assert told == [(0, 0, 12), (1, 0, 12)]
-    assert next_iteration(store()) == 0  # trained, and not yet concluded
+    join_run(URL, limits, notice, SystemClock(), report=report, **given)
+    return told
+
+
+@pytest.mark.slow
+def test_where_two_iterations_are_planned_it_goes_on_when_it_has_no_work_and_then_waits_in_the_oldest(ahead):
+    noticed = threading.Event()
+
+    def leave_when_it_is_back():
+        wait_until(lambda: len(beats(0)) == 2)
+        noticed.set()
+
+    other = threading.Thread(target=leave_when_it_is_back)
+    other.start()
+    # Nothing is closed. The visit that the notice ends is not told.
+    assert visits(JoinLimits(), notice=noticed.is_set) == [(0, 12), (1, 12)]
+    other.join()
+    assert visits(JoinLimits(iterations=2)) == [(0, 0), (1, 0)]
+
+
+@pytest.mark.slow
+def test_where_two_iterations_are_planned_it_leaves_in_time_and_when_it_has_no_work(ahead):
+    assert visits(JoinLimits(patience_s=0.5)) == [(0, 12), (1, 12), (0, 0)]
+    memory_store("join")
+    plan_iteration(ahead)
+
+    def slow(settings, _, vocab_size):
+        return ScriptedEngine(
+            *(vocab_size, settings.max_responses_in_flight), clock=SystemClock(), step_time_s=lambda _: 0.2
+        )
+
+    began_s = time.monotonic()
+    [(iteration, _)] = visits(JoinLimits(time_limit_s=1.0), build=slow)
+    assert iteration == 0
+    assert time.monotonic() - began_s < 6
+    assert not all_ended()
 
 
 @pytest.mark.slow
