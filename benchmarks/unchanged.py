@@ -148,49 +148,57 @@ def _joined(found: Iterable[Mapping[str, list[str]]]) -> dict[str, list[str]]:
 
 
 def report(comparison: Comparison, notes: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print table, targets and JSON."""
-    rows, targets, results = [], list[Target](), dict[str, Any]()
+    """Print what differs, table, targets and JSON."""
+    rows, targets, details = [], list[Target](), dict[str, dict[str, Any]]()
     for placement in comparison.placements:
-        rounds, took_s = comparison.recorded[placement], comparison.took_s[placement]
         differing = {aspect: places for aspect, places in comparison.differing(placement).items() if places}
-        others = sum(map(len, differing.values()))
-        objects, fields = (comparison.gone_and_new(placement, what) for what in ("objects", "fields"))
-        ratio = ratios(took_s[NOW], took_s[AGAINST])
-        rows.append(
-            {
-                "placement": placement,
-                "facts": sum(map(len, rounds[AGAINST][0].facts.values())),
-                "differ": others,
-                "within a tree": comparison.scattering(placement),
-                "processor s": measured(took_s[AGAINST]),
-                "now over then": ratio,
-                "requests": ratios(*([each.requests for each in rounds[arm]] for arm in (NOW, AGAINST))),
-                "bytes": ratios(*([each.stored_bytes for each in rounds[arm]] for arm in (NOW, AGAINST))),
-            }
-        )
-        targets += [
-            Target(f"{placement}_facts_that_differ", others, "== 0"),
-            Target(f"{placement}_kinds_of_objects_that_differ", len(objects[0]) + len(objects[1]), "== 0"),
-            Target(f"{placement}_fields_gone", len(fields[0]), "== 0"),
-        ]
-        results[placement] = {
+        objects_gone, objects_new = comparison.gone_and_new(placement, "objects")
+        fields_gone, fields_new = comparison.gone_and_new(placement, "fields")
+        details[placement] = {
             "differ": {aspect: places[:SHOWN] for aspect, places in differing.items()},
-            **dict(zip(("objects_gone", "objects_new"), objects, strict=True)),
-            **dict(zip(("fields_gone", "fields_new"), fields, strict=True)),
+            "objects_gone": objects_gone,
+            "objects_new": objects_new,
+            "fields_gone": fields_gone,
+            "fields_new": fields_new,
         }
-        for what, found in results[placement].items():
+        for what, found in details[placement].items():
             if found:
                 print(f"{placement}, {what}: {found}")
-    sums = {
-        arm: [sum(parts) for parts in zip(*(each[arm] for each in comparison.took_s.values()), strict=True)]
-        for arm in (AGAINST, NOW)
-    }
-    start_s = comparison.took_s[START]
-    for name, seconds in ((START, start_s), ("all", sums)):
-        ratio = ratios(seconds[NOW], seconds[AGAINST])
-        rows.append({"placement": name, "processor s": measured(seconds[AGAINST]), "now over then": ratio})
+        differ = sum(map(len, differing.values()))
+        rows.append(_row(comparison, placement, differ))
+        targets += [
+            Target(f"{placement}_facts_that_differ", differ, "== 0"),
+            Target(f"{placement}_kinds_of_objects_that_differ", len(objects_gone) + len(objects_new), "== 0"),
+            Target(f"{placement}_fields_gone", len(fields_gone), "== 0"),
+        ]
+    parts = comparison.took_s.values()
+    sums = {arm: list(map(sum, zip(*(part[arm] for part in parts), strict=True))) for arm in (AGAINST, NOW)}
+    for name, seconds in ((START, comparison.took_s[START]), ("all", sums)):
+        rows.append({"placement": name} | _times(seconds))
     targets.append(ratios(sums[NOW], sums[AGAINST]).target("processor_time_ratio", f"<= {RATIO_MAX}"))
-    finish("unchanged", rows, targets, as_json=as_json, notes=notes, results={"placements": results})
+    finish("unchanged", rows, targets, as_json=as_json, notes=notes, results={"placements": details})
+
+
+def _row(comparison: Comparison, placement: str, differ: int) -> dict[str, Any]:
+    rounds = comparison.recorded[placement]
+    stored = {
+        name: ratios(*([getattr(each, name) for each in rounds[arm]] for arm in (NOW, AGAINST)))
+        for name in ("requests", "stored_bytes")
+    }
+    return {
+        "placement": placement,
+        "facts": sum(map(len, rounds[AGAINST][0].facts.values())),
+        "differ": differ,
+        "between rounds": comparison.scattering(placement),
+        **_times(comparison.took_s[placement]),
+        "requests, ratio": stored["requests"],
+        "bytes, ratio": stored["stored_bytes"],
+    }
+
+
+def _times(seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    ratio = ratios(seconds[NOW], seconds[AGAINST])
+    return {"processor s": measured(seconds[NOW]), "ratio": ratio}
 
 
 def main() -> None:

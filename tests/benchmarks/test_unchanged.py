@@ -94,23 +94,20 @@ def test_processor_time_has_that_of_ended_and_running_descendants():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_equal_code_has_equal_runs_and_a_rate_that_is_a_thousandth_higher_is_found(tmp_path):
-    same = copy_working_tree(tmp_path / "same")
-    planted = tmp_path / "planted"
+def test_runs_of_equal_code_are_equal_but_for_a_planted_rate_that_is_a_thousandth_higher(tmp_path):
+    same, planted = copy_working_tree(tmp_path / "same"), tmp_path / "planted"
     shutil.copytree(same, planted)
     optimizer = planted / "tasks" / "learning" / "optimizer.py"
     before = "return config.learning_rate\n"
     assert optimizer.read_text().count(before) == 1
     optimizer.write_text(optimizer.read_text().replace(before, "return config.learning_rate * 1.001\n"))
-    comparison = Comparison({AGAINST: same, NOW: same, "planted": planted}, tmp_path, ["own"], 1)
+    comparison = Comparison({AGAINST: same, NOW: planted}, tmp_path, ["own"], 1)
     comparison.run(1)
-    assert {aspect for aspect, places in comparison.differing("own").items() if places} == set()
-    assert comparison.gone_and_new("own", "objects") == ([], [])
-    [run], [other] = (comparison.recorded["own"][arm] for arm in (NOW, "planted"))
-    found = differences(run, other)
-    assert found["metrics"] == ["0/actor/lr"]
+    found = comparison.differing("own")
     assert {aspect for aspect, places in found.items() if places} == {"weights", "optimizer", "metrics"}
-    # Moments follow from gradients alone; the parameters do not.
+    assert found["metrics"] == ["0/actor/lr"]
+    # Moments follow from gradients alone, the parameters do not.
     assert all("/parameter." in place for place in found["optimizer"])
+    for what in ("objects", "fields"):
+        assert comparison.gone_and_new("own", what) == ([], [])
     assert all(seconds > 1.0 for arms in comparison.took_s.values() for [seconds] in arms.values())
