@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from benchmarks.code_tree import copy_commit, copy_working_tree, processor_s
-from benchmarks.recorded_run import Recorded, differences
+from benchmarks.recorded_run import Recorded
 from benchmarks.unchanged import AGAINST, NOW, START, Comparison, report
 
 FACTS = {"tokens": {"0/0": (b"\1", 1), "0/1": (b"\2", 1)}, "rewards": {"0/0": 0.5}, "metrics": {"0/loss": float("nan")}}
