@@ -106,14 +106,14 @@ def test_a_writer_that_was_overtaken_changes_nothing(planned):
     store = memory_store("examples", DiesAtWrite("examples", objects))
     plan = read_plan(store, 0)
 
-    def overtaken(row):
-        if row is rows[1]:
-            write_examples(store, plan, lambda _: [[Stretch((7, 8), is_learned=True)]], ManualClock())
-        return [[Stretch((5,), is_learned=True)]]
+    def overtaken(rows):
+        for number, _ in enumerate(rows):
+            if number == 1:
+                others = [[Stretch((7, 8), is_learned=True)]]
+                write_examples(store, plan, lambda rows: iter([others] * len(rows)), ManualClock())
+            yield [[Stretch((5,), is_learned=True)]]
 
-    rows = read_prompts(store, plan)
-    numbered = {tuple(row.token_ids): row for row in rows}
-    write_examples(store, plan, lambda row: overtaken(numbered[tuple(row.token_ids)]), ManualClock())
+    write_examples(store, plan, overtaken, ManualClock())
     assert responses(store) == [([7, 8], (2,))] * plan.num_responses
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from storage.records.prompt_table import PromptRow
 from tasks.configuration.data import DataConfig
-from tasks.prompts.examples import COMPLETION, completion_of
+from tasks.prompts.examples import COMPLETION, completions_of
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import PromptError
 from tasks.prompts.tokenise import tokenise
@@ -42,9 +42,9 @@ def tokenised(folder, row, tokenizer, length_max=LONG, **settings):
     prompts, config = examples(folder, row, **settings)
     prompt = prompts[0]
     ids = tokenise(prompt, tokenizer, config, 1 << 20, 1)
-    return ids, completion_of(
-        PromptRow(prompt.id, ids, prompt.text_or_messages, prompt.columns), tokenizer, config, length_max
-    )
+    row = PromptRow(prompt.id, ids, prompt.text_or_messages, prompt.columns)
+    [[stretches]] = completions_of([row], tokenizer, config, length_max)
+    return ids, stretches
 
 
 def texts(tokenizer, stretches):
