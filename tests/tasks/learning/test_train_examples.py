@@ -106,11 +106,13 @@ def test_a_writer_that_was_overtaken_changes_nothing(planned):
     store = memory_store("examples", DiesAtWrite("examples", objects))
     plan = read_plan(store, 0)
 
+    def others(rows):
+        return ([[Stretch((7, 8), is_learned=True)]] for _ in rows)
+
     def overtaken(rows):
         for number, _ in enumerate(rows):
             if number == 1:
-                others = [[Stretch((7, 8), is_learned=True)]]
-                write_examples(store, plan, lambda rows: iter([others] * len(rows)), ManualClock())
+                write_examples(store, plan, others, ManualClock())
             yield [[Stretch((5,), is_learned=True)]]
 
     write_examples(store, plan, overtaken, ManualClock())
