@@ -122,7 +122,7 @@ def completions_of(
     length_max: int,
     columns: Sequence[str] = (COMPLETION,),
 ) -> Iterator[list[tuple[Stretch, ...]]]:
-    """Yield the responses of each example, token by token: stretches, learned and not in turn, the first and last learned.
+    """Yield the responses of each example by stretches: learned tokens and others in turn, learned ones first and last.
 
     Text is tokenised together with its prompt, and ends with the tokenizer's eos_token, as in TRL. Of messages the chat
     template decides: an assistant's tokens are those that the template adds for the message after the generation

@@ -15,6 +15,7 @@ from tasks.configuration.data import DataConfig
 from tasks.configuration.run_config import parse
 from tasks.forecasting.inputs import gather
 from tasks.forecasting.probe import NoProbe
+from tasks.preparing import example_journal
 from tasks.preparing.checks import check_files
 from tasks.preparing.evaluation import prepare_beside
 from tasks.preparing.example_journal import write_examples
@@ -99,6 +100,22 @@ def test_a_plan_killed_at_any_write_is_completed_by_the_next_with_the_same_respo
         assert responses(store) == expected, writes
         train_small(URL, 0)
         assert commit_iteration(URL, 0).metrics["num_tokens"] == sum(len(ids) for ids, _ in expected)
+
+
+def test_a_plan_killed_between_two_shards_writes_only_the_rest(model, planned, monkeypatch):
+    expected = responses(memory_store("examples", DiesAtWrite("examples", planned)))
+    monkeypatch.setattr(example_journal, "SHARD_TOKENS", 1)
+    counting = memory_store("examples", DiesAtWrite("examples", {}))
+    plan_iteration(config(model))
+    shards = [each for each, key in enumerate(counting.written) if "/journal/" in key]
+    assert len(shards) == len(expected)
+    store = memory_store("examples", DiesAtWrite("examples", {}, shards[2]))
+    with pytest.raises(Killed):
+        plan_iteration(config(model))
+    store.left = 1 << 30
+    plan_iteration(config(model))
+    assert responses(store) == expected
+    assert sum("/journal/" in key for key in store.written) == len(expected)
 
 
 def test_a_writer_that_was_overtaken_changes_nothing(planned):
