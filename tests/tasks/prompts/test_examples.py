@@ -181,8 +181,8 @@ def test_texts_beside_messages_keep_their_own_completions(tmp_path):
 
 def test_the_first_row_that_does_not_fit_is_named(tmp_path):
     tokenizer = tiny_tokenizer()
-    rows, config = rows_of(tmp_path, tokenizer, *({"prompt": "1=", "completion": "1" * n} for n in (2, 9, 8)))
+    rows, config = rows_of(tmp_path, tokenizer, *({"prompt": "1=", "completion": "1" * n} for n in (3, 4, 8)))
     made = completions_of(rows, tokenizer, config, 4)
-    assert len(next(made)[0][0].token_ids) == 3
-    with pytest.raises(PromptError, match=f"prompt '{rows[1].prompt_id}' has a completion of 10 tokens"):
+    assert len(next(made)[0][0].token_ids) == 4
+    with pytest.raises(PromptError, match=f"prompt '{rows[1].prompt_id}' has a completion of 5 tokens"):
         next(made)
