@@ -8,11 +8,15 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from benchmarks.post_training import distillation, over_runs
+from benchmarks.post_training import distillation, over_runs, sft
 from benchmarks.post_training.part import Part
 from benchmarks.reporting import finish
 
-PARTS: dict[str, Part] = {"distillation": distillation.measure, "over_runs": over_runs.measure}
+PARTS: dict[str, Part] = {
+    "distillation": distillation.measure,
+    "over_runs": over_runs.measure,
+    "sft": sft.measure,
+}
 
 
 def main() -> None:

@@ -24,7 +24,8 @@ class Estimator:
     Attributes:
         function: "package.module:function". The call has the function's parameters by name, as far as
             `tasks.learning.advantage.advantages_of` offers each: tensors, and the fields in `reads`.
-        scope: The rewards that one call must see: of a "group", or of the whole step ("batch").
+        scope: The rewards that one call must see: of a "group", or of the whole step ("batch"). "response": of a
+            response alone, and a call takes any number.
         per_token: The result has a number per token instead of a number per response.
         needs_critic: It reads the values of a critic.
         group_baseline: Groups of equal rewards teach nothing, and may be filtered out.
@@ -32,7 +33,7 @@ class Estimator:
     """
 
     function: str
-    scope: Scope = "group"
+    scope: Scope | Literal["response"] = "group"
     per_token: bool = False
     needs_critic: bool = False
     group_baseline: bool = False
@@ -105,7 +106,7 @@ ESTIMATORS: dict[str, Estimator] = {
 }
 DEFAULT = "grpo"
 # What stands for an estimator with `algorithm.kind` "sft": each example counts alike.
-ALIKE = Estimator(function=_ADVANTAGE + "equal_advantages")
+ALIKE = Estimator(function=_ADVANTAGE + "equal_advantages", scope="response")
 # And with "dpo", whose loss takes the weights of the chosen tokens from it.
 PAIRED = Estimator(function=_ADVANTAGE + "weights_of_chosen", scope="batch")
 _READ_BY_OWN = frozenset({"advantage_scope"})

@@ -68,9 +68,9 @@ def advantages_of(
 
 
 def _response_advantages(rewards: Tensor, lengths: Tensor, counted: Tensor, algorithm: AlgorithmConfig) -> Tensor:
-    """The advantages [B] of [groups, num_generations]; each group is a call of its own unless the step is one call."""
+    """The advantages [B] of [groups, num_generations]; with the scope "group", each group is a call of its own."""
     found = torch.zeros_like(rewards)
-    if algorithm.needs_whole_batch:
+    if algorithm.needs_whole_batch or algorithm.estimator.scope == "response":
         if bool(counted.any()):
             whole = _checked_call(algorithm, rewards, lengths, None if bool(counted.all()) else counted)
             found = whole.masked_fill(~counted, 0.0)

@@ -7,7 +7,7 @@ policy wrote. An attempt that died in between is sealed by the next.
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from storage.clock import Clock
@@ -25,7 +25,7 @@ from tasks.configuration.run_config import RunConfig
 from tasks.learning.pretrained import vocabulary_size
 from tasks.planning.iteration_plan import IterationPlan
 from tasks.prompts.draw import check_tokens
-from tasks.prompts.examples import COMPLETIONS, Stretch, completion_of
+from tasks.prompts.examples import COMPLETIONS, Stretch, completions_of
 from tasks.prompts.prompt import PromptSet
 from tasks.prompts.run_examples import RunExamples
 from tasks.prompts.tokenise import Tokenizer
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 SHARD_TOKENS = 1 << 20
 SLOT = 0
 
-# The responses of a row of the prompt table, each by its stretches.
-Responses = Callable[[PromptRow], Sequence[Sequence[Stretch]]]
+# Yields the responses of each row of the prompt table, each response by its stretches.
+Responses = Callable[[Sequence[PromptRow]], Iterator[Sequence[Sequence[Stretch]]]]
 # Adds the rows of a response under an epoch, and returns the number of its tokens.
 Add = Callable[[PendingRows, int, int], int]
 
@@ -53,21 +53,23 @@ def responses_of(
     """Make the responses of each example of `prompts`; raises PromptError for one that does not fit."""
     vocab_size, length_max = vocabulary_size(model_dir), config.sampling.max_completion_length
 
-    def of_row(row: PromptRow) -> Sequence[Sequence[Stretch]]:
+    def made(rows: Sequence[PromptRow]) -> Iterator[Sequence[Sequence[Stretch]]]:
         if isinstance(prompts, RunExamples):
-            found = prompts.completions(row.prompt_id, length_max)
-        else:
-            columns = COMPLETIONS[config.algorithm.kind]
-            found = [completion_of(row, tokenizer(), config.data, length_max, column) for column in columns]
-        check_tokens(row.prompt_id, max(max(each.token_ids) for stretches in found for each in stretches), vocab_size)
-        return found
+            return (prompts.completions(row.prompt_id, length_max) for row in rows)
+        return completions_of(rows, tokenizer(), config.data, length_max, COMPLETIONS[config.algorithm.kind])
 
-    return of_row
+    def of_rows(rows: Sequence[PromptRow]) -> Iterator[Sequence[Sequence[Stretch]]]:
+        for row, found in zip(rows, made(rows), strict=True):
+            highest = max(max(each.token_ids) for stretches in found for each in stretches)
+            check_tokens(row.prompt_id, highest, vocab_size)
+            yield found
+
+    return of_rows
 
 
-def check_examples(rows: Iterable[PromptRow], responses: Responses) -> str:
+def check_examples(rows: Sequence[PromptRow], responses: Responses) -> str:
     """Make every response once; returns a line about them. Raises PromptError."""
-    lengths = [sum(len(each.token_ids) for each in stretches) for row in rows for stretches in responses(row)]
+    lengths = [sum(len(each.token_ids) for each in stretches) for found in responses(rows) for stretches in found]
     return f"completions: all {len(lengths)}, tokenised, with up to {max(lengths)} tokens"
 
 
@@ -76,11 +78,17 @@ def write_examples(store: ObjectStore, plan: PlanRecord, responses: Responses, c
 
     The plan has one slot. Of a data set's tokens the log-prob is 0: the data set chose each with certainty.
     """
-    rows = prompt_table.read_prompts(store, plan)
+    made = enumerate(responses(prompt_table.read_prompts(store, plan)))
+    group = -1
+    found: Sequence[Sequence[Stretch]] = ()
 
     def add(pending: PendingRows, response: int, epoch: int) -> int:
-        size = plan.num_generations
-        return _add(pending, response, epoch, responses(rows[response // size])[response % size])
+        nonlocal group, found
+        its_group, number = divmod(response, plan.num_generations)
+        # Missing responses come in their order.
+        while group < its_group:
+            group, found = next(made)
+        return _add(pending, response, epoch, found[number])
 
     written = write_finished(store, plan, SLOT, lambda: add, clock)
     log.info("iteration %d: %d examples are written", plan.iteration, written)

@@ -8,7 +8,7 @@ from tasks.configuration.data import DataConfig
 from tasks.prompts.openings import with_opening
 from tasks.prompts.order import prompt_index
 from tasks.prompts.prompt import Prompt, PromptError, PromptSet
-from tasks.prompts.tokenise import AgentTokenizer, Tokenizer, tokenise
+from tasks.prompts.tokenise import AgentTokenizer, Tokenizer, tokenise, with_text_ids
 
 
 def prompts_at(prompts: PromptSet, data: DataConfig, first: int, count: int) -> list[Prompt]:
@@ -51,7 +51,8 @@ def draw_prompts(
             f"of the engine and the model ({context_length}), which also holds the prompt"
         )
     rows = []
-    for number, prompt in enumerate(prompts_at(prompts, data, first, count)):
+    drawn = prompts_at(prompts, data, first, count)
+    for number, prompt in enumerate(drawn if openings else with_text_ids(drawn, tokenizer)):
         opening = openings[number] if openings else None
         if opening is not None and isinstance(tokenizer, AgentTokenizer):
             # The row keeps the prompt, because the agent is begun with it again.

@@ -13,7 +13,7 @@ from storage.records.prompt_table import PromptRow
 from tasks.configuration.data import DataConfig
 from tasks.prompts.prompt import Message, Prompt, PromptError, PromptSet, check_prompt
 from tasks.prompts.rendering import rendering
-from tasks.prompts.tokenise import Tokenizer
+from tasks.prompts.tokenise import Tokenizer, text_ids
 
 # The columns of a `Prompt` of `ExamplePrompts` that have the completions, by `algorithm.kind`, in the order of a group.
 COMPLETION = "completion"
@@ -115,28 +115,46 @@ class Stretch:
     is_learned: bool
 
 
-def completion_of(
-    row: PromptRow, tokenizer: Tokenizer, data: DataConfig, length_max: int, column: str = COMPLETION
-) -> tuple[Stretch, ...]:
-    """The response of an example, token by token: learned stretches and others in turn, learned ones first and last.
+def completions_of(
+    rows: Sequence[PromptRow],
+    tokenizer: Tokenizer,
+    data: DataConfig,
+    length_max: int,
+    columns: Sequence[str] = (COMPLETION,),
+) -> Iterator[list[tuple[Stretch, ...]]]:
+    """Yield the responses of each example by stretches: learned tokens and others in turn, learned ones first and last.
 
     Text is tokenised together with its prompt, and ends with the tokenizer's eos_token, as in TRL. Of messages the chat
     template decides: an assistant's tokens are those that the template adds for the message after the generation
     prompt, the end of the turn included. Messages after the last one by the assistant are left out.
 
     Args:
-        row: A tokenised example of `ExamplePrompts`.
+        rows: Tokenised examples of `ExamplePrompts`.
         tokenizer: The model's tokenizer.
         data: The arguments of the chat template.
         length_max: The most tokens of a response (sampling.max_completion_length).
-        column: The column with the completion, one of COMPLETIONS.
+        columns: The columns with the completions, of COMPLETIONS.
 
     Raises:
         PromptError: The tokens of prompt and completion do not begin with the tokens of the prompt, the template
             changes earlier messages, a turn has no tokens, or the response is too long; names the prompt.
     """
-    said = row.columns[column]
-    stretches = [_text(row, said, tokenizer)] if isinstance(said, str) else _turns(row, said, tokenizer, data)
+    said = [row.columns[column] for row in rows for column in columns]
+    asked = [row.prompt for row in rows for _ in columns]
+    texts = [f"{before}{text}" for before, text in zip(asked, said, strict=True) if isinstance(text, str)]
+    whole = text_ids(texts, tokenizer)
+
+    def of_row(row: PromptRow, column: str) -> tuple[Stretch, ...]:
+        text = row.columns[column]
+        if isinstance(text, str):
+            return _fitting(row, column, [_text(row, text, next(whole), tokenizer)], length_max)
+        return _fitting(row, column, _turns(row, text, tokenizer, data), length_max)
+
+    for row in rows:
+        yield [of_row(row, column) for column in columns]
+
+
+def _fitting(row: PromptRow, column: str, stretches: Sequence[Stretch], length_max: int) -> tuple[Stretch, ...]:
     length = sum(len(stretch.token_ids) for stretch in stretches)
     if length > length_max:
         raise PromptError(
@@ -146,13 +164,13 @@ def completion_of(
     return tuple(stretches)
 
 
-def _text(row: PromptRow, said: str, tokenizer: Tokenizer) -> Stretch:
+def _text(row: PromptRow, said: str, whole: tuple[int, ...], tokenizer: Tokenizer) -> Stretch:
+    """The completion in the tokens `whole` of prompt and completion."""
     end: Any = getattr(tokenizer, "eos_token_id", None)
     if end is None:
         raise PromptError(
             f"prompt {row.prompt_id!r}: the tokenizer has no eos_token, which ends a completion that is text"
         )
-    whole = tuple(int(token) for token in tokenizer(f"{row.prompt}{said}")["input_ids"])
     added = _added(row, row.token_ids, whole, f"the completion {said[:_SHOWN_CHARACTERS]!r}")
     return Stretch(added if added[-1:] == (end,) else (*added, int(end)), is_learned=True)
 

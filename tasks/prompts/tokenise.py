@@ -3,18 +3,25 @@
 Truncating a prompt would silently train on another question, so prompts are never cut.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 from tasks.configuration.data import DataConfig
 from tasks.prompts.prompt import Message, Prompt, PromptError
 from tasks.prompts.rendering import rendering
 
+# Of one call, which holds what it finds of each text until its end.
+TEXTS_AT_ONCE = 1024
+
 
 class Tokenizer(Protocol):
-    """The two calls of transformers' tokenizers that prompts need. A forbidden text raises PromptError."""
+    """The two calls of transformers' tokenizers that prompts need. A forbidden text raises PromptError.
 
-    def __call__(self, text: str) -> Mapping[str, Any]: ...
+    With an attribute `is_fast` that is true, a call also takes a list of texts, and its values are lists of theirs.
+    """
+
+    def __call__(self, text: Any) -> Mapping[str, Any]: ...
 
     def apply_chat_template(
         self,
@@ -34,6 +41,32 @@ class AgentTokenizer(Tokenizer, Protocol):
     def of_opening(self, opening: str) -> tuple[list[Message], Tokenizer]:
         """The messages of a first request, and a tokenizer that shows the request's tools; raises PromptError."""
         ...
+
+
+def text_ids(texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[tuple[int, ...]]:
+    """Yield the token ids of each text, by calls with many texts if the tokenizer is one of the library tokenizers.
+
+    A call with many texts takes about a fifth of the time of a call for each.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        for text in texts:
+            yield tuple(int(token) for token in tokenizer(text)["input_ids"])
+        return
+    for start in range(0, len(texts), TEXTS_AT_ONCE):
+        yield from map(tuple, tokenizer(texts[start : start + TEXTS_AT_ONCE])["input_ids"])
+
+
+def with_text_ids(prompts: Sequence[Prompt], tokenizer: Tokenizer) -> list[Prompt]:
+    """The prompts, with token ids of texts if the tokenizer is one of the library tokenizers."""
+    are_texts = [isinstance(each.text_or_messages, str) and each.token_ids is None for each in prompts]
+    if not getattr(tokenizer, "is_fast", False) or not any(are_texts):
+        return list(prompts)
+    texts = [str(each.text_or_messages) for each, is_text in zip(prompts, are_texts, strict=True) if is_text]
+    ids = text_ids(texts, tokenizer)
+    return [
+        replace(each, token_ids=next(ids)) if is_text else each
+        for each, is_text in zip(prompts, are_texts, strict=True)
+    ]
 
 
 def tokenise(

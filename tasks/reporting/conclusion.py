@@ -205,15 +205,8 @@ def response_metrics(graded: Sequence[GradedResponse], plan: PlanRecord) -> dict
     Lengths count the tokens that the policy sampled, or learns from examples. A run without rewards has lengths alone.
     """
     ordered = sorted(graded, key=lambda response: response.response)
-    by_group = groupby(ordered, key=lambda response: response.response // plan.num_generations)
-    groups = [np.array([response.reward for response in group], dtype=np.float64) for _, group in by_group]
     lengths = np.array([response.policy_length for response in ordered])
-    rewards = {
-        "reward": np.concatenate(groups).mean(),
-        "reward_std": np.mean([group.std() for group in groups]),
-        "frac_reward_zero_std": np.mean([group.max() == group.min() for group in groups]),
-    }
-    metrics = (rewards if plan.is_graded else {}) | {
+    metrics = (_reward_metrics(ordered, plan.num_generations) if plan.is_graded else {}) | {
         "completions/mean_length": lengths.mean(),
         "completions/min_length": lengths.min(),
         "completions/max_length": lengths.max(),
@@ -227,6 +220,16 @@ def response_metrics(graded: Sequence[GradedResponse], plan: PlanRecord) -> dict
             # As TRL's, with the divisor n - 1; for a single value TRL gives nan, which no chart can show.
             metrics[f"rewards/{name}/std"] = np.std(values, ddof=1) if len(values) > 1 else 0.0
     return {name: float(value) for name, value in metrics.items()}
+
+
+def _reward_metrics(ordered: Sequence[GradedResponse], num_generations: int) -> dict[str, float]:
+    by_group = groupby(ordered, key=lambda response: response.response // num_generations)
+    groups = [np.array([response.reward for response in group], dtype=np.float64) for _, group in by_group]
+    return {
+        "reward": np.concatenate(groups).mean(),
+        "reward_std": np.mean([group.std() for group in groups]),
+        "frac_reward_zero_std": np.mean([group.max() == group.min() for group in groups]),
+    }
 
 
 def cut_line(report: ReportRecord) -> str | None:

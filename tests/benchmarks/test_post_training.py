@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.learning_run import make_run
-from benchmarks.post_training import distillation, over_runs
+from benchmarks.learning_run import WARM_START, make_run
+from benchmarks.post_training import distillation, over_runs, sft
 from benchmarks.post_training.curve import Curve, learn, rows
 from examples.warm_start import build_model, build_tokenizer
 
@@ -60,3 +60,37 @@ def test_each_seed_must_gain_and_the_mean(last: tuple[float, ...], met: list[boo
 def test_a_row_has_the_mean_of_the_seeds_by_version() -> None:
     curves = {distillation.ALONE: [Curve([0.1, 0.2], []), Curve([0.3, 0.6], [])]}
     assert list(rows(curves)) == [{"arm": "grpo", "version 0": 0.2, "version 1": 0.4}]
+
+
+def test_grpo_begins_with_the_last_version_that_sft_publishes(tmp_path: Path) -> None:
+    first = make_run(tmp_path, tmp_path, 2, killed=False, **sft.sections_of_sft(tmp_path, 2, WARM_START)).config
+    then = make_run(tmp_path, tmp_path, 2, killed=False, **sft.sections_of_grpo(tmp_path, 2)).config
+    assert (first.algorithm.kind, then.algorithm.kind) == ("sft", "rl")
+    assert then.run.from_ == f"{first.run.url}@{sft.SFT_ITERATIONS}"
+    # Each step takes as many examples as a step of the warm start, and there are as many steps.
+    assert first.run.num_prompts_per_step == WARM_START.batch * first.algorithm.num_mini_batches
+    assert first.algorithm.num_mini_batches * sft.SFT_ITERATIONS == WARM_START.steps
+
+
+@pytest.mark.parametrize(
+    ("after", "met"),
+    [
+        ([(0.25, 0.3), (0.35, 0.36)], [True, True, True]),
+        ([(0.15, 0.3), (0.4, 0.5)], [False, True, True]),
+        ([(0.3, 0.3), (0.3, 0.5)], [True, False, True]),
+        ([(0.22, 0.3), (0.23, 0.5)], [True, True, False]),
+        ([(0.4, 0.5), (0.4, 0.5)], [True, True, False]),
+    ],
+)
+def test_each_seed_must_gain_by_sft_as_by_the_loop_and_again_by_grpo(
+    after: list[tuple[float, float]], met: list[bool]
+) -> None:
+    chains = [sft.Chain(Curve([0.0, 0.1, by_sft], []), Curve([by_sft, by_grpo], []), 0.3) for by_sft, by_grpo in after]
+    assert [target.met for target in sft.targets(chains)] == met
+    assert sft.row(5, chains[0]) == {
+        "seed": 5,
+        "random weights": 0.0,
+        "after the loop": 0.3,
+        "after SFT": after[0][0],
+        "after GRPO": after[0][1],
+    }

@@ -14,7 +14,7 @@ from tasks.learning.batching import collate
 from tasks.learning.policy_losses import likelihood_loss
 from tasks.learning.step import accumulate
 from tasks.learning.token_objective import token_objective
-from tasks.prompts.examples import completion_of
+from tasks.prompts.examples import completions_of
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.tokenise import tokenise
 from tests.chat_tokenizers import CHATML, chat_tokenizer
@@ -220,7 +220,8 @@ def our_batch(folder, tokenizer, examples, columns):
     for prompt in load_prompts(data, kind="sft"):
         ids = tokenise(prompt, tokenizer, data, 1 << 20, 1)
         row = PromptRow(prompt.id, ids, prompt.text_or_messages, prompt.columns)
-        stretches = [stretch.token_ids for stretch in completion_of(row, tokenizer, data, 1000)]
+        [[completion]] = completions_of([row], tokenizer, data, 1000)
+        stretches = [stretch.token_ids for stretch in completion]
         prompts.append(ids)
         completions.append([token for stretch in stretches for token in stretch])
         origins.append(tuple(map(len, stretches)))

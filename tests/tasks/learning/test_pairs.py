@@ -16,7 +16,7 @@ from tasks.learning.pass_loss import PassLoss
 from tasks.learning.policy_losses import preference_loss
 from tasks.learning.step import accumulate
 from tasks.learning.token_objective import token_objective
-from tasks.prompts.examples import completion_of
+from tasks.prompts.examples import completions_of
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.tokenise import tokenise
 from tests.chat_tokenizers import CHATML, chat_tokenizer
@@ -291,8 +291,9 @@ def our_batch(folder, tokenizer, examples):
     for prompt in load_prompts(data, kind="dpo"):
         ids = tokenise(prompt, tokenizer, data, 1 << 20, 1)
         row = PromptRow(prompt.id, ids, prompt.text_or_messages, prompt.columns)
-        for column in ("chosen", "rejected"):
-            stretches = [stretch.token_ids for stretch in completion_of(row, tokenizer, data, 1000, column)]
+        [pair] = completions_of([row], tokenizer, data, 1000, ("chosen", "rejected"))
+        for completion in pair:
+            stretches = [stretch.token_ids for stretch in completion]
             prompts.append(ids)
             completions.append([token for stretch in stretches for token in stretch])
             origins.append(tuple(map(len, stretches)))

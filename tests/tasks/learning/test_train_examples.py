@@ -15,6 +15,7 @@ from tasks.configuration.data import DataConfig
 from tasks.configuration.run_config import parse
 from tasks.forecasting.inputs import gather
 from tasks.forecasting.probe import NoProbe
+from tasks.preparing import example_journal
 from tasks.preparing.checks import check_files
 from tasks.preparing.evaluation import prepare_beside
 from tasks.preparing.example_journal import write_examples
@@ -101,19 +102,37 @@ def test_a_plan_killed_at_any_write_is_completed_by_the_next_with_the_same_respo
         assert commit_iteration(URL, 0).metrics["num_tokens"] == sum(len(ids) for ids, _ in expected)
 
 
+def test_a_plan_killed_between_two_shards_writes_only_the_rest(model, planned, monkeypatch):
+    expected = responses(memory_store("examples", DiesAtWrite("examples", planned)))
+    monkeypatch.setattr(example_journal, "SHARD_TOKENS", 1)
+    counting = memory_store("examples", DiesAtWrite("examples", {}))
+    plan_iteration(config(model))
+    shards = [each for each, key in enumerate(counting.written) if "/journal/" in key]
+    assert len(shards) == len(expected)
+    store = memory_store("examples", DiesAtWrite("examples", {}, shards[2]))
+    with pytest.raises(Killed):
+        plan_iteration(config(model))
+    store.left = 1 << 30
+    plan_iteration(config(model))
+    assert responses(store) == expected
+    assert sum("/journal/" in key for key in store.written) == len(expected)
+
+
 def test_a_writer_that_was_overtaken_changes_nothing(planned):
     objects = {key: body for key, body in planned.items() if "/claims/" not in key and "/journal/" not in key}
     store = memory_store("examples", DiesAtWrite("examples", objects))
     plan = read_plan(store, 0)
 
-    def overtaken(row):
-        if row is rows[1]:
-            write_examples(store, plan, lambda _: [[Stretch((7, 8), is_learned=True)]], ManualClock())
-        return [[Stretch((5,), is_learned=True)]]
+    def others(rows):
+        return ([[Stretch((7, 8), is_learned=True)]] for _ in rows)
 
-    rows = read_prompts(store, plan)
-    numbered = {tuple(row.token_ids): row for row in rows}
-    write_examples(store, plan, lambda row: overtaken(numbered[tuple(row.token_ids)]), ManualClock())
+    def overtaken(rows):
+        for number, _ in enumerate(rows):
+            if number == 1:
+                write_examples(store, plan, others, ManualClock())
+            yield [[Stretch((5,), is_learned=True)]]
+
+    write_examples(store, plan, overtaken, ManualClock())
     assert responses(store) == [([7, 8], (2,))] * plan.num_responses
 
 

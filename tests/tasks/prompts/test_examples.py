@@ -6,7 +6,7 @@ import pytest
 
 from storage.records.prompt_table import PromptRow
 from tasks.configuration.data import DataConfig
-from tasks.prompts.examples import COMPLETION, completion_of
+from tasks.prompts.examples import COMPLETION, completions_of
 from tasks.prompts.loading import load_prompts
 from tasks.prompts.prompt import PromptError
 from tasks.prompts.tokenise import tokenise
@@ -42,9 +42,9 @@ def tokenised(folder, row, tokenizer, length_max=LONG, **settings):
     prompts, config = examples(folder, row, **settings)
     prompt = prompts[0]
     ids = tokenise(prompt, tokenizer, config, 1 << 20, 1)
-    return ids, completion_of(
-        PromptRow(prompt.id, ids, prompt.text_or_messages, prompt.columns), tokenizer, config, length_max
-    )
+    row = PromptRow(prompt.id, ids, prompt.text_or_messages, prompt.columns)
+    [[stretches]] = completions_of([row], tokenizer, config, length_max)
+    return ids, stretches
 
 
 def texts(tokenizer, stretches):
@@ -153,3 +153,36 @@ def test_a_completion_that_cannot_be_told_from_its_prompt_is_refused(tmp_path, t
         return
     with pytest.raises(PromptError, match=message):
         tokenised(tmp_path, row, chat_tokenizer(template), length_max)
+
+
+def rows_of(folder, tokenizer, *examples_of_rows):
+    prompts, config = examples(folder, *examples_of_rows)
+    named = [(prompt, tokenise(prompt, tokenizer, config, 1 << 20, 1)) for prompt in prompts]
+    return [PromptRow(each.id, ids, each.text_or_messages, each.columns) for each, ids in named], config
+
+
+def test_texts_beside_messages_keep_their_own_completions(tmp_path):
+    tokenizer = chat_tokenizer(CHATML)
+    rows, config = rows_of(
+        tmp_path,
+        tokenizer,
+        {"prompt": "1+1=", "completion": "2"},
+        {"prompt": [ASKS], "completion": [SAYS]},
+        {"prompt": "2+2+2=", "completion": "six"},
+    )
+    found = [stretches for [stretches] in completions_of(rows, tokenizer, config, LONG)]
+    assert [texts(tokenizer, stretches)[0][0] for stretches in found] == [
+        "2<|im_end|>",
+        "2<|im_end|>\n",
+        "six<|im_end|>",
+    ]
+    assert found == [next(completions_of([row], tokenizer, config, LONG))[0] for row in rows]
+
+
+def test_the_first_row_that_does_not_fit_is_named(tmp_path):
+    tokenizer = tiny_tokenizer()
+    rows, config = rows_of(tmp_path, tokenizer, *({"prompt": "1=", "completion": "1" * n} for n in (3, 4, 8)))
+    made = completions_of(rows, tokenizer, config, 4)
+    assert len(next(made)[0][0].token_ids) == 4
+    with pytest.raises(PromptError, match=f"prompt '{rows[1].prompt_id}' has a completion of 5 tokens"):
+        next(made)

@@ -7,7 +7,8 @@ from transformers import PreTrainedTokenizerFast
 
 from tasks.configuration.data import DataConfig
 from tasks.prompts.prompt import Prompt, PromptError
-from tasks.prompts.tokenise import tokenise
+from tasks.prompts.tokenise import TEXTS_AT_ONCE, text_ids, tokenise, with_text_ids
+from tests.tiny_model import tiny_tokenizer
 
 
 class Letters:
@@ -88,3 +89,16 @@ def test_without_a_chat_template_messages_are_refused_with_what_to_do():
     with pytest.raises(PromptError, match=r"policy\.path: the tokenizer has no chat template, and prompt 'p' is chat"):
         tokenise(Prompt("p", [{"role": "user", "content": "hi"}], {}), tokenizer, DataConfig(), 10, 1)
     assert tokenise(Prompt("p", "hi", {}), tokenizer, DataConfig(), 10, 1) == (0,)
+
+
+def test_many_texts_have_the_ids_of_each_alone_and_messages_are_left_to_the_template():
+    tokenizer = tiny_tokenizer()
+    texts = [f"{number}+{'1' * (number % 5)}=" for number in range(TEXTS_AT_ONCE + 3)]
+    assert list(text_ids(texts, tokenizer)) == [tuple(tokenizer(text)["input_ids"]) for text in texts]
+    chat = Prompt("chat", [{"role": "user", "content": "1"}], {})
+    given = Prompt("given", "1", {}, token_ids=(9, 9))
+    alone = [Prompt(text, text, {}) for text in texts[:3]]
+    mixed = with_text_ids([alone[0], chat, alone[1], given, alone[2]], tokenizer)
+    assert [each.id for each in mixed] == [texts[0], "chat", texts[1], "given", texts[2]]
+    assert [each.token_ids for each in mixed[::2]] == [tuple(tokenizer(text)["input_ids"]) for text in texts[:3]]
+    assert (mixed[1], mixed[3]) == (chat, given)
