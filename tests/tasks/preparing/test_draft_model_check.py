@@ -73,6 +73,17 @@ def test_a_model_that_cannot_draft_is_refused_by_a_line_that_names_the_field(tmp
         assert f"{FIELD}: the tokenizer of {str(draft)!r} is not that of policy.path ({str(model)!r})" in line
 
 
+def test_its_memory_counts_beside_the_policys(model, draft):
+    """A row takes 131 kB of an L4's 24 GB, and as much again for a draft model of the same size."""
+    rollout = {"engine": "torch", "device": "auto", "max_responses_in_flight": 150_000}
+    pools = {"rollout": {"machine": "g6.xlarge", "gpus": 1, "accelerator": "nvidia-l4", "count": 1}}
+    speculation = {"drafts": 4, "source": "draft_model", "draft_model": str(draft)}
+    given = document(URL, model, rollout=rollout | {"speculation": speculation}, pools=pools)
+    for line in refusals(parse(given)):
+        assert "pools.rollout: the torch engine needs 39.3 GB of cache" in line
+        assert f"both with the draft model's ({FIELD})" in line
+
+
 def test_vllm_takes_no_model_with_more_tokens_than_the_policy(tmp_path, model):
     more = save_tiny_model(tmp_path / "more", tiny_model(tiny_config(vocab_size=128)))
     memory_store(NAME)
