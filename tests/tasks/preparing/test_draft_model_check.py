@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from storage.journal.assembly import JournalReader
-from storage.records import layout, records, reward_models
+from storage.records import layout, model_copies, records
 from storage.records.crew_records import HeartbeatRecord
 from storage.records.draft_totals import summed
 from storage.records.run import read_plan
@@ -108,7 +108,7 @@ def test_a_run_holds_its_draft_model_and_takes_another_from_the_next_execution_o
     settings, store = config(model, draft), memory_store(NAME)
     plan_iteration(settings)
     held = settings.rollout.speculation.model_copy
-    assert reward_models.stored(store, held) == reward_models.describe(draft)
+    assert model_copies.stored(store, held) == model_copies.describe(draft)
     files = {file.name: file.read_bytes() for file in draft.iterdir()}
     (draft / "model.safetensors").write_bytes(b"another")
     with pytest.raises(
