@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import AutoTokenizer
@@ -38,6 +38,7 @@ SAMPLING = SamplingParams(max_completion_length=160, stop_token_ids=(2,))
 PARTS = ("paced", "families", "demo")
 DRAFTS = (1, 2, 4, 8)
 GREEDY = "draft model, most likely tokens"
+DRAFTS_OF: dict[str, tuple[int | Literal["auto"], ...]] = {"draft model": (1, 4, "auto"), GREEDY: (4,)}
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def steps_by_source(
     table = []
     for rows, wanted in plain.items():
         for source, make in sources(draft_model).items():
-            for drafts in (1, 4, 8, "auto") if source != GREEDY else (4,):
+            for drafts in DRAFTS_OF.get(source, (1, 4, 8, "auto")):
                 speculation = Speculation(make(rows), drafts)
                 found = decode(make_engine(directory, rows, speculation), requests)
                 totals = speculation.totals
