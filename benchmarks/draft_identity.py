@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.draft_models import near_drafter
 from storage.journal.noise_keys import noise_key
 from storage.records.records import SamplingParams
 from tasks.configuration.rollout import DRAFTS_MAX
@@ -103,7 +104,7 @@ def decode(engines: Sequence[TorchEngine], requests: Sequence[GenerationRequest]
     raise AssertionError
 
 
-def drafters(wanted: Mapping[int, Sequence[int]]) -> list[Drafter]:
+def drafters(wanted: Mapping[int, Sequence[int]], draft_model: Drafter) -> list[Drafter]:
     """Each life has the next of these drafters."""
 
     def answer(request: GenerationRequest) -> Sequence[int]:
@@ -116,6 +117,7 @@ def drafters(wanted: Mapping[int, Sequence[int]]) -> list[Drafter]:
         scripted(perfect),
         SuffixDrafter(rows=ROWS, context_length=CONTEXT_LENGTH),
         scripted(lambda _: 0.8, ragged=True),
+        draft_model,
         ScriptedDrafter(VOCAB_SIZE, wrong, ragged=True),
         scripted(changing),
         scripted(wrong),
@@ -159,8 +161,10 @@ def families(directory: Path, names: Sequence[str] = FAMILIES, responses: int = 
         tokens = {response: tokens for response, (tokens, _) in wanted.items()}
         # In the second pass each drafter has another number of drafts.
         for shift in (0, 5):
+            near = near_drafter(folder, weights, VOCAB_SIZE, ROWS, CONTEXT_LENGTH)
             lives = [
-                Speculation(drafter, 1 + (index + shift) % DRAFTS_MAX) for index, drafter in enumerate(drafters(tokens))
+                Speculation(drafter, 1 + (index + shift) % DRAFTS_MAX)
+                for index, drafter in enumerate(drafters(tokens, near))
             ]
             found = decode([engine(each) for each in lives], requests, KILLED_EVERY)
             table.append(

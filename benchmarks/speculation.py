@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import AutoTokenizer
 
 from benchmarks.draft_identity import Found, families, identical
+from benchmarks.draft_models import distil, distilled_drafter
 from benchmarks.draft_sources import two_epochs
 from benchmarks.paced_drafts import IDLE_WITHIN, TAIL_MAX, long_tails
 from benchmarks.reporting import Target, finish, interleave, ratios
@@ -36,6 +37,8 @@ GROUPS, GENERATIONS, CONTEXT_LENGTH = 32, 8, 256
 SAMPLING = SamplingParams(max_completion_length=160, stop_token_ids=(2,))
 PARTS = ("paced", "families", "demo")
 DRAFTS = (1, 2, 4, 8)
+GREEDY = "draft model, most likely tokens"
+DRAFTS_OF: dict[str, tuple[int | Literal["auto"], ...]] = {"draft model": (1, 4, "auto"), GREEDY: (4,)}
 
 
 @dataclass(frozen=True)
@@ -122,16 +125,25 @@ def identity(directory: Path, requests: Sequence[GenerationRequest], plain: Deco
     return table
 
 
+def sources(draft_model: Path) -> dict[str, Callable[[int], Drafter]]:
+    """By name, makers of the drafters of a run, for so many rows."""
+    return {
+        "ngram": lambda rows: SuffixDrafter(rows=rows, context_length=CONTEXT_LENGTH, siblings=False),
+        "siblings": lambda rows: SuffixDrafter(rows=rows, context_length=CONTEXT_LENGTH),
+        "draft model": lambda rows: distilled_drafter(draft_model, rows, CONTEXT_LENGTH),
+        GREEDY: lambda rows: distilled_drafter(draft_model, rows, CONTEXT_LENGTH, keyed=False),
+    }
+
+
 def steps_by_source(
-    directory: Path, requests: Sequence[GenerationRequest], plain: Mapping[int, Decoded]
+    directory: Path, draft_model: Path, requests: Sequence[GenerationRequest], plain: Mapping[int, Decoded]
 ) -> list[dict[str, Any]]:
-    """Steps and tokens of suffix drafters, by rows in flight and number of drafts."""
+    """Steps and tokens by source, rows in flight and number of drafts."""
     table = []
     for rows, wanted in plain.items():
-        for source in ("ngram", "siblings"):
-            for drafts in (1, 4, 8, "auto"):
-                drafter = SuffixDrafter(rows=rows, context_length=CONTEXT_LENGTH, siblings=source != "ngram")
-                speculation = Speculation(drafter, drafts)
+        for source, make in sources(draft_model).items():
+            for drafts in DRAFTS_OF.get(source, (1, 4, 8, "auto")):
+                speculation = Speculation(make(rows), drafts)
                 found = decode(make_engine(directory, rows, speculation), requests)
                 totals = speculation.totals
                 table.append(
@@ -180,15 +192,16 @@ def few_rows(
 
 def of_the_demo(folder: Path, warm_start_steps: int, groups: int, rounds: int) -> list[dict[str, Any]]:
     """The tables of the demo's policy: identity, sources, two epochs, and few rows."""
-    model, early = folder / "model", folder / "early"
+    model, early, half = folder / "model", folder / "early", folder / "half"
     warm_start(model, replace(WarmStart(), steps=warm_start_steps), lambda *_: None)
     warm_start(early, replace(WarmStart(), steps=warm_start_steps * 5 // 6), lambda *_: None)
+    distil(model, half, warm_start_steps // 2)
     past = decode(make_engine(model, 64, None), requests_of(model, 0, groups)).found
     requests = requests_of(model, 1, groups)
     plain = {rows: decode(make_engine(model, rows, None), requests) for rows in (64, 8)}
     return [
         *identity(model, requests, plain[64]),
-        *steps_by_source(model, requests, plain),
+        *steps_by_source(model, half, requests, plain),
         *two_epochs((early, model), requests_of, groups, make_engine, decode, context_length=CONTEXT_LENGTH),
         *few_rows(model, past, requests, rounds),
     ]

@@ -28,6 +28,7 @@ from storage.records.gradings import GradedRecord, GradingRecord
 from storage.records.hints import CollectedRecord
 from storage.records.length_tables import LengthTable, empty_table, encode_lengths
 from storage.records.lineage import KeptPromptsRecord
+from storage.records.model_copies import RewardModelRecord, StoredFile
 from storage.records.planning_records import DecisionRecord, LengthsRecord, PoolObservation, SeedingRecord
 from storage.records.prompt_table import PromptRow, encode_prompts
 from storage.records.records import (
@@ -46,7 +47,6 @@ from storage.records.records import (
     TrainingRecord,
 )
 from storage.records.requests import KeptRequest, RequestRecord
-from storage.records.reward_models import RewardModelRecord, StoredFile
 from storage.records.run import LeaseRecord
 from storage.records.teacher_scores import encode_scores
 from storage.stores.memory import MemoryStore, NestedStore

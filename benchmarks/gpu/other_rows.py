@@ -84,7 +84,8 @@ def _speculation_rows(part: Figures) -> Iterator[dict[str, Any]]:
     for rate in part.get("rates", []):
         name = f"{rate['engine']} {rate['model']}, {rate['responses']} responses, {rate['text']} text"
         drafts = "no drafts" if rate["source"] == "none" else f"drafts by {rate['source']}"
-        yield {"measure": f"{name}, {drafts}, tokens/s", "value": rate["tokens_per_s"], "identical": rate["identical"]}
+        shares = {share: rate[share] for share in ("identical", "accepted") if rate[share] is not None}
+        yield {"measure": f"{name}, {drafts}, tokens/s", "value": rate["tokens_per_s"], **shares}
     for name, why in part.get("skipped", {}).items():
         yield {"measure": f"drafts {name}", "value": f"skipped: {why}"}
 

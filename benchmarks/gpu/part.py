@@ -47,7 +47,7 @@ PARTS = {
     "start": Part("benchmarks.gpu.start:measure", 1.5, _WITH_VLLM),
     "iteration": Part("benchmarks.gpu.iteration:measure", 2.0),
     "identity": Part("benchmarks.gpu.identity:measure", 7),
-    "speculation": Part("benchmarks.gpu.speculation:measure", 3.0),
+    "speculation": Part("benchmarks.gpu.speculation:measure", 4.0),
     "head": Part("benchmarks.gpu.head:measure", 1.5, ("torch",)),
     "frontend": Part("benchmarks.gpu.frontend:measure", 3, _WITH_VLLM),
     "taxes": Part("benchmarks.gpu.engines:measure_taxes", 3, _WITH_VLLM),

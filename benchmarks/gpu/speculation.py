@@ -2,7 +2,8 @@
 
 A step with 1, 3, 5 or 9 tokens per response shows what verifying costs, by a drafter of the torch engine that is always
 wrong. Speeds are of new text, in which a random model hardly repeats itself, so drafts are a cost; and of the same
-prompts and noise again, where siblings hold every token: the most that drafts can give.
+prompts and noise again, where siblings hold every token: the most that drafts can give. The draft model is the lower
+layers of the random policy, so it costs what such a model costs, and is seldom right: `accepted` tells how often.
 """
 
 import tempfile
@@ -14,26 +15,30 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import save_file
 
-from benchmarks.gpu.model import peaked_model
+from benchmarks.gpu.model import model_config, peaked_model
 from benchmarks.gpu.sizes import SHAPES, ModelShape, Size
 from storage.journal.noise_keys import noise_key
 from storage.records.records import SamplingParams
 from storage.weights.tensor_sets import TensorBlock
-from tasks.configuration.rollout import DRAFTS_MAX, SpeculationConfig, VllmConfig
-from tasks.sampling.engines.drafter import WIDTHS
+from tasks.configuration.rollout import DRAFTS_MAX, RolloutConfig, SpeculationConfig, VllmConfig
+from tasks.sampling.engines.drafter import WIDTHS, Drafter
 from tasks.sampling.engines.engine import Engine, EngineError, GenerationRequest
+from tasks.sampling.engines.model_drafter import model_drafter
 from tasks.sampling.engines.speculation import Speculation
 from tasks.sampling.engines.suffix_drafter import SuffixDrafter
 from tasks.sampling.engines.torch_engine import TorchEngine
 from tasks.sampling.engines.vllm_names import installed_version
+from tasks.sampling.engines.weight_tensors import as_torch
 
-Source = Literal["none", "ngram", "siblings"]
-SOURCES: tuple[Source, ...] = ("none", "siblings", "ngram")
+Source = Literal["none", "ngram", "siblings", "draft_model"]
+SOURCES: tuple[Source, ...] = ("none", "siblings", "ngram", "draft_model")
 GROUP_SIZE = 8
 _PROMPT_TOKENS = 40
 _STEP_PROMPT_TOKENS, _UNTIMED = 8, 2
 _MEMORY_SHARE = 0.4
+_DRAFT_LAYERS = 0.25
 # Those of 2 tokens are of little use beside those of 1 and 3.
 _WIDTHS = tuple(width for width in WIDTHS if width != 2)
 
@@ -53,6 +58,7 @@ def measure(size: Size, engines: Sequence[str] = ()) -> Iterator[dict[str, Any]]
     model = size.engine_models[0]
     shape = SHAPES.get(model, size.shape)
     with _model(size, shape) as (folder, blocks):
+        _write_draft_model(shape, blocks, _of_drafts(folder))
         for name in names:
             for rows in _rates(size, name, shape, folder, blocks, found["skipped"]):
                 found["rates"] += [{"model": model, "engine": name, **row} for row in rows]
@@ -67,6 +73,19 @@ def _model(size: Size, shape: ModelShape) -> Iterator[tuple[Path, Mapping[str, T
         if size.device == "cuda":
             torch.cuda.empty_cache()  # for vLLM's process
         yield Path(folder), blocks
+
+
+def _of_drafts(folder: Path) -> Path:
+    return folder / "draft"
+
+
+def _write_draft_model(shape: ModelShape, blocks: Mapping[str, TensorBlock], folder: Path) -> None:
+    """A model of the policy's lower layers."""
+    layers = max(1, round(_DRAFT_LAYERS * shape.layers))
+    above = tuple(f"model.layers.{layer}." for layer in range(layers, shape.layers))
+    model_config(replace(shape, layers=layers)).save_pretrained(str(folder))
+    kept = {name: as_torch(block) for name, block in blocks.items() if not name.startswith(above)}
+    save_file(kept, folder / "model.safetensors")
 
 
 class WrongDrafts:
@@ -132,14 +151,17 @@ def _rates(
             for text in ("new", "repeated"):
                 # Other responses with equal noise: a response that comes back would know itself.
                 first = size.speculation_responses if text == "repeated" else 0
+                before = engine.draft_totals
                 answers, seconds = _decoded(engine, size, iteration=2, first=first)
                 wanted = plain.setdefault(text, answers)
+                drafts = None if before is None else engine.draft_totals.since(before)
                 rows.append(
                     {
                         "source": source,
                         "text": text,
                         "responses": len(answers),
                         "tokens_per_s": sum(map(len, answers.values())) / seconds,
+                        "accepted": None if drafts is None else drafts.accepted / max(1, drafts.drafted),
                         "identical": sum(answers[r] == wanted[r] for r in wanted) / len(wanted),
                     }
                 )
@@ -171,7 +193,7 @@ def _requests(count: int, prompt_tokens: int, iteration: int, sampling: Sampling
     ]
 
 
-def _torch(size: Size, folder: Path, rows: int, context_length: int, drafter: Any) -> TorchEngine:
+def _torch(size: Size, folder: Path, rows: int, context_length: int, drafter: Drafter | None) -> TorchEngine:
     return TorchEngine(
         folder,
         dtype=_dtype(size),
@@ -185,12 +207,13 @@ def _torch(size: Size, folder: Path, rows: int, context_length: int, drafter: An
 def _engine(size: Size, name: str, shape: ModelShape, folder: Path, source: Source) -> Any:
     rows, context_length = size.speculation_responses, _PROMPT_TOKENS + size.speculation_tokens
     if name == "torch":
-        siblings = source == "siblings"
-        drafter = SuffixDrafter(rows=rows, context_length=context_length, siblings=siblings)
-        return _torch(size, folder, rows, context_length, None if source == "none" else drafter)
+        return _torch(size, folder, rows, context_length, _drafter(size, folder, source, rows, context_length))
     from tasks.sampling.engines.vllm_engine import VllmEngine  # noqa: PLC0415 - it reads the environment on import
 
-    speculation = SpeculationConfig() if source == "none" else SpeculationConfig(drafts=DRAFTS_MAX, source=source)
+    speculation = SpeculationConfig()
+    if source != "none":
+        draft_model = str(_of_drafts(folder)) if source == "draft_model" else None
+        speculation = SpeculationConfig(drafts=DRAFTS_MAX, source=source, draft_model=draft_model)
     settings = VllmConfig(gpu_memory_utilization=_MEMORY_SHARE, process="own" if size.device == "cuda" else "same")
     return VllmEngine(
         folder,
@@ -201,6 +224,16 @@ def _engine(size: Size, name: str, shape: ModelShape, folder: Path, source: Sour
         config=settings,
         speculation=speculation,
     )
+
+
+def _drafter(size: Size, folder: Path, source: Source, rows: int, context_length: int) -> Drafter | None:
+    if source == "none":
+        return None
+    if source != "draft_model":
+        return SuffixDrafter(rows=rows, context_length=context_length, siblings=source == "siblings")
+    device: Literal["cuda", "cpu"] = "cuda" if size.device == "cuda" else "cpu"
+    config = RolloutConfig(engine="torch", dtype=_dtype(size), device=device, max_responses_in_flight=rows)
+    return model_drafter(config, _of_drafts(folder), context_length=context_length)
 
 
 def _dtype(size: Size) -> Literal["bfloat16", "float32"]:

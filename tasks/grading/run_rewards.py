@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from storage.paths import expanded, is_own_folder, own_file
-from storage.records import reward_models
+from storage.records import model_copies
 from storage.stores.store import ObjectStore
 from tasks.configuration.rewards import RewardConfig, reward_names
 from tasks.configuration.turns import TurnsConfig
@@ -31,10 +31,10 @@ def held_models(store: ObjectStore, configs: Sequence[RewardConfig], prefix: str
     """
     held = set()
     for name, folder in _folders(configs).items():
-        record = reward_models.stored(store, prefix + name)
+        record = model_copies.stored(store, prefix + name)
         if record is not None:
             if folder.is_dir():
-                reward_models.check(store, prefix + name, folder, record)
+                model_copies.check(store, prefix + name, folder, record)
             held.add(name)
     return held
 
@@ -51,19 +51,19 @@ def content_digests(store: ObjectStore, configs: Sequence[RewardConfig], prefix:
     """
     digests = {}
     for name, folder in _folders(configs).items():
-        record = reward_models.stored(store, prefix + name)
+        record = model_copies.stored(store, prefix + name)
         if record is None and folder.is_dir():
-            record = reward_models.describe(folder)
+            record = model_copies.describe(folder)
         if record is not None:
-            digests[name] = reward_models.content_digest(record)
+            digests[name] = model_copies.content_digest(record)
     return digests
 
 
 def publish_models(store: ObjectStore, configs: Sequence[RewardConfig], prefix: str = "") -> None:
     """Copy missing reward models into the run. prefix: as for `held_models`."""
     for name, folder in _folders(configs).items():
-        if reward_models.stored(store, prefix + name) is None:
-            reward_models.upload(store, prefix + name, folder)
+        if model_copies.stored(store, prefix + name) is None:
+            model_copies.upload(store, prefix + name, folder)
 
 
 @contextmanager
@@ -103,7 +103,7 @@ def fetched_models(store: ObjectStore, names: Iterable[str], prefix: str = "") -
         folders = {name: root / name for name in names}
         for name, folder in folders.items():
             folder.mkdir()
-            reward_models.download(store, prefix + name, folder)
+            model_copies.download(store, prefix + name, folder)
         yield folders
 
 

@@ -15,6 +15,7 @@ from tasks.configuration.evaluation import EvaluationConfig
 from tasks.configuration.older_form import ARITHMETIC
 from tasks.configuration.pool_clashes import sizes_not_meant
 from tasks.configuration.rewards import reward_names
+from tasks.configuration.rollout import SpeculationConfig
 from tasks.configuration.run_config import RunConfig
 from tasks.configuration.teacher import TeacherConfig
 from tasks.configuration.turns import TurnsConfig
@@ -80,7 +81,9 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
     """Look at each input once. `config` is the written configuration; `inputs` gives local paths for ids of the hub."""
     progress("looking at the model", 0, 0)
     teacher = None if config.teacher is None else findings.look(inputs.teacher, config.teacher)
-    directory = _look_at_model(config, teacher, inputs, findings)
+    written = config.rollout.speculation
+    drafting = None if written.drafting_model is None else findings.look(inputs.speculation, written)
+    directory = _look_at_model(config, teacher, drafting, inputs, findings)
     findings.look(config.algorithm.estimator.check, with_turns=config.turns is not None)
     algorithm, is_external = config.algorithm, config.trainer.is_external
     estimator = "none: examples" if algorithm.learns_examples else algorithm.advantage_estimator
@@ -98,9 +101,9 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
     if config.rewards:
         _look_at_rewards(config, inputs, prompts, findings)
     tokenizer = None if directory is None else findings.look(prompt_tokenizer, config, directory)
-    if directory is not None and config.rollout.speculation.drafting_model is not None:
+    if directory is not None and drafting is not None:
         progress("looking at the draft model", 0, 0)
-        _look_at_draft_model(config, inputs, directory, findings)
+        _look_at_draft_model(config, drafting, directory, findings)
     if directory is not None and tokenizer is not None and prompts is not None:
         progress(f"tokenising {len(prompts):,} prompts", 0, 0)
         _look_at_prompts(config, prompts, tokenizer, directory, findings)
@@ -122,9 +125,16 @@ def _look_at(config: RunConfig, inputs: LocalInputs, progress: Progress, finding
 
 
 def _look_at_model(
-    config: RunConfig, teacher: TeacherConfig | None, inputs: LocalInputs, findings: Findings
+    config: RunConfig,
+    teacher: TeacherConfig | None,
+    drafting: SpeculationConfig | None,
+    inputs: LocalInputs,
+    findings: Findings,
 ) -> Path | None:
-    """The model's directory; None if its directory or config.json was refused. teacher: with local paths."""
+    """The model's directory; None if its directory or config.json was refused.
+
+    teacher, drafting: with local paths.
+    """
     origin = findings.look(origin_to_check, config)
     if config.run.from_ is None:
         policy = findings.look(inputs.policy, config.policy)
@@ -137,7 +147,7 @@ def _look_at_model(
     if origin is not None:
         findings.seen.append(f"weights: every byte of {origin.record.text}")
     findings.seen.append(f"model: the configuration, the tokenizer and the headers of the weights in {directory}")
-    findings.doubt(check_engine_fits, config, directory)
+    findings.doubt(check_engine_fits, config, directory, None if drafting is None else drafting.drafting_model)
     findings.doubt(check_trainer_fits, config, directory, teacher)
     findings.look(check_targets, config, directory, fields)
     tried = findings.look(check_model_use, config, directory)
@@ -204,12 +214,12 @@ def _look_at_teachers(
         findings.doubts += doubts
 
 
-def _look_at_draft_model(config: RunConfig, inputs: LocalInputs, directory: Path, findings: Findings) -> None:
-    written = config.rollout.speculation
-    local = findings.look(inputs.speculation, written)
-    doubts = None if local is None else findings.look(check_draft_model, config, local, directory)
+def _look_at_draft_model(config: RunConfig, drafting: SpeculationConfig, directory: Path, findings: Findings) -> None:
+    """Look at the draft model, by a local path."""
+    doubts = findings.look(check_draft_model, config, drafting, directory)
     if doubts is not None:
-        findings.seen.append(f"draft model: {written.draft_model}, with the policy's tokenizer")
+        named = config.rollout.speculation.draft_model
+        findings.seen.append(f"draft model: {named}, with the policy's tokenizer")
         findings.doubts += doubts
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from resources.model_config import model_fields, positions_max
 from storage.paths import expanded
-from storage.records import reward_models
+from storage.records import model_copies
 from storage.stores.store import ConflictingRecord, ObjectStore
 from tasks.configuration.rollout import SpeculationConfig
 from tasks.configuration.run_config import RunConfig
@@ -20,7 +20,7 @@ FIELD = "rollout.speculation.draft_model"
 
 def lacks_draft_model(store: ObjectStore, written: SpeculationConfig) -> bool:
     """Whether the run needs a draft model, and has no copy of it."""
-    return written.drafting_model is not None and reward_models.stored(store, written.model_copy) is None
+    return written.drafting_model is not None and model_copies.stored(store, written.model_copy) is None
 
 
 def with_local_draft_model(store: ObjectStore, config: RunConfig, inputs: LocalInputs) -> RunConfig:
@@ -33,10 +33,10 @@ def with_local_draft_model(store: ObjectStore, config: RunConfig, inputs: LocalI
         return config
     if lacks_draft_model(store, written):
         return replace(config, rollout=replace(config.rollout, speculation=inputs.speculation(written)))
-    folder, held = expanded(written.drafting_model), reward_models.stored(store, written.model_copy)
+    folder, held = expanded(written.drafting_model), model_copies.stored(store, written.model_copy)
     if held is not None and folder.is_dir():
         try:
-            reward_models.check(store, written.model_copy, folder, held)
+            model_copies.check(store, written.model_copy, folder, held)
         except ConflictingRecord:
             raise ConflictingRecord(
                 f"{FIELD}: {str(folder)!r} holds another model than the run's copy; allowed: the same files, or a "
@@ -48,7 +48,7 @@ def with_local_draft_model(store: ObjectStore, config: RunConfig, inputs: LocalI
 def publish_draft_model(store: ObjectStore, written: SpeculationConfig, local: SpeculationConfig) -> None:
     """Copy the draft model into the run, once; local: with a local path."""
     if lacks_draft_model(store, written) and local.drafting_model is not None:
-        reward_models.upload(store, written.model_copy, expanded(local.drafting_model))
+        model_copies.upload(store, written.model_copy, expanded(local.drafting_model))
 
 
 def check_draft_model(config: RunConfig, local: SpeculationConfig, model_dir: Path) -> list[str]:

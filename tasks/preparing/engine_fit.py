@@ -4,17 +4,19 @@ A GPU counts with the memory of its data sheet: a refused engine cannot fit, and
 large by the memory of process and activations.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from resources.accelerators import Accelerator, accelerator
-from resources.model_config import model_fields
+from resources.model_config import ModelConfigError, model_fields
 from resources.model_size import CACHE_VALUE_BYTES, ModelSize, size_from_config
 from resources.pools import PoolConfig, pool_path
 from resources.prices import machine_price
 from storage.errors import WrongInputError
+from storage.paths import expanded
 from tasks.configuration.rollout import RolloutConfig
 from tasks.configuration.run_config import RunConfig
 from tasks.configuration.teacher import TeacherConfig
@@ -33,15 +35,16 @@ class EngineMisfit(WrongInputError):  # noqa: N818 - reads as what is wrong
     """The engine's weights and cache do not fit a pool's GPUs, or the engine lacks a configured kernel."""
 
 
-def check_engine_fits(config: RunConfig, model_dir: Path) -> list[str]:
+def check_engine_fits(config: RunConfig, model_dir: Path, draft_model: str | None) -> list[str]:
     """Raise EngineMisfit for the first pool of the crew whose GPUs cannot hold the engine, or lack a kernel.
 
     With `engine: auto` the image decides between two engines, and the image is not known here: a pool is refused if
     neither engine fits. Returns a line for each pool on which a single engine fits.
 
-    Pools without GPUs, models whose size config.json does not tell, quantised engines and accelerators without a data
-    sheet are passed over. Raises AdapterMisfit for a model that vLLM does not adapt, ModelConfigError and EngineError
-    for a config.json that cannot be read.
+    draft_model: the directory of the engine's draft model where this runs. A directory that is not there, because the
+    run holds a copy, is passed over, as are pools without GPUs, models whose size config.json does not tell, quantised
+    engines and accelerators without a data sheet. Raises AdapterMisfit for a model that vLLM does not adapt,
+    ModelConfigError and EngineError for a config.json that cannot be read.
     """
     rollout, fields = engine_settings(config), model_fields(model_dir)
     pools = {name: pool for name, pool in config.pools.rollout_pools.items() if pool.gpus}
@@ -49,13 +52,14 @@ def check_engine_fits(config: RunConfig, model_dir: Path) -> list[str]:
         return []
     if rollout.engine != "torch":
         _check_kernels(config, rollout, fields)
-    model = _size(fields, rollout)
+    policy = _size(fields, rollout)
+    models = () if policy is None else (policy, *_drafting(draft_model, rollout))
     context = context_length(rollout, model_dir)
     doubts: list[str] = []
     for name, pool in pools.items():
         sheet = data_sheet(pool)
-        if model is not None and sheet is not None:
-            doubts += _check_pool(config, pool_path(name), model, sheet, context)
+        if models and sheet is not None:
+            doubts += _check_pool(config, pool_path(name), models, sheet, context)
     return doubts
 
 
@@ -70,21 +74,35 @@ def check_scorer_fits(config: RunConfig, teacher: TeacherConfig, directory: Path
     if not pool.gpus or config.trainer.device == "cpu" or model is None or sheet is None:
         return
     try:
-        _check_vllm(settings, f"pools.scoring.{teacher.pool}", model, sheet, longest + 1)
+        _check_vllm(settings, f"pools.scoring.{teacher.pool}", (model,), sheet, longest + 1)
     except EngineMisfit as error:
         raise EngineMisfit(str(error).replace("rollout.vllm", "teacher.vllm")) from None
 
 
-def _check_pool(config: RunConfig, path: str, model: ModelSize, sheet: Accelerator, context: int) -> list[str]:
-    """Raise EngineMisfit if no possible engine fits; returns the reasons of engines that do not fit."""
+def _drafting(draft_model: str | None, rollout: RolloutConfig) -> tuple[ModelSize, ...]:
+    """The size of the draft model, if there is one and its size is known."""
+    if draft_model is not None:
+        with suppress(ModelConfigError):
+            size = _size(model_fields(expanded(draft_model)), rollout)
+            return () if size is None else (size,)
+    return ()
+
+
+def _check_pool(
+    config: RunConfig, path: str, models: Sequence[ModelSize], sheet: Accelerator, context: int
+) -> list[str]:
+    """Raise EngineMisfit if no possible engine fits; returns the reasons of engines that do not fit.
+
+    models: the policy and, if the engine has one, the draft model.
+    """
     misfits: list[EngineMisfit] = []
     engines = [name for name in ("vllm", "torch") if config.rollout.engine in (name, "auto")]
     for engine in engines:
         try:
             if engine == "vllm":
-                _check_vllm(config.rollout, path, model, sheet, context)
+                _check_vllm(config.rollout, path, models, sheet, context)
             else:
-                _check_torch(config, path, model, sheet, context)
+                _check_torch(config, path, models, sheet, context)
         except EngineMisfit as error:
             misfits.append(error)
     if len(misfits) == len(engines):
@@ -92,31 +110,41 @@ def _check_pool(config: RunConfig, path: str, model: ModelSize, sheet: Accelerat
     return [str(error) for error in misfits]
 
 
-def _check_vllm(rollout: RolloutConfig, path: str, model: ModelSize, sheet: Accelerator, context: int) -> None:
+def _check_vllm(
+    rollout: RolloutConfig, path: str, models: Sequence[ModelSize], sheet: Accelerator, context: int
+) -> None:
     """VLLM does not start unless the cache holds one response of the whole context beside the weights."""
     vllm = rollout.vllm
     memory = vllm.tensor_parallel_size * sheet.memory_bytes
-    one = model.cache_bytes(context)
-    room = memory * vllm.gpu_memory_utilization - model.bytes
+    one, weights = sum(model.cache_bytes(context) for model in models), sum(model.bytes for model in models)
+    room = memory * vllm.gpu_memory_utilization - weights
     if vllm.kv_cache_memory_bytes is not None:
-        room = min(memory - model.bytes, vllm.tensor_parallel_size * float(vllm.kv_cache_memory_bytes))
+        room = min(memory - weights, vllm.tensor_parallel_size * float(vllm.kv_cache_memory_bytes))
     if room >= one:
         return
     raise EngineMisfit(
-        f"{path}: the weights take {model.bytes / _GB:.1f} GB, and vLLM's cache of one response of {context} tokens "
-        f"(rollout.context_length) {one / _GB:.1f} GB, more than {vllm.tensor_parallel_size} x {sheet.name} "
-        f"({memory / _GB:.0f} GB) leave it; allowed: a shorter context, more GPUs of an engine "
+        f"{path}: the weights take {weights / _GB:.1f} GB, and vLLM's cache of one response of {context} tokens "
+        f"(rollout.context_length) {one / _GB:.1f} GB{_with_drafts(models)}, more than {vllm.tensor_parallel_size} x "
+        f"{sheet.name} ({memory / _GB:.0f} GB) leave it; allowed: a shorter context, more GPUs of an engine "
         "(rollout.vllm.tensor_parallel_size, and as many gpus), or larger ones"
     )
 
 
-def _check_torch(config: RunConfig, path: str, model: ModelSize, sheet: Accelerator, context: int) -> None:
-    """The torch engine's cache has a row per response in flight, each of the longest length, in every layer."""
+def _with_drafts(models: Sequence[ModelSize]) -> str:
+    return ", both with the draft model's (rollout.speculation.draft_model)" if len(models) > 1 else ""
+
+
+def _check_torch(config: RunConfig, path: str, models: Sequence[ModelSize], sheet: Accelerator, context: int) -> None:
+    """The torch engine's cache has a row per response in flight, each of the longest length, in every layer.
+
+    The draft model's cache has as many rows.
+    """
     rollout = config.rollout
     reach = context
     if config.data.max_prompt_length is not None:
         reach = min(context, config.data.max_prompt_length + config.sampling.max_completion_length)
-    row, room = reach * model.kv_bytes_per_token, sheet.memory_bytes - model.bytes
+    weights = sum(model.bytes for model in models)
+    row, room = reach * sum(model.kv_bytes_per_token for model in models), sheet.memory_bytes - weights
     if room >= rollout.max_responses_in_flight * row:
         return
     fewer = int(room // row)
@@ -126,7 +154,8 @@ def _check_torch(config: RunConfig, path: str, model: ModelSize, sheet: Accelera
     raise EngineMisfit(
         f"{path}: the torch engine{because} needs {rollout.max_responses_in_flight * row / _GB:.1f} GB of cache for "
         f"{rollout.max_responses_in_flight} responses (rollout.max_responses_in_flight) of up to {reach} tokens beside "
-        f"{model.bytes / _GB:.1f} GB of weights, more than 1 x {sheet.name} ({sheet.memory_bytes / _GB:.0f} GB) has; "
+        f"{weights / _GB:.1f} GB of weights{_with_drafts(models)}, more than 1 x {sheet.name} "
+        f"({sheet.memory_bytes / _GB:.0f} GB) has; "
         f"allowed: {', or '.join(ways)}"
     )
 

@@ -91,7 +91,7 @@ def _check_model(store: ObjectStore, config: RunConfig, local: RunConfig, model_
     local: with local paths, of which a teacher's is passed over where the directory is gone and the run has a copy. A
     draft model that the run lacks is tried, too.
     """
-    doubts = check_engine_fits(config, model_dir)
+    doubts = check_engine_fits(config, model_dir, local.rollout.speculation.drafting_model)
     try:
         doubts += check_trainer_fits(config, model_dir, local.teacher)
     except TrainerMisfit as error:

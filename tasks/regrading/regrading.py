@@ -15,7 +15,7 @@ from typing import Any
 from storage.journal.compaction import read_batches
 from storage.journal.recorded_responses import recorded_responses
 from storage.paths import expanded
-from storage.records import layout, model_files, records, reward_models
+from storage.records import layout, model_copies, model_files, records
 from storage.records.gradings import GradedRecord, GradingRecord, check_name, check_rewards_of
 from storage.records.prompt_table import read_prompts
 from storage.records.records import BatchRecord, PlanRecord
@@ -64,7 +64,7 @@ def regrade(
     _check_there_is_work(store, config)
     missing = [iteration for iteration in iterations if not exists(store, layout.graded(name, iteration))]
     with _model_folders(store, config.rewards) as folders, model_files.downloaded(store) as model_dir:
-        models = {each: reward_models.content_digest(reward_models.describe(path)) for each, path in folders.items()}
+        models = {each: model_copies.content_digest(model_copies.describe(path)) for each, path in folders.items()}
         for done, iteration in enumerate(missing or iterations[:1]):
             progress(f"grading iteration {iteration}", done, len(missing))
             try:
@@ -190,4 +190,4 @@ def _models_of_run(store: ObjectStore) -> dict[str, str | None]:
     """What the run's configuration says as `model`, for each reward model that the run holds by name."""
     own = parse_held(read_run(store).config).rewards
     named = zip(reward_names(own), own, strict=True)
-    return {name: config.model for name, config in named if config.model and reward_models.stored(store, name)}
+    return {name: config.model for name, config in named if config.model and model_copies.stored(store, name)}

@@ -35,10 +35,13 @@ def test_steps_and_speeds_of_the_torch_engine_and_every_response_as_without_draf
         assert 1 <= step["tokens_drawn"] < 1.5
         assert step["over_1"] == 1 or step["fed"] > 1
     assert [(rate["source"], rate["text"]) for rate in found["rates"]] == [
-        (source, text) for source in ("none", "siblings", "ngram") for text in ("new", "repeated")
+        (source, text) for source in ("none", "siblings", "ngram", "draft_model") for text in ("new", "repeated")
     ]
     assert {rate["identical"] for rate in found["rates"]} == {1.0}
     assert all(rate["tokens_per_s"] > 0 for rate in found["rates"])
+    assert all((rate["accepted"] is None) == (rate["source"] == "none") for rate in found["rates"])
+    # The lower layers of the policy are not the policy, and not unlike it.
+    assert all(0 < rate["accepted"] < 0.5 for rate in found["rates"] if rate["source"] == "draft_model")
     assert found["skipped"] == {}
 
 
@@ -65,6 +68,7 @@ def test_the_table_names_steps_speeds_and_what_was_skipped():
                 "text": "repeated",
                 "responses": 16,
                 "tokens_per_s": 900.0,
+                "accepted": 0.5,
                 "identical": 0.75,
             }
         ],
@@ -76,6 +80,7 @@ def test_the_table_names_steps_speeds_and_what_was_skipped():
             "measure": "vllm 0.5b, 16 responses, repeated text, drafts by siblings, tokens/s",
             "value": 900.0,
             "identical": 0.75,
+            "accepted": 0.5,
         },
         {"measure": "drafts vllm, ngram", "value": "skipped: runner V1"},
     ]
@@ -93,5 +98,5 @@ def test_with_vllm_in_tritons_interpreter(tmp_path):
 def test_the_sources_of_vllm_are_measured():
     found = measured(replace(SMALL, speculation_tokens=12, speculation_batches=(1,)), "vllm")
     assert found["skipped"] == {}
-    assert {rate["source"] for rate in found["rates"]} == {"none", "siblings", "ngram"}
+    assert {rate["source"] for rate in found["rates"]} == {"none", "siblings", "ngram", "draft_model"}
     assert {rate["identical"] for rate in found["rates"]} == {1.0}

@@ -1,9 +1,15 @@
 """The benchmark of drafts: its clock, its comparisons, and a paced iteration: drafts shorten it, and change nothing."""
 
+from dataclasses import replace
+
 import pytest
 
+from benchmarks import speculation
 from benchmarks.draft_identity import RESPONSES, families, identical, requests_of
+from benchmarks.draft_models import distil
 from benchmarks.paced_drafts import STEP_S, PacedClock, paced_seconds, tail_requests
+from examples.warm_start import WarmStart, warm_start
+from storage.records.records import SamplingParams
 from tasks.sampling.engines import torch_engine
 from tests.wrong_verifications import WRONG_VERIFICATIONS
 
@@ -60,6 +66,24 @@ def test_the_families_comparison_has_turns_and_finds_wrong_verifications(tmp_pat
     assert first["accepted"] > 200
     monkeypatch.setattr(torch_engine, "verified", WRONG_VERIFICATIONS[1])
     assert families(tmp_path, ["qwen2"], 64)[0]["identical"] < 64
+
+
+@pytest.mark.slow
+def test_an_equal_draft_model_is_always_right_and_a_distilled_one_nears_the_policy(tmp_path):
+    policy, shares = tmp_path / "policy", {}
+    warm_start(policy, replace(WarmStart(), steps=8, batch=16), lambda *_: None)
+    short = SamplingParams(max_completion_length=32)
+    requests = [replace(request, sampling=short) for request in speculation.requests_of(policy, 0, 1)]
+    plain = speculation.decode(speculation.make_engine(policy, 8, None), requests)
+    distil(policy, tmp_path / "untaught", 0)
+    distil(policy, tmp_path / "distilled", 8)
+    for folder in (policy, tmp_path / "untaught", tmp_path / "distilled"):
+        table = speculation.steps_by_source(policy, folder, requests, {8: plain})
+        assert all(row["identical"] == row["of"] == 8 for row in table)
+        [shares[folder.name]] = [
+            row["accepted"] for row in table if (row["source"], row["drafts"]) == ("draft model", 1)
+        ]
+    assert 1 == shares["policy"] > shares["distilled"] > shares["untaught"]
 
 
 def test_there_are_256_responses_in_groups():

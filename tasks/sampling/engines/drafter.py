@@ -58,3 +58,10 @@ class Computes(Protocol):
     """
 
     pass_s: float | None
+
+    def restart(self) -> None:
+        """After a breakdown, with no response in flight: drop what takes memory, and make it anew.
+
+        Raises EngineDied when the device fails again.
+        """
+        ...

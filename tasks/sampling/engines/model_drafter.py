@@ -5,10 +5,12 @@ and the same noise, so equal distributions give equal tokens, whatever the tempe
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from storage.weights.tensor_sets import TensorBlock
 from tasks.configuration.rollout import RolloutConfig
 from tasks.sampling.engines.decoder import read_config
 from tasks.sampling.engines.engine import EngineDied, EngineError, GenerationRequest
@@ -27,27 +29,34 @@ class ModelDrafter:
         self,
         engine: TorchEngine,
         *,
+        weights: Callable[[], Mapping[str, TensorBlock]],
         vocab_size: int,
         keyed: bool = True,
         now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Make one.
+        """Make one, and load the weights.
 
         Args:
-            engine: an engine with the draft model's weights and nothing in flight, with a row for each response in
-                flight of the policy's engine, and with the same context length.
+            engine: an engine of the draft model with nothing in flight, with a row for each response in flight of the
+                policy's engine, and with the same context length.
+            weights: reads the draft model's weights, at each start of the engine.
             vocab_size: the draft model's; a response with a token beyond it gets no drafts.
             keyed: whether drafts are drawn with the noise of the tokens that they guess. False takes the most likely
                 tokens, for measurements.
             now_s: the clock of `pass_s`.
+
+        Raises:
+            EngineError, EngineDied: as TorchEngine.load_weights.
         """
         self.pass_s: float | None = None
         self._engine = engine
+        self._weights = weights
         self._vocab_size = vocab_size
         self._keyed = keyed
         self._now_s = now_s
         # By response in flight: its request, and prompt and response so far, to which the policy's engine appends.
         self._flying: dict[int, tuple[GenerationRequest, Sequence[int]]] = {}
+        engine.load_weights(0, weights())
 
     def start(self, requests: Sequence[GenerationRequest], tokens: Sequence[Sequence[int]]) -> None:
         """See `Drafter`."""
@@ -85,6 +94,11 @@ class ModelDrafter:
         for response in responses:
             del self._flying[response]
 
+    def restart(self) -> None:
+        """See `Computes`. A cache that was growing when memory ran out is whole in some layers only."""
+        self._engine.restart()
+        self._engine.load_weights(0, self._weights())
+
     def _request(self, response: int) -> GenerationRequest | None:
         """What the draft model continues; None if the response has a token that the draft model does not know."""
         request, tokens = self._flying[response]
@@ -105,6 +119,5 @@ def model_drafter(config: RolloutConfig, folder: Path, *, context_length: int) -
         max_responses_in_flight=config.max_responses_in_flight,
         context_length=context_length,
     )
-    engine.load_weights(0, tensors_of_folder(folder))
     vocab_size = read_config(folder, context_length).get_text_config().vocab_size
-    return ModelDrafter(engine, vocab_size=vocab_size)
+    return ModelDrafter(engine, weights=partial(tensors_of_folder, folder), vocab_size=vocab_size)

@@ -90,6 +90,11 @@ class Speculation:
             with self._beside():
                 self._drafter.remember(prompt_ids, responses)
 
+    def restart(self) -> None:
+        """See `Computes`. A drafter that computes nothing is not told."""
+        if self._computes is not None:
+            self._computes.restart()
+
     def drafts(self, live: Sequence[Slot], context_length: int, vocab_size: int) -> list[Sequence[int]]:
         """Choose the drafts of the next step: equally many for each response, 0 or one less than a width.
 

@@ -245,6 +245,8 @@ class TorchEngine:
         self._forget()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+        if self._speculation is not None:
+            self._speculation.restart()
         torch.zeros(1, device=self._device).add_(1).item()
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from storage.records import reward_models
+from storage.records import model_copies
 from storage.stores.store import ObjectStore
 from tasks.configuration.rollout import RolloutConfig, SpeculationConfig
 
@@ -23,7 +23,7 @@ def with_draft_model(run: ObjectStore, rollout: RolloutConfig) -> Iterator[Rollo
     if wanted.drafting_model is None:
         yield rollout
         return
-    if reward_models.stored(run, wanted.model_copy) is None:
+    if model_copies.stored(run, wanted.model_copy) is None:
         log.warning(
             "rollout.speculation.draft_model: %s has no copy of %r; decoding without drafts",
             run.url,

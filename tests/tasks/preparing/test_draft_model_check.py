@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from storage.journal.assembly import JournalReader
-from storage.records import layout, records, reward_models
+from storage.records import layout, model_copies, records
 from storage.records.crew_records import HeartbeatRecord
 from storage.records.draft_totals import summed
 from storage.records.run import read_plan
@@ -73,6 +73,17 @@ def test_a_model_that_cannot_draft_is_refused_by_a_line_that_names_the_field(tmp
         assert f"{FIELD}: the tokenizer of {str(draft)!r} is not that of policy.path ({str(model)!r})" in line
 
 
+def test_its_memory_counts_beside_the_policys(model, draft):
+    """A row takes 33 kB of an L4's 24 GB, and as much again for a draft model of the same size."""
+    rollout = {"engine": "torch", "device": "auto", "max_responses_in_flight": 400_000}
+    pools = {"rollout": {"machine": "g6.xlarge", "gpus": 1, "accelerator": "nvidia-l4", "count": 1}}
+    speculation = {"drafts": 4, "source": "draft_model", "draft_model": str(draft)}
+    given = document(URL, model, rollout=rollout | {"speculation": speculation}, pools=pools)
+    for line in refusals(parse(given)):
+        assert "pools.rollout: the torch engine needs 26.2 GB of cache" in line
+        assert f"both with the draft model's ({FIELD})" in line
+
+
 def test_vllm_takes_no_model_with_more_tokens_than_the_policy(tmp_path, model):
     more = save_tiny_model(tmp_path / "more", tiny_model(tiny_config(vocab_size=128)))
     memory_store(NAME)
@@ -97,7 +108,7 @@ def test_a_run_holds_its_draft_model_and_takes_another_from_the_next_execution_o
     settings, store = config(model, draft), memory_store(NAME)
     plan_iteration(settings)
     held = settings.rollout.speculation.model_copy
-    assert reward_models.stored(store, held) == reward_models.describe(draft)
+    assert model_copies.stored(store, held) == model_copies.describe(draft)
     files = {file.name: file.read_bytes() for file in draft.iterdir()}
     (draft / "model.safetensors").write_bytes(b"another")
     with pytest.raises(

@@ -22,12 +22,17 @@ QWEN3_1_7B = {
     "max_position_embeddings": 40_960,
 }
 KV_BYTES = 2 * 28 * 8 * 128 * 2
+HALF = QWEN3_1_7B | {"num_hidden_layers": 14}
+OF_DRAFTS = "both with the draft model's (rollout.speculation.draft_model)"
 L4 = {"machine": "g6.xlarge", "gpus": 1, "accelerator": "nvidia-l4"}
 
 
-def checked(tmp_path, fields=QWEN3_1_7B, pool=L4, pools=None, algorithm=None, lora=None, **rollout):
-    """Check GSM8K's example with these fields of `rollout`: the doubts."""
+def checked(tmp_path, fields=QWEN3_1_7B, pool=L4, pools=None, algorithm=None, lora=None, draft=None, **rollout):
+    """Check GSM8K's example with these fields of `rollout`: the doubts. draft: a draft model's config.json."""
     (tmp_path / "config.json").write_text(json.dumps(fields))
+    (tmp_path / "draft").mkdir(exist_ok=True)
+    (tmp_path / "draft" / "config.json").write_text(json.dumps(draft))
+    draft_model = None if draft is None else str(tmp_path / "draft")
     document = {
         "run": {"url": "runs/x"},
         "policy": {"path": str(tmp_path)},
@@ -39,7 +44,7 @@ def checked(tmp_path, fields=QWEN3_1_7B, pool=L4, pools=None, algorithm=None, lo
         "pools": pools or {"rollout": pool},
         "lora": lora,
     }
-    return check_engine_fits(parse(document), tmp_path)
+    return check_engine_fits(parse(document), tmp_path, draft_model)
 
 
 def refused(tmp_path, **given):
@@ -91,6 +96,38 @@ def test_vllm_must_hold_one_response_of_the_whole_context(tmp_path):
     assert "vLLM's cache of one response of 40960 tokens (rollout.context_length) 4.7 GB" in line
     assert "cache of one response" in refused(tmp_path, engine="vllm", vllm={"kv_cache_memory_bytes": 500 << 20})
     checked(tmp_path, engine="vllm", vllm={"kv_cache_memory_bytes": 600 << 20})
+
+
+def test_the_torch_engines_draft_model_has_weights_and_as_many_rows_of_cache(tmp_path):
+    line = refused(tmp_path, engine="torch", draft=HALF)
+    assert "needs 50.7 GB of cache for 64 responses" in line
+    assert f"of up to 4608 tokens beside 5.5 GB of weights, {OF_DRAFTS}, more than 1 x L4 (24 GB) has" in line
+    fit, weights = int(line.rsplit(" ", 1)[1]), 2 * (2 * 311_164_928 + 42 * 50_331_648)
+    assert fit == int((accelerator("l4").memory_bytes - weights) / (4608 * KV_BYTES * 1.5)) == 23
+    checked(tmp_path, engine="torch", draft=HALF, max_responses_in_flight=fit)
+    refused(tmp_path, engine="torch", draft=HALF, max_responses_in_flight=fit + 1)
+    checked(tmp_path, engine="torch", max_responses_in_flight=fit + 1)
+
+
+def test_vllm_holds_the_draft_models_weights_and_its_cache_of_the_response(tmp_path):
+    cache = {"kv_cache_memory_bytes": 600 << 20}
+    checked(tmp_path, engine="vllm", vllm=cache)
+    line = refused(tmp_path, engine="vllm", vllm=cache, draft=HALF)
+    assert (
+        "the weights take 5.5 GB, and vLLM's cache of one response of 4608 tokens (rollout.context_length) 0.8" in line
+    )
+    assert f" GB, {OF_DRAFTS}, more than 1 x L4" in line
+    share = {"gpu_memory_utilization": 5.8 / 24}
+    checked(tmp_path, engine="vllm", vllm=share)
+    refused(tmp_path, engine="vllm", vllm=share, draft=HALF)
+
+
+def test_a_draft_model_whose_size_is_not_known_is_passed_over(tmp_path):
+    given = {"engine": "torch", "max_responses_in_flight": 36}
+    checked(tmp_path, **given)
+    checked(tmp_path, **given, draft=HALF | {"num_experts": 8})
+    checked(tmp_path, **given, draft=[])
+    refused(tmp_path, **given, draft=HALF)
 
 
 def test_tensor_parallel_gpus_hold_it_together(tmp_path):

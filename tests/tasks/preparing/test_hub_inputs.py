@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from storage.clock import ManualClock
-from storage.records import layout, reward_models
+from storage.records import layout, model_copies
 from storage.records.run import read_plan, read_run
 from storage.records.sources import read_rows
 from storage.stores.connect import connect
@@ -138,12 +138,12 @@ def test_a_draft_model_by_its_id_is_copied_and_a_later_one_needs_a_commit(hub: H
     store = connect(str(tmp_path / "run"))
     assert read_run(store).sources["rollout.speculation.draft_model"].commit == commit
     copy = parse(config()).rollout.speculation.model_copy
-    assert reward_models.stored(store, copy) is not None
+    assert model_copies.stored(store, copy) is not None
     planned(config(), tmp_path / "elsewhere", HF_HUB_OFFLINE="1")
     with pointed_to(hub, home), pytest.raises(HubError, match=r"rollout\.speculation\.revision: value 'main'; allowed"):
         prepare(parse(config(revision="main")), "here", ManualClock())
     planned(config(revision=commit), home, HF_ENDPOINT=hub.url)
-    assert reward_models.stored(store, parse(config(revision=commit)).rollout.speculation.model_copy) is not None
+    assert model_copies.stored(store, parse(config(revision=commit)).rollout.speculation.model_copy) is not None
 
 
 @pytest.mark.slow

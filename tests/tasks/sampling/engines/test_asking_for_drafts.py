@@ -29,6 +29,8 @@ class Paced:
                 found = super().draft(responses, most)
                 return found if len(paced.asked) % finds_every == 0 else [()] * len(responses)
 
+            def restart(self): ...
+
         drafter = Slow(VOCAB_SIZE, share, answer=lambda _: [TOKEN] * 100_000)
         if pass_s is not None:
             drafter.pass_s = pass_s

@@ -11,7 +11,7 @@ from storage.records.records import SamplingParams
 from tasks.configuration.rollout import RolloutConfig, SpeculationConfig
 from tasks.sampling.engines.choose import build_engine
 from tasks.sampling.engines.drafter import Computes
-from tasks.sampling.engines.engine import EngineError, FinishReason
+from tasks.sampling.engines.engine import EngineDied, EngineError, FinishReason
 from tasks.sampling.engines.model_drafter import ModelDrafter
 from tasks.sampling.engines.speculation import Speculation
 from tasks.sampling.engines.suffix_drafter import SuffixDrafter
@@ -44,7 +44,8 @@ def engine_of(folder, model, *, rows=ROWS, speculation=None):
 
 
 def drafter_of(folder, model, *, rows=ROWS, **given):
-    return ModelDrafter(engine_of(folder, model, rows=rows), vocab_size=model.config.vocab_size, **given)
+    engine = engine_of(folder, model, rows=rows)
+    return ModelDrafter(engine, weights=lambda: weight_blocks(model), vocab_size=model.config.vocab_size, **given)
 
 
 def mixed_requests():
@@ -141,6 +142,32 @@ def test_after_a_breakdown_in_the_middle_the_model_drafts_again(tmp_path, policy
         with pytest.raises(ZeroDivisionError):
             drafter.draft(range(ROWS), 5)
     assert drafter.draft(range(ROWS), 5) == wanted
+
+
+def test_out_of_memory_while_the_draft_models_cache_grows_is_mended_by_a_restart(tmp_path, policy, wanted, monkeypatch):
+    """Half of the layers have grown then."""
+    drafter = drafter_of(tmp_path / "draft", policy)
+    speculation = Speculation(drafter, DRAFTS)
+    engine = engine_of(tmp_path / "policy", policy, speculation=speculation)
+    grow, grown = torch.nn.functional.pad, count(1)
+
+    def no_memory_for_the_second_layer(*given):
+        if next(grown) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return grow(*given)
+
+    with monkeypatch.context() as context:
+        context.setattr(torch.nn.functional, "pad", no_memory_for_the_second_layer)
+        with pytest.raises(EngineDied):
+            run(engine, mixed_requests())
+    assert len({keys.shape[2] for keys, _ in drafter._engine._cache._layers.values()}) == 2
+    engine.restart()
+    assert drafter._engine._cache._layers == {}
+    engine.load_weights(0, weight_blocks(policy))
+    before = speculation.totals
+    assert_same(run(engine, mixed_requests()), wanted)
+    counts = speculation.totals.since(before)
+    assert counts.accepted == counts.drafted > 100
 
 
 def test_an_error_of_the_draft_model_names_the_draft_model(tmp_path, policy):

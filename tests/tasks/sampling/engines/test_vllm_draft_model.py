@@ -59,6 +59,15 @@ def pool(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def small_pool(tmp_path_factory):
+    """Engines whose draft model has other heads and layers than the policy. They end last, see EnginePool."""
+    small = vllm_tiny_config(hidden_size=32, num_attention_heads=1, num_hidden_layers=1, intermediate_size=48)
+    pool = pool_with(tmp_path_factory.mktemp("small"), tiny_model(small, seed=5))
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
 def wanted(tmp_path_factory):
     """What the torch engine draws without drafts."""
     folder, model = tmp_path_factory.mktemp("plain"), tiny_model(vllm_tiny_config())
@@ -107,12 +116,9 @@ def test_an_equal_model_drafts_every_greedy_token_until_the_policy_has_moved_on(
 
 @interpreted
 @pytest.mark.exhaustive
-def test_a_smaller_model_of_other_sizes_drafts(tmp_path, wanted):
-    """Its cache has other heads and layers than the policy's."""
-    small = vllm_tiny_config(hidden_size=32, num_attention_heads=1, num_hidden_layers=1, intermediate_size=48)
-    pool = pool_with(tmp_path, tiny_model(small, seed=5))
-    assert_same(run(pool.take(ROWS), asked()), wanted)
-    pool.close()
+def test_a_smaller_model_of_other_sizes_drafts(small_pool, wanted):
+    """The cache of drafts has other heads and layers than the policy's."""
+    assert_same(run(small_pool.take(ROWS), asked()), wanted)
 
 
 @interpreted

@@ -1,6 +1,7 @@
 """Drafts in vLLM: whole engines on its model runner V2, interpreted, against the torch engine without drafts."""
 
 import random
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
 import pytest
@@ -55,6 +56,13 @@ def pool(tmp_path_factory):
     pool = EnginePool(tmp_path_factory.mktemp("same"), VllmConfig(process="same"), speculation)
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="module")
+def ends_last():
+    """Closes engines when all tests have ended, see EnginePool."""
+    with ExitStack() as engines:
+        yield engines
 
 
 @pytest.fixture(scope="module")
@@ -244,10 +252,9 @@ def test_a_planted_fault_is_found(engine, asked, plain, monkeypatch, fault):
 @interpreted
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("drafts", [1, 8, "auto"])
-def test_no_number_of_drafts_changes_a_token(drafts, asked, plain, model, model_dir):
-    engine = vllm(model_dir, model, drafts=drafts, source="ngram")
+def test_no_number_of_drafts_changes_a_token(drafts, asked, plain, model, model_dir, ends_last):
+    engine = ends_last.enter_context(closing(vllm(model_dir, model, drafts=drafts, source="ngram")))
     assert_same(run(engine, asked), plain)
-    engine.close()
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs a vLLM that takes V1")

@@ -1,7 +1,8 @@
-"""Reward models of a run: their files in pieces named by content, and one record per name, written last.
+"""Copies of models in a run: files in pieces named by content, and one record per name, written last.
 
-A trainer on any machine finds them by the run's url. The module does not know what is in the files, but takes only
-safetensors, text and tokenizer files, never the code or pickles of a model's directory.
+Reward models go by the names of rewards, draft models by a digest of where they come from. A trainer or member on any
+machine finds the copies by the run's url. The module does not know what is in the files, but takes only safetensors,
+text and tokenizer files, never the code or pickles of a model's directory.
 """
 
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class StoredFile:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModelRecord:
-    """The files of a reward model by name. The record's bytes depend on the files alone."""
+    """The files of a copied model by name. The record's bytes depend on the files alone."""
 
     KIND: ClassVar[str] = "reward model"
     __pydantic_config__ = STRICT
@@ -82,12 +83,12 @@ def describe(folder: Path) -> RewardModelRecord:
 
 
 def content_digest(record: RewardModelRecord) -> str:
-    """32 hexadecimal digits that name the files of a reward model."""
+    """32 hexadecimal digits that name the files of a model."""
     return digest_of(canonical.encode(record))
 
 
 def stored(store: ObjectStore, name: str) -> RewardModelRecord | None:
-    """The reward model that the run holds under this name, if any; raises CorruptObject."""
+    """The copy that the run holds under this name, if any; raises CorruptObject."""
     try:
         return records.read(store, RewardModelRecord, layout.reward_model(name))
     except ObjectMissing:
@@ -95,7 +96,7 @@ def stored(store: ObjectStore, name: str) -> RewardModelRecord | None:
 
 
 def check(store: ObjectStore, name: str, folder: Path, held: RewardModelRecord) -> None:
-    """Raise ConflictingRecord, naming a file, if the run holds another reward model under `name` than `folder`.
+    """Raise ConflictingRecord, naming a file, if the run holds another model under `name` than `folder`.
 
     A file in `folder` alone counts only if its name decides which model the folder holds (DECISIVE_NAMES, _SUFFIXES).
     """
@@ -109,7 +110,7 @@ def check(store: ObjectStore, name: str, folder: Path, held: RewardModelRecord) 
 
 
 def upload(store: ObjectStore, name: str, folder: Path) -> None:
-    """Copy a reward model into the run, once.
+    """Copy a model into the run, once.
 
     Raises ConflictingRecord if the run holds another model under `name`, ValueError if a file changes meanwhile.
     """
@@ -130,9 +131,9 @@ def upload(store: ObjectStore, name: str, folder: Path) -> None:
 
 
 def download(store: ObjectStore, name: str, folder: Path) -> None:
-    """Write a run's reward model into an existing directory, every piece verified.
+    """Write a run's copy into an existing directory, every piece verified.
 
-    Raises ObjectMissing if the run holds no model of this name, and CorruptObject.
+    Raises ObjectMissing if the run holds no copy of this name, and CorruptObject.
     """
     record = records.read(store, RewardModelRecord, layout.reward_model(name))
     for file, entry in record.files.items():
