@@ -38,7 +38,8 @@ def with_scorers(store: ObjectStore, report: ReportRecord, usd_per_h: Mapping[st
     lives = [life for life in found if life is not None]
     if not lives:
         return report
-    usd = sum(dollars(max(0.0, life.updated_at_s - life.started_at_s), usd_per_h.get(life.pool, others)) for life in lives)
+    lasted_s = [max(0.0, life.updated_at_s - life.started_at_s) for life in lives]
+    usd = sum(dollars(each, usd_per_h.get(life.pool, others)) for each, life in zip(lasted_s, lives, strict=True))
     metrics = dict(report.metrics)
     for name in ("cost/usd_iter", "cost/usd_run"):
         metrics[name] += usd
