@@ -15,6 +15,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -101,7 +102,8 @@ class ScoreSession:
         self._open, self._settled, self._closed = set(range(plan.num_groups)), set[int](), False
         # The identities of responses whose scores are known to be complete, by group.
         self._scored: dict[int, dict[int, bytes]] = {}
-        self._held, self._lock = _Held(), threading.Lock()
+        self._held = _Held()
+        self._lock: AbstractContextManager[object] = threading.Lock()
         # Earlier processes of this scorer, which have ended. One that claims later may live, as a successor does.
         self._predecessors: frozenset[str] | None = None
 
