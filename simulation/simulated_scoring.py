@@ -15,7 +15,7 @@ from typing import Literal
 from simulation.ledger import Ledger
 from simulation.ledger_of_run import LedgerOfRun
 from simulation.simulated_crew import TURNS_MAX, SimulatedCrew
-from simulation.simulated_history import TRAINING_S_MAX, VOCABULARY, History, draw_history
+from simulation.simulated_history import TRAINING_S_MAX, VOCABULARY, History, Strike, draw_history
 from simulation.simulated_machine import HangingEngine
 from simulation.simulated_member import Members
 from simulation.simulated_path import config_of
@@ -109,16 +109,21 @@ def draw_scoring_history(seed: int) -> ScoringHistory:
             duration_s=rng.uniform(0.3, 4) * ttl_s,
             comes_again=rng.random() < 0.5,
         )
-        for _ in range(rng.choice((0, 2, 4, 8)))
+        for _ in range(rng.choice((0, 4, 8, 16)))
+    ]
+    # A member that wakes up while the claim of one that took it for dead is under way writes an end that is void.
+    freezes = [
+        Strike(at_s=rng.uniform(5, crew.calm_at_s), kind="freeze", duration_s=rng.uniform(1, 2) * ttl_s)
+        for _ in range(rng.choice((0, 4, 10)))
     ]
     return ScoringHistory(
-        crew=replace(crew, crashes=crew.crashes + rng.choice((0, 2, 6))),
+        crew=replace(crew, crashes=crew.crashes + rng.choice((0, 2, 6)), strikes=(*crew.strikes, *freezes)),
         top_k=rng.choice((None, 1, 3)),
         arrivals_s=tuple(rng.choice((0.0, rng.uniform(0, 60), rng.uniform(0, 400))) for _ in range(scorers)),
         strikes=tuple(strikes),
         pass_s=rng.choice(((0.1, 2.0), (1.0, 15.0), (5.0, 2 * ttl_s))),
         shard_tokens=rng.choice((3, 7, 4096)),
-        late_claims=rng.choice((0.0, 0.2, 0.6)),
+        late_claims=rng.choice((0.0, 0.4, 0.9)),
         unsteady=0.0 if rng.random() >= UNSTEADY else rng.uniform(0.3, 0.9),
     )
 
@@ -232,7 +237,7 @@ class ScoredCrew(SimulatedCrew):
         def wait() -> None:
             if rng.random() < self._scoring.late_claims and self._timeline.now_s < self.history.calm_at_s:
                 self._counts["late claims"] += 1
-                process.sleep(rng.uniform(0.1, 1.5) * self.history.claim_ttl_s)
+                process.sleep(rng.uniform(0.1, 2) * self.history.claim_ttl_s)
 
         return LateClaims(self.lines.connect(process, name), wait)
 
