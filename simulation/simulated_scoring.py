@@ -15,7 +15,7 @@ from typing import Literal
 from simulation.ledger import Ledger
 from simulation.ledger_of_run import LedgerOfRun
 from simulation.simulated_crew import TURNS_MAX, SimulatedCrew
-from simulation.simulated_history import TRAINING_S_MAX, VOCABULARY, History, Strike, draw_history
+from simulation.simulated_history import TRAINING_S_MAX, VOCABULARY, History, draw_history
 from simulation.simulated_machine import HangingEngine
 from simulation.simulated_member import Members
 from simulation.simulated_path import config_of
@@ -61,6 +61,7 @@ class ScoringHistory:
         top_k: As in the section `teacher`.
         arrivals_s: When each scorer comes first.
         strikes: Faults of scorers.
+        succeeded: When a member is frozen, and for how long; Flyte starts its successor meanwhile.
         pass_s: The bounds of the seconds that a pass takes.
         shard_tokens: The most tokens whose scores one shard holds.
         late_claims: The probability that a member's claim comes late, after the member has sealed.
@@ -71,6 +72,7 @@ class ScoringHistory:
     top_k: int | None
     arrivals_s: tuple[float, ...]
     strikes: tuple[ScorerStrike, ...]
+    succeeded: tuple[tuple[float, float], ...]
     pass_s: tuple[float, float]
     shard_tokens: int
     late_claims: float
@@ -111,16 +113,13 @@ def draw_scoring_history(seed: int) -> ScoringHistory:
         )
         for _ in range(rng.choice((0, 4, 8, 16)))
     ]
-    # A member that wakes up while the claim of one that took it for dead is under way writes an end that is void.
-    freezes = [
-        Strike(at_s=rng.uniform(5, crew.calm_at_s), kind="freeze", duration_s=rng.uniform(1, 2) * ttl_s)
-        for _ in range(rng.choice((0, 4, 10)))
-    ]
+    freezes = [(rng.uniform(2, 90), rng.uniform(0.5, 2) * ttl_s) for _ in range(rng.choice((0, 4, 10)))]
     return ScoringHistory(
-        crew=replace(crew, crashes=crew.crashes + rng.choice((0, 2, 6)), strikes=(*crew.strikes, *freezes)),
+        crew=replace(crew, crashes=crew.crashes + rng.choice((0, 2, 6))),
         top_k=rng.choice((None, 1, 3)),
         arrivals_s=tuple(rng.choice((0.0, rng.uniform(0, 60), rng.uniform(0, 400))) for _ in range(scorers)),
         strikes=tuple(strikes),
+        succeeded=tuple(freezes),
         pass_s=rng.choice(((0.1, 2.0), (1.0, 15.0), (5.0, 2 * ttl_s))),
         shard_tokens=rng.choice((3, 7, 4096)),
         late_claims=rng.choice((0.0, 0.4, 0.9)),
@@ -227,6 +226,8 @@ class ScoredCrew(SimulatedCrew):
             self._timeline.after(arrival_s, partial(self._start_scorer, scorer))
         for strike in self._scoring.strikes:
             self._timeline.at(strike.at_s, partial(self._strike_scorer, strike))
+        for at_s, duration_s in self._scoring.succeeded:
+            self._timeline.at(at_s, partial(self._freeze_member, duration_s))
         config, passes = self._scoring.config, 4 * len(self.truth)
         waits_s = RESUMED_MAX * 2 * config.trainer.group_timeout_s + passes * self._scoring.pass_s[1]
         self._timeline.allow(self._limit_s + waits_s, 2 * TURNS_MAX)
@@ -240,6 +241,18 @@ class ScoredCrew(SimulatedCrew):
                 process.sleep(rng.uniform(0.1, 2) * self.history.claim_ttl_s)
 
         return LateClaims(self.lines.connect(process, name), wait)
+
+    def _freeze_member(self, duration_s: float) -> None:
+        """A member that wakes up while its successor's claim is under way writes ends that are void."""
+        living = [member for member in self.cast.living() if self.history.is_crew(member)]
+        if not living:
+            return
+        member = self._of_scorers.choice(living)
+        process = self.cast.members[member]
+        self._counts["members frozen with a successor"] += 1
+        self._ledger.tell(process.name, f"is frozen for {duration_s:.1f} s")
+        process.freeze(duration_s)
+        self._schedule_member(member, 0.6 * duration_s)
 
     # The trainer.
 
