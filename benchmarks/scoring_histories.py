@@ -1,9 +1,10 @@
 """Claim: whatever happens to a pool of scorers, each trained response has the teacher's scores of its own tokens, once.
 
-Each seed is one simulated iteration with `teacher.pool`: production's sessions of members and scorers, claims, journals,
-and the trainer's waits and scoring, a scripted engine and a scripted teacher, a faulty store in memory and a virtual
-clock (simulation/simulated_scoring.py). Scorers are killed, frozen, suspended and preempted, come late and twice; claims
-on responses come late, and lives of members decode other tokens, so that ends that scorers have read become void.
+Each seed is one simulated iteration with `teacher.pool`: production's sessions of members and scorers, claims,
+journals, and the trainer's waits and scoring, a scripted engine and a scripted teacher, a faulty store in memory and a
+virtual clock (simulation/simulated_scoring.py). Scorers are killed, frozen, suspended and preempted, come late and
+twice; claims on responses come late, and lives of members decode other tokens, so that ends that scorers have read
+become void.
 `--seed K --trace` shows one history event by event.
 """
 

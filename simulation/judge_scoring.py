@@ -41,8 +41,8 @@ def _check_scores(outcome: ScoringOutcome, ledger: Ledger, reference: Reference)
     plan, store = outcome.scoring.crew.plan, ledger.store
     scored: dict[int, list[ScoredResponse]] = {}
     wanted: dict[int, GradedResponse] = {}
-    for number, key in enumerate(store.list(layout.batches(plan.iteration))):
-        batch = batch_of(key, store.get(key))
+    for number, recorded in enumerate(store.list(layout.batches(plan.iteration))):
+        batch = batch_of(recorded, store.get(recorded))
         wanted |= {each.response: each for each in batch.responses if each.finish_reason != "failed"}
         key = layout.teacher_scores(plan.iteration, number)
         if key in ledger.created:

@@ -206,7 +206,9 @@ class UnsteadyMembers(Members):
 class ScoredCrew(SimulatedCrew):
     """Members, the trainer and scorers of one iteration."""
 
-    def __init__(self, scoring: ScoringHistory, timeline: Timeline, rng: random.Random, ledgers: LedgersWithScorers):
+    def __init__(
+        self, scoring: ScoringHistory, timeline: Timeline, rng: random.Random, ledgers: LedgersWithScorers
+    ) -> None:
         super().__init__(scoring.crew, timeline, rng, ledgers.begin, trained=lambda: None)
         self._scoring = scoring
         self._of_scorers = random.Random(f"lives of scorers {scoring.seed}")
