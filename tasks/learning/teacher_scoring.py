@@ -107,10 +107,11 @@ class TeacherScoring:
         rows: list[ScoredResponse] = []
         if self.is_replay:
             with self.learner.ranks.failing_together():
-                found = None if self.awaited is None else self.awaited.at_hand(scored, self._names(scored))
-                if found is None and self.awaited is not None:
-                    raise ObjectMissing(key)
-                rows = found or []
+                if self.awaited is not None:
+                    found = self.awaited.at_hand(scored, self._names(scored))
+                    if found is None:
+                        raise ObjectMissing(key)
+                    rows = found
             return rows
         if self.awaited is not None:
             rows = self.awaited(scored, self._names(scored))
