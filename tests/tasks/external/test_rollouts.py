@@ -113,6 +113,17 @@ def test_a_second_program_is_refused_while_the_first_lives(tmp_path, model, monk
             second.next(0)
 
 
+@pytest.mark.parametrize("step", ["0", 0.0, None])
+def test_a_step_that_is_no_number_is_refused_in_a_line(tmp_path, model, step):
+    with Rollouts(settings(str(tmp_path / "run"), model)) as rollouts:
+        calls = [lambda: rollouts.next(step)]
+        if step is not None:
+            calls.append(lambda: rollouts.publish(None, step=step))
+        for call in calls:
+            with pytest.raises(WrongStep, match=f"^step: value {step!r}; allowed: a whole number$"):
+                call()
+
+
 def test_a_second_program_publishes_nothing_for_the_first(tmp_path, model):
     """Neither while the first lives, nor by a first that another has succeeded meanwhile."""
     url = str(tmp_path / "run")
