@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
+from weakref import WeakValueDictionary
 
 from storage.clock import Clock
 from storage.errors import WrongInputError
@@ -21,6 +22,7 @@ from storage.records import layout
 from storage.records.prompt_table import PromptRow
 from storage.records.records import PlanRecord, nonce
 from storage.records.run import RunBusy, acquire_lease, exists, first_open, read_plan, release_lease
+from storage.stores.connect import place
 from storage.stores.store import ObjectMissing, ObjectStore, StorageError
 from storage.waiting import Wait
 from tasks.concluding.iteration import commit_and_report
@@ -73,6 +75,9 @@ class Plans(Protocol):
 class OwnPlans:
     """Plans, records and concludes the steps in this process."""
 
+    # Of this process, by the name in the lease and the run's place. Whoever is dropped without `close` holds no more.
+    _holders: ClassVar["WeakValueDictionary[tuple[str, ...], OwnPlans]"] = WeakValueDictionary()
+
     def __init__(self, store: ObjectStore, config: RunConfig, clock: Clock) -> None:
         self._store, self._config, self._clock = store, config, clock
         self._execution = process_name()
@@ -86,18 +91,34 @@ class OwnPlans:
             raise WrongStep(
                 f"step: value {step}; allowed now: {first}" + (f" to {first + ahead}, in order" if ahead else "")
             )
+        self._check_alone()
         with _kept_generator():
             prepare(self._config, self._execution, self._clock, ahead=step - first, submitted=submitted)
         self._keep()
 
     def hold(self) -> None:
+        self._check_alone()
         # Also by a program that holds the lease: another one succeeds a program that was suspended for long.
         known_dead = partial(is_dead_holder, self._store.url)
         acquire_lease(self._store, self._execution, self._config.run.lease_ttl_s, self._clock, known_dead)
         self._keep()
 
+    def _check_alone(self) -> None:
+        """Raise RunBusy if another one of this process, which has the same name, holds the lease."""
+        if self._holders.get(self._key, self) is not self:
+            raise RunBusy(
+                f"{self._store.url} is being advanced by another gleaner.rollouts of this process; allowed: one, so "
+                "leave the `with` of that one first"
+            )
+
+    @property
+    def _key(self) -> tuple[str, ...]:
+        return (self._execution, *place(self._store.url))
+
     def _keep(self) -> None:
         if not self._holds_lease:
+            self._check_alone()
+            self._holders[self._key] = self
             self._holds_lease = True
             ttl_s = self._config.run.lease_ttl_s
             self._stack.enter_context(keep_lease(self._store, self._execution, ttl_s, self._clock))
@@ -126,8 +147,11 @@ class OwnPlans:
     def close(self) -> None:
         self._stack.close()
         if self._holds_lease:
-            release_lease(self._store, self._execution)
             self._holds_lease = False
+            try:
+                release_lease(self._store, self._execution)
+            finally:
+                self._holders.pop(self._key, None)
 
 
 @contextmanager
