@@ -37,6 +37,8 @@ from tasks.prompts.prompt import PromptSet
 from tasks.sampling.session.crew_watch import CrewWatch
 
 log = logging.getLogger(__name__)
+# In a sign of life, before the name of its program.
+_PROGRAM = b'"program":'
 
 
 class WrongStep(WrongInputError):  # noqa: N818 - reads as what happened
@@ -248,17 +250,19 @@ class FollowedPlans:
             return b""
 
     def _beat(self) -> None:
-        own, name = set[bytes](), json.dumps(f"{process_name()} {nonce()[:8]}")
+        name = json.dumps(f"{process_name()} {nonce()[:8]}")
+        known = set[bytes]()
         while True:
             try:
                 found = self._sign(layout.EXTERNAL_BEAT)
-                if own and found and found not in own:
+                program = found.partition(_PROGRAM)[2]
+                if known and found and program not in known:
                     # Of two programs the later one goes on, as after a death of the earlier one, which cannot be told.
                     self._successor = found
                     return
-                mine = f'{{"at_s":{self._clock.wall():.3f},"program":{name}}}'.encode()
-                # A write that fails may have been made.
-                own = {found, mine}
+                # A write may arrive late: one by this program, or the last one by the program before.
+                known = known or {program, f"{name}}}".encode()}
+                mine = f'{{"at_s":{self._clock.wall():.3f},{_PROGRAM.decode()}{name}}}'.encode()
                 self._store.put(layout.EXTERNAL_BEAT, mine)
             except StorageError as error:
                 log.warning("the sign of life of this program could not be written: %s", error)
