@@ -75,7 +75,7 @@ def _completion(prompt: Prompt, name: str, column: str, where: str) -> str | lis
     asked = prompt.text_or_messages
     if column not in prompt.columns:
         raise PromptError(f"{where} has no column {column!r} (data.{name}_column)")
-    said = check_prompt(prompt.columns[column], f"{where}: column {column!r}")
+    said = check_prompt(prompt.columns[column], f"{where}: column {column!r}", _named(name))
     if isinstance(asked, str) != isinstance(said, str):
         kinds = ["text" if isinstance(each, str) else "messages" for each in (asked, said)]
         raise PromptError(
