@@ -29,7 +29,7 @@ from tasks.preparing.tools import model_tokenizer
 from tasks.prompts.completion_comparison import compare_completions
 from tasks.prompts.draw import check_tokens
 from tasks.prompts.examples import COMPLETIONS, Stretch, completions_of
-from tasks.prompts.prompt import PromptSet
+from tasks.prompts.prompt import PromptError, PromptSet
 from tasks.prompts.row_comparison import place_of
 from tasks.prompts.run_examples import RunExamples
 from tasks.prompts.tokenise import Tokenizer
@@ -86,6 +86,11 @@ def check_examples(
     def made() -> Iterator[tuple[PromptRow, Sequence[Sequence[Stretch]]]]:
         for row, found in zip(rows, responses(rows), strict=True):
             lengths.extend(sum(len(each.token_ids) for each in stretches) for stretches in found)
+            if is_text and len(found) > 1 and found[0] == found[1]:
+                raise PromptError(
+                    f"prompt {row.prompt_id!r}: the chosen completion has the tokens of the rejected one; allowed: two "
+                    "that differ"
+                )
             if is_text:
                 yield row, found
 

@@ -207,6 +207,10 @@ def test_of_messages_the_assistants_tokens_alone_are_compared(tmp_path):
             r"line 1: the chosen completion is the rejected one; allowed: two that differ",
         ),
         (
+            {"prompt": "1+1=", "chosen": "2", "rejected": "2<eos>"},
+            r"prompt '0': the chosen completion has the tokens of the rejected one; allowed: two that differ",
+        ),
+        (
             {"prompt": "1+1=", "chosen": "2", "rejected": [{"role": "assistant", "content": "3"}]},
             r"line 1: the prompt is text, the rejected completion messages; allowed: both of one kind",
         ),
