@@ -140,10 +140,8 @@ def completions_of(
         PromptError: The tokens of prompt and completion do not begin with the tokens of the prompt, the template
             changes earlier messages, a turn has no tokens, or the response is too long; names the prompt.
     """
-    said = [row.columns[column] for row in rows for column in columns]
-    asked = [row.prompt for row in rows for _ in columns]
-    texts = [f"{before}{text}" for before, text in zip(asked, said, strict=True) if isinstance(text, str)]
-    whole = text_ids(texts, tokenizer)
+    said = ((row.prompt, row.columns[column]) for row in rows for column in columns)
+    whole = text_ids((f"{asked}{text}" for asked, text in said if isinstance(text, str)), tokenizer)
 
     def of_row(row: PromptRow, column: str) -> tuple[Stretch, ...]:
         text = row.columns[column]
