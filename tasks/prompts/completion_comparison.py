@@ -75,9 +75,7 @@ def compare_completions(
     return found.doubts()
 
 
-def _learned(
-    made: Iterable[tuple[PromptRow, Sequence[Sequence[Stretch]]]], columns: Sequence[str]
-) -> Iterator[_Said]:
+def _learned(made: Iterable[tuple[PromptRow, Sequence[Sequence[Stretch]]]], columns: Sequence[str]) -> Iterator[_Said]:
     for position, (row, completions) in enumerate(made):
         for column, stretches in zip(columns, completions, strict=True):
             said = row.columns[column]

@@ -83,7 +83,9 @@ def _completion(prompt: Prompt, name: str, column: str, where: str) -> str | lis
         )
     if not isinstance(said, str) and said[0]["role"] != ASSISTANT:
         role = said[0]["role"]
-        raise PromptError(f"{where}: the {completion_name(name)} begins with a message by {role!r}; allowed: {ASSISTANT!r}")
+        raise PromptError(
+            f"{where}: the {completion_name(name)} begins with a message by {role!r}; allowed: {ASSISTANT!r}"
+        )
     return said
 
 

@@ -112,7 +112,9 @@ def test_a_late_write_of_a_sign_of_life_is_no_later_program(tmp_path, model):
     store = connect(given.run.url)
 
     def sign_of(program, number):
-        store.put(layout.EXTERNAL_BEAT, json.dumps({"at_s": number, "program": program}, separators=(",", ":")).encode())
+        store.put(
+            layout.EXTERNAL_BEAT, json.dumps({"at_s": number, "program": program}, separators=(",", ":")).encode()
+        )
 
     sign_of("earlier", 1)
     with gleaner.rollouts(given.run.url) as rollouts:

@@ -49,8 +49,10 @@ def test_characters_that_the_tokenizer_lacks_are_named_with_their_line(tmp_path)
     [line] = doubts(tmp_path, tiny_tokenizer(), *rows)
     assert line.startswith("data.source: 2 of 3 rows, the first is ")
     assert "rows.jsonl: line 2: the tokens of the completion stand for another text, because the tokenizer" in line
-    assert line.endswith("drops or changes '漢', '字'; expected: texts of which the tokenizer keeps all, or data.allow: "
-                         "[dropped_characters]")
+    assert line.endswith(
+        "drops or changes '漢', '字'; expected: texts of which the tokenizer keeps all, or data.allow: "
+        "[dropped_characters]"
+    )
     assert doubts(tmp_path, tiny_tokenizer(), *rows, allow=("dropped_characters",)) == []
 
 
