@@ -108,9 +108,7 @@ class Session:
 
     def __enter__(self) -> Self:
         try:
-            workflow = Path(self._answer())
-            if not workflow.is_relative_to(self._tree):
-                raise RuntimeError(f"the session of {self._tree} has imported {workflow}")
+            self._check_workflow()
         except BaseException:
             self._end()
             raise
@@ -124,6 +122,11 @@ class Session:
                 self._child.wait(END_LIMIT_S)
         finally:
             self._end()
+
+    def _check_workflow(self) -> None:
+        workflow = Path(self._answer())
+        if not workflow.is_relative_to(self._tree):
+            raise RuntimeError(f"the session of {self._tree} has imported {workflow}")
 
     def _end(self) -> None:
         """Leave nothing of the session behind."""

@@ -4,6 +4,7 @@ A program that plans holds the run's lease. A program that follows writes a sign
 execution's node `train` looks.
 """
 
+import gc
 import json
 import logging
 import sys
@@ -108,9 +109,12 @@ class OwnPlans:
     def _check_alone(self) -> None:
         """Raise RunBusy if another one of this process, which has the same name, holds the lease."""
         if self._holders.get(self._key, self) is not self:
+            # One that was dropped may be in a cycle, as a trainer and its callbacks are.
+            gc.collect()
+        if self._holders.get(self._key, self) is not self:
             raise RunBusy(
                 f"{self._store.url} is being advanced by another gleaner.rollouts of this process; allowed: one, so "
-                "leave the `with` of that one first"
+                "leave the `with` of that one first, or drop its trainer"
             )
 
     @property

@@ -135,8 +135,9 @@ class _Comparison:
     def _added_text(self, said: _Said) -> str:
         """What the chat template adds for the message after the generation prompt."""
         row, completion = said.row, said.row.columns[said.column]
-        messages: list[Message] = [*row.prompt, *completion[: said.message]]
-        how = rendering(list(row.prompt), row.columns, self._data)
+        prompt: list[Message] = [*row.prompt]  # type: ignore[list-item]
+        messages: list[Message] = [*prompt, *completion[: said.message]]
+        how = rendering(prompt, row.columns, self._data)
 
         def rendered(conversation: list[Message], *, asks: bool) -> str:
             given = how | {"add_generation_prompt": asks}

@@ -124,13 +124,18 @@ def test_a_session_that_is_interrupted_leaves_no_process_behind(tmp_path):
     for name, text in WORKFLOW.items():
         (folder / f"{name}.py").write_text(text)
     document = {"trainer": {}, "run": {"url": "url"}, "file": str(tmp_path / "pid")}
-    with pytest.raises(KeyboardInterrupt), Session(tmp_path / "tree", tmp_path / "log") as session:
-        session.train(document, 1)
-        started = int((tmp_path / "pid").read_text())
-        assert is_running(started)
-        raise KeyboardInterrupt
+    session = Session(tmp_path / "tree", tmp_path / "log")
+
+    def interrupted():
+        with session:
+            session.train(document, 1)
+            assert is_running(int((tmp_path / "pid").read_text()))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert session._child.returncode is not None
-    assert not is_running(started)
+    assert not is_running(int((tmp_path / "pid").read_text()))
 
 
 @pytest.mark.slow

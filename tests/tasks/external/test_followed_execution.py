@@ -133,7 +133,7 @@ def test_a_late_write_of_a_sign_of_life_is_no_later_program(tmp_path, model):
         sign_of("later", 4)
         while not rollouts._plans._successor and time.monotonic() < until_s:
             time.sleep(0.02)
-        with pytest.raises(RunBusy, match='began later .*"later"'):
+        with pytest.raises(RunBusy, match=r'began later .*"later"'):
             rollouts.next(0)
 
 

@@ -133,6 +133,7 @@ def test_of_one_process_the_second_is_refused_until_the_first_is_closed(tmp_path
     # A program that is dropped in a notebook blocks no other one.
     dropped = Rollouts(given)
     dropped.next(1)
+    dropped.itself = dropped
     del dropped
     with Rollouts(given) as last:
         last.next(1)
