@@ -135,7 +135,7 @@ class _Comparison:
     def _added_text(self, said: _Said) -> str:
         """What the chat template adds for the message after the generation prompt."""
         row, completion = said.row, said.row.columns[said.column]
-        prompt: list[Message] = [*row.prompt]  # type: ignore[list-item]
+        prompt: list[Message] = [*row.prompt]
         messages: list[Message] = [*prompt, *completion[: said.message]]
         how = rendering(prompt, row.columns, self._data)
 
