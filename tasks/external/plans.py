@@ -157,7 +157,8 @@ class OwnPlans:
             try:
                 release_lease(self._store, self._execution)
             finally:
-                self._holders.pop(self._key, None)
+                if self._holders.get(self._key) is self:
+                    del self._holders[self._key]
 
 
 @contextmanager
