@@ -74,6 +74,21 @@ def reap_orphans() -> None:
             pass
 
 
+def _kill(process: "subprocess.Popen[Any]") -> None:
+    """End a child that still runs, with everything that it has started."""
+    if process.poll() is None:
+        kill_descendants(process.pid)
+        process.kill()
+        process.wait()
+
+
+def kill_descendants(process: int) -> None:
+    """Kill everything that descends from a process."""
+    for each in descendants(process):
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+
+
 class Session:
     """A process that trains runs by a tree's own workflow, one after the other."""
 
@@ -92,23 +107,35 @@ class Session:
             )
 
     def __enter__(self) -> Self:
+        try:
+            self._check_workflow()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                assert self._child.stdin is not None
+                self._child.stdin.close()
+                self._child.wait(END_LIMIT_S)
+        finally:
+            self._end()
+
+    def _check_workflow(self) -> None:
         workflow = Path(self._answer())
         if not workflow.is_relative_to(self._tree):
             raise RuntimeError(f"the session of {self._tree} has imported {workflow}")
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def _end(self) -> None:
+        """Leave nothing of the session behind."""
+        _kill(self._child)
         assert self._child.stdin is not None
-        self._child.stdin.close()
-        try:
-            self._child.wait(END_LIMIT_S)
-        except BaseException:
-            self._child.kill()
-            self._child.wait()
-            raise
-        finally:
-            assert self._child.stdout is not None
-            self._child.stdout.close()
+        assert self._child.stdout is not None
+        with suppress(BrokenPipeError):
+            self._child.stdin.close()
+        self._child.stdout.close()
 
     def train(self, document: Mapping[str, Any], count: int) -> None:
         """Train `count` iterations of the run with this configuration; a run with a fleet is the fleet's only run."""
@@ -121,8 +148,11 @@ class Session:
         assert self._child.stdout is not None
         line = self._child.stdout.readline().strip()
         if not line:
-            raise RuntimeError(f"the session of {self._tree} has ended:\n{self._log.read_text()[-4000:]}")
+            raise RuntimeError(f"the session of {self._tree} has ended:\n{self._said()}")
         return line
+
+    def _said(self) -> str:
+        return self._log.read_text()[-4000:]
 
     @contextmanager
     def _host(self, document: Mapping[str, Any]) -> Iterator[None]:
@@ -133,16 +163,23 @@ class Session:
             return
         config = url.with_name(f"{url.name}.yaml")
         config.write_text(yaml.safe_dump(dict(document)))
-        self._gleaner("fleet", "init", fleet, "--runs", str(url.parent)).wait()
-        self._gleaner("fleet", "admit", str(config), "--phase-s", "1", "--cycle-s", "10").wait()
+        for command in (
+            ("init", fleet, "--runs", str(url.parent)),
+            ("admit", str(config), "--phase-s", "1", "--cycle-s", "10"),
+        ):
+            if self._gleaner("fleet", *command).wait():
+                raise RuntimeError(f"gleaner fleet {command[0]} has failed:\n{self._said()}")
         # One device, whatever GPUs this machine has.
         how = ("--memory-gib", "4", "--devices", "1", "--poll-interval-s", "0.1")
         host = self._gleaner("fleet", "host", fleet, *how)
         try:
             yield
         finally:
-            host.send_signal(signal.SIGTERM)
-            host.wait(END_LIMIT_S)
+            try:
+                host.send_signal(signal.SIGTERM)
+                host.wait(END_LIMIT_S)
+            finally:
+                _kill(host)
 
     def _gleaner(self, *arguments: str) -> "subprocess.Popen[bytes]":
         with self._log.open("ab") as log:

@@ -11,6 +11,9 @@ process looks at the store depends on the load of the machine, in both arms.
 """
 
 import argparse
+import os
+import signal
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +23,7 @@ from typing import Any
 
 from transformers.utils import logging as transformers_logging
 
-from benchmarks.code_tree import Session, copy_commit, copy_working_tree, processor_s, reap_orphans
+from benchmarks.code_tree import Session, copy_commit, copy_working_tree, kill_descendants, processor_s, reap_orphans
 from benchmarks.recorded_run import Recorded, differences, read_recorded
 from benchmarks.reporting import Target, finish, interleave, measured, ratios
 from resources.process import adopt_orphans
@@ -212,6 +215,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.rounds < 1 or given.iterations < 1:
         parser.error(f"--rounds, --iterations: value {given.rounds}, {given.iterations}; allowed: at least 1")
+    # As Ctrl-C does: sessions and folders end with the program.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     adopt_orphans()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -220,7 +225,10 @@ def main() -> None:
         except LookupError as error:
             parser.error(str(error))
         comparison = Comparison(trees, folder, given.placements, given.iterations)
-        comparison.run(given.rounds)
+        try:
+            comparison.run(given.rounds)
+        finally:
+            kill_descendants(os.getpid())
     report(comparison, {key: getattr(given, key) for key in ("against", "rounds", "iterations")}, as_json=given.json)
 
 

@@ -8,6 +8,7 @@ from storage.records import layout
 from storage.stores.connect import connect
 from storage.weights.tensor_sets import read_manifest
 from storage.weights.versions import pull_version
+from tasks.external.plans import OwnPlans
 from tasks.external.rollouts import Rollouts
 from tests.small_run import config, roll_out
 
@@ -17,6 +18,11 @@ SECTIONS = {"trainer": {"placement": "external", "group_timeout_s": 5.0}, "optim
 
 def settings(url, model, **sections):
     return config(url, model, **{**SECTIONS, **sections})
+
+
+def process_dies():
+    """Forget what a process knows, and the store does not, when it dies: who of it holds the lease."""
+    OwnPlans._holders.clear()
 
 
 def arrays(url, version):

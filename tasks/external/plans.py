@@ -4,6 +4,7 @@ A program that plans holds the run's lease. A program that follows writes a sign
 execution's node `train` looks.
 """
 
+import gc
 import json
 import logging
 import sys
@@ -12,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
+from weakref import WeakValueDictionary
 
 from storage.clock import Clock
 from storage.errors import WrongInputError
@@ -21,6 +23,7 @@ from storage.records import layout
 from storage.records.prompt_table import PromptRow
 from storage.records.records import PlanRecord, nonce
 from storage.records.run import RunBusy, acquire_lease, exists, first_open, read_plan, release_lease
+from storage.stores.connect import place
 from storage.stores.store import ObjectMissing, ObjectStore, StorageError
 from storage.waiting import Wait
 from tasks.concluding.iteration import commit_and_report
@@ -35,6 +38,8 @@ from tasks.prompts.prompt import PromptSet
 from tasks.sampling.session.crew_watch import CrewWatch
 
 log = logging.getLogger(__name__)
+# In a sign of life, before the name of its program.
+_PROGRAM = b'"program":'
 
 
 class WrongStep(WrongInputError):  # noqa: N818 - reads as what happened
@@ -73,6 +78,9 @@ class Plans(Protocol):
 class OwnPlans:
     """Plans, records and concludes the steps in this process."""
 
+    # Of this process, by the name in the lease and the run's place. Whoever is dropped without `close` holds no more.
+    _holders: ClassVar["WeakValueDictionary[tuple[str, ...], OwnPlans]"] = WeakValueDictionary()
+
     def __init__(self, store: ObjectStore, config: RunConfig, clock: Clock) -> None:
         self._store, self._config, self._clock = store, config, clock
         self._execution = process_name()
@@ -86,18 +94,37 @@ class OwnPlans:
             raise WrongStep(
                 f"step: value {step}; allowed now: {first}" + (f" to {first + ahead}, in order" if ahead else "")
             )
+        self._check_alone()
         with _kept_generator():
             prepare(self._config, self._execution, self._clock, ahead=step - first, submitted=submitted)
         self._keep()
 
     def hold(self) -> None:
+        self._check_alone()
         # Also by a program that holds the lease: another one succeeds a program that was suspended for long.
         known_dead = partial(is_dead_holder, self._store.url)
         acquire_lease(self._store, self._execution, self._config.run.lease_ttl_s, self._clock, known_dead)
         self._keep()
 
+    def _check_alone(self) -> None:
+        """Raise RunBusy if another one of this process, which has the same name, holds the lease."""
+        if self._holders.get(self._key, self) is not self:
+            # One that was dropped may be in a cycle, as a trainer and its callbacks are.
+            gc.collect()
+        if self._holders.get(self._key, self) is not self:
+            raise RunBusy(
+                f"{self._store.url} is being advanced by another gleaner.rollouts of this process; allowed: one, so "
+                "leave the `with` of that one first, or drop its trainer"
+            )
+
+    @property
+    def _key(self) -> tuple[str, ...]:
+        return (self._execution, *place(self._store.url))
+
     def _keep(self) -> None:
         if not self._holds_lease:
+            self._check_alone()
+            self._holders[self._key] = self
             self._holds_lease = True
             ttl_s = self._config.run.lease_ttl_s
             self._stack.enter_context(keep_lease(self._store, self._execution, ttl_s, self._clock))
@@ -126,8 +153,12 @@ class OwnPlans:
     def close(self) -> None:
         self._stack.close()
         if self._holds_lease:
-            release_lease(self._store, self._execution)
             self._holds_lease = False
+            try:
+                release_lease(self._store, self._execution)
+            finally:
+                if self._holders.get(self._key) is self:
+                    del self._holders[self._key]
 
 
 @contextmanager
@@ -224,17 +255,19 @@ class FollowedPlans:
             return b""
 
     def _beat(self) -> None:
-        own, name = set[bytes](), json.dumps(f"{process_name()} {nonce()[:8]}")
+        name = json.dumps(f"{process_name()} {nonce()[:8]}")
+        known = set[bytes]()
         while True:
             try:
                 found = self._sign(layout.EXTERNAL_BEAT)
-                if own and found and found not in own:
+                program = found.partition(_PROGRAM)[2]
+                if known and found and program not in known:
                     # Of two programs the later one goes on, as after a death of the earlier one, which cannot be told.
                     self._successor = found
                     return
-                mine = f'{{"at_s":{self._clock.wall():.3f},"program":{name}}}'.encode()
-                # A write that fails may have been made.
-                own = {found, mine}
+                # A write may arrive late: one by this program, or the last one by the program before.
+                known = known or {program, f"{name}}}".encode()}
+                mine = f'{{"at_s":{self._clock.wall():.3f},{_PROGRAM.decode()}{name}}}'.encode()
                 self._store.put(layout.EXTERNAL_BEAT, mine)
             except StorageError as error:
                 log.warning("the sign of life of this program could not be written: %s", error)

@@ -5,6 +5,7 @@ because every micro-batch is recorded before it is handed out, and publishes a v
 """
 
 import logging
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -131,7 +132,7 @@ class Rollouts:
         """
         if self._config.data.source != SUBMITTED:
             raise WrongStep(f"data.source: value {self._config.data.source!r}; allowed for submit: {SUBMITTED!r}")
-        given = SubmittedPrompts(prompts)
+        given, step = SubmittedPrompts(prompts), _whole(step)
         if step not in range(first_open(self._store)):
             self._plans.plan(step, given)
         held = [row.prompt_id for row in prompt_table.read_prompts(self._store, read_plan(self._store, step))]
@@ -150,7 +151,7 @@ class Rollouts:
             GroupTimeout: The journal has not grown for trainer.group_timeout_s.
             GradingError, CorruptObject, RunBusy: As for the train task.
         """
-        first = first_open(self._store)
+        step, first = _whole(step), first_open(self._store)
         if not 0 <= step < first:
             if self._config.data.source != SUBMITTED:
                 for planned in dict.fromkeys((step, *range(first, first + self._ahead + 1))):
@@ -185,7 +186,7 @@ class Rollouts:
             RunBusy: Another process advances the run.
             ValueError: A metric is no number.
         """
-        numbers, step = _numbers(metrics or {}), self._step if step is None else step
+        numbers, step = _numbers(metrics or {}), self._step if step is None else _whole(step)
         if step is None or not exists(self._store, layout.closed(step)):
             raise WrongStep(
                 "publish: no step is under way" if step is None else f"publish: step {step} has groups to come"
@@ -279,6 +280,14 @@ class Rollouts:
             return False
         self._base = (version, blocks)
         return True
+
+
+def _whole(step: Any) -> int:
+    """The step as Python's int; raises WrongStep for no whole number."""
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise WrongStep(f"step: value {step!r}; allowed: a whole number") from None
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

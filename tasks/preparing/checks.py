@@ -25,7 +25,7 @@ from tasks.learning.pretrained import vocabulary_size
 from tasks.preparing.adapter_fit import check_targets
 from tasks.preparing.draft_model_check import check_draft_model
 from tasks.preparing.engine_fit import check_engine_fits
-from tasks.preparing.example_journal import check_examples, responses_of
+from tasks.preparing.example_journal import check_examples
 from tasks.preparing.findings import Findings
 from tasks.preparing.held_run import check_fleet, check_held_run
 from tasks.preparing.known_prompts import known_to_check
@@ -196,7 +196,10 @@ def _look_at_prompts(
     findings.doubt(compared, rows, prompts, tokenizer, directory, config.data)
     findings.doubts += doubts_of(prompts)
     if config.algorithm.learns_examples:
-        findings.saw(check_examples, rows, responses_of(config, prompts, lambda: tokenizer, directory))
+        examples = findings.look(check_examples, config, rows, prompts, tokenizer, directory)
+        if examples is not None:
+            findings.seen.append(examples[0])
+            findings.doubts += examples[1]
     ends = findings.look(look_at_responses, config, directory, model_tokenizer(tokenizer), rows)
     if ends is not None:
         line, doubts = ends

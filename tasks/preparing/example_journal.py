@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from storage.clock import Clock
@@ -24,9 +25,12 @@ from storage.stores.store import ObjectStore
 from tasks.configuration.run_config import RunConfig
 from tasks.learning.pretrained import vocabulary_size
 from tasks.planning.iteration_plan import IterationPlan
+from tasks.preparing.tools import model_tokenizer
+from tasks.prompts.completion_comparison import compare_completions
 from tasks.prompts.draw import check_tokens
 from tasks.prompts.examples import COMPLETIONS, Stretch, completions_of
-from tasks.prompts.prompt import PromptSet
+from tasks.prompts.prompt import PromptError, PromptSet
+from tasks.prompts.row_comparison import place_of
 from tasks.prompts.run_examples import RunExamples
 from tasks.prompts.tokenise import Tokenizer
 
@@ -67,10 +71,34 @@ def responses_of(
     return of_rows
 
 
-def check_examples(rows: Sequence[PromptRow], responses: Responses) -> str:
-    """Make every response once; returns a line about them. Raises PromptError."""
-    lengths = [sum(len(each.token_ids) for each in stretches) for found in responses(rows) for stretches in found]
-    return f"completions: all {len(lengths)}, tokenised, with up to {max(lengths)} tokens"
+def check_examples(
+    config: RunConfig, rows: Sequence[PromptRow], prompts: PromptSet, tokenizer: Tokenizer, model_dir: Path
+) -> tuple[str, list[str]]:
+    """Make every response once; returns a line about them, and doubts. Raises PromptError.
+
+    rows: all examples of `prompts`, tokenised, from running position 0 on.
+    """
+    responses = responses_of(config, prompts, lambda: tokenizer, model_dir)
+    # Tokens of another run are what its policy wrote.
+    is_text = not isinstance(prompts, RunExamples)
+    lengths: list[int] = []
+
+    def made() -> Iterator[tuple[PromptRow, Sequence[Sequence[Stretch]]]]:
+        for row, found in zip(rows, responses(rows), strict=True):
+            lengths.extend(sum(len(each.token_ids) for each in stretches) for stretches in found)
+            if is_text and len(found) > 1 and found[0] == found[1]:
+                raise PromptError(
+                    f"prompt {row.prompt_id!r}: the chosen completion has the tokens of the rejected one; allowed: two "
+                    "that differ"
+                )
+            if is_text:
+                yield row, found
+
+    columns, place = COMPLETIONS[config.algorithm.kind], partial(place_of, prompts, config.data)
+    doubts = compare_completions(
+        made(), columns, len(rows), place, tokenizer=model_tokenizer(tokenizer), data=config.data
+    )
+    return f"completions: all {len(lengths)}, tokenised, with up to {max(lengths)} tokens", doubts
 
 
 def write_examples(store: ObjectStore, plan: PlanRecord, responses: Responses, clock: Clock) -> None:

@@ -125,7 +125,7 @@ def _check_prompts(
     _, doubts = look_at_responses(config, model_dir, model_tokenizer(tokenizer), prompts)
     _warn([*doubts_of(prompts), *doubts])
     if config.algorithm.learns_examples:
-        check_examples(rows, responses_of(config, prompts, lambda: tokenizer, model_dir))
+        _warn(check_examples(config, rows, prompts, tokenizer, model_dir)[1])
     if teacher is not None:
         _warn(check_teachers(config, teacher, model_dir, prompts))
 

@@ -124,7 +124,10 @@ def _rewards(
     fit = {number: each for number, each in named.items() if each.finish_reason == "stop" and each.length <= longest}
     if select.grading is None:
         return {number: each.reward for number, each in fit.items() if each.reward is not None}
-    grading = read_graded(store, select.grading, plan.iteration)
+    try:
+        grading = read_graded(store, select.grading, plan.iteration)
+    except LookupError as error:
+        raise LookupError(f"data.select.{error}") from None
     graded = ((number, grading.reward_of(number)) for number in fit)
     return {number: reward for number, reward in graded if reward is not None}
 

@@ -18,7 +18,7 @@ from tasks.prompts.tokenise import Tokenizer, text_ids
 # The columns of a `Prompt` of `ExamplePrompts` that have the completions, by `algorithm.kind`, in the order of a group.
 COMPLETION = "completion"
 COMPLETIONS = {"sft": (COMPLETION,), "dpo": ("chosen", "rejected")}
-_ASSISTANT = "assistant"
+ASSISTANT = "assistant"
 _SHOWN_CHARACTERS = 40
 
 
@@ -75,19 +75,22 @@ def _completion(prompt: Prompt, name: str, column: str, where: str) -> str | lis
     asked = prompt.text_or_messages
     if column not in prompt.columns:
         raise PromptError(f"{where} has no column {column!r} (data.{name}_column)")
-    said = check_prompt(prompt.columns[column], f"{where}: column {column!r}")
+    said = check_prompt(prompt.columns[column], f"{where}: column {column!r}", completion_name(name))
     if isinstance(asked, str) != isinstance(said, str):
         kinds = ["text" if isinstance(each, str) else "messages" for each in (asked, said)]
         raise PromptError(
-            f"{where}: the prompt is {kinds[0]}, the {_named(name)} {kinds[1]}; allowed: both of one kind"
+            f"{where}: the prompt is {kinds[0]}, the {completion_name(name)} {kinds[1]}; allowed: both of one kind"
         )
-    if not isinstance(said, str) and said[0]["role"] != _ASSISTANT:
+    if not isinstance(said, str) and said[0]["role"] != ASSISTANT:
         role = said[0]["role"]
-        raise PromptError(f"{where}: the {_named(name)} begins with a message by {role!r}; allowed: {_ASSISTANT!r}")
+        raise PromptError(
+            f"{where}: the {completion_name(name)} begins with a message by {role!r}; allowed: {ASSISTANT!r}"
+        )
     return said
 
 
-def _named(name: str) -> str:
+def completion_name(name: str) -> str:
+    """How messages name the completion in a column of COMPLETIONS."""
     return name if name == COMPLETION else f"{name} completion"
 
 
@@ -95,7 +98,7 @@ def _conversation(prompt: Prompt, where: str) -> tuple[list[Message], list[Messa
     messages = prompt.text_or_messages
     if isinstance(messages, str):
         raise PromptError(f"{where}: it is text; allowed with data.completion_column null: messages")
-    first = next((place for place, each in enumerate(messages) if each["role"] == _ASSISTANT), len(messages))
+    first = next((place for place, each in enumerate(messages) if each["role"] == ASSISTANT), len(messages))
     if not first or first == len(messages):
         missing = "before the first by" if not first else "by"
         raise PromptError(f"{where}: a conversation without a message {missing} the assistant; allowed: one or more")
@@ -139,10 +142,8 @@ def completions_of(
         PromptError: The tokens of prompt and completion do not begin with the tokens of the prompt, the template
             changes earlier messages, a turn has no tokens, or the response is too long; names the prompt.
     """
-    said = [row.columns[column] for row in rows for column in columns]
-    asked = [row.prompt for row in rows for _ in columns]
-    texts = [f"{before}{text}" for before, text in zip(asked, said, strict=True) if isinstance(text, str)]
-    whole = text_ids(texts, tokenizer)
+    said = ((row.prompt, row.columns[column]) for row in rows for column in columns)
+    whole = text_ids((f"{asked}{text}" for asked, text in said if isinstance(text, str)), tokenizer)
 
     def of_row(row: PromptRow, column: str) -> tuple[Stretch, ...]:
         text = row.columns[column]
@@ -158,7 +159,7 @@ def _fitting(row: PromptRow, column: str, stretches: Sequence[Stretch], length_m
     length = sum(len(stretch.token_ids) for stretch in stretches)
     if length > length_max:
         raise PromptError(
-            f"prompt {row.prompt_id!r} has a {_named(column)} of {length} tokens; allowed: {length_max} "
+            f"prompt {row.prompt_id!r} has a {completion_name(column)} of {length} tokens; allowed: {length_max} "
             "(sampling.max_completion_length). Remove the row, or raise sampling.max_completion_length"
         )
     return tuple(stretches)
@@ -194,7 +195,7 @@ def _turns(row: PromptRow, said: Sequence[Message], tokenizer: Tokenizer, data: 
     stretches: list[Stretch] = []
     before = row.token_ids
     for message in said:
-        is_learned = message["role"] == _ASSISTANT
+        is_learned = message["role"] == ASSISTANT
         if is_learned and stretches:
             asked = rendered(asks=True)
             added = _added(row, before, asked, "what follows a message by the assistant")

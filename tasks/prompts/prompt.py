@@ -57,16 +57,19 @@ class PromptSet(Protocol):
         ...
 
 
-def check_prompt(value: Any, where: str) -> str | list[Message]:
-    """Return `value` if it is text or messages; else raise PromptError, whose message begins with `where`."""
+def check_prompt(value: Any, where: str, what: str = "prompt") -> str | list[Message]:
+    """Return `value` if it is text or messages; else raise PromptError, whose message begins with `where`.
+
+    what: What the value is, for messages.
+    """
     if isinstance(value, str):
         if not value:
-            raise PromptError(f"{where}: the prompt is empty text")
+            raise PromptError(f"{where}: the {what} is empty text")
         return value
     if isinstance(value, list) and value:
         return [_check_message(message, f"{where}: message {number}") for number, message in enumerate(value)]
     raise PromptError(
-        f"{where}: the prompt is {_describe(value)}; allowed: text, or a non-empty list of messages "
+        f"{where}: the {what} is {_describe(value)}; allowed: text, or a non-empty list of messages "
         f'{{"role": ..., "content": ...}}'
     )
 

@@ -5,7 +5,7 @@ texts differ is a row rendered once more, to tell whether template or tokenizer 
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from tasks.prompts.shown_text import is_kept, lost_characters, missing, shown_sh
 from tasks.prompts.tokenise import AgentTokenizer, Tokenizer
 from tasks.prompts.written_values import holds_messages, read_value
 
-_DECODED_AT_ONCE = 512
+DECODED_AT_ONCE = 512
 _MARK = "7310946582"  # digits, which every tokenizer has
 _HALF = 0.5
 
@@ -52,25 +52,28 @@ def compare(
     found = Differences(section, data.allow, len(rows))
     comparison = _Comparison(found, tokenizer, decoder, data, stops)
     for position, (row, text) in enumerate(_decoded(rows, decoder)):
-        found.look(partial(_place, prompts, data, position))
+        found.look(partial(place_of, prompts, data, position))
         comparison.look_at(row, text)
     return found.doubts()
 
 
-def _place(prompts: PromptSet, data: DataConfig, position: int) -> str:
+def place_of(prompts: PromptSet, data: DataConfig, position: int) -> str:
+    """Where the prompt at a running position stands, for messages."""
     return prompts.place(prompt_index(position, len(prompts), data.seed, data.shuffle)[1])
 
 
 def _decoded(rows: Sequence[PromptRow], decoder: Any) -> Iterator[tuple[PromptRow, str]]:
     """The rows with the texts of their tokens."""
-    for first in range(0, len(rows), _DECODED_AT_ONCE):
-        some = rows[first : first + _DECODED_AT_ONCE]
-        ids = [list(row.token_ids) for row in some]
-        yield from zip(
-            some,
-            decoder.batch_decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False),
-            strict=True,
-        )
+    for first in range(0, len(rows), DECODED_AT_ONCE):
+        some = rows[first : first + DECODED_AT_ONCE]
+        yield from zip(some, decoded_texts([row.token_ids for row in some], decoder), strict=True)
+
+
+def decoded_texts(token_ids: Iterable[Sequence[int]], decoder: Any) -> list[str]:
+    """The text of each, special tokens included. decoder: a tokenizer of transformers."""
+    given = [list(ids) for ids in token_ids]
+    texts: list[str] = decoder.batch_decode(given, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return texts
 
 
 class _Comparison:
@@ -134,7 +137,7 @@ class _Comparison:
             )
         self._look_at_end(row, None)
         absent, rest = missing([spoken(message["role"], message["content"]) for message in messages], decoded)
-        names = [name for message in messages for name in _called(message)]
+        names = [name for message in messages for name in called(message)]
         unnamed = [name for name in names if name not in decoded]
         if absent or unnamed:
             self._explain(row, messages, decoded)
@@ -156,7 +159,7 @@ class _Comparison:
                 detail = f"message {number} (role {role}) is not in the prompt as it is written"
                 self._found.add("dropped_message", detail, certain=role == "user" and share < _HALF)
         for number, message in enumerate(messages):
-            for name in _called(message):
+            for name in called(message):
                 if name not in text:
                     detail = f"message {number} calls {name!r}, and the prompt does not show it"
                     self._found.add("dropped_message", detail, certain=False)
@@ -238,7 +241,7 @@ def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
     return function if isinstance(function, Mapping) else {}
 
 
-def _called(message: Message) -> list[str]:
+def called(message: Message) -> list[str]:
     """The names of the functions that a message calls."""
     return [str(_function(call).get("name") or "") for call in message.get("tool_calls") or ()]
 

@@ -3,8 +3,9 @@
 Truncating a prompt would silently train on another question, so prompts are never cut.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 from tasks.configuration.data import DataConfig
@@ -43,7 +44,7 @@ class AgentTokenizer(Tokenizer, Protocol):
         ...
 
 
-def text_ids(texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[tuple[int, ...]]:
+def text_ids(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[tuple[int, ...]]:
     """Yield the token ids of each text, by calls with many texts if the tokenizer is one of the library tokenizers.
 
     A call with many texts takes about a fifth of the time of a call for each.
@@ -52,8 +53,9 @@ def text_ids(texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[tuple[int, 
         for text in texts:
             yield tuple(int(token) for token in tokenizer(text)["input_ids"])
         return
-    for start in range(0, len(texts), TEXTS_AT_ONCE):
-        yield from map(tuple, tokenizer(texts[start : start + TEXTS_AT_ONCE])["input_ids"])
+    given = iter(texts)
+    while some := list(islice(given, TEXTS_AT_ONCE)):
+        yield from map(tuple, tokenizer(some)["input_ids"])
 
 
 def with_text_ids(prompts: Sequence[Prompt], tokenizer: Tokenizer) -> list[Prompt]:
@@ -61,7 +63,7 @@ def with_text_ids(prompts: Sequence[Prompt], tokenizer: Tokenizer) -> list[Promp
     are_texts = [isinstance(each.text_or_messages, str) and each.token_ids is None for each in prompts]
     if not getattr(tokenizer, "is_fast", False) or not any(are_texts):
         return list(prompts)
-    texts = [str(each.text_or_messages) for each, is_text in zip(prompts, are_texts, strict=True) if is_text]
+    texts = (str(each.text_or_messages) for each, is_text in zip(prompts, are_texts, strict=True) if is_text)
     ids = text_ids(texts, tokenizer)
     return [
         replace(each, token_ids=next(ids)) if is_text else each

@@ -5,12 +5,22 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from benchmarks.code_tree import copy_commit, copy_working_tree, processor_s
-from benchmarks.recorded_run import Recorded
+from benchmarks.code_tree import Session, copy_commit, copy_working_tree, processor_s
+from benchmarks.recorded_run import Recorded, differences, read_recorded
 from benchmarks.unchanged import AGAINST, NOW, START, Comparison, report
+from tests.small_run import (
+    commit_iteration,
+    config,
+    memory_store,
+    model_directory,
+    plan_iteration,
+    roll_out,
+    train_small,
+)
 
 FACTS = {"tokens": {"0/0": (b"\1", 1), "0/1": (b"\2", 1)}, "rewards": {"0/0": 0.5}, "metrics": {"0/loss": float("nan")}}
 RUN = Recorded(FACTS, frozenset({"run.json"}), frozenset({"run.json: a"}), 10.0, 100)
@@ -93,6 +103,65 @@ def test_processor_time_has_that_of_ended_and_running_descendants():
     assert 0.28 <= running_s - ended_s < 3.0
 
 
+# What stands for the workflow: it leaves a process behind.
+WORKFLOW = {
+    "training": "import subprocess\n"
+    "def training(config, count):\n    print(subprocess.Popen(['sleep', '600']).pid, file=open(config, 'w'))\n",
+    "config_input": "Configuration = lambda given: given['file']",
+    "count": "Count = int",
+}
+
+
+def is_running(pid):
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.slow
+def test_a_session_that_is_interrupted_leaves_no_process_behind(tmp_path):
+    folder = tmp_path / "tree" / "workflows"
+    folder.mkdir(parents=True)
+    for name, text in WORKFLOW.items():
+        (folder / f"{name}.py").write_text(text)
+    document = {"trainer": {}, "run": {"url": "url"}, "file": str(tmp_path / "pid")}
+    session = Session(tmp_path / "tree", tmp_path / "log")
+
+    def interrupted():
+        with session:
+            session.train(document, 1)
+            assert is_running(int((tmp_path / "pid").read_text()))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert session._child.returncode is not None
+    assert not is_running(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.slow
+def test_two_runs_are_read_to_the_bit(tmp_path):
+    """A rate that is a thousandth higher shows in weights, optimizer and its own metric, and in nothing else."""
+    model, found = model_directory(tmp_path), {}
+    for name, rate in (("first", 1e-3), ("again", 1e-3), ("higher", 1.001e-3)):
+        memory_store(name)
+        settings = config(f"memory://{name}", model, optimizer={"learning_rate": rate})
+        plan_iteration(settings)
+        roll_out(f"memory://{name}", 0)
+        train_small(f"memory://{name}", 0)
+        commit_iteration(f"memory://{name}", 0)
+        found[name] = read_recorded(f"memory://{name}", 1)
+    with pytest.raises(LookupError, match="1 iterations are committed; expected 2"):
+        read_recorded("memory://first", 2)
+    assert all(found["first"].facts.values())
+    assert {name for name, places in differences(found["first"], found["again"]).items() if places} == set()
+    higher = differences(found["first"], found["higher"])
+    assert {aspect for aspect, places in higher.items() if places} == {"weights", "optimizer", "metrics"}
+    assert set(higher["metrics"]) - {"0/weights/bytes"} == {"0/actor/lr"}
+    for each in found.values():
+        assert (each.objects, each.fields) == (found["first"].objects, found["first"].fields)
+
+
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_runs_of_equal_code_are_equal_but_for_a_planted_rate_that_is_a_thousandth_higher(tmp_path):
     same, planted = copy_working_tree(tmp_path / "same"), tmp_path / "planted"

@@ -1,5 +1,6 @@
 """A program that trains for a Flyte execution: the execution plans, records and concludes."""
 
+import json
 import time
 
 import pytest
@@ -103,6 +104,37 @@ def test_of_two_programs_the_later_one_goes_on(tmp_path, model):
     execution()
     with first:
         assert seen(first.next(0)) == seen(taken)
+
+
+def test_a_late_write_of_a_sign_of_life_is_no_later_program(tmp_path, model):
+    given = settings(str(tmp_path / "run"), model, trainer={**SECTIONS["trainer"], "group_timeout_s": 0.5})
+    plan_iteration(given, SystemClock())
+    store = connect(given.run.url)
+
+    def sign_of(program, number):
+        store.put(
+            layout.EXTERNAL_BEAT, json.dumps({"at_s": number, "program": program}, separators=(",", ":")).encode()
+        )
+
+    sign_of("earlier", 1)
+    with gleaner.rollouts(given.run.url) as rollouts:
+        rollouts.next(0)
+        until_s = time.monotonic() + 20
+        for number in (2, 3):
+            while b"earlier" in rollouts._plans._sign(layout.EXTERNAL_BEAT) and time.monotonic() < until_s:
+                time.sleep(0.02)
+            own = rollouts._plans._sign(layout.EXTERNAL_BEAT)
+            assert own.startswith(b'{"at_s":')
+            assert b"earlier" not in own
+            sign_of("earlier", number)
+        store.put(layout.EXTERNAL_BEAT, own)
+        time.sleep(0.3)
+        rollouts.next(0)
+        sign_of("later", 4)
+        while not rollouts._plans._successor and time.monotonic() < until_s:
+            time.sleep(0.02)
+        with pytest.raises(RunBusy, match=r'began later .*"later"'):
+            rollouts.next(0)
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path):

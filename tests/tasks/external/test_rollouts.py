@@ -113,6 +113,43 @@ def test_a_second_program_is_refused_while_the_first_lives(tmp_path, model, monk
             second.next(0)
 
 
+def test_of_one_process_the_second_is_refused_until_the_first_is_closed(tmp_path, model):
+    url = str(tmp_path / "run")
+    given = settings(url, model)
+    with Rollouts(given) as second:
+        with Rollouts(given) as first:
+            groups = first.next(0)
+            roll_out(url, 0)
+            taken = list(groups)
+            with pytest.raises(RunBusy, match=r"another gleaner\.rollouts of this process; allowed: one"):
+                second.next(0)
+            with pytest.raises(RunBusy, match=r"another gleaner\.rollouts of this process; allowed: one"):
+                second.publish(None, step=0)
+            assert first.step == 0
+        assert seen(second.next(0)) == seen(taken)
+        assert second.publish(trained(arrays(url, 0), taken))
+        with first, pytest.raises(RunBusy, match="allowed: one"):
+            first.next(1)
+    # A program that is dropped in a notebook blocks no other one.
+    dropped = Rollouts(given)
+    dropped.next(1)
+    dropped.itself = dropped
+    del dropped
+    with Rollouts(given) as last:
+        last.next(1)
+
+
+@pytest.mark.parametrize("step", ["0", 0.0, None])
+def test_a_step_that_is_no_number_is_refused_in_a_line(tmp_path, model, step):
+    with Rollouts(settings(str(tmp_path / "run"), model)) as rollouts:
+        calls = [lambda: rollouts.next(step)]
+        if step is not None:
+            calls.append(lambda: rollouts.publish(None, step=step))
+        for call in calls:
+            with pytest.raises(WrongStep, match=f"^step: value {step!r}; allowed: a whole number$"):
+                call()
+
+
 def test_a_second_program_publishes_nothing_for_the_first(tmp_path, model):
     """Neither while the first lives, nor by a first that another has succeeded meanwhile."""
     url = str(tmp_path / "run")

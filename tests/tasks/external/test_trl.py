@@ -8,7 +8,7 @@ import torch
 import gleaner
 from tasks.external.rollouts import Rollouts
 from tasks.external.trl import REWARD, RolloutFunc, TrlMisfit, run_rewards
-from tests.external_program import arrays, settings, versions
+from tests.external_program import arrays, process_dies, settings, versions
 from tests.small_run import roll_out
 
 SUBMITTED = {"data": {"source": "submitted"}, "retention": {"keep_weights": 9}}
@@ -101,7 +101,8 @@ def test_a_trainer_that_is_started_again_gets_the_same_completions_and_publishes
         tensor.add_(0.01)
     trainer.state.global_step = 1
     seen.append(first(batch(1), trainer))
-    # Killed here; the trainer's own checkpoint is of step 0.
+    # The trainer's own checkpoint is of step 0.
+    process_dies()
     again = trainer_of(Model(arrays(given.run.url, 0)))
     second = RolloutFunc(Rolled(given))
     before = versions(given.run.url)

@@ -10,7 +10,7 @@ import torch
 import gleaner
 from tasks.external.rollouts import Rollouts
 from tasks.external.trl_worker import RolloutWorker, TrlMisfit
-from tests.external_program import arrays, settings, versions
+from tests.external_program import arrays, process_dies, settings, versions
 from tests.small_run import memory_store, roll_out
 
 # A step of the run is two optimizer steps, each of two micro-batches of three samples.
@@ -134,6 +134,7 @@ def test_a_trl_that_dies_anywhere_trains_on_the_same_samples_and_publishes_the_s
         life = dying.life(RolloutWorker(Rolled(other)))
         for _ in range(point + 1):
             next(life)
+        process_dies()
         for _ in dying.life(RolloutWorker(Rolled(other))):
             pass
         assert dying.trained == trl.trained, f"died at {point}"

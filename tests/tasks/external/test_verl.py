@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import gleaner
 from tasks.external.rollouts import Rollouts
 from tasks.external.verl import AgentLoopManager, CheckpointEngineManager, VerlMisfit
-from tests.external_program import arrays, settings, versions
+from tests.external_program import arrays, process_dies, settings, versions
 from tests.small_run import memory_store, roll_out
 
 STEPS, WIDTH, LENGTH = 2, 16, 40
@@ -137,6 +137,7 @@ def test_a_verl_that_dies_anywhere_gets_the_same_batches_and_publishes_the_same(
         dying = life(other, place, seen)
         for _ in range(point + 1):
             next(dying)
+        process_dies()
         for _ in life(other, place, seen):
             pass
         assert seen == expected, f"died at {point}"

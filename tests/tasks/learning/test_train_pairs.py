@@ -207,6 +207,10 @@ def test_of_messages_the_assistants_tokens_alone_are_compared(tmp_path):
             r"line 1: the chosen completion is the rejected one; allowed: two that differ",
         ),
         (
+            {"prompt": "1+1=", "chosen": "2", "rejected": "2<eos>"},
+            r"prompt '0': the chosen completion has the tokens of the rejected one; allowed: two that differ",
+        ),
+        (
             {"prompt": "1+1=", "chosen": "2", "rejected": [{"role": "assistant", "content": "3"}]},
             r"line 1: the prompt is text, the rejected completion messages; allowed: both of one kind",
         ),
@@ -223,6 +227,17 @@ def test_a_row_that_is_no_pair_is_refused_in_one_line(model, tmp_path, row, prob
         with pytest.raises(PromptError, match=problem) as caught:
             look(settings)
         assert "\n" not in str(caught.value)
+
+
+def test_check_and_the_first_plan_doubt_what_the_tokenizer_loses_of_a_completion(model, tmp_path, caplog):
+    memory_store("examples")
+    rows = [{"prompt": f"{number}+1=", "chosen": "2", "rejected": "3漢"} for number in range(4)]
+    settings = pairs(model, data={"source": rows_file(tmp_path / "pairs.jsonl", rows), "shuffle": False})
+    [line] = [line for line in check_files(settings) if line.startswith("not sure: data.source")]
+    assert "data.source: 4 of 4 rows, the first is " in line
+    assert "pairs.jsonl: line 1: the tokens of the rejected completion stand for another text" in line
+    plan_iteration(settings)
+    assert line in caplog.messages
 
 
 def test_check_looks_at_both_completions_of_each_pair(model):

@@ -140,7 +140,7 @@ def test_a_grading_replaces_the_recorded_rewards(tmp_path, model, source):
     graded = chosen(tmp_path, "dpo", grading="longer")
     assert {iteration for iteration, *_ in graded} == {0, 1}
     assert [each[:2] for each in graded] == swapped
-    with pytest.raises(LookupError, match=r"^grading: value 'other'; allowed: longer"):
+    with pytest.raises(LookupError, match=r"^data\.select\.grading: value 'other'; allowed: longer"):
         chosen(tmp_path, grading="other")
 
 

@@ -124,7 +124,8 @@ def test_a_tools_result_is_read_and_the_call_is_learned(tmp_path):
     [
         ({"prompt": "1+1="}, {}, r"^data.completion_column: value 'completion'; allowed: a column of every row"),
         ({"prompt": "1+1=", "completion": [SAYS]}, {}, "the prompt is text, the completion messages; allowed: both"),
-        ({"prompt": "1+1=", "completion": ""}, {}, "column 'completion': the prompt is empty text"),
+        ({"prompt": "1+1=", "completion": ""}, {}, "column 'completion': the completion is empty text"),
+        ({"prompt": "1+1=", "completion": 2}, {}, "column 'completion': the completion is of type int; allowed: text"),
         ({"prompt": [ASKS], "completion": [ASKS]}, {}, "begins with a message by 'user'; allowed: 'assistant'"),
         ({"prompt": [ASKS]}, {"completion_column": None}, "without a message by the assistant; allowed: one or more"),
         ({"prompt": [SAYS]}, {"completion_column": None}, "without a message before the first by the assistant"),
