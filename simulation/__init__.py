@@ -16,4 +16,7 @@ responses would have been. `python -m benchmarks.histories` plays seeds by the h
 Fleets have histories of their own (`python -m benchmarks.sharing_histories`): simulated_fleet_history.py draws them,
 simulated_fleet.py plays production's hosts with the workers of simulated_workers.py and the members of
 simulated_backfill.py, ledger_of_fleet.py notes what happens, and judge_fleet.py judges it.
+
+So have scorers (`python -m benchmarks.scoring_histories`): simulated_scoring.py draws them and plays a crew with the
+scorers of simulated_scorer.py, whose teacher is a function of the tokens, and judge_scoring.py judges the scores.
 """

@@ -167,6 +167,10 @@ class Ledger:
         self.broken.append(rule)
         self.tell("CHECK", rule)
 
+    def own(self, key: str) -> str:
+        """A key of this ledger as its writer names it."""
+        return key
+
     def view(self, who: str) -> "LedgerView":
         """The store as one process reaches it."""
         return LedgerView(self, who)
@@ -176,6 +180,7 @@ class Ledger:
 
         What is created again after its deletion is void, and so is a claim once retention has begun to delete.
         """
+        key = self.own(key)
         if key in self.deleted or ("/claims/" in key and self.deleted):
             return
         if self.created.setdefault(key, body) != body:
@@ -235,7 +240,7 @@ class LedgerView:
         self._store.put(key, body)
         if "/alive/" in key:
             ledger = self._of(key)
-            state = body_of(key, "heartbeat", body)["state"]
+            state = body_of(ledger.own(key), "heartbeat", body)["state"]
             name = key.rsplit("/", 1)[1].removesuffix(".json")
             ledger.beats.setdefault(name, []).append(Beat(ledger.now(), state))
             self._note("put", key, f" {state}")
@@ -250,7 +255,8 @@ class LedgerView:
         try:
             body = self._store.get(key, start, end)
         except ObjectMissing:
-            self._ledger.looked_in_vain.add((self._who, key))
+            ledger = self._of(key)
+            ledger.looked_in_vain.add((self._who, ledger.own(key)))
             self._note("get", key, " missing")
             raise
         self._note("get", key, "")

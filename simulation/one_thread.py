@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from storage.journal import claims, journal, retention
+from storage.journal import claims, journal, liveness, retention
 from storage.weights import fetch, inspection, objects, tensor_sets, versions
 
-POOLS = (claims, journal, retention, tensor_sets, versions)
+POOLS = (claims, journal, liveness, retention, tensor_sets, versions)
 IN_THREADS = (fetch, inspection, objects, tensor_sets)
 
 

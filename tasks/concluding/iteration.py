@@ -28,6 +28,7 @@ from tasks.reporting.deck import page, render, styled
 from tasks.reporting.last_failures import failure_line
 from tasks.reporting.metrics_lines import write_metrics
 from tasks.reporting.plan_tab import plan_tab
+from tasks.reporting.scorer_costs import scorer_prices
 from tasks.reporting.tracking import TRACKERS, track, tracked_iteration
 from tasks.viewing.run_summary import run_facts, spent_facts
 
@@ -43,12 +44,13 @@ def commit_and_report(plan: PlanReference, *, last: bool) -> tuple[IterationOutc
     store = connect_to_run(plan.run_url)
     written = read_plan(store, plan.iteration)
     config = config_in_force(store, written)
+    planned = parse_held(written.config)
     # A pool may have been removed from the configuration since.
-    rollout_pools = parse_held(written.config).pools.rollout_pools | config.pools.rollout_pools
+    rollout_pools = planned.pools.rollout_pools | config.pools.rollout_pools
     prices = {name: pool.price_usd_per_h for name, pool in rollout_pools.items()} | {
         TRAIN_POOL: config.trainer.nnodes * config.pools.train.price_usd_per_h,
         CONTROL_POOL: config.pools.control.price_usd_per_h,
-        **{name: pool.price_usd_per_h for name, pool in config.pools.scoring.items()},
+        **scorer_prices(planned, config),
     }
     at_work("waiting for members to say that they have left")
     await_goodbyes(store, written, config.rollout.flush_interval_s + GOODBYE_S, SystemClock())

@@ -1,9 +1,10 @@
 """The trainer's wait for the scorers of `teacher.pool`, which score responses as groups end."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from storage.clock import Clock
+from storage.journal.assembly import Assembled
 from storage.records import layout
 from storage.records.failures import FailureRecord
 from storage.records.hints import read_hint
@@ -16,7 +17,7 @@ from tasks.configuration.teacher import TeacherConfig
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.journal_follower import GroupTimeout
 from tasks.learning.recorded_batches import BatchReader
-from tasks.learning.score_journal import ScoreJournal, policy_tokens
+from tasks.learning.score_journal import ScoreJournal, identity
 
 POLL_INTERVAL_S = 1.0
 RESPONSES_SHOWN = 5
@@ -57,17 +58,13 @@ class AwaitedScores:
 
         Raises GroupTimeout when nothing new was journalled for the time limit, and CorruptObject.
         """
+        tokens = self._tokens(responses)
         what = f"scores of pool {self._teacher.pool!r}"
         waiting = Wait(what, self._clock, self._timeout_s, "then training stops (trainer.group_timeout_s)")
         began_s, seen = self._clock.monotonic(), self._journal.progress
-        sampled = {each.response: policy_tokens(self._reader.tokens(each)) for each in responses}
         found: dict[int, ScoredResponse] = {}
         while True:
-            self._journal.refresh()
-            for graded, teacher in zip(responses, teachers, strict=True):
-                if graded.response not in found:
-                    scored = self._journal.scored(graded.response, teacher, sampled[graded.response])
-                    found |= {} if scored is None else {graded.response: scored}
+            self._look(tokens, teachers, found)
             if len(found) == len(responses):
                 self.waited_s += self._clock.monotonic() - began_s
                 return [found[graded.response] for graded in responses]
@@ -76,25 +73,47 @@ class AwaitedScores:
                 seen = self._journal.progress
                 waiting.saw_life()
             if waiting.is_over:
-                raise GroupTimeout(self._described(missing))
-            waiting.what = f"{what}: {self._shown(missing)}"
+                raise GroupTimeout(self._described(missing, tokens))
+            waiting.what = f"{what}: {self._shown(missing, tokens)}"
             waiting.pause(POLL_INTERVAL_S)
 
-    def _described(self, missing: Sequence[int]) -> str:
+    def at_hand(self, responses: Sequence[GradedResponse], teachers: Sequence[str]) -> list[ScoredResponse] | None:
+        """The scores that the scorers have left, as in a call, but without a wait; None if one of them is missing."""
+        found: dict[int, ScoredResponse] = {}
+        self._look(self._tokens(responses), teachers, found)
+        return [found[graded.response] for graded in responses] if len(found) == len(responses) else None
+
+    def _tokens(self, responses: Sequence[GradedResponse]) -> dict[int, Assembled]:
+        return {each.response: self._reader.tokens(each) for each in responses}
+
+    def _look(self, tokens: Mapping[int, Assembled], teachers: Sequence[str], found: dict[int, ScoredResponse]) -> None:
+        """Add the scores that are complete by now to `found`."""
+        self._journal.refresh()
+        for (response, its_tokens), teacher in zip(tokens.items(), teachers, strict=True):
+            if response not in found:
+                scored = self._journal.scored(response, teacher, its_tokens)
+                found |= {} if scored is None else {response: scored}
+
+    def _described(self, missing: Sequence[int], tokens: Mapping[int, Assembled]) -> str:
         failed = read_hint(self._store, FailureRecord, layout.failure("score"))
         why = "" if failed is None else f"; a scorer of iteration {failed.iteration} failed: {failed.error}"
         return (
             f"iteration {self._plan.iteration}: no scorer of pool {self._teacher.pool!r} (teacher.pool) has written "
-            f"anything for {self._timeout_s:.0f} s (trainer.group_timeout_s); waiting for {self._shown(missing)}{why}"
+            f"anything for {self._timeout_s:.0f} s (trainer.group_timeout_s); "
+            f"waiting for {self._shown(missing, tokens)}{why}"
         )
 
-    def _shown(self, missing: Sequence[int]) -> str:
+    def _shown(self, missing: Sequence[int], tokens: Mapping[int, Assembled]) -> str:
         """The responses that lack scores, with tokens scored and scorer."""
         parts = []
         for response in missing[:RESPONSES_SHOWN]:
             owner = self._journal.reader.book.owner(response)
             by = "not claimed" if owner is None else f"by {owner.incarnation}"
-            parts.append(f"response {response} ({self._journal.num_scored(response)} tokens scored, {by})")
+            place = self._journal.place(response, identity(tokens[response]), is_recorded=True)
+            scored = 0 if place is None else place.num_scored
+            is_again = place is not None and place.number != response
+            again = " again, because the first scores are of tokens that do not count" if is_again else ""
+            parts.append(f"response {response} ({scored} tokens scored{again}, {by})")
         if len(missing) > RESPONSES_SHOWN:
             parts.append(f"and {len(missing) - RESPONSES_SHOWN} more")
         return ", ".join(parts)

@@ -4,6 +4,9 @@ A scorer takes free groups in the order of the plan: groups without a claim, and
 lives. Each pass of the teacher is over a group's responses, as in the trainer's process, and its scores are written in
 shards. The successor of a killed scorer makes the unfinished pass again, and writes from the first token without a
 score on.
+
+A claim on a response may void the end that a scorer has read. Scores of other tokens than those that a micro-batch
+records afterwards do not count, so the holder of the group scores such a response again.
 """
 
 import logging
@@ -11,73 +14,41 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Literal
 
 from resources.process import started_at_s
 from resources.work_log import at_work
 from storage.clock import Clock
-from storage.journal.assembly import Assembled
 from storage.journal.journal import JournalWriter, PendingRows
 from storage.journal.liveness import Liveness, MemberSign
-from storage.journal.shard import Finish
 from storage.records import layout, records
 from storage.records.crew_records import HeartbeatRecord
 from storage.records.prompt_table import PromptRow
-from storage.records.records import BatchRecord, GradedResponse, PlanRecord
+from storage.records.records import PlanRecord
 from storage.records.run import exists, is_trained, read_run
-from storage.stores.store import ObjectStore
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.waiting import Wait
 from tasks.configuration.run_config import RunConfig
 from tasks.configuration.teacher import TeacherConfig
 from tasks.learning.distillation import TokenScores
+from tasks.learning.ended_groups import EndedGroup, EndedGroups
 from tasks.learning.forward_passes import ForwardPasses
 from tasks.learning.packing import is_packed
 from tasks.learning.ranks import Ranks
-from tasks.learning.recorded_batches import BatchReader
-from tasks.learning.score_journal import ScoreJournal, append_scores, policy_tokens
+from tasks.learning.score_journal import ScoreJournal, ScorePlace, append_scores, policy_tokens
 from tasks.learning.teacher_scoring import by_response
 from tasks.learning.teachers import Teacher, Teachers
 from tasks.learning.vllm_teachers import VllmTeachers
 from tasks.sampling.session.session_outcome import Preempted
 
 log = logging.getLogger(__name__)
+# "waits": until a micro-batch says which tokens count. The holder of a group that is "left to another" lives.
+State = Literal["due", "in work", "waits", "left to another", "scored"]
 # With a head of 64 tokens, a shard has 2 MB.
 SHARD_TOKENS = 4096
-
-
-class EndedGroups(BatchReader):
-    """The groups of an iteration whose responses have all ended, with their tokens."""
-
-    def look(self) -> None:
-        """Read what is new in the journal."""
-        self._reader.refresh()
-
-    @property
-    def progress(self) -> int:
-        """A number that grows with every claim and every shard that was read."""
-        return self._reader.progress
-
-    def responses(self, group: int) -> list[GradedResponse] | None:
-        """The group's responses that a teacher scores, with rewards of 0; None while one of them has not ended."""
-        size = self._plan.num_generations
-        numbers = range(group * size, (group + 1) * size)
-        if not all(map(self._reader.has_ended, numbers)):
-            return None
-        found = [self._reader.assemble(number) for number in numbers]
-        return [_ungraded(each) for each in found if each.finish is not Finish.FAILED]
-
-
-def _ungraded(response: Assembled) -> GradedResponse:
-    return GradedResponse(
-        response=response.response,
-        length=len(response.token_ids),
-        policy_length=response.policy_length,
-        finish_reason="stop" if response.finish is Finish.STOP else "length",
-        lineage=response.lineage,
-        reward=0.0,
-        rewards={},
-    )
 
 
 @dataclass
@@ -132,8 +103,12 @@ class ScoreSession:
             if teacher.engine == "vllm"
             else Teachers(store, config.trainer, ranks)
         )
-        self._open, self._closed = set(range(plan.num_groups)), False
-        self._held, self._lock = _Held(), threading.Lock()
+        # Groups that may lack scores; of them, those whose scores are there, or left to a scorer that lives.
+        self._open, self._settled, self._closed = set(range(plan.num_groups)), set[int](), False
+        # The identities of responses whose scores are known to be complete, by group.
+        self._scored: dict[int, dict[int, bytes]] = {}
+        self._held = _Held()
+        self._lock: AbstractContextManager[object] = threading.Lock()
         # Earlier processes of this scorer, which have ended. One that claims later may live, as a successor does.
         self._predecessors: frozenset[str] | None = None
 
@@ -145,34 +120,40 @@ class ScoreSession:
         """
         if self._is_over():
             return 0
-        limit_s = self._config.trainer.group_timeout_s
-        waiting = Wait("groups to end", self._clock, limit_s, "then this scorer leaves (trainer.group_timeout_s)")
         at_work(f"scoring iteration {self._plan.iteration} as {self.incarnation}", self.in_words)
         self.beat()
-        seen = 0
         try:
-            if isinstance(self._teachers, VllmTeachers):
-                # While responses are being generated, because vLLM takes minutes to start.
-                self._teachers.start(self._teacher.teacher_of(each.columns) for each in self._prompts)
-                waiting.saw_life()
-            while not self._is_over():
-                self._check_notice()
-                if self._take_one():
-                    continue
-                # The trainer, too, waits as long as tokens or scores come.
-                progress = self._ended.progress + self._journal.progress
-                if progress != seen:
-                    seen = progress
-                    waiting.saw_life()
-                if waiting.is_over:
-                    log.warning("no token and no score has come for %.0f s; this scorer leaves", limit_s)
-                    break
-                waiting.pause(self._config.rollout.poll_interval_s)
+            self._score_all()
+        except (ObjectMissing, CorruptObject):
+            # A sweep may have begun to delete what is read.
+            if not is_trained(self._run, self._plan.iteration):
+                raise
         finally:
             self.beat(gone=True)
             if isinstance(self._teachers, VllmTeachers):
                 self._teachers.close()
         return self.num_scored
+
+    def _score_all(self) -> None:
+        if isinstance(self._teachers, VllmTeachers):
+            # While responses are being generated, because vLLM takes minutes to start.
+            self._teachers.start(self._teacher.teacher_of(each.columns) for each in self._prompts)
+        limit_s = self._config.trainer.group_timeout_s
+        waiting = Wait("groups to end", self._clock, limit_s, "then this scorer leaves (trainer.group_timeout_s)")
+        seen = 0
+        while not self._is_over():
+            self._check_notice()
+            if self._take_one():
+                continue
+            # The trainer, too, waits as long as tokens or scores come.
+            progress = self._ended.progress + self._journal.progress
+            if progress != seen:
+                seen = progress
+                waiting.saw_life()
+            if waiting.is_over:
+                log.warning("no token and no score has come for %.0f s; this scorer leaves", limit_s)
+                return
+            waiting.pause(self._config.rollout.poll_interval_s)
 
     def in_words(self) -> str:
         """How far the scorer is."""
@@ -208,68 +189,95 @@ class ScoreSession:
         """Whether no score is missing that training could read."""
         if is_trained(self._run, self._plan.iteration):
             return True
-        if not self._closed and exists(self._run, layout.closed(self._plan.iteration)):
-            self._closed = True
-            keys = self._run.list(layout.batches(self._plan.iteration))
-            read = (records.read(self._run, BatchRecord, key) for key in keys)
-            self._open &= {each.response // self._plan.num_generations for batch in read for each in batch.responses}
-        return not self._open
+        self._closed = self._closed or exists(self._run, layout.closed(self._plan.iteration))
+        return self._open <= self._settled
 
     def _check_notice(self) -> None:
         if self._notice():
             raise Preempted
 
     def _take_one(self) -> bool:
-        """Claim and score the first free group that has ended; False if there is none."""
+        """Score the first group that lacks scores and is this scorer's to score; False if there is none."""
         self._ended.look()
+        if self._closed:
+            # Every micro-batch was recorded by then.
+            self._open &= self._ended.recorded
         book = self._journal.reader.book
         book.refresh()
         if self._predecessors is None:
             slots = book.incarnations.items()
             self._predecessors = frozenset(name for name, slot in slots if slot == self._scorer)
         signs = self._liveness.look(list(book.incarnations))
+        self._settled = set()
         for group in sorted(self._open):
-            responses = self._ended.responses(group)
-            if responses is None or not self._is_free(group, responses, signs):
+            ended = self._ended.named(group)
+            state = None if ended is None else self._state(group, ended, signs)
+            if ended is None or state in ("in work", "waits"):
                 continue
-            if self._journal.claim(group, self.incarnation, self._scorer):
-                self._score(group, responses)
-                return True
+            if state == "due":
+                if self._take(group, ended):
+                    return True
+                continue
+            self._settled.add(group)
+            if state == "scored" and ended.is_recorded:
+                self._open.discard(group)
         return False
 
-    def _is_free(self, group: int, responses: Sequence[GradedResponse], signs: dict[str, MemberSign]) -> bool:
-        """Whether the group may be claimed; a group whose scores are complete leaves the open ones."""
+    def _state(self, group: int, ended: EndedGroup, signs: Mapping[str, MemberSign]) -> State:
+        if ended.identities.items() <= self._scored.get(group, {}).items():
+            return "scored"
         book = self._journal.reader.book
-        if not responses:
-            self._open.discard(group)
-            return False
-        owner = book.owner(responses[0].response)
+        owner = book.owner(min(ended.identities))
         if owner is None:
-            return True
-        if owner.incarnation == self.incarnation:
-            self._open.discard(group)
-            return False
+            return "due"
         sign, has_ended = signs.get(owner.incarnation), owner.incarnation in (self._predecessors or ())
-        if not has_ended and sign is not None and not sign.lost(self._config.rollout.claim_ttl_s):
+        is_own = owner.incarnation == self.incarnation
+        if not is_own and not has_ended and sign is not None and not sign.lost(self._config.rollout.claim_ttl_s):
             beat = sign.record
-            if beat is not None and not beat.unfinished and beat.claims == book.claims_by(owner.incarnation):
-                self._open.discard(group)
-            return False
-        self._journal.look_at([each.response for each in responses])
-        if all(self._journal.is_complete(each.response) for each in responses):
-            self._open.discard(group)
-            return False
+            is_done = beat is not None and not beat.unfinished and beat.claims == book.claims_by(owner.incarnation)
+            return "left to another" if is_done else "in work"
+        self._journal.look_at(group)
+        places = self._places(ended)
+        if places is None:
+            return "waits"
+        if not all(place.is_complete for place in places.values()):
+            return "due"
+        self._scored[group] = ended.identities
+        return "scored"
+
+    def _places(self, ended: EndedGroup) -> dict[int, ScorePlace] | None:
+        """Where the scores of each response stand; None while those of other tokens are in the way."""
+        places = {
+            number: self._journal.place(number, named, is_recorded=ended.is_recorded)
+            for number, named in ended.identities.items()
+        }
+        found = {number: place for number, place in places.items() if place is not None}
+        return found if len(found) == len(places) else None
+
+    def _take(self, group: int, ended: EndedGroup) -> bool:
+        """Claim a group, unless it is this scorer's own, and score it; False if another claim came first."""
+        # A beat between claim and count must not look like one of a scorer that has scored all that it claimed.
+        self._held.unfinished = len(ended.responses)
+        owner = self._journal.reader.book.owner(min(ended.identities))
+        if owner is None or owner.incarnation != self.incarnation:
+            if not self._journal.claim(group, self.incarnation, self._scorer):
+                self._held.unfinished = 0
+                return False
+            self._held.claims += 1
+        self.beat()
+        places = self._places(ended)
+        if places is not None and self._score(group, ended, places):
+            self._scored[group] = ended.identities
+            self.num_scored += len(ended.responses)
+        self._held.unfinished = 0
+        self.beat()
         return True
 
-    def _score(self, group: int, responses: Sequence[GradedResponse]) -> None:
-        """Score the tokens of a claimed group that have no scores yet, and write the scores.
+    def _score(self, group: int, ended: EndedGroup, places: Mapping[int, ScorePlace]) -> bool:
+        """Score the tokens of a group that have no scores yet, and write the scores; whether the group is still held.
 
         A scorer that was taken for dead leaves the group at the next pass: its later scores are void.
         """
-        with self._lock:
-            self._held.claims, self._held.unfinished = self._held.claims + 1, len(responses)
-        self.beat()
-        missing = {each.response: self._journal.num_scored(each.response) for each in responses}
         teacher = self._teachers.named(self._teacher.teacher_of(self._prompts[group].columns))
         passes = ForwardPasses(
             self._ended,
@@ -279,38 +287,33 @@ class ScoreSession:
             self._ranks,
             packed=isinstance(teacher, Teacher) and is_packed(teacher.module),
         )
-        lengths = {each.response: each.policy_length for each in responses}
-        for batch in passes(responses):
+        for batch in passes(ended.responses):
             self._check_notice()
             if not self._journal.is_held_by(group, self.incarnation):
-                break
-            if any(missing[number] < lengths[number] for number in batch.responses):
+                return False
+            missing = [number for number in batch.responses if not places[number].is_complete]
+            if missing:
                 top_k = max(1, self._teacher.head_size(self._vocabulary))
                 scores = teacher.scores(batch, self._plan.sampling.temperature, top_k, self._vocabulary)
                 of_pass = by_response(scores, batch)
-                self._write(group, [each for each in responses if each.response in of_pass], of_pass, missing)
-        if self._journal.is_held_by(group, self.incarnation):
-            self.num_scored += len(responses)
-        with self._lock:
-            self._held.unfinished = 0
-        self.beat()
+                self._write(group, ended, {number: of_pass[number] for number in sorted(missing)}, places)
+        return self._journal.is_held_by(group, self.incarnation)
 
     def _write(
-        self,
-        group: int,
-        responses: Sequence[GradedResponse],
-        scores: dict[int, TokenScores],
-        scored: dict[int, int],
+        self, group: int, ended: EndedGroup, scores: Mapping[int, TokenScores], places: Mapping[int, ScorePlace]
     ) -> None:
-        """Write the scores of a pass in shards. scored: how many tokens of each response have scores already."""
+        """Write the scores of a pass in shards."""
         epoch = self._journal.reader.book.epoch(group)
         pending, room = PendingRows(), self._shard_tokens
-        for graded in responses:
+        for graded in ended.responses:
+            if graded.response not in scores:
+                continue
+            place, named = places[graded.response], ended.identities[graded.response]
             sampled = policy_tokens(self._ended.tokens(graded))
-            start = scored[graded.response]
+            start = place.num_scored
             while start < len(sampled):
                 tokens = range(start, min(start + room, len(sampled)))
-                append_scores(pending, graded.response, epoch, sampled, scores[graded.response], tokens)
+                append_scores(pending, place.number, epoch, sampled, scores[graded.response], tokens, named)
                 start, room = tokens.stop, room - len(tokens)
                 if not room:
                     self._writer.write(pending)

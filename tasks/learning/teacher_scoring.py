@@ -16,7 +16,7 @@ from storage.records.prompt_table import PromptRow
 from storage.records.records import BatchRecord, GradedResponse, PlanRecord
 from storage.records.run import exists
 from storage.records.teacher_scores import ScoredResponse, decode_scores, encode_scores
-from storage.stores.store import CorruptObject, ObjectStore, commit
+from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore, commit
 from tasks.configuration.teacher import TeacherConfig
 from tasks.configuration.trainer import TrainerConfig
 from tasks.learning.awaited_scores import AwaitedScores
@@ -46,6 +46,7 @@ class TeacherScoring:
         config: The section `teacher`.
         trainer: micro_batch_tokens_max is used.
         awaited: What waits for scorers on the first rank; None on the others, and where the ranks score themselves.
+        is_replay: Whether the iteration is trained already, so that no scorer comes any more.
     """
 
     store: ObjectStore
@@ -56,6 +57,7 @@ class TeacherScoring:
     config: TeacherConfig
     trainer: TrainerConfig
     awaited: AwaitedScores | None = None
+    is_replay: bool = False
 
     @property
     def waited_s(self) -> float:
@@ -66,8 +68,8 @@ class TeacherScoring:
         """Read the stored scores, or ask the teachers and store their scores; every rank must call with equal batches.
 
         Raises NonFiniteGradient for a teacher's log-prob that is not finite, CorruptObject for scores that do not fit
-        the batch, ValueError for a prompt without a teacher, GroupTimeout without a scorer, and the errors of
-        `Teachers.named`.
+        the batch, ValueError for a prompt without a teacher, GroupTimeout without a scorer, ObjectMissing for scores of
+        a pool that a replay no longer finds, and the errors of `Teachers.named`.
         """
         scored = [graded for graded in batch.responses if graded.finish_reason != "failed"]
         if not scored:
@@ -77,7 +79,7 @@ class TeacherScoring:
             is_known = ranks.is_first and exists(self.store, key)
         if not ranks.broadcast(is_known):
             at_work(f"asking the teacher about micro-batch {batch.number}")
-            rows = self._asked(scored) if self.config.pool is None else self._awaited(scored)
+            rows = self._asked(scored) if self.config.pool is None else self._of_pool(key, scored)
             with ranks.failing_together():
                 if ranks.is_first:
                     commit(self.store, key, encode_scores(rows))
@@ -97,9 +99,21 @@ class TeacherScoring:
             raise CorruptObject(key, f"it has heads of another number of tokens than teacher.top_k {self.config.top_k}")
         return {row.response: _as_torch(row) for row in rows}
 
-    def _awaited(self, scored: Sequence[GradedResponse]) -> list[ScoredResponse]:
-        """The scorers' scores, in the order of `scored`, on the first rank; none on the others."""
-        rows = [] if self.awaited is None else self.awaited(scored, self._names(scored))
+    def _of_pool(self, key: str, scored: Sequence[GradedResponse]) -> list[ScoredResponse]:
+        """The scorers' scores, in the order of `scored`, on the first rank; none on the others.
+
+        A replay raises ObjectMissing, which names the lost object `key`, unless the scorers' shards are still there.
+        """
+        rows: list[ScoredResponse] | None = []
+        if self.is_replay:
+            with self.learner.ranks.failing_together():
+                if self.awaited is not None:
+                    rows = self.awaited.at_hand(scored, self._names(scored))
+                if rows is None:
+                    raise ObjectMissing(key)
+            return rows
+        if self.awaited is not None:
+            rows = self.awaited(scored, self._names(scored))
         # The first rank may have waited for hours.
         self.learner.ranks.meet()
         return rows

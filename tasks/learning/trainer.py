@@ -30,6 +30,7 @@ from tasks.learning.learner import CriticLearner, Learner
 from tasks.learning.nonfinite import finite_together
 from tasks.learning.ranks import Ranks
 from tasks.learning.recorded_batches import Batches, BatchReader, check_some_graded
+from tasks.learning.replayed_batches import ReplayReader
 from tasks.learning.step import accumulate, apply, take_part
 from tasks.learning.teacher_scoring import TeacherScoring
 from tasks.learning.totals import StepTotals, combined, staleness_totals
@@ -100,7 +101,17 @@ class IterationTrainer:
         if teacher is not None:
             pooled = teacher.pool is not None and self._ranks.is_first
             awaited = AwaitedScores(store, plan, self._reader, teacher, trainer, clock) if pooled else None
-            self._scoring = TeacherScoring(store, plan, prompts, self._reader, learner, teacher, trainer, awaited)
+            self._scoring = TeacherScoring(
+                store,
+                plan,
+                prompts,
+                self._reader,
+                learner,
+                teacher,
+                trainer,
+                awaited,
+                is_replay=isinstance(self._reader, ReplayReader),
+            )
 
     def step(self) -> TrainingRecord:
         """Train on every recorded group that is not filtered, and return the training record, not yet stored.

@@ -1,11 +1,14 @@
 """The stored state that training an iteration will read, checked ahead of paying for the iteration's rollout."""
 
-from storage.records import layout
+from collections.abc import Collection
+
+from storage.records import layout, records
+from storage.records.records import BatchRecord
 from storage.records.run import ConcludedByAnother, is_trained, next_iteration, read_plan, release_lease
 from storage.stores.store import CorruptObject, ObjectMissing, ObjectStore
 from storage.weights.inspection import inspect_set
 from storage.weights.stored_versions import restored_checkpoint, restored_from
-from tasks.configuration.iteration_config import TrainedOutside, check_trained_here
+from tasks.configuration.iteration_config import TrainedOutside, check_trained_here, config_in_force
 from tasks.configuration.run_config import RunConfig
 
 
@@ -53,7 +56,26 @@ def check_replayable(store: ObjectStore, iteration: int) -> None:
     needed = {key: key in keys for key in (read_plan(store, iteration).prompts_key, *numbered)}
     has_journal = any(key.startswith(layout.journal(iteration)) for key in keys)
     needed[layout.responses(iteration)] = has_journal or layout.responses(iteration) in keys
-    for key, is_there in needed.items():
+    lost = _lost_scores(store, iteration, keys)
+    for key, is_there in (needed | dict.fromkeys(lost, False)).items():
         if not is_there:
             reason = f"it is missing, and iteration {iteration} must be replayed, because no newer checkpoint is stored"
             raise CorruptObject(key, reason)
+
+
+def _lost_scores(store: ObjectStore, iteration: int, keys: Collection[str]) -> list[str]:
+    """The missing scores of a pool's scorers, who have left; without a pool a replay asks the teacher again.
+
+    keys: of the objects of the iteration.
+    """
+    teacher = config_in_force(store, read_plan(store, iteration)).teacher
+    if teacher is None or teacher.pool is None or any(key.startswith(layout.scoring(iteration)) for key in keys):
+        return []
+    lost = []
+    for number in range(sum(key.startswith(layout.batches(iteration)) for key in keys)):
+        key, batch = layout.teacher_scores(iteration, number), layout.batch(iteration, number)
+        if key not in keys and batch in keys:
+            responses = records.read(store, BatchRecord, batch).responses
+            # Nothing is scored of a micro-batch that trains nothing.
+            lost += [key] if any(each.finish_reason != "failed" for each in responses) else []
+    return lost

@@ -17,8 +17,8 @@ def test_observations_are_not_among_the_scored_tokens():
     logprobs, agrees = torch.arange(4.0), torch.tensor([True, False, True, False])
     scores = TokenScores(logprobs, agrees, torch.tensor([[0], [7], [5], [7]]), -torch.arange(4.0)[:, None])
     pending = PendingRows()
-    append_scores(pending, 3, 1, policy_tokens(response), scores, range(1, 3))
-    append_scores(pending, 3, 1, policy_tokens(response), scores, range(3, 4))
+    append_scores(pending, 3, 1, policy_tokens(response), scores, range(1, 3), b"")
+    append_scores(pending, 3, 1, policy_tokens(response), scores, range(3, 4), b"")
     [row] = pending.rows(0)
     assert (row.response, row.start, row.finish) == (3, 2, Finish.STOP)
     assert row.token_ids.tolist() == [1, 7, 5, 5, 8, 7]
