@@ -123,6 +123,9 @@ class ScoreSession:
         at_work(f"scoring iteration {self._plan.iteration} as {self.incarnation}", self.in_words)
         self.beat()
         try:
+            if isinstance(self._teachers, VllmTeachers):
+                # While responses are being generated, because vLLM takes minutes to start.
+                self._teachers.start(self._teacher.teacher_of(each.columns) for each in self._prompts)
             self._score_all()
         except (ObjectMissing, CorruptObject):
             # A sweep may have begun to delete what is read.
@@ -135,9 +138,6 @@ class ScoreSession:
         return self.num_scored
 
     def _score_all(self) -> None:
-        if isinstance(self._teachers, VllmTeachers):
-            # While responses are being generated, because vLLM takes minutes to start.
-            self._teachers.start(self._teacher.teacher_of(each.columns) for each in self._prompts)
         limit_s = self._config.trainer.group_timeout_s
         waiting = Wait("groups to end", self._clock, limit_s, "then this scorer leaves (trainer.group_timeout_s)")
         seen = 0

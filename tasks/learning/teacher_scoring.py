@@ -104,13 +104,14 @@ class TeacherScoring:
 
         A replay raises ObjectMissing, which names the lost object `key`, unless the scorers' shards are still there.
         """
-        rows: list[ScoredResponse] | None = []
+        rows: list[ScoredResponse] = []
         if self.is_replay:
             with self.learner.ranks.failing_together():
                 if self.awaited is not None:
-                    rows = self.awaited.at_hand(scored, self._names(scored))
-                if rows is None:
-                    raise ObjectMissing(key)
+                    found = self.awaited.at_hand(scored, self._names(scored))
+                    if found is None:
+                        raise ObjectMissing(key)
+                    rows = found
             return rows
         if self.awaited is not None:
             rows = self.awaited(scored, self._names(scored))
