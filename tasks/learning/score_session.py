@@ -15,7 +15,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
@@ -122,19 +122,20 @@ class ScoreSession:
             return 0
         at_work(f"scoring iteration {self._plan.iteration} as {self.incarnation}", self.in_words)
         self.beat()
-        try:
+        with ExitStack() as stack:
             if isinstance(self._teachers, VllmTeachers):
-                # While responses are being generated, because vLLM takes minutes to start.
-                self._teachers.start(self._teacher.teacher_of(each.columns) for each in self._prompts)
-            self._score_all()
-        except (ObjectMissing, CorruptObject):
-            # A sweep may have begun to delete what is read.
-            if not is_trained(self._run, self._plan.iteration):
-                raise
-        finally:
-            self.beat(gone=True)
-            if isinstance(self._teachers, VllmTeachers):
-                self._teachers.close()
+                stack.callback(self._teachers.close)
+            # First: others wait for the groups of a scorer that lives.
+            stack.callback(self.beat, gone=True)
+            try:
+                if isinstance(self._teachers, VllmTeachers):
+                    # While responses are being generated, because vLLM takes minutes to start.
+                    self._teachers.start(self._teacher.teacher_of(each.columns) for each in self._prompts)
+                self._score_all()
+            except (ObjectMissing, CorruptObject):
+                # A sweep may have begun to delete what is read.
+                if not is_trained(self._run, self._plan.iteration):
+                    raise
         return self.num_scored
 
     def _score_all(self) -> None:

@@ -194,6 +194,15 @@ def test_no_longer_sequences_are_expected_than_the_policy_reads(tmp_path, folder
             scorer.scores(drawn([92]), temperature=1.0, vocabulary=VOCAB_SIZE)
 
 
+@pytest.mark.parametrize("rolled_out", [None], indirect=True, ids=["sampled"])
+def test_no_process_of_vllm_outlives_a_session_that_cannot_write_its_last_heartbeat(rolled_out):
+    others = set(multiprocessing.active_children())
+    store = opened(rolled_out, writes=5)
+    with pytest.raises(Killed):
+        session(store, vllm=VllmConfig(process="own")).run()
+    assert set(multiprocessing.active_children()) <= others
+
+
 @pytest.fixture(scope="module")
 def undisturbed(rolled_out):
     """The same run with all scores by one scorer, as objects."""
