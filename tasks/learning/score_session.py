@@ -94,7 +94,7 @@ class ScoreSession:
         self._scorer, self._clock, self._notice = scorer, clock, notice
         self._shard_tokens = shard_tokens
         self._vocabulary = read_run(store).vocab_size
-        self._ended = EndedGroups(store, plan)
+        self._ended = EndedGroups(store, plan, config.rollout)
         self._journal = ScoreJournal(store, plan, teacher.head_size(self._vocabulary))
         self._liveness = Liveness(self._journal.store, plan.iteration, clock)
         self._writer = JournalWriter(self._journal.store, plan.iteration, self.incarnation, 0)
@@ -199,7 +199,7 @@ class ScoreSession:
 
     def _take_one(self) -> bool:
         """Score the first group that lacks scores and is this scorer's to score; False if there is none."""
-        self._ended.look()
+        self._ended.look(self._clock.monotonic())
         if self._closed:
             # Every micro-batch was recorded by then.
             self._open &= self._ended.recorded
