@@ -4,7 +4,8 @@ import statistics
 from collections.abc import Sequence
 
 from resources.model_size import ModelSize
-from resources.pools import PoolConfig
+from resources.pools import SCORING, PoolConfig
+from tasks.configuration.teacher import TeacherConfig
 from tasks.forecasting.engine_estimate import train_s_per_token
 from tasks.forecasting.engine_inputs import device
 from tasks.forecasting.known_facts import KnownFacts
@@ -36,8 +37,7 @@ def scorers_scenario(facts: KnownFacts, teachers: Sequence[ModelSize]) -> Scorer
 
 
 def _score_s_per_token(facts: KnownFacts, name: str, pool: PoolConfig, teachers: Sequence[ModelSize]) -> float:
-    # A scorer is one process, which uses one GPU.
-    machine = device(name, pool, min(1, pool.gpus))
+    machine = device(f"{SCORING}{name}", pool, min(_gpus_used(facts.config.teacher), pool.gpus))
     if machine is None or not teachers:
         missing = "no teacher's size is known" if machine is not None else f"pools.scoring.{name}.gpus is 0"
         facts.show(f"{name}: scoring", "unknown: left out of time", missing)
@@ -46,6 +46,11 @@ def _score_s_per_token(facts: KnownFacts, name: str, pool: PoolConfig, teachers:
     each = statistics.fmean(train_s_per_token(teacher, machine, SCORING_FLOPS) for teacher in teachers)
     found = each * (facts.config.forecast.prompt_tokens + facts.mean) / facts.mean
     source = f"estimated: {SCORING_FLOPS:g} operations per parameter of {'a' if len(teachers) > 1 else 'the'} teacher "
-    source += f"and token, 1 x {machine.accelerator.name} at {machine.mfu:.0%}"
+    source += f"and token, {machine.gpus} x {machine.accelerator.name} at {machine.mfu:.0%}"
     facts.show(f"{name}: scoring", f"{1 / found:.0f} generated tokens/s of each scorer", source)
     return found
+
+
+def _gpus_used(teacher: TeacherConfig | None) -> int:
+    """How many GPUs of its machine a scorer uses: with torch it is one process."""
+    return teacher.vllm.tensor_parallel_size if teacher is not None and teacher.engine == "vllm" else 1

@@ -78,6 +78,14 @@ def test_a_teacher_takes_a_forward_pass_of_each_response_and_its_memory(tmp_path
     assert fast.score_s_per_token == pytest.approx(4 * (larger.trainer.train_s_per_token - plain.train_s_per_token))
     assert (fast.name, fast.count, fast.usd_per_h) == ("teachers", 3, 2.5)
     assert fast.process_s > 0
+    by_vllm = in_pool | {"engine": "vllm", "vllm": {"tensor_parallel_size": 2}}
+    of_two = gathered(teacher=by_vllm, pools=pools | {"scoring": {"teachers": gpu | {"gpus": 4}}})
+    assert of_two.scorers is not None
+    assert of_two.scorers.score_s_per_token == pytest.approx(fast.score_s_per_token / 2)
+    assert "2 x H100" in next(each.source for each in of_two.shown if each.name == "teachers: scoring")
+    unknown = {"machine": "ours", "gpus": 1, "usd_per_hour": 2.5}
+    with pytest.raises(LookupError, match=r"^.?pools\.scoring\.teachers: "):
+        gathered(teacher=in_pool, pools=pools | {"scoring": {"teachers": unknown}})
     several = {"column": "subject", "paths": {name: str(tmp_path / name) for name in ("same", "larger")}}
     both = gathered(teacher=several).trainer
     mean = (same.trainer.train_s_per_token + larger.trainer.train_s_per_token) / 2
