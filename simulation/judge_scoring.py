@@ -6,8 +6,10 @@ so there is one right score for each of them.
 
 import numpy as np
 
+from simulation.judge_absence import is_member
 from simulation.judge_turns import since_last_begun
 from simulation.ledger import Ledger
+from simulation.ledger_of_fleet import FASTEST_CLOCK
 from simulation.one_thread import threads_in_turn
 from simulation.reference_reader import Reference, read_reference
 from simulation.simulated_machine import ShardMemory, shards_remembered
@@ -30,6 +32,7 @@ def live_and_judge_scoring(scoring: ScoringHistory) -> ScoringOutcome:
         try:
             reference = read_reference(ledger, scoring.crew.plan, memory)
             _check_scores(outcome, ledger, reference)
+            _check_requests(outcome, ledger)
         except (CorruptObject, KeyError, TypeError) as error:
             ledger.breaks(f"changed: objects that cannot be read: {error!r}")
         _count(outcome, memory)
@@ -77,6 +80,30 @@ def _is_right(outcome: ScoringOutcome, reference: Reference, graded: GradedRespo
         and np.array_equal(found.head_ids, np.array(ids, np.uint32)[:, :width])
         and np.array_equal(found.head_logprobs, np.array(head, np.float32)[:, :width])
     )
+
+
+def _check_requests(outcome: ScoringOutcome, ledger: Ledger) -> None:
+    """Check that a scorer's requests are bounded by its time and the objects to read.
+
+    A scorer gets every claim, shard and micro-batch once. A look asks three times for the end, lists claims of members
+    and of scorers in pages, gets the heartbeat of each scorer that ever lived, and asks for one missing object per
+    member that ever lived, for one per group, and for the next micro-batch. After a group is taken, a look comes at
+    once; its own group a scorer takes again only for recorded tokens. A beat is one put, and each take has two.
+    """
+    scoring, scorers = outcome.scoring, outcome.ledgers.scorers
+    page, rollout, groups = scoring.crew.weather.page_keys, scoring.config.rollout, scoring.crew.plan.num_groups
+    objects, lives = len(ledger.created) + len(scorers.created), scorers.beats.keys() & ledger.lives.keys()
+    members = sum(map(is_member, ledger.lives)) - len(lives)
+    look = 3 + 2 + (objects // page if page else 0) + len(lives) + members + groups + 1
+    for name in sorted(lives):
+        life = ledger.lives[name]
+        lasted_s = FASTEST_CLOCK * (life.last_s - life.first_s)
+        takes = 2 * sum(claim.incarnation == name for claim in scorers.claims)
+        looks, beats = lasted_s / rollout.poll_interval_s + takes + 2, lasted_s / rollout.heartbeat_interval_s + 2
+        bound = 2 * objects + looks * look + beats + 2 * takes
+        outcome.requests_to_bound = max(outcome.requests_to_bound, life.calls / bound)
+        if life.calls > bound:
+            ledger.breaks(f"livelock: {name} made {life.calls} requests; allowed: {bound:.0f}")
 
 
 def _count(outcome: ScoringOutcome, memory: ShardMemory) -> None:

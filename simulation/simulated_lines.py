@@ -137,6 +137,35 @@ class WatchedStore:
                 self._ledger.note_trouble(self._who, began_s, self._ledger.now())
 
 
+class LateClaims:
+    """A store whose claims are under way for a while, as in a slow network; everything else is as below."""
+
+    def __init__(self, inner: ObjectStore, wait: Callable[[], None]) -> None:
+        self._inner = inner
+        self._wait = wait
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    def create(self, key: str, body: bytes) -> bool:
+        if "/claims/" in key:
+            self._wait()
+        return self._inner.create(key, body)
+
+    def put(self, key: str, body: bytes) -> None:
+        self._inner.put(key, body)
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        return self._inner.get(key, start, end)
+
+    def list(self, prefix: str, after: str = "") -> list[str]:
+        return self._inner.list(prefix, after)
+
+    def delete(self, key: str) -> None:
+        self._inner.delete(key)
+
+
 class Lines:
     """The connections of all processes of an iteration."""
 

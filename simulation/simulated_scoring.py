@@ -7,7 +7,6 @@ scorers again, sometimes beside a frozen one. If the trainer gives up waiting, t
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -16,6 +15,7 @@ from simulation.ledger import Ledger
 from simulation.ledger_of_run import LedgerOfRun
 from simulation.simulated_crew import TURNS_MAX, SimulatedCrew
 from simulation.simulated_history import TRAINING_S_MAX, VOCABULARY, History, draw_history
+from simulation.simulated_lines import LateClaims
 from simulation.simulated_machine import HangingEngine
 from simulation.simulated_member import Members
 from simulation.simulated_path import config_of
@@ -84,6 +84,16 @@ class ScoringHistory:
         return self.crew.seed
 
     @property
+    def turns_max(self) -> int:
+        """The most turns of all processes; a process that waits looks around all the time, which takes turns.
+
+        A crew's turns, twice, are for its members; successors of frozen members stay beside them, as do scorers.
+        """
+        members = len(self.crew.arrivals_s)
+        beside = len(self.arrivals_s) + len(self.succeeded) + sum(strike.comes_again for strike in self.strikes)
+        return 2 * TURNS_MAX * (members + beside) // members
+
+    @property
     def config(self) -> RunConfig:
         """The configuration in force."""
         crew = self.crew
@@ -149,35 +159,6 @@ class LedgersWithScorers(LedgerOfRun):
         return self.scorers if key.startswith(layout.scoring(0)) else super().of(key)
 
 
-class LateClaims:
-    """A store whose claims are under way for a while, as in a slow network; everything else is as below."""
-
-    def __init__(self, inner: ObjectStore, wait: Callable[[], None]) -> None:
-        self._inner = inner
-        self._wait = wait
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    def create(self, key: str, body: bytes) -> bool:
-        if "/claims/" in key:
-            self._wait()
-        return self._inner.create(key, body)
-
-    def put(self, key: str, body: bytes) -> None:
-        self._inner.put(key, body)
-
-    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        return self._inner.get(key, start, end)
-
-    def list(self, prefix: str, after: str = "") -> list[str]:
-        return self._inner.list(prefix, after)
-
-    def delete(self, key: str) -> None:
-        self._inner.delete(key)
-
-
 class UnsteadyEngine(HangingEngine):
     """A HangingEngine that draws its tokens with other noise, by which the length of a response stays.
 
@@ -232,7 +213,7 @@ class ScoredCrew(SimulatedCrew):
             self._timeline.at(at_s, partial(self._freeze_member, duration_s))
         config, passes = self._scoring.config, 4 * len(self.truth)
         waits_s = RESUMED_MAX * 2 * config.trainer.group_timeout_s + passes * self._scoring.pass_s[1]
-        self._timeline.allow(self._limit_s + waits_s, 2 * TURNS_MAX)
+        self._timeline.allow(self._limit_s + waits_s, self._scoring.turns_max)
 
     def _connect_member(self, process: Machine, name: str) -> ObjectStore:
         rng = random.Random(f"late claims {self.history.seed} {name}")
@@ -356,12 +337,21 @@ class ScoredCrew(SimulatedCrew):
 
 @dataclass
 class ScoringOutcome:
-    """The course of a history: the ledgers and the counts of events, and the time of the end."""
+    """The course of a history.
+
+    Attributes:
+        scoring: The history.
+        ledgers: Those of its iteration and of its scorers.
+        counts: Of events.
+        ended_at_s: The time of the end.
+        requests_to_bound: The most requests of any scorer, as a share of the bound (simulation/judge_scoring.py).
+    """
 
     scoring: ScoringHistory
     ledgers: LedgersWithScorers
     counts: Counter[str]
     ended_at_s: float
+    requests_to_bound: float = 0.0
 
     @property
     def broken(self) -> list[str]:

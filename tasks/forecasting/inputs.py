@@ -25,6 +25,8 @@ from tasks.forecasting.known_facts import KnownFacts
 from tasks.forecasting.probe import NoProbe, Probe
 from tasks.forecasting.response_lengths import ResponseLengths
 from tasks.forecasting.scenario import LengthsScenario, Policy, ToolsScenario, TrainerScenario, WorkScenario
+from tasks.forecasting.scorer_inputs import scorers_scenario
+from tasks.forecasting.scorers import ScorersScenario
 from tasks.forecasting.trainer_inputs import state_s, trainer_scenario
 from tasks.hub.policy_size import HubModel, config_folder, policy_of
 from tasks.hub.repositories import HubError, names_repository
@@ -52,6 +54,7 @@ class ForecastInputs:
         state_s: seconds of restoring and writing the trainer's state in an iteration (`trainer_inputs.state_s`).
         work: groups, lengths and tools.
         policy: rules of the run.
+        scorers: the scorers of `teacher.pool`; None without.
         shown: every figure in words, with its source.
     """
 
@@ -60,6 +63,7 @@ class ForecastInputs:
     state_s: float
     work: WorkScenario
     policy: Policy
+    scorers: ScorersScenario | None
     shown: tuple[ForecastInput, ...]
 
 
@@ -80,22 +84,29 @@ def gather(config: RunConfig, probe: Probe | NoProbe) -> ForecastInputs:
     drawn = ResponseLengths(work, seed=0).lengths(0).astype(np.float64)
     mean = float(drawn.mean())
     shown.append(ForecastInput(name="mean response", value=f"{mean:.0f} tokens", source="of the lengths above"))
+    size, teachers = _model_size(config, measured, shown), tuple(_teacher_sizes(config, shown))
     facts = KnownFacts(
         config=config,
         probe=measured,
-        size=_model_size(config, measured, shown),
-        teachers=tuple(_teacher_sizes(config, shown)),
+        size=size,
+        teachers=() if config.teacher is None or config.teacher.pool else teachers,
         mean=mean,
         # A token is decoded at the context of its moment, so long responses count by their tokens.
         context=config.forecast.prompt_tokens + float((drawn**2).sum() / drawn.sum()) / 2,
         shown=shown,
     )
     _show_weights(facts)
-    pools, trainer = crew_pools(facts), trainer_scenario(facts)
+    pools, trainer, scorers = crew_pools(facts), trainer_scenario(facts), scorers_scenario(facts, teachers)
     shown.extend(_vllm_costs(config))
     policy = _policy(facts)
     return ForecastInputs(
-        pools=pools, trainer=trainer, state_s=state_s(facts), work=work, policy=policy, shown=tuple(facts.shown)
+        pools=pools,
+        trainer=trainer,
+        state_s=state_s(facts),
+        work=work,
+        policy=policy,
+        scorers=scorers,
+        shown=tuple(facts.shown),
     )
 
 
@@ -228,10 +239,7 @@ def _teacher_sizes(config: RunConfig, shown: list[ForecastInput]) -> Iterator[Mo
     """The size of each teacher whose config.json is at hand; further ones are shown as left out."""
     if config.teacher is None:
         return
-    if config.teacher.pool:
-        words = "left out of time and cost"
-        shown.append(ForecastInput(name="teacher.pool", value=words, source=f"scorers of pool {config.teacher.pool}"))
-    for name, path in config.teacher.in_trainer.items():
+    for name, path in config.teacher.models.items():
         field = config.teacher.field_of(name)
         try:
             on_hub = names_repository(path)

@@ -22,6 +22,7 @@ from tasks.configuration.planning import PlanningConfig
 from tasks.configuration.rollout import SEEDING_TTLS
 from tasks.crew_model.ownership import CrewRules
 from tasks.crew_model.step_time import StepTime
+from tasks.forecasting.scorers import ScorersScenario
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Points = tuple[tuple[int, float], ...]
@@ -337,7 +338,7 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A whole scenario. sources: the source of each figure by the path of the field, for readers only."""
+    """A whole scenario. scorers: None: no pool scores. sources: of each figure by its field's path, for readers."""
 
     __pydantic_config__ = STRICT
     name: str
@@ -345,6 +346,7 @@ class Scenario:
     trainer: TrainerScenario
     work: WorkScenario
     policy: Policy
+    scorers: ScorersScenario | None = None
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

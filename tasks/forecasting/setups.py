@@ -142,5 +142,6 @@ def _setup(name: str, settings: dict[str, Setting], inputs: ForecastInputs, pool
         trainer=inputs.trainer,
         work=inputs.work,
         policy=policy,
+        scorers=inputs.scorers,
     )
     return Setup(name=name, settings=settings, scenario=scenario)

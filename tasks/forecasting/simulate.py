@@ -5,6 +5,7 @@ rollout at a time, so the next rollout also waits for the end of the previous ro
 """
 
 import random
+from collections.abc import Callable
 from functools import partial
 
 from storage.records.records import TRAIN_POOL
@@ -21,6 +22,7 @@ from tasks.forecasting.machines import Stock
 from tasks.forecasting.response_lengths import ResponseLengths, tool_answers
 from tasks.forecasting.results import SimulatedIteration, SimulatedRun
 from tasks.forecasting.scenario import Scenario
+from tasks.forecasting.scorers import Scoring
 from tasks.forecasting.virtual_iteration import Iteration
 from tasks.forecasting.virtual_processes import MappedProcesses, Processes
 from tasks.forecasting.virtual_standing import StandingProcesses
@@ -158,7 +160,7 @@ class _Simulation:
             self._scenario.work.prompt_tokens,
             random.Random(f"{self._seed} {number}"),
             observation_tokens=0 if tools is None else tools.observation_tokens,
-            on_group=iteration.training.group_ended,
+            on_group=self._on_group(iteration),
             on_end=partial(self._rollout_ended, iteration),
             on_leave=partial(self._processes.left, iteration),
             on_members=iteration.training.members_changed,
@@ -172,6 +174,20 @@ class _Simulation:
         self._processes.begin(iteration)
         if self._training is None:
             self._train(iteration)
+
+    def _on_group(self, iteration: Iteration) -> Callable[[int], None]:
+        """What follows the end of a group: its record, then its scores if there are scorers, then its training."""
+        scorers, training = self._scenario.scorers, iteration.training
+        then = training.group_complete
+        if scorers is not None:
+            account = iteration.accounts[scorers.name] = self._account(scorers.name, scorers.usd_per_h, scorers.gpus)
+            then = Scoring(self._events, scorers, account, iteration.responses.group_tokens, then).group_ended
+
+        def ended(group: int) -> None:
+            training.group_ended(group)
+            then(group)
+
+        return ended
 
     def _train(self, iteration: Iteration) -> None:
         self._training = iteration

@@ -73,6 +73,7 @@ class Training:
         self._streaming, self._in_order = streaming, in_order
         self._on_end, self._on_published = on_end, on_published
         self._replay_s = replay_tokens * scenario.train_s_per_token
+        self._recorded: set[int] = set()
         self._complete: set[int] = set()
         self._trained = self._trained_tokens = 0
         self._engines: list[ModelMember] = []
@@ -109,12 +110,16 @@ class Training:
             self._events.after(seeding_s, self._seeded)
 
     def group_ended(self, group: int) -> None:
-        """Note a complete group, and train if enough groups are complete."""
+        """Note a group whose responses have ended, so that it is recorded."""
+        self._recorded.add(group)
+        if self._phase == "collecting" and self._scenario.phase is not None:
+            self._take_if_due(self._scenario.phase)
+
+    def group_complete(self, group: int) -> None:
+        """Note a group of which nothing is missing, and train if enough groups are complete."""
         self._complete.add(group)
         if self._phase == "waiting":
             self._go_on()
-        elif self._phase == "collecting" and self._scenario.phase is not None:
-            self._take_if_due(self._scenario.phase)
 
     def rollout_ended(self) -> None:
         """No more groups will come: train on the rest."""
@@ -185,7 +190,7 @@ class Training:
 
     def _take_if_due(self, phase: PhaseScenario) -> None:
         """Start the process on the machines if enough groups are recorded for the phase."""
-        recorded = len(self._ready() if self._in_order else self._complete)
+        recorded = len(self._usable(self._recorded))
         if recorded >= phase.start_share * len(self._responses.group_tokens) - _ROUNDING:
             self._phase, self._since_s = "starting", self._events.now_s
             self._events.after(phase.start_s, self._load)
@@ -235,10 +240,13 @@ class Training:
         self._trained_batch(last=False)
 
     def _go_on(self) -> None:
-        all_ended = self._responses.left == 0
         ready = self._ready()
+        streams = self._streaming and self._scenario.waits
+        # Scores of groups that have ended may still be missing.
+        is_rest = self._trained + len(ready) == len(self._responses.group_tokens)
+        all_ended = self._responses.left == 0 and bool(ready) and (streams or is_rest)
         enough = len(ready) * self._responses.generations >= self._scenario.micro_batch_responses
-        if not (all_ended or (self._streaming and self._scenario.waits and enough)):
+        if not (all_ended or (streams and enough)):
             self._watch()
             return
         self._book_wait()
@@ -266,9 +274,13 @@ class Training:
 
     def _ready(self) -> list[int]:
         """Complete groups ready for training."""
+        return self._usable(self._complete)
+
+    def _usable(self, groups: set[int]) -> list[int]:
+        """The groups, of those not trained yet, whose turn it is."""
         if not self._in_order:
-            return sorted(self._complete)
-        return list(takewhile(self._complete.__contains__, count(self._trained)))
+            return sorted(groups)
+        return list(takewhile(groups.__contains__, count(self._trained)))
 
     def _trained_batch(self, *, last: bool) -> None:
         duration_s = self._events.now_s - self._since_s

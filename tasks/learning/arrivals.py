@@ -4,8 +4,10 @@ A reader learns of a shard by asking for it. To ask a thousand members once a se
 four of five find nothing, because a member writes once in a flush interval. A small crew is asked at every look.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+
+from storage.journal.assembly import JournalReader
 
 ASKED_AT_EVERY_LOOK = 100
 # After so many shards that came as expected, one is asked for a look too early, and the journal is read to its end. So
@@ -72,3 +74,28 @@ class Arrivals:
 
     def _is_late(self, expected: _Expected, now_s: float) -> bool:
         return now_s > expected.at_s + self._flush_interval_s
+
+
+class ArrivingShards:
+    """The reads of one reader that follows an iteration: each look asks for shards that can still count."""
+
+    def __init__(self, reader: JournalReader, flush_interval_s: float, poll_interval_s: float) -> None:
+        """flush_interval_s: between two shards of a member. poll_interval_s: between two looks."""
+        self._reader = reader
+        self._arrivals = Arrivals(flush_interval_s, poll_interval_s)
+
+    def look(self, unended: Callable[[], Sequence[int]], now_s: float) -> None:
+        """Read new claims, then the shards that may have come of unended responses.
+
+        A journal whose rows are void, or sealed and read, is not asked again, however many members have died. unended:
+        called after the claims, which may void an end. now_s: on the reader's monotonic clock. Raises CorruptObject.
+        """
+        shards = self._reader.shards
+        self._reader.book.refresh()
+        names = self._reader.incarnations_to_read(unended())
+        whole, one = self._arrivals.due(names, now_s)
+        before = {name: shards.last_sequence(name) for name in (*whole, *one)}
+        shards.advance_all(whole)
+        shards.advance_some(one, len(one))
+        came = {name for name, last in before.items() if shards.last_sequence(name) > last}
+        self._arrivals.note(before.keys(), came, now_s)

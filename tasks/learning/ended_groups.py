@@ -10,6 +10,8 @@ from storage.journal.assembly import Assembled
 from storage.journal.shard import Finish
 from storage.records.records import GradedResponse, PlanRecord
 from storage.stores.store import ObjectMissing, ObjectStore
+from tasks.configuration.rollout import RolloutConfig
+from tasks.learning.arrivals import ArrivingShards
 from tasks.learning.recorded_batches import BatchReader
 from tasks.learning.score_journal import identity
 
@@ -32,16 +34,18 @@ class EndedGroup:
 class EndedGroups(BatchReader):
     """The groups of an iteration whose responses have all ended, with their tokens."""
 
-    def __init__(self, store: ObjectStore, plan: PlanRecord) -> None:
+    def __init__(self, store: ObjectStore, plan: PlanRecord, rollout: RolloutConfig) -> None:
+        """rollout: its intervals say when shards come."""
         super().__init__(store, plan)
+        self._arriving = ArrivingShards(self._reader, rollout.flush_interval_s, rollout.poll_interval_s)
         self._num_batches = 0
         self._recorded: dict[int, EndedGroup] = {}
         # With the claims by which each of them has ended.
         self._ended: dict[int, tuple[Hashable, EndedGroup]] = {}
 
-    def look(self) -> None:
-        """Read what is new in the journal, and new micro-batches."""
-        self._reader.refresh()
+    def look(self, now_s: float) -> None:
+        """Read what is new of groups that have not ended, and new micro-batches. now_s: on the monotonic clock."""
+        self._arriving.look(self._unended, now_s)
         while True:
             try:
                 batch = self.read(self._num_batches)
@@ -53,6 +57,12 @@ class EndedGroups(BatchReader):
                 trained = [each for each in own if each.finish_reason != "failed"]
                 identities = {each.response: identity(self.tokens(each)) for each in trained}
                 self._recorded[group] = EndedGroup(trained, identities, is_recorded=True)
+
+    def _unended(self) -> list[int]:
+        size = self._plan.num_generations
+        groups = (group for group in range(self._plan.num_groups) if group not in self._recorded)
+        numbers = (number for group in groups for number in range(group * size, (group + 1) * size))
+        return [number for number in numbers if not self._reader.has_ended(number)]
 
     @property
     def progress(self) -> int:

@@ -13,7 +13,7 @@ from storage.journal.assembly import Assembled, JournalReader
 from storage.records.records import PlanRecord
 from storage.waiting import SILENT_S, moment
 from tasks.configuration.run_config import RunConfig
-from tasks.learning.arrivals import Arrivals
+from tasks.learning.arrivals import ArrivingShards
 
 log = logging.getLogger(__name__)
 RESPONSES_SHOWN = 6
@@ -80,7 +80,7 @@ class GroupFollower:
         self._plan = plan
         self._config = config
         self._clock = clock
-        self._arrivals = Arrivals(config.flush_interval_s, config.poll_interval_s)
+        self._arriving = ArrivingShards(reader, config.flush_interval_s, config.poll_interval_s)
         self._finished: dict[int, Assembled] = {}
         self._unended = set(range(plan.num_responses))
         self._left = [plan.num_generations] * plan.num_groups
@@ -159,17 +159,9 @@ class GroupFollower:
 
     def _read(self, pending: Sequence[int]) -> None:
         """Read new claims, and the shards that may have come; then find the responses that have ended."""
-        shards, now_s = self._reader.shards, self._clock.monotonic()
-        self._reader.book.refresh()
-        names = self._reader.incarnations_to_read(self._unfinished(pending))
-        whole, one = self._arrivals.due(names, now_s)
-        before = {name: shards.last_sequence(name) for name in (*whole, *one)}
-        shards.advance_all(whole)
-        shards.advance_some(one, len(one))
-        came = {name for name, last in before.items() if shards.last_sequence(name) > last}
-        self._arrivals.note(before.keys(), came, now_s)
+        self._arriving.look(lambda: self._unfinished(pending), self._clock.monotonic())
         # An end that no claim counts may stand in the journal; it is looked at again each time.
-        for response in shards.ended & self._unended:
+        for response in self._reader.shards.ended & self._unended:
             assembled = self._reader.assemble(response)
             if assembled.finish.ends_response:
                 self._finished[response] = assembled

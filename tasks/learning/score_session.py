@@ -15,7 +15,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
@@ -94,7 +94,7 @@ class ScoreSession:
         self._scorer, self._clock, self._notice = scorer, clock, notice
         self._shard_tokens = shard_tokens
         self._vocabulary = read_run(store).vocab_size
-        self._ended = EndedGroups(store, plan)
+        self._ended = EndedGroups(store, plan, config.rollout)
         self._journal = ScoreJournal(store, plan, teacher.head_size(self._vocabulary))
         self._liveness = Liveness(self._journal.store, plan.iteration, clock)
         self._writer = JournalWriter(self._journal.store, plan.iteration, self.incarnation, 0)
@@ -122,19 +122,20 @@ class ScoreSession:
             return 0
         at_work(f"scoring iteration {self._plan.iteration} as {self.incarnation}", self.in_words)
         self.beat()
-        try:
+        with ExitStack() as stack:
             if isinstance(self._teachers, VllmTeachers):
-                # While responses are being generated, because vLLM takes minutes to start.
-                self._teachers.start(self._teacher.teacher_of(each.columns) for each in self._prompts)
-            self._score_all()
-        except (ObjectMissing, CorruptObject):
-            # A sweep may have begun to delete what is read.
-            if not is_trained(self._run, self._plan.iteration):
-                raise
-        finally:
-            self.beat(gone=True)
-            if isinstance(self._teachers, VllmTeachers):
-                self._teachers.close()
+                stack.callback(self._teachers.close)
+            # First: others wait for the groups of a scorer that lives.
+            stack.callback(self.beat, gone=True)
+            try:
+                if isinstance(self._teachers, VllmTeachers):
+                    # While responses are being generated, because vLLM takes minutes to start.
+                    self._teachers.start(self._teacher.teacher_of(each.columns) for each in self._prompts)
+                self._score_all()
+            except (ObjectMissing, CorruptObject):
+                # A sweep may have begun to delete what is read.
+                if not is_trained(self._run, self._plan.iteration):
+                    raise
         return self.num_scored
 
     def _score_all(self) -> None:
@@ -198,7 +199,7 @@ class ScoreSession:
 
     def _take_one(self) -> bool:
         """Score the first group that lacks scores and is this scorer's to score; False if there is none."""
-        self._ended.look()
+        self._ended.look(self._clock.monotonic())
         if self._closed:
             # Every micro-batch was recorded by then.
             self._open &= self._ended.recorded

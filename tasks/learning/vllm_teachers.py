@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from resources.model_config import CONFIG, positions_max
-from storage.records import layout
+from resources.model_config import CONFIG, model_fields, positions_max
+from storage.records import layout, model_files
 from storage.stores.store import ObjectStore
 from storage.weights.tensor_sets import pull_some, read_manifest
 from tasks.configuration.run_config import RunConfig
@@ -89,7 +89,10 @@ class VllmTeachers:
         manifest = read_manifest(self._store, prefix)
         fields = manifest.metadata["config"]
         reach = positions_max(fields)
-        longest = longest_scored(self._config, None if reach is None else reach - 1)
+        with model_files.downloaded(self._store) as policy:
+            longest = longest_scored(
+                self._config, positions_max(model_fields(policy)), None if reach is None else reach - 1
+            )
         if longest is None:
             raise EngineError("config.json has no max_position_embeddings; set rollout.context_length")
         trainer = self._config.trainer

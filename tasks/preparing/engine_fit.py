@@ -53,7 +53,7 @@ def check_engine_fits(config: RunConfig, model_dir: Path, draft_model: str | Non
     if rollout.engine != "torch":
         _check_kernels(config, rollout, fields)
     policy = _size(fields, rollout)
-    models = () if policy is None else (policy, *_drafting(draft_model, rollout))
+    models = () if policy is None else (policy, *_sized(draft_model, rollout))
     context = context_length(rollout, model_dir)
     doubts: list[str] = []
     for name, pool in pools.items():
@@ -64,9 +64,10 @@ def check_engine_fits(config: RunConfig, model_dir: Path, draft_model: str | Non
 
 
 def check_scorer_fits(config: RunConfig, teacher: TeacherConfig, directory: Path, longest: int) -> None:
-    """Raise EngineMisfit if vLLM on the GPUs of `teacher.pool` cannot hold a teacher.
+    """Raise EngineMisfit if vLLM on the GPUs of `teacher.pool` cannot hold a teacher, or not all of them.
 
-    Passes over what `check_engine_fits` does. directory: the teacher's. longest: the most tokens of a sequence.
+    Passes over what `check_engine_fits` does. teacher: with local paths. directory: the teacher's. longest: the most
+    tokens of a sequence.
     """
     pool, dtype = config.pools.named(teacher.pool or ""), config.trainer.dtype
     settings = RolloutConfig(engine="vllm", dtype=dtype, vllm=teacher.vllm_of_each)
@@ -77,13 +78,31 @@ def check_scorer_fits(config: RunConfig, teacher: TeacherConfig, directory: Path
         _check_vllm(settings, f"pools.scoring.{teacher.pool}", (model,), sheet, longest + 1)
     except EngineMisfit as error:
         raise EngineMisfit(str(error).replace("rollout.vllm", "teacher.vllm")) from None
+    _check_caches(teacher, settings, sheet)
 
 
-def _drafting(draft_model: str | None, rollout: RolloutConfig) -> tuple[ModelSize, ...]:
-    """The size of the draft model, if there is one and its size is known."""
-    if draft_model is not None:
+def _check_caches(teacher: TeacherConfig, settings: RolloutConfig, sheet: Accelerator) -> None:
+    """Caches of a fixed size take no even shares of the memory. A teacher whose directory is gone counts as a cache."""
+    vllm, named = teacher.vllm, teacher.models.values()
+    if vllm.kv_cache_memory_bytes is None:
+        return
+    weights = sum(model.bytes for path in named for model in _sized(path, settings))
+    caches = len(named) * vllm.tensor_parallel_size * float(vllm.kv_cache_memory_bytes)
+    memory = vllm.tensor_parallel_size * sheet.memory_bytes
+    if weights + caches > memory:
+        raise EngineMisfit(
+            f"teacher.vllm.kv_cache_memory_bytes: value {vllm.kv_cache_memory_bytes} for each GPU and teacher, "
+            f"{caches / _GB:.1f} GB beside {weights / _GB:.1f} GB of weights, more than {vllm.tensor_parallel_size} x "
+            f"{sheet.name} ({memory / _GB:.0f} GB) have; allowed: null, which shares the memory among teachers, less, "
+            "or more GPUs (teacher.vllm.tensor_parallel_size, and as many gpus)"
+        )
+
+
+def _sized(directory: str | None, rollout: RolloutConfig) -> tuple[ModelSize, ...]:
+    """The size of the model in a directory, if there is one and its size is known."""
+    if directory is not None:
         with suppress(ModelConfigError):
-            size = _size(model_fields(expanded(draft_model)), rollout)
+            size = _size(model_fields(expanded(directory)), rollout)
             return () if size is None else (size,)
     return ()
 

@@ -39,7 +39,7 @@ from tasks.planning.iteration_plan import BudgetExceeded
 from tasks.preparing.adapter_fit import check_targets
 from tasks.preparing.checks import check_settings, draw
 from tasks.preparing.draft_model_check import check_draft_model, lacks_draft_model, publish_draft_model
-from tasks.preparing.engine_fit import check_engine_fits
+from tasks.preparing.engine_fit import EngineMisfit, check_engine_fits
 from tasks.preparing.example_journal import Responses, check_examples, responses_of, write_examples
 from tasks.preparing.first_weights import model_directory_of_run, origin_of, publish_first, with_local_inputs
 from tasks.preparing.known_evaluation import doubts_of_evaluation
@@ -89,9 +89,16 @@ def _check_model(store: ObjectStore, config: RunConfig, local: RunConfig, model_
     """Refuse a model that engine or trainer cannot hold; for a new run also a model that neither can use.
 
     local: with local paths, of which a teacher's is passed over where the directory is gone and the run has a copy. A
-    draft model that the run lacks is tried, too.
+    draft model that the run lacks is tried, too; the memory of one that the run holds is only doubted.
     """
-    doubts = check_engine_fits(config, model_dir, local.rollout.speculation.drafting_model)
+    lacks_draft, drafting = lacks_draft_model(store, config.rollout.speculation), local.rollout.speculation
+    try:
+        doubts = check_engine_fits(config, model_dir, drafting.drafting_model)
+    except EngineMisfit as error:
+        if is_new or lacks_draft:
+            raise
+        # The run may have generated with the draft model already: responses are rarely all of the longest length.
+        doubts = [*check_engine_fits(config, model_dir, None), str(error)]
     try:
         doubts += check_trainer_fits(config, model_dir, local.teacher)
     except TrainerMisfit as error:
@@ -102,8 +109,8 @@ def _check_model(store: ObjectStore, config: RunConfig, local: RunConfig, model_
     if is_new:
         check_targets(config, model_dir, model_fields(model_dir))
         doubts += check_model_use(config, model_dir).doubts
-    if lacks_draft_model(store, config.rollout.speculation):
-        doubts += check_draft_model(config, local.rollout.speculation, model_dir)
+    if lacks_draft:
+        doubts += check_draft_model(config, drafting, model_dir)
     _warn(doubts)
 
 

@@ -46,12 +46,24 @@ def _breakdowns() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        cause = error.__cause__ if isinstance(error, EngineError) else error
-        known = isinstance(cause, (torch.OutOfMemoryError, torch.AcceleratorError, MemoryError))
-        if not known and not (isinstance(cause, RuntimeError) and _BREAKDOWN.search(str(cause))):
+        reason = _reason(error)
+        if reason is None:
             raise
-        reason = str(cause).partition("\n")[0]
-        raise EngineDied(f"{type(cause).__name__}: {reason}") from error
+        raise EngineDied(reason) from error
+
+
+def _reason(error: Exception) -> str | None:
+    """Why the engine is dead, in one line; None if the error is no breakdown.
+
+    A frame through which the error passes must not name the error's cause, or both keep the frames' tensors alive, the
+    old cache among them, until Python's collector comes by.
+    """
+    cause = error.__cause__ if isinstance(error, EngineError) else error
+    known = isinstance(cause, (torch.OutOfMemoryError, torch.AcceleratorError, MemoryError))
+    if not known and not (isinstance(cause, RuntimeError) and _BREAKDOWN.search(str(cause))):
+        return None
+    first_line = str(cause).partition("\n")[0]
+    return f"{type(cause).__name__}: {first_line}"
 
 
 class TorchEngine:

@@ -114,9 +114,13 @@ VLLM = {"path": "a", "engine": "vllm"}
 POOLED = VLLM | {"pool": "scorers"}
 VLLM_CLASHES = [
     (VLLM, {}, "teacher.engine: value 'vllm'; allowed without teacher.pool: 'torch'"),
-    (POOLED | {"engine": "sglang"}, SCORING, "teacher.engine: value 'sglang'; allowed: 'torch', 'vllm'"),
+    (POOLED | {"engine": "sglang"}, SCORING, "teacher.engine: \"sglang\" given; input should be 'torch' or 'vllm'"),
     (POOLED | {"vllm": {"max_lora_rank": 8}}, SCORING, "teacher.vllm.max_lora_rank: value 8; allowed: null"),
-    (POOLED | {"vllm": {"tensor_parallel_size": 0}}, SCORING, "teacher.vllm.tensor_parallel_size: value 0"),
+    (
+        POOLED | {"vllm": {"tensor_parallel_size": 0}},
+        SCORING,
+        "teacher.vllm.tensor_parallel_size: 0 given; input should be",
+    ),
     (POOLED | {"vllm": {"top_k": 3}}, SCORING, "teacher.vllm.top_k"),
     (
         POOLED | {"vllm": {"tensor_parallel_size": 4}},

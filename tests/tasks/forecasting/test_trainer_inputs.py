@@ -68,7 +68,24 @@ def test_a_teacher_takes_a_forward_pass_of_each_response_and_its_memory(tmp_path
     in_pool = {"path": str(tmp_path / "larger"), "pool": "teachers"}
     apart = gathered(teacher=in_pool, pools=pools | {"scoring": {"teachers": {}}})
     assert apart.trainer == plain
-    assert "left out of time and cost" in [each.value for each in apart.shown if each.name == "teacher.pool"]
+    assert apart.scorers is not None
+    assert apart.scorers.score_s_per_token == 0.0
+    assert ("teachers: scoring", "unknown: left out of time") in [(each.name, each.value) for each in apart.shown]
+    gpu = {"machine": "p5.48xlarge", "gpus": 1, "count": 3, "usd_per_hour": 2.5}
+    fast = gathered(teacher=in_pool, pools=pools | {"scoring": {"teachers": gpu}}).scorers
+    assert fast is not None
+    # The trainer's passes are over four GPUs, a scorer's over one.
+    assert fast.score_s_per_token == pytest.approx(4 * (larger.trainer.train_s_per_token - plain.train_s_per_token))
+    assert (fast.name, fast.count, fast.usd_per_h) == ("teachers", 3, 2.5)
+    assert fast.process_s > 0
+    by_vllm = in_pool | {"engine": "vllm", "vllm": {"tensor_parallel_size": 2}}
+    of_two = gathered(teacher=by_vllm, pools=pools | {"scoring": {"teachers": gpu | {"gpus": 4}}})
+    assert of_two.scorers is not None
+    assert of_two.scorers.score_s_per_token == pytest.approx(fast.score_s_per_token / 2)
+    assert "2 x H100" in next(each.source for each in of_two.shown if each.name == "teachers: scoring")
+    unknown = {"machine": "ours", "gpus": 1, "usd_per_hour": 2.5}
+    with pytest.raises(LookupError, match=r"^.?pools\.scoring\.teachers: "):
+        gathered(teacher=in_pool, pools=pools | {"scoring": {"teachers": unknown}})
     several = {"column": "subject", "paths": {name: str(tmp_path / name) for name in ("same", "larger")}}
     both = gathered(teacher=several).trainer
     mean = (same.trainer.train_s_per_token + larger.trainer.train_s_per_token) / 2

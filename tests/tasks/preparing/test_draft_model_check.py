@@ -14,6 +14,7 @@ from storage.stores.connect import connect
 from storage.stores.store import ConflictingRecord
 from tasks.configuration.run_config import parse
 from tasks.preparing.checks import check_files
+from tasks.preparing.engine_fit import EngineMisfit
 from tasks.preparing.iteration import prepare
 from tasks.sampling.session.draft_model import with_draft_model
 from tests.small_run import EXECUTION, document, memory_store, model_directory, plan_iteration, roll_out
@@ -73,15 +74,26 @@ def test_a_model_that_cannot_draft_is_refused_by_a_line_that_names_the_field(tmp
         assert f"{FIELD}: the tokenizer of {str(draft)!r} is not that of policy.path ({str(model)!r})" in line
 
 
-def test_its_memory_counts_beside_the_policys(model, draft):
+def test_its_memory_counts_beside_the_policys(tmp_path, model, draft, caplog):
     """A row takes 33 kB of an L4's 24 GB, and as much again for a draft model of the same size."""
     rollout = {"engine": "torch", "device": "auto", "max_responses_in_flight": 400_000}
     pools = {"rollout": {"machine": "g6.xlarge", "gpus": 1, "accelerator": "nvidia-l4", "count": 1}}
     speculation = {"drafts": 4, "source": "draft_model", "draft_model": str(draft)}
-    given = document(URL, model, rollout=rollout | {"speculation": speculation}, pools=pools)
-    for line in refusals(parse(given)):
+    given = parse(document(URL, model, rollout=rollout | {"speculation": speculation}, pools=pools))
+    for line in refusals(given):
         assert "pools.rollout: the torch engine needs 26.2 GB of cache" in line
         assert f"both with the draft model's ({FIELD})" in line
+    # A run that drafts already goes on: its responses may never be as long, all at once.
+    memory_store(NAME)
+    plan_iteration(config(model, draft))
+    with caplog.at_level("WARNING"):
+        plan_iteration(given)
+    assert "not sure: pools.rollout: the torch engine needs 26.2 GB of cache" in caplog.text
+    another = {"draft_model": str(shutil.copytree(draft, tmp_path / "another"))}
+    with pytest.raises(EngineMisfit, match=r"the torch engine needs 26\.2 GB of cache"):
+        plan_iteration(
+            parse(document(URL, model, rollout=rollout | {"speculation": speculation | another}, pools=pools))
+        )
 
 
 def test_vllm_takes_no_model_with_more_tokens_than_the_policy(tmp_path, model):

@@ -146,6 +146,19 @@ def test_teachers_of_a_scorer_must_fit_its_gpus_together(model, teacher):
             check_scorer_fits(given, given.teacher, teacher, 60)
 
 
+@pytest.mark.parametrize(("gigabytes", "fits"), [(9, True), (10, False)])
+def test_caches_of_a_fixed_size_must_fit_beside_all_teachers(model, teacher, gigabytes, fits):
+    """Beside the weights of 2 x 122.9 GB, 4 x 80 GB leave 2 x 4 x 9.3 GB."""
+    change(teacher, "config.json", lambda document: document.update(num_hidden_layers=2_000_000))
+    vllm = {"vllm": {"tensor_parallel_size": 4, "kv_cache_memory_bytes": gigabytes * 10**9}}
+    both = {"paths": {"sums": str(teacher), "rest": str(teacher)}, "column": "answer"}
+    pools = {"scoring": {"scorers": {"machine": "p5.48xlarge", "gpus": 4}}}
+    given = config(model, both | BY_VLLM | vllm, pools=pools, trainer={"dtype": "bfloat16"})
+    line = r"^teacher\.vllm\.kv_cache_memory_bytes: value 10000000000 .* 80\.0 GB beside 245\.8 GB of weights"
+    with nullcontext() if fits else pytest.raises(EngineMisfit, match=line):
+        check_scorer_fits(given, given.teacher, teacher, 60)
+
+
 def test_a_prompt_without_a_teacher_is_refused_by_its_row(tmp_path, model, teacher):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1+1=", "subject": "sums"}\n{"prompt": "2+2=", "subject": "art"}\n')

@@ -1,5 +1,8 @@
 """The engine in PyTorch without memory, or on a device that fails: it dies by name, and can be begun anew."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -77,6 +80,25 @@ def test_a_breakdown_is_the_engines_death_and_restarted_it_does_what_it_would_ha
     assert (engine._cache, engine._batch, engine._decoder) == (None, None, None)
     engine.load_weights(0, weight_blocks(model))
     assert_same(run(engine, requests), whole)
+
+
+@pytest.mark.parametrize("verb", ["load", "prefill", "logits"])
+def test_a_breakdown_holds_the_old_cache_no_longer_than_its_exception_lives(tmp_path, model, verb):
+    """Else a restarted engine has two caches on the device until Python's collector comes by."""
+    engine = loaded(tmp_path, model)
+    held = weakref.ref(engine._cache)
+    engine._decoder = Fails(engine._decoder, verb, lambda *_: torch.empty(1 << 50))
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(EngineDied) as died:
+            run(engine, [request(0)]) if verb != "load" else engine.load_weights(0, weight_blocks(model))
+        assert held() is not None
+        del died
+        engine.restart()
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_other_failures_are_not_taken_for_a_breakdown(tmp_path, model):

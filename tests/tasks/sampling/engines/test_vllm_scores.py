@@ -1,5 +1,6 @@
 """Scores by vLLM's CPU build beside torch's: of an engine, of a teacher, and of scorers that journal them."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -175,6 +176,31 @@ def test_what_vllm_refuses_names_the_field_of_the_teacher(rolled_out):
     elsewhere = replace(config, trainer=replace(config.trainer, device="cuda"))
     with pytest.raises(EngineError, match=r"^teacher\.path: trainer\.device: value 'cuda', and vLLM [\d.]+ finds cpu"):
         VllmTeachers(store, elsewhere, config.teacher, VOCAB_SIZE).named("teacher")
+
+
+def test_no_longer_sequences_are_expected_than_the_policy_reads(tmp_path, folder):
+    """vLLM must have a cache for the longest, and the check of memory counts the policy's positions."""
+    policy = model_directory(tmp_path)
+    file = policy / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"max_position_embeddings": 90}))
+    store = memory_store("scored")
+    teacher = {"path": str(folder), "pool": "teachers", "engine": "vllm", "vllm": SAME}
+    plan_iteration(settings(policy, teacher))
+    config = config_in_force(store, read_plan(store, 0))
+    with closing(VllmTeachers(store, config, config.teacher, VOCAB_SIZE)) as teachers:
+        scorer = teachers.named("teacher")._scorer
+        assert len(scorer.scores(drawn([90]), temperature=1.0, vocabulary=VOCAB_SIZE)) == 1
+        with pytest.raises(EngineError, match=r"vLLM refuses a request"):
+            scorer.scores(drawn([92]), temperature=1.0, vocabulary=VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("rolled_out", [None], indirect=True, ids=["sampled"])
+def test_no_process_of_vllm_outlives_a_session_that_cannot_write_its_last_heartbeat(rolled_out):
+    others = set(multiprocessing.active_children())
+    store = opened(rolled_out, writes=5)
+    with pytest.raises(Killed):
+        session(store, vllm=VllmConfig(process="own")).run()
+    assert set(multiprocessing.active_children()) <= others
 
 
 @pytest.fixture(scope="module")
