@@ -11,6 +11,7 @@ from simulation.judge_scoring import live_and_judge_scoring
 from simulation.simulated_scorer import SimulatedScorer
 from simulation.simulated_scoring import draw_scoring_history
 from storage.journal.journal import JournalWriter
+from storage.waiting import Wait
 from tasks.learning import awaited_scores, ended_groups, score_journal, score_session
 from tasks.learning.score_journal import ScoreJournal
 from tasks.learning.score_session import ScoreSession
@@ -124,6 +125,15 @@ def test_a_scorer_that_waits_for_the_dead_is_found(monkeypatch):
 
     monkeypatch.setattr(ScoreSession, "_state", trusting)
     assert is_found("livelock", is_hard_on_scorers)
+
+
+def test_a_scorer_that_hardly_pauses_between_looks_is_found(monkeypatch):
+    class Hasty(Wait):
+        def pause(self, interval_s):
+            super().pause(interval_s / 20)
+
+    monkeypatch.setattr(score_session, "Wait", Hasty)
+    assert is_found("livelock", lambda history: history.arrivals_s[0] == 0 and not history.strikes)
 
 
 def test_a_history_is_a_function_of_its_seed():
