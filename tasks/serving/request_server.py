@@ -11,8 +11,10 @@ import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
@@ -63,6 +65,7 @@ class RequestServer:
         self._secret, self._timeout_s, self._request_timeout_s = secret, timeout_s, request_timeout_s
         self._first_requests = FirstRequests(request_timeout_s)
         self._host, self._number_waiting = "", 0
+        self._awaiting: WeakKeyDictionary[Future[Answer], asyncio.Future[Answer]] = WeakKeyDictionary()
         self._tinker = TinkerDoor(book, model, sampling, read=self._body, find=self._found)
 
     async def start(self, host: str, port: int) -> web.AppRunner:
@@ -183,5 +186,13 @@ class RequestServer:
             while True:
                 found = await asyncio.to_thread(self._book.begin, name, asked, has_key=has_key)
                 if found is not None:
-                    return await asyncio.shield(asyncio.wrap_future(found))
+                    return await asyncio.shield(self._awaited(found))
                 await asyncio.sleep(_LOOK_INTERVAL_S)
+
+    def _awaited(self, found: Future[Answer]) -> asyncio.Future[Answer]:
+        """The one future of the event loop for an answer: a thread's future keeps whatever has waited for it."""
+        if found not in self._awaiting:
+            self._awaiting[found] = made = asyncio.wrap_future(found)
+            # Else an error for which nobody waits any more is logged with a traceback.
+            made.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return self._awaiting[found]

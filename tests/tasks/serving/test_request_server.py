@@ -1,6 +1,7 @@
 """The port of `gleaner serve`: who is answered, in which form, and for how long."""
 
 import asyncio
+import gc
 import http.client
 import json
 import socket
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from storage.stores.connect import connect
+from tasks.learning.journal_follower import GroupTimeout
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.serving.request_server import BODY_BYTES_MAX, RequestServer
 from tasks.turns.agent_language import AgentLanguage
@@ -168,6 +170,30 @@ def test_a_request_without_members_ends_and_its_key_waits_on(tmp_path, model):
                 if status == 200:
                     break
     assert status == 200
+
+
+def looks(number, count):
+    """Ask for one answer again and again, which does not come."""
+    for _ in range(count):
+        assert send(number, Idempotency_Key="late")[0] == 504
+
+
+def held():
+    """How many futures of event loops are in memory."""
+    gc.collect()
+    return sum(isinstance(each, asyncio.Future) for each in gc.get_objects())
+
+
+def test_looks_in_vain_take_no_memory_and_no_line_of_the_log(tmp_path, model, caplog):
+    with served(settings(str(tmp_path / "run"), model), timeout_s=0.05) as (number, server):
+        looks(number, 3)
+        before = held()
+        looks(number, 20)
+        assert held() - before < 10
+        server.windows.end(GroupTimeout("no member came"))
+        assert send(number, Idempotency_Key="late")[0] == 503
+        gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def test_a_client_that_has_gone_does_not_count_among_those_who_wait(tmp_path, model, monkeypatch):
