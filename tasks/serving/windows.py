@@ -10,7 +10,8 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,7 +124,8 @@ class Windows:
     def end(self, error: BaseException) -> None:
         """Let every unanswered request fail."""
         for answer in list(self._answers.values()):
-            if not answer.done():
+            # A window's thread may hand the answer out at the same moment.
+            with suppress(InvalidStateError):
                 answer.set_exception(error)
 
     def _resume(self) -> list[_Window]:
@@ -212,8 +214,10 @@ class Windows:
             for group in self._rollouts.next(window.step):
                 opened = window.requests[str(group.columns[REQUEST])]
                 opened.groups.append(group)
-                if len(opened.groups) == opened.count and not opened.answer.done():
-                    opened.answer.set_result(Answer.of(opened.groups, planned_at_s))
+                if len(opened.groups) == opened.count:
+                    # The answer may be there from a look before a timeout, or may have failed with the other windows.
+                    with suppress(InvalidStateError):
+                        opened.answer.set_result(Answer.of(opened.groups, planned_at_s))
         except GroupTimeout as error:
             log.warning("no member generates; `gleaner join %s` starts one: %s", self._rollouts.url, error)
             return False
