@@ -29,7 +29,7 @@ from tasks.serving.request_book import RequestBook
 from tasks.serving.served_model import ServedModel
 from tasks.serving.served_request import ServedRequest, read_served
 from tasks.serving.tinker_door import TinkerDoor, keys_of
-from tasks.serving.windows import Answer
+from tasks.serving.windows import Answer, check_room
 from tasks.turns import chat_reply
 from tasks.turns.chat_request import Refusal
 
@@ -39,8 +39,6 @@ BODY_BYTES_MAX = 16 << 20
 REQUEST_TIMEOUT_S = 30.0
 # For which a connection without a request stays open.
 KEEPALIVE_S = 75.0
-# Requests that wait at one time; each holds its prompt in memory.
-WAITING_MAX = 4096
 _LOOK_INTERVAL_S = 0.2
 _KEY = re.compile(r"[!-~]{1,255}")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -119,8 +117,7 @@ class RequestServer:
         return web.json_response(chat_reply.refused(refusal), status=refusal.status)
 
     async def _counted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if self._number_waiting >= WAITING_MAX:
-            raise Refusal(f"{WAITING_MAX} requests wait; allowed: the same request, later", status=429)
+        check_room(self._number_waiting)
         self._number_waiting += 1
         try:
             return await handler(request)

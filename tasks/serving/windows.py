@@ -25,10 +25,19 @@ from tasks.external.rollouts import Rollouts
 from tasks.learning.journal_follower import GroupTimeout
 from tasks.prompts.submitted import PROMPT, TOKENS
 from tasks.serving.idle_members import is_any_idle
+from tasks.turns.chat_request import Refusal
 
 log = logging.getLogger(__name__)
 # The column of a prompt with the name of its request.
 REQUEST = "request"
+# Requests that wait at one time; each holds its prompt in memory.
+WAITING_MAX = 4096
+
+
+def check_room(number_waiting: int) -> None:
+    """Raise Refusal if no further request may wait."""
+    if number_waiting >= WAITING_MAX:
+        raise Refusal(f"{WAITING_MAX} requests wait; allowed: the same request, later", status=429)
 
 
 @dataclass(frozen=True)
@@ -98,11 +107,13 @@ class Windows:
 
         prompt: as for `Rollouts.submit`, with its tokens. step: `self.step` from before the caller has looked for the
         request in the run; None is returned if a window has ended meanwhile, which may have been the request's.
+        Raises Refusal if too many wait for a window, also of clients that have gone or that ask in two steps.
         """
         with self._lock:
             if name not in self._answers:
                 if step not in (None, self.step):
                     return None
+                check_room(len(self._waiting))
                 count = math.ceil(n / self._rollouts.config.run.num_generations)
                 self._waiting[name] = opened = _Open(prompt | {REQUEST: name}, count)
                 self._answers[name] = opened.answer

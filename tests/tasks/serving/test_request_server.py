@@ -18,6 +18,7 @@ from tasks.serving.request_server import BODY_BYTES_MAX, RequestServer
 from tasks.turns.agent_language import AgentLanguage
 from tasks.turns.chat_request import read_request
 from tests.chat_tokenizers import CHATML, QWEN, chat_tokenizer, written
+from tests.processes import wait_until
 from tests.served_run import crew, life, machines, settings
 from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 
@@ -185,7 +186,8 @@ def held():
 
 
 def test_looks_in_vain_take_no_memory_and_no_line_of_the_log(tmp_path, model, caplog):
-    with served(settings(str(tmp_path / "run"), model), timeout_s=0.05) as (number, server):
+    url = str(tmp_path / "run")
+    with served(settings(url, model), timeout_s=0.05) as (number, server):
         looks(number, 3)
         before = held()
         looks(number, 20)
@@ -193,11 +195,13 @@ def test_looks_in_vain_take_no_memory_and_no_line_of_the_log(tmp_path, model, ca
         server.windows.end(GroupTimeout("no member came"))
         assert send(number, Idempotency_Key="late")[0] == 503
         gc.collect()
+        with crew(url):
+            wait_until(lambda: server.windows.step == 1)
     assert "never retrieved" not in caplog.text
 
 
 def test_a_client_that_has_gone_does_not_count_among_those_who_wait(tmp_path, model, monkeypatch):
-    monkeypatch.setattr("tasks.serving.request_server.WAITING_MAX", 1)
+    monkeypatch.setattr("tasks.serving.windows.WAITING_MAX", 1)
     url = str(tmp_path / "run")
     with served(settings(url, model)) as (number, _):
 

@@ -7,6 +7,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from tests.dying_store import ProgramDies
+from tests.processes import wait_until
 from tests.served_run import crew, settings
 from tests.small_run import Unreachable, memory_store
 from tests.tasks.serving.test_request_server import KEY, send, served
@@ -159,6 +160,22 @@ def test_a_client_that_waits_looks_again(tmp_path, model, monkeypatch):
         monkeypatch.undo()
         with crew(url):
             resolved(number, name)
+
+
+def test_a_client_that_asks_for_more_than_may_wait_is_told_to_ask_later(tmp_path, model, monkeypatch):
+    monkeypatch.setattr("tasks.serving.windows.WAITING_MAX", 2)
+    given = settings(str(tmp_path / "run"), model)
+    with served(given) as (number, _):
+        session, found = a_session(number), []
+        while len(found) < 9 and 429 not in found:
+            # No connection waits, and without members one window is planned.
+            asked = body(PARAMS, sampling_session_id=session, seq_id=len(found))
+            found.append(ask(number, "asample", asked)[0])
+        assert found[-1] == 429
+        with crew(given.run.url):
+            wait_until(lambda: ask(number, "asample", asked)[0] == 200)
+            for seq_id in range(len(found)):
+                resolved(number, begun(number, session, seq_id)["request_id"])
 
 
 @pytest.mark.parametrize(

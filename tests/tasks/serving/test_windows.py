@@ -178,13 +178,16 @@ def test_a_server_goes_on_with_every_window_that_an_earlier_life_has_planned(tmp
 
 
 def test_an_answer_that_comes_as_the_windows_end_keeps_no_other_request_waiting(tmp_path, model):
-    with life(settings(str(tmp_path / "run"), model)) as server:
+    url = str(tmp_path / "run")
+    with life(settings(url, model)) as server:
         first, second = (server.windows.ask(name, server.model.prompt("1+1="), 1) for name in "ab")
         first.set_result(None)
         # What a thread saw that looked a moment earlier.
         first.done = lambda: False
         server.windows.end(GroupTimeout("no member came"))
         assert isinstance(second.exception(0), GroupTimeout)
+        with crew(url):
+            wait_until(lambda: server.windows.step == 1)
 
 
 def test_a_key_has_one_request(tmp_path, model):
