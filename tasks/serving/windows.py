@@ -24,7 +24,7 @@ from tasks.external.plans import WrongStep
 from tasks.external.rollouts import Rollouts
 from tasks.learning.journal_follower import GroupTimeout
 from tasks.prompts.submitted import PROMPT, TOKENS
-from tasks.serving.idle_members import is_any_idle
+from tasks.serving.idle_members import IdleMembers
 from tasks.turns.chat_request import Refusal
 
 log = logging.getLogger(__name__)
@@ -90,6 +90,7 @@ class Windows:
         """
         self._rollouts, self._clock, self._window_s = rollouts, clock, window_s
         self._store = connect(rollouts.url)
+        self._idle_members = IdleMembers(self._store, clock)
         self._lock, self._news, self._is_closed = threading.Lock(), threading.Event(), False
         self._waiting: dict[str, _Open] = {}
         self._answers: dict[str, Future[Answer]] = {}
@@ -169,7 +170,7 @@ class Windows:
             may_plan = bool(self._waiting) and has_room and not self._is_closed
             steps = [window.step for window in self._windows if not window.is_generated]
             ttl_s = config.rollout.claim_ttl_s
-            if may_plan and (not steps or is_any_idle(self._store, steps, self._clock.wall(), ttl_s)):
+            if may_plan and (not steps or self._idle_members.is_any(steps, ttl_s)):
                 return self._plan
             if self._windows and self._windows[0].is_generated:
                 return self._conclude
