@@ -105,6 +105,9 @@ class RequestServer:
             refusal = Refusal(
                 "the body is not of its Content-Encoding, or not whole; allowed: the same request, sent whole"
             )
+        except RecursionError:
+            # The reader of JSON takes a little more than what shows the value in a message.
+            refusal = Refusal("the body is nested too deeply; allowed: less deeply")
         except web.HTTPRequestEntityTooLarge:
             refusal = Refusal(f"the body is too long; allowed: {BODY_BYTES_MAX} bytes", status=413)
         except web.HTTPException as error:

@@ -122,6 +122,12 @@ def test_others_and_what_is_not_served_are_refused_in_openai_s_form(port, given,
     assert KEY not in text.decode()
 
 
+def test_a_body_of_any_depth_is_refused(port):
+    deep = ('{"a":' * depth + "1" + "}" * depth for depth in range(900, 1000))
+    bodies = (f'{{"model": "policy", "messages": [{{"role": "user", "content": {each}}}]}}' for each in deep)
+    assert {send(port[0], body.encode(), CHAT)[0] for body in bodies} == {400}
+
+
 def test_a_long_body_is_refused(port):
     try:
         status, _ = send(port[0], b"x" * (BODY_BYTES_MAX + 1))
