@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from storage.records import layout
 from tests.dying_store import ProgramDies
 from tests.processes import wait_until
 from tests.served_run import crew, settings
@@ -152,13 +153,31 @@ def test_a_client_that_waits_looks_again(tmp_path, model, monkeypatch):
         assert (status, json.loads(text)) == (408, again)
         with monkeypatch.context() as away:
             away.setattr(server.book, "_store", Unreachable("away"))
-            status, text = ask(number, "retrieve_future", {"request_id": name})
+            # A future of an earlier life of the server: those of this one wait on without the store.
+            assert ask(number, "retrieve_future", {"request_id": name})[0] == 408
+            status, text = ask(number, "retrieve_future", {"request_id": "b" * 32})
             # 429 is what it repeats after a time.
             assert status == 429
             assert json.loads(text)["error"]["message"].startswith("the run cannot answer now")
             assert send(number, Idempotency_Key="away")[0] == 503
         monkeypatch.undo()
         with crew(url):
+            resolved(number, name)
+
+
+def test_looks_at_a_future_that_waits_ask_nothing_of_the_store(model, monkeypatch):
+    monkeypatch.setattr("tasks.serving.tinker_door.LOOK_S", 0.05)
+    store = ProgramDies("tinker-looks", {})
+    memory_store("tinker-looks", store)
+    given = settings("memory://tinker-looks", model)
+    with served(given) as (number, server):
+        name = begun(number, a_session(number))["request_id"]
+        wait_until(lambda: server.windows.answer(name))
+        for _ in range(5):
+            assert ask(number, "retrieve_future", {"request_id": name})[0] == 408
+        assert [key for key in store.written if key.startswith("requests/")] == [layout.request(name)]
+        monkeypatch.undo()
+        with crew(given.run.url):
             resolved(number, name)
 
 
