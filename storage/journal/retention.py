@@ -132,6 +132,11 @@ class _Deletion:
                 list(pool.map(self._store.delete, keys))
         self.keys += keys
 
+    def forestall(self, keys: Sequence[str]) -> None:
+        """Delete what was not there when the keys were listed; such keys are not recorded."""
+        for key in () if self.dry_run else keys:
+            self._store.delete(key)
+
 
 def _sweep_iteration(store: ObjectStore, iteration: int, deletion: _Deletion, compacted: list[int]) -> None:
     """Compact a committed iteration, note a first compaction in `compacted`, then delete the journal.
@@ -173,6 +178,10 @@ def _sweep_versions(versions: Versions, kept: Collection[int], end: int, deletio
     for version in sorted(versions.keys, reverse=True):
         if version < end and version not in kept:
             keys = versions.keys[version]
+            if version not in versions.complete:
+                # A frozen writer may have published the version after the listing.
+                folder = "/".join(keys[0].split("/")[:2]) + "/"
+                deletion.forestall([layout.manifest(folder), layout.delta_manifest(folder)])
             for name in ("/manifest.json", "/delta.json", ""):
                 deletion.run([key for key in keys if key.endswith(name)])
                 keys = [key for key in keys if not key.endswith(name)]

@@ -6,7 +6,8 @@ come meanwhile are better decoded together.
 
 from collections.abc import Sequence
 
-from storage.journal.liveness import read_heartbeat
+from storage.clock import Clock
+from storage.journal.liveness import Liveness
 from storage.records import layout
 from storage.stores.store import ObjectStore
 
@@ -14,18 +15,26 @@ from storage.stores.store import ObjectStore
 _LOOKED = 2
 
 
-def is_any_idle(store: ObjectStore, steps: Sequence[int], now_s: float, ttl_s: float) -> bool:
-    """Whether a living member holds no response, and a member has claimed responses in each of these windows.
+class IdleMembers:
+    """The members of the open windows, as a single observer sees them."""
 
-    now_s: wall-clock seconds; a heartbeat older than ttl_s is a dead member's.
-    """
-    idle = 0
-    for step in steps:
-        read = (read_heartbeat(store, key) for key in store.list(layout.alive_all(step)))
-        found = [each for each in read if each is not None]
-        if not any(each.claims for each in found):
-            # A member that is idle elsewhere comes here first.
-            return False
-        living = [each for each in found if each.state != "gone" and now_s - each.updated_at_s < ttl_s]
-        idle += sum(each.beat >= _LOOKED and not each.unfinished for each in living)
-    return idle > 0
+    def __init__(self, store: ObjectStore, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+        self._members: dict[int, Liveness] = {}
+
+    def is_any(self, steps: Sequence[int], ttl_s: float) -> bool:
+        """Whether a living member holds no response, and a member has claimed responses in each of these windows.
+
+        ttl_s: seconds without a change of its heartbeat after which a member is dead; at the first look all live.
+        """
+        self._members = {step: self._members.get(step) or Liveness(self._store, step, self._clock) for step in steps}
+        idle = 0
+        for step, members in self._members.items():
+            names = [key.rsplit("/", 1)[1].removesuffix(".json") for key in self._store.list(layout.alive_all(step))]
+            signs = members.look(names).values()
+            if not any(sign.record is not None and sign.record.claims for sign in signs):
+                # A member that is idle elsewhere comes here first.
+                return False
+            living = [sign.record for sign in signs if sign.record is not None and not sign.lost(ttl_s)]
+            idle += sum(record.beat >= _LOOKED and not record.unfinished for record in living)
+        return idle > 0

@@ -4,6 +4,7 @@ A request under a key of its client is recorded before any of its tokens, so whi
 finds the same answer.
 """
 
+import threading
 from concurrent.futures import Future
 from functools import lru_cache
 
@@ -18,7 +19,7 @@ from tasks.prompts.prompt import PromptError
 from tasks.prompts.submitted import TOKENS
 from tasks.serving.served_model import ServedModel
 from tasks.serving.served_request import ServedRequest
-from tasks.serving.windows import REQUEST, Answer, Windows
+from tasks.serving.windows import REQUEST, WAITING_MAX, Answer, Windows
 from tasks.turns.chat_request import Refusal
 
 
@@ -28,6 +29,9 @@ class RequestBook:
     def __init__(self, store: ObjectStore, windows: Windows, model: ServedModel) -> None:
         self._store, self._windows, self._model = store, windows, model
         self._names = lru_cache(1024)(self._read_names)
+        self._lock = threading.Lock()
+        # Newest last. A record never changes.
+        self._records: dict[str, RequestRecord] = {}
 
     def begin(
         self, name: str, asked: ServedRequest, *, has_key: bool, is_kept: bool = False
@@ -38,6 +42,10 @@ class RequestBook:
         None: a window has just ended, or the request's iteration is between two states; a later call finds more.
         Raises Refusal for a prompt that does not fit, and for a key that was used for another request; StorageError.
         """
+        held = self._records.get(name) if has_key else None
+        # Clients of which thousands wait look each 30 s, which is to take no request to the store.
+        if held is not None and held.body == asked.body and (waits := self._windows.answer(name)) is not None:
+            return waits
         try:
             # First, because what is refused binds no key.
             prompt = self._model.prompt(asked.prompt, asked.tools)
@@ -48,6 +56,7 @@ class RequestBook:
         begun = self._windows.step
         kept = KeptRequest(tuple(prompt[TOKENS]), asked.n, asked.max_tokens) if is_kept else None
         record = accept(self._store, name, RequestRecord(body=asked.body, first_iteration=begun, kept=kept))
+        self._hold(name, record)
         if record.body != asked.body:
             message = "Idempotency-Key: the key was used for another request; allowed: a new key, or the same request"
             raise Refusal(message, code="idempotency_key_reused", status=422)
@@ -65,14 +74,23 @@ class RequestBook:
 
     def kept(self, name: str) -> ServedRequest | None:
         """The request that a client has left under a name, for any life of the server; None: there is none."""
-        try:
-            record = read(self._store, RequestRecord, layout.request(name))
-        except ObjectMissing:
-            return None
+        record = self._records.get(name)
+        if record is None:
+            try:
+                record = read(self._store, RequestRecord, layout.request(name))
+            except ObjectMissing:
+                return None
+            self._hold(name, record)
         if record.kept is None:
             return None
         kept = record.kept
         return ServedRequest(kept.prompt_token_ids, kept.n, kept.max_tokens, True, True, None, record.body)
+
+    def _hold(self, name: str, record: RequestRecord) -> None:
+        with self._lock:
+            self._records[name] = record
+            if len(self._records) > WAITING_MAX:
+                del self._records[next(iter(self._records))]
 
     def _planned(self, name: str, first: int) -> int | None:
         """The iteration that has the request among its prompts, from `first` on; None: it is not planned."""

@@ -11,8 +11,10 @@ import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
@@ -27,7 +29,7 @@ from tasks.serving.request_book import RequestBook
 from tasks.serving.served_model import ServedModel
 from tasks.serving.served_request import ServedRequest, read_served
 from tasks.serving.tinker_door import TinkerDoor, keys_of
-from tasks.serving.windows import Answer
+from tasks.serving.windows import Answer, check_room
 from tasks.turns import chat_reply
 from tasks.turns.chat_request import Refusal
 
@@ -37,8 +39,6 @@ BODY_BYTES_MAX = 16 << 20
 REQUEST_TIMEOUT_S = 30.0
 # For which a connection without a request stays open.
 KEEPALIVE_S = 75.0
-# Requests that wait at one time; each holds its prompt in memory.
-WAITING_MAX = 4096
 _LOOK_INTERVAL_S = 0.2
 _KEY = re.compile(r"[!-~]{1,255}")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -63,6 +63,7 @@ class RequestServer:
         self._secret, self._timeout_s, self._request_timeout_s = secret, timeout_s, request_timeout_s
         self._first_requests = FirstRequests(request_timeout_s)
         self._host, self._number_waiting = "", 0
+        self._awaiting: WeakKeyDictionary[Future[Answer], asyncio.Future[Answer]] = WeakKeyDictionary()
         self._tinker = TinkerDoor(book, model, sampling, read=self._body, find=self._found)
 
     async def start(self, host: str, port: int) -> web.AppRunner:
@@ -104,6 +105,9 @@ class RequestServer:
             refusal = Refusal(
                 "the body is not of its Content-Encoding, or not whole; allowed: the same request, sent whole"
             )
+        except RecursionError:
+            # The reader of JSON takes a little more than what shows the value in a message.
+            refusal = Refusal("the body is nested too deeply; allowed: less deeply")
         except web.HTTPRequestEntityTooLarge:
             refusal = Refusal(f"the body is too long; allowed: {BODY_BYTES_MAX} bytes", status=413)
         except web.HTTPException as error:
@@ -116,8 +120,7 @@ class RequestServer:
         return web.json_response(chat_reply.refused(refusal), status=refusal.status)
 
     async def _counted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if self._number_waiting >= WAITING_MAX:
-            raise Refusal(f"{WAITING_MAX} requests wait; allowed: the same request, later", status=429)
+        check_room(self._number_waiting)
         self._number_waiting += 1
         try:
             return await handler(request)
@@ -183,5 +186,13 @@ class RequestServer:
             while True:
                 found = await asyncio.to_thread(self._book.begin, name, asked, has_key=has_key)
                 if found is not None:
-                    return await asyncio.shield(asyncio.wrap_future(found))
+                    return await asyncio.shield(self._awaited(found))
                 await asyncio.sleep(_LOOK_INTERVAL_S)
+
+    def _awaited(self, found: Future[Answer]) -> asyncio.Future[Answer]:
+        """The one future of the event loop for an answer: a thread's future keeps whatever has waited for it."""
+        if found not in self._awaiting:
+            self._awaiting[found] = made = asyncio.wrap_future(found)
+            # Else an error for which nobody waits any more is logged with a traceback.
+            made.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return self._awaiting[found]

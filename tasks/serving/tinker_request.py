@@ -15,7 +15,7 @@ from tasks.serving.served_request import ServedRequest, read_served
 from tasks.turns.chat_request import MODEL, Refusal
 
 SESSION = re.compile(r"[0-9a-f]{32}")
-SAMPLING_SESSION = re.compile(r"[0-9a-f]{32}:sample:\d{1,9}")
+SAMPLING_SESSION = re.compile(r"[0-9a-f]{32}:sample:[0-9]{1,9}")
 SEQ_ID_MAX = (1 << 63) - 1
 _SHOWN_CHARACTERS_MAX = 80
 _FIELDS = frozenset({"sampling_session_id", "seq_id", "num_samples", "prompt", "sampling_params", "type"})

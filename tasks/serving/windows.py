@@ -10,7 +10,8 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,11 +24,20 @@ from tasks.external.plans import WrongStep
 from tasks.external.rollouts import Rollouts
 from tasks.learning.journal_follower import GroupTimeout
 from tasks.prompts.submitted import PROMPT, TOKENS
-from tasks.serving.idle_members import is_any_idle
+from tasks.serving.idle_members import IdleMembers
+from tasks.turns.chat_request import Refusal
 
 log = logging.getLogger(__name__)
 # The column of a prompt with the name of its request.
 REQUEST = "request"
+# Requests that wait at one time; each holds its prompt in memory.
+WAITING_MAX = 4096
+
+
+def check_room(number_waiting: int) -> None:
+    """Raise Refusal if no further request may wait."""
+    if number_waiting >= WAITING_MAX:
+        raise Refusal(f"{WAITING_MAX} requests wait; allowed: the same request, later", status=429)
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,7 @@ class Windows:
         """
         self._rollouts, self._clock, self._window_s = rollouts, clock, window_s
         self._store = connect(rollouts.url)
+        self._idle_members = IdleMembers(self._store, clock)
         self._lock, self._news, self._is_closed = threading.Lock(), threading.Event(), False
         self._waiting: dict[str, _Open] = {}
         self._answers: dict[str, Future[Answer]] = {}
@@ -97,11 +108,13 @@ class Windows:
 
         prompt: as for `Rollouts.submit`, with its tokens. step: `self.step` from before the caller has looked for the
         request in the run; None is returned if a window has ended meanwhile, which may have been the request's.
+        Raises Refusal if too many wait for a window, also of clients that have gone or that ask in two steps.
         """
         with self._lock:
             if name not in self._answers:
                 if step not in (None, self.step):
                     return None
+                check_room(len(self._waiting))
                 count = math.ceil(n / self._rollouts.config.run.num_generations)
                 self._waiting[name] = opened = _Open(prompt | {REQUEST: name}, count)
                 self._answers[name] = opened.answer
@@ -123,7 +136,8 @@ class Windows:
     def end(self, error: BaseException) -> None:
         """Let every unanswered request fail."""
         for answer in list(self._answers.values()):
-            if not answer.done():
+            # A window's thread may hand the answer out at the same moment.
+            with suppress(InvalidStateError):
                 answer.set_exception(error)
 
     def _resume(self) -> list[_Window]:
@@ -156,7 +170,7 @@ class Windows:
             may_plan = bool(self._waiting) and has_room and not self._is_closed
             steps = [window.step for window in self._windows if not window.is_generated]
             ttl_s = config.rollout.claim_ttl_s
-            if may_plan and (not steps or is_any_idle(self._store, steps, self._clock.wall(), ttl_s)):
+            if may_plan and (not steps or self._idle_members.is_any(steps, ttl_s)):
                 return self._plan
             if self._windows and self._windows[0].is_generated:
                 return self._conclude
@@ -212,8 +226,10 @@ class Windows:
             for group in self._rollouts.next(window.step):
                 opened = window.requests[str(group.columns[REQUEST])]
                 opened.groups.append(group)
-                if len(opened.groups) == opened.count and not opened.answer.done():
-                    opened.answer.set_result(Answer.of(opened.groups, planned_at_s))
+                if len(opened.groups) == opened.count:
+                    # The answer may be there from a look before a timeout, or may have failed with the other windows.
+                    with suppress(InvalidStateError):
+                        opened.answer.set_result(Answer.of(opened.groups, planned_at_s))
         except GroupTimeout as error:
             log.warning("no member generates; `gleaner join %s` starts one: %s", self._rollouts.url, error)
             return False

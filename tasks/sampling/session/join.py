@@ -108,7 +108,9 @@ def join_run(
             # An evaluation has one iteration only.
             if is_last:
                 break
-            plan = _following(store, route, plan.iteration, max(helped) + 1, limits, ends_s, notice, clock)
+            # A standing member without a patience left for an iteration that may be closed by now.
+            left = None if settings.standing and limits.patience_s is None else plan.iteration
+            plan = _following(store, route, left, max(helped) + 1, limits, ends_s, notice, clock)
             if plan is not None:
                 planned = PlannedIteration(store, plan, config_in_force(store, plan))
     return len(helped)
@@ -134,17 +136,20 @@ def _enough(route: Route, iteration: int, ends_s: float | None, clock: Clock) ->
 def _following(
     store: ObjectStore,
     route: Route,
-    iteration: int,
+    left: int | None,
     later: int,
     limits: JoinLimits,
     ends_s: float | None,
     notice: Callable[[], bool],
     clock: Clock,
 ) -> PlanRecord | None:
-    """The plan to help with after a session; waits for one from `later` on; None when it is time to leave."""
+    """The plan to help with after a session; waits for one from `later` on; None when it is time to leave.
+
+    left: an open iteration to which the member does not return.
+    """
     if ends_s is None or clock.monotonic() < ends_s:
         plan = route.next()
-        if plan is not None and plan.iteration != iteration:
+        if plan is not None and plan.iteration != left:
             return plan
     return _next_plan(store, later, limits, ends_s, notice, clock)
 

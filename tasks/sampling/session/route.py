@@ -84,6 +84,6 @@ class Route:
         """The plan, if this execution works on it: another one has members of its own."""
         with suppress(ObjectMissing):
             plan = read_plan(self._store, iteration)
-            if self._execution in (None, execution_of(self._store, iteration)):
+            if self._execution is None or execution_of(self._store, iteration) == self._execution:
                 return plan
         return None

@@ -51,5 +51,32 @@ def test_what_is_left_of_a_checkpoint_without_a_manifest_goes_when_a_newer_one_i
     assert not store.list(layout.checkpoint(3))
 
 
+def test_a_manifest_that_a_frozen_trainer_writes_after_the_listing_goes_ahead_of_its_objects(monkeypatch):
+    store = a_run(5)
+    manifest = layout.manifest(layout.checkpoint(3))
+    body = store.get(manifest)
+    store.delete(manifest)
+    listed, delete, left = store.list, store.delete, []
+
+    def lists(prefix, after=""):
+        found = listed(prefix, after)
+        if prefix == layout.CHECKPOINTS:
+            store.put(manifest, body)
+        return found
+
+    def deletes(key):
+        if key.startswith(layout.checkpoint(3)):
+            left.append(manifest in listed(layout.checkpoint(3)))
+        delete(key)
+
+    monkeypatch.setattr(store, "list", lists)
+    monkeypatch.setattr(store, "delete", deletes)
+    sweep(store, RetentionConfig(keep_checkpoints=1))
+    assert left[0]
+    assert not any(left[1:])
+    assert len(left) > 1
+    assert not listed(layout.checkpoint(3))
+
+
 def everything_below(store, prefix):
     return {key: store.get(key) for key in store.list(prefix)}

@@ -1,6 +1,7 @@
 """The port of `gleaner serve`: who is answered, in which form, and for how long."""
 
 import asyncio
+import gc
 import http.client
 import json
 import socket
@@ -11,11 +12,13 @@ from contextlib import contextmanager
 import pytest
 
 from storage.stores.connect import connect
+from tasks.learning.journal_follower import GroupTimeout
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
 from tasks.serving.request_server import BODY_BYTES_MAX, RequestServer
 from tasks.turns.agent_language import AgentLanguage
 from tasks.turns.chat_request import read_request
 from tests.chat_tokenizers import CHATML, QWEN, chat_tokenizer, written
+from tests.processes import wait_until
 from tests.served_run import crew, life, machines, settings
 from tests.tiny_model import save_tiny_model, tiny_config, tiny_model
 
@@ -119,6 +122,12 @@ def test_others_and_what_is_not_served_are_refused_in_openai_s_form(port, given,
     assert KEY not in text.decode()
 
 
+def test_a_body_of_any_depth_is_refused(port):
+    deep = ('{"a":' * depth + "1" + "}" * depth for depth in range(900, 1000))
+    bodies = (f'{{"model": "policy", "messages": [{{"role": "user", "content": {each}}}]}}' for each in deep)
+    assert {send(port[0], body.encode(), CHAT)[0] for body in bodies} == {400}
+
+
 def test_a_long_body_is_refused(port):
     try:
         status, _ = send(port[0], b"x" * (BODY_BYTES_MAX + 1))
@@ -170,8 +179,35 @@ def test_a_request_without_members_ends_and_its_key_waits_on(tmp_path, model):
     assert status == 200
 
 
+def looks(number, count):
+    """Ask for one answer again and again, which does not come."""
+    for _ in range(count):
+        assert send(number, Idempotency_Key="late")[0] == 504
+
+
+def held():
+    """How many futures of event loops are in memory."""
+    gc.collect()
+    return sum(isinstance(each, asyncio.Future) for each in gc.get_objects())
+
+
+def test_looks_in_vain_take_no_memory_and_no_line_of_the_log(tmp_path, model, caplog):
+    url = str(tmp_path / "run")
+    with served(settings(url, model), timeout_s=0.05) as (number, server):
+        looks(number, 3)
+        before = held()
+        looks(number, 20)
+        assert held() - before < 10
+        server.windows.end(GroupTimeout("no member came"))
+        assert send(number, Idempotency_Key="late")[0] == 503
+        gc.collect()
+        with crew(url):
+            wait_until(lambda: server.windows.step == 1)
+    assert "never retrieved" not in caplog.text
+
+
 def test_a_client_that_has_gone_does_not_count_among_those_who_wait(tmp_path, model, monkeypatch):
-    monkeypatch.setattr("tasks.serving.request_server.WAITING_MAX", 1)
+    monkeypatch.setattr("tasks.serving.windows.WAITING_MAX", 1)
     url = str(tmp_path / "run")
     with served(settings(url, model)) as (number, _):
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from storage.records import layout
 from tests.dying_store import ProgramDies
+from tests.processes import wait_until
 from tests.served_run import crew, settings
 from tests.small_run import Unreachable, memory_store
 from tests.tasks.serving.test_request_server import KEY, send, served
@@ -151,7 +153,9 @@ def test_a_client_that_waits_looks_again(tmp_path, model, monkeypatch):
         assert (status, json.loads(text)) == (408, again)
         with monkeypatch.context() as away:
             away.setattr(server.book, "_store", Unreachable("away"))
-            status, text = ask(number, "retrieve_future", {"request_id": name})
+            # A future of an earlier life of the server: those of this one wait on without the store.
+            assert ask(number, "retrieve_future", {"request_id": name})[0] == 408
+            status, text = ask(number, "retrieve_future", {"request_id": "b" * 32})
             # 429 is what it repeats after a time.
             assert status == 429
             assert json.loads(text)["error"]["message"].startswith("the run cannot answer now")
@@ -159,6 +163,38 @@ def test_a_client_that_waits_looks_again(tmp_path, model, monkeypatch):
         monkeypatch.undo()
         with crew(url):
             resolved(number, name)
+
+
+def test_looks_at_a_future_that_waits_ask_nothing_of_the_store(model, monkeypatch):
+    monkeypatch.setattr("tasks.serving.tinker_door.LOOK_S", 0.05)
+    store = ProgramDies("tinker-looks", {})
+    memory_store("tinker-looks", store)
+    given = settings("memory://tinker-looks", model)
+    with served(given) as (number, server):
+        name = begun(number, a_session(number))["request_id"]
+        wait_until(lambda: server.windows.answer(name))
+        for _ in range(5):
+            assert ask(number, "retrieve_future", {"request_id": name})[0] == 408
+        assert [key for key in store.written if key.startswith("requests/")] == [layout.request(name)]
+        monkeypatch.undo()
+        with crew(given.run.url):
+            resolved(number, name)
+
+
+def test_a_client_that_asks_for_more_than_may_wait_is_told_to_ask_later(tmp_path, model, monkeypatch):
+    monkeypatch.setattr("tasks.serving.windows.WAITING_MAX", 2)
+    given = settings(str(tmp_path / "run"), model)
+    with served(given) as (number, _):
+        session, found = a_session(number), []
+        while len(found) < 9 and 429 not in found:
+            # No connection waits, and without members one window is planned.
+            asked = body(PARAMS, sampling_session_id=session, seq_id=len(found))
+            found.append(ask(number, "asample", asked)[0])
+        assert found[-1] == 429
+        with crew(given.run.url):
+            wait_until(lambda: ask(number, "asample", asked)[0] == 200)
+            for seq_id in range(len(found)):
+                resolved(number, begun(number, session, seq_id)["request_id"])
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ def test_a_name_is_of_the_session_and_its_counter_and_the_digest_of_what_is_aske
         (body(model_path="tinker://a/b"), "model_path: value 'tinker://a/b'; allowed: none, with base_model 'policy'"),
         (body(sampling_session_id=None), "sampling_session_id: value None; allowed"),
         (body(sampling_session_id="../x"), "sampling_session_id: value '../x'; allowed"),
+        (body(sampling_session_id=SESSION.replace("0", "\u0663")), "sampling_session_id: value"),
         (body(seq_id=True), "seq_id: value True; allowed: 0 to"),
         (body(seq_id=-1), "seq_id: value -1; allowed: 0 to"),
         (body(prompt=[5]), "prompt: value [5]; allowed: chunks of tokens"),

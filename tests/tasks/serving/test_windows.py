@@ -11,6 +11,7 @@ from storage.records.run import exists, holds_run, read_plan
 from storage.stores.connect import connect
 from tasks.external.plans import WrongStep
 from tasks.external.rollouts import Rollouts
+from tasks.learning.journal_follower import GroupTimeout
 from tasks.sampling.engines.choose import build_engine
 from tasks.serving.windows import REQUEST
 from tasks.turns.chat_request import Refusal
@@ -174,6 +175,19 @@ def test_a_server_goes_on_with_every_window_that_an_earlier_life_has_planned(tmp
             assert [answer.result(60).groups[0].prompt for answer in known] == ["b", "a"]
             wait_until(lambda: server.windows.step == 2)
     assert requests_of(url) == [["a"], ["b"]]
+
+
+def test_an_answer_that_comes_as_the_windows_end_keeps_no_other_request_waiting(tmp_path, model):
+    url = str(tmp_path / "run")
+    with life(settings(url, model)) as server:
+        first, second = (server.windows.ask(name, server.model.prompt("1+1="), 1) for name in "ab")
+        first.set_result(None)
+        # What a thread saw that looked a moment earlier.
+        first.done = lambda: False
+        server.windows.end(GroupTimeout("no member came"))
+        assert isinstance(second.exception(0), GroupTimeout)
+        with crew(url):
+            wait_until(lambda: server.windows.step == 1)
 
 
 def test_a_key_has_one_request(tmp_path, model):

@@ -132,6 +132,15 @@ def test_where_two_iterations_are_planned_it_goes_on_when_it_has_no_work_and_the
     assert visits(JoinLimits(iterations=2)) == [(0, 0), (1, 0)]
 
 
+def test_where_the_next_iteration_closes_as_it_goes_there_it_returns_to_the_one_that_is_open(ahead):
+    def report(*_):
+        records.commit(store(), layout.closed(1), ClosedRecord(iteration=1, reason="a test", nonce="a"))
+
+    ends_s = time.monotonic() + 20
+    join(JoinLimits(), lambda: len(beats(0)) == 2 or time.monotonic() > ends_s, report=report)
+    assert len(beats(0)) == 2
+
+
 @pytest.mark.slow
 def test_where_two_iterations_are_planned_it_leaves_in_time_and_when_it_has_no_work(ahead):
     assert visits(JoinLimits(patience_s=0.5)) == [(0, 12), (1, 12), (0, 0)]
