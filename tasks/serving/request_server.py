@@ -32,9 +32,9 @@ from tasks.serving.tinker_door import TinkerDoor, keys_of
 from tasks.serving.windows import Answer, check_room
 from tasks.turns import chat_reply
 from tasks.turns.chat_request import Refusal
+from tasks.turns.unreadable_body import BODY_BYTES_MAX, UNREADABLE, unreadable
 
 log = logging.getLogger(__name__)
-BODY_BYTES_MAX = 16 << 20
 # For the head of a connection's first request, and for each body.
 REQUEST_TIMEOUT_S = 30.0
 # For which a connection without a request stays open.
@@ -101,15 +101,8 @@ class RequestServer:
             return await self._counted(request, handler)
         except Refusal as error:
             refusal = error
-        except web.RequestPayloadError:
-            refusal = Refusal(
-                "the body is not of its Content-Encoding, or not whole; allowed: the same request, sent whole"
-            )
-        except RecursionError:
-            # The reader of JSON takes a little more than what shows the value in a message.
-            refusal = Refusal("the body is nested too deeply; allowed: less deeply")
-        except web.HTTPRequestEntityTooLarge:
-            refusal = Refusal(f"the body is too long; allowed: {BODY_BYTES_MAX} bytes", status=413)
+        except UNREADABLE as error:
+            refusal = unreadable(error)
         except web.HTTPException as error:
             allowed = "POST /v1/completions, POST /v1/chat/completions, GET /v1/models"
             message = f"{request.method} {request.path}: not served; allowed: {allowed}"

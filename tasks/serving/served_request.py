@@ -11,12 +11,11 @@ from typing import Any, Literal
 from storage.digests import digest_of
 from tasks.configuration.sampling import SamplingConfig
 from tasks.prompts.prompt import Message
-from tasks.turns.chat_request import MODEL, ChatRequest, Refusal, read_request
+from tasks.turns.chat_request import MODEL, ChatRequest, Refusal, read_object, read_request, shown
 from tasks.turns.tool_schemas import Schema
 
 N_MAX = 128
 TOKEN_ID_MAX = (1 << 32) - 1
-_SHOWN_CHARACTERS_MAX = 80
 _LENGTHS = ("max_tokens", "max_completion_tokens")
 # Of text requests: fields without a meaning here, and the only value that asks for nothing.
 _NOTHING: Mapping[str, Any] = {
@@ -68,7 +67,7 @@ class ServedRequest:
 
 def read_served(body: bytes, kind: Literal["text", "chat"], sampling: SamplingConfig) -> ServedRequest:
     """The request in a body; raises Refusal, which names the field, its value and what is allowed."""
-    given = _object(body)
+    given = read_object(body)
     digest = digest_of(json.dumps([kind, given], sort_keys=True).encode())
     fields = {name: value for name, value in given.items() if value is not None}
     n = _number(fields, "n", 1, N_MAX, 1)
@@ -82,7 +81,7 @@ def read_served(body: bytes, kind: Literal["text", "chat"], sampling: SamplingCo
         _only(fields, name, value, "or none")
     if "seed" in fields:
         raise Refusal(
-            f"seed: value {_shown(fields['seed'])}; allowed: none, because the run's seed decides", param="seed"
+            f"seed: value {shown(fields['seed'])}; allowed: none, because the run's seed decides", param="seed"
         )
     if kind == "chat":
         chat = read_request(json.dumps(fields).encode())
@@ -90,7 +89,7 @@ def read_served(body: bytes, kind: Literal["text", "chat"], sampling: SamplingCo
         messages = [dict(message) for message in chat.messages]
         return ServedRequest(messages, n, max_tokens, chat.logprobs, with_token_ids, chat, digest)
     if fields.pop("model", MODEL) != MODEL:
-        message = f"model: value {_shown(given['model'])}; allowed: {MODEL!r}"
+        message = f"model: value {shown(given['model'])}; allowed: {MODEL!r}"
         raise Refusal(message, code="model_not_found", param="model", status=404)
     logprobs = "logprobs" in fields
     _only(fields, "logprobs", 0, "for the log-probs of the sampled tokens, or none")
@@ -111,38 +110,26 @@ def _check_chat(chat: ChatRequest, n: int, *, with_token_ids: bool) -> None:
         raise Refusal(message, param="return_token_ids")
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        given = json.loads(body, parse_constant=_no_number)
-        json.dumps(given, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:_SHOWN_CHARACTERS_MAX]
-        raise Refusal(f"the body cannot be read as JSON: {reason}") from None
-    if not isinstance(given, dict):
-        raise Refusal(f"the body is {_shown(given)}; allowed: a JSON object")
-    return given
-
-
 def _prompt(given: Any) -> str | tuple[int, ...]:
     if isinstance(given, str) and given:
         return given
     if isinstance(given, list) and given and all(_is_integer(each) and 0 <= each <= TOKEN_ID_MAX for each in given):
         return tuple(given)
-    raise Refusal(f"prompt: value {_shown(given)}; allowed: text, or a list of token ids, not empty", param="prompt")
+    raise Refusal(f"prompt: value {shown(given)}; allowed: text, or a list of token ids, not empty", param="prompt")
 
 
 def _number(fields: dict[str, Any], name: str, least: int, most: int, default: int) -> int:
     value = fields.pop(name, default)
     if not _is_integer(value) or not least <= value <= most:
         of = " (the run's sampling.max_completion_length)" if name in _LENGTHS else ""
-        raise Refusal(f"{name}: value {_shown(value)}; allowed: {least} to {most}{of}", param=name)
+        raise Refusal(f"{name}: value {shown(value)}; allowed: {least} to {most}{of}", param=name)
     return int(value)
 
 
 def _flag(fields: dict[str, Any], name: str) -> bool:
     value = fields.pop(name, False)
     if not isinstance(value, bool):
-        raise Refusal(f"{name}: value {_shown(value)}; allowed: true or false", param=name)
+        raise Refusal(f"{name}: value {shown(value)}; allowed: true or false", param=name)
     return value
 
 
@@ -150,17 +137,8 @@ def _only(fields: dict[str, Any], name: str, allowed: Any, why: str) -> None:
     """Take a field with its only value; JSON's true is no 1."""
     value = fields.pop(name, allowed)
     if value != allowed or isinstance(value, bool) != isinstance(allowed, bool):
-        raise Refusal(f"{name}: value {_shown(value)}; allowed: {json.dumps(allowed)}, {why}", param=name)
+        raise Refusal(f"{name}: value {shown(value)}; allowed: {json.dumps(allowed)}, {why}", param=name)
 
 
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _no_number(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON number")
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[:_SHOWN_CHARACTERS_MAX]}..."

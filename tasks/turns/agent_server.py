@@ -17,9 +17,9 @@ from tasks.turns import chat_reply
 from tasks.turns.agent_program import AgentProgram
 from tasks.turns.chat_request import Refusal, read_request
 from tasks.turns.environment_worker import LOOPBACK
+from tasks.turns.unreadable_body import BODY_BYTES_MAX, UNREADABLE, unreadable
 
 log = logging.getLogger(__name__)
-BODY_BYTES_MAX = 16 << 20
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -94,12 +94,8 @@ async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse
         refusal = Refusal("the Host header names another machine", status=403)
     except Refusal as error:
         refusal = error
-    except web.RequestPayloadError:
-        refusal = Refusal(
-            "the body is not of its Content-Encoding, or not whole; allowed: the same request, sent whole"
-        )
-    except web.HTTPRequestEntityTooLarge:
-        refusal = Refusal(f"the body is too long; allowed: {BODY_BYTES_MAX} bytes", status=413)
+    except UNREADABLE as error:
+        refusal = unreadable(error)
     except web.HTTPException as error:
         message = f"{request.method} {request.path}: not served; allowed: POST .../v1/chat/completions"
         refusal = Refusal(message, code="unknown_url", status=error.status)

@@ -67,16 +67,10 @@ class ChatRequest:
 
 def read_request(body: bytes) -> ChatRequest:
     """The request in a body; raises Refusal, which names what is not supported."""
-    try:
-        given = json.loads(body, parse_constant=_no_number)
-        json.dumps(given, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise Refusal(f"the body cannot be read as JSON: {_line(error)}") from None
-    if not isinstance(given, dict):
-        raise Refusal(f"the body is {_shown(given)}; allowed: a JSON object")
+    given = read_object(body)
     if given.get("model") != MODEL:
         raise Refusal(
-            f"model: value {_shown(given.get('model'))}; allowed: {MODEL!r}",
+            f"model: value {shown(given.get('model'))}; allowed: {MODEL!r}",
             code="model_not_found",
             param="model",
             status=404,
@@ -108,12 +102,12 @@ def _check_field(name: str, value: Any) -> None:
     if name in _WITHOUT_EFFECT:
         return
     if name in _SAMPLING:
-        raise Refusal(f"{name}: value {_shown(value)}; not supported: the run's section `sampling` decides", param=name)
+        raise Refusal(f"{name}: value {shown(value)}; not supported: the run's section `sampling` decides", param=name)
     if name not in _ALLOWED:
         raise Refusal(f"{name}: not supported", param=name)
     fits, allowed = _ALLOWED[name]
     if not fits(value):
-        raise Refusal(f"{name}: value {_shown(value)}; allowed: {allowed}", param=name)
+        raise Refusal(f"{name}: value {shown(value)}; allowed: {allowed}", param=name)
 
 
 def _messages(given: list[Any]) -> tuple[Message, ...]:
@@ -133,13 +127,13 @@ def _message(where: str, given: Any, names: dict[str, str]) -> Message:
         call = message.get("tool_call_id")
         if not isinstance(call, str) or call not in names:
             raise Refusal(
-                f"{where}.tool_call_id: value {_shown(call)}; allowed: the id of a call in an earlier message",
+                f"{where}.tool_call_id: value {shown(call)}; allowed: the id of a call in an earlier message",
                 param="messages",
             )
         return {"role": "tool", "name": names[call], "content": _content(where, message)}
     if role != "assistant":
         raise Refusal(
-            f"{where}.role: value {_shown(role)}; allowed: 'system', 'developer', 'user', 'assistant', 'tool'",
+            f"{where}.role: value {shown(role)}; allowed: 'system', 'developer', 'user', 'assistant', 'tool'",
             param="messages",
         )
     if message.get("function_call") is not None:
@@ -170,7 +164,7 @@ def _content(where: str, message: dict[str, Any]) -> str:
         part = _object(f"{where}.content.{index}", each)
         if part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise Refusal(
-                f"{where}.content.{index}.type: value {_shown(part.get('type'))}; allowed: 'text'", param="messages"
+                f"{where}.content.{index}.type: value {shown(part.get('type'))}; allowed: 'text'", param="messages"
             )
         texts.append(part["text"])
     return "".join(texts)
@@ -193,13 +187,25 @@ def _tool(where: str, given: Any) -> Schema:
 
 def _object(where: str, given: Any) -> dict[str, Any]:
     if not isinstance(given, dict):
-        raise Refusal(f"{where}: value {_shown(given)}; allowed: an object", param=where.partition(".")[0])
+        raise Refusal(f"{where}: value {shown(given)}; allowed: an object", param=where.partition(".")[0])
     return given
 
 
 def _list(where: str, given: Any) -> list[Any]:
     if not isinstance(given, list):
-        raise Refusal(f"{where}: value {_shown(given)}; allowed: a list", param=where.partition(".")[0])
+        raise Refusal(f"{where}: value {shown(given)}; allowed: a list", param=where.partition(".")[0])
+    return given
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body; raises Refusal."""
+    try:
+        given = json.loads(body, parse_constant=_no_number)
+        json.dumps(given, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise Refusal(f"the body cannot be read as JSON: {_line(error)}") from None
+    if not isinstance(given, dict):
+        raise Refusal(f"the body is {shown(given)}; allowed: a JSON object")
     return given
 
 
@@ -207,7 +213,8 @@ def _no_number(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON number")
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value as a message shows it, cut."""
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[:_SHOWN_CHARACTERS_MAX]}..."
 

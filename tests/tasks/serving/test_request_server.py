@@ -14,9 +14,10 @@ import pytest
 from storage.stores.connect import connect
 from tasks.learning.journal_follower import GroupTimeout
 from tasks.sampling.engines.scripted_engine import ScriptedEngine
-from tasks.serving.request_server import BODY_BYTES_MAX, RequestServer
+from tasks.serving.request_server import RequestServer
 from tasks.turns.agent_language import AgentLanguage
 from tasks.turns.chat_request import read_request
+from tasks.turns.unreadable_body import BODY_BYTES_MAX
 from tests.chat_tokenizers import CHATML, QWEN, chat_tokenizer, written
 from tests.processes import wait_until
 from tests.served_run import crew, life, machines, settings

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from storage.journal.shard import Finish
-from tasks.turns.agent_server import BODY_BYTES_MAX
 from tasks.turns.chat_request import MODEL
 from tasks.turns.testing import answered
+from tasks.turns.unreadable_body import BODY_BYTES_MAX
 from tests.agent_conversations import TOKENIZER, called, noted, talk
 
 pytestmark = pytest.mark.slow
