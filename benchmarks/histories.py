@@ -15,10 +15,22 @@ history event by event.
 from collections import Counter
 from dataclasses import dataclass
 
-from benchmarks.many_seeds import play, run_command, show, tally
-from benchmarks.reporting import Target, finish
+from benchmarks.many_seeds import finish_histories, play, run_command, show
 from simulation.judge import live_and_judge
 from simulation.simulated_history import draw_history
+
+RULES = {
+    "lost": "histories with something lost",
+    "doubled": "histories with something doubled",
+    "changed": "histories with something changed",
+    "filter": "histories that trained, filtered or left out other groups than their rewards say",
+    "livelock": "histories that did not end, or went round in circles",
+    "promise": "times a promise of kills, notices or work in vain was broken",
+    "turns": "times a call was made too early, made again, or not known to be",
+    "waits": "histories that waited for machines that did not come",
+    "late": "histories in which a member that came after closing wrote something",
+    "error": "histories with a process that ended by an error of its own",
+}
 
 
 @dataclass(frozen=True)
@@ -60,35 +72,14 @@ def trace(seed: int) -> bool:
 
 def report(verdicts: list[Verdict], wall_s: float, processes: int, as_json: bool) -> None:
     """Print the counts of events, and targets for those that must never happen."""
-    counts, broken = tally(verdicts, "histories")
-    failed = [verdict for verdict in verdicts if verdict.broken]
-    histories = len(verdicts)
-    targets = [
-        Target(f"histories with something {rule}", broken[rule], "== 0") for rule in ("lost", "doubled", "changed")
-    ]
-    targets += [
-        Target(
-            "histories that trained, filtered or left out other groups than their rewards say", broken["filter"], "== 0"
-        ),
-        Target("histories that did not end, or went round in circles", broken["livelock"], "== 0"),
-        Target("times a promise of kills, notices or work in vain was broken", broken["promise"], "== 0"),
-        Target("times a call was made too early, made again, or not known to be", broken["turns"], "== 0"),
-        Target("histories that waited for machines that did not come", broken["waits"], "== 0"),
-        Target("histories in which a member that came after closing wrote something", broken["late"], "== 0"),
-        Target("histories with a process that ended by an error of its own", broken["error"], "== 0"),
-    ]
-    finish(
+    finish_histories(
         "histories",
-        [{"what": name, "count": count, "per history": count / histories} for name, count in sorted(counts.items())],
-        targets,
+        RULES,
+        verdicts,
+        wall_s,
+        processes,
         as_json=as_json,
-        notes={"seeds": f"{verdicts[0].seed}..{verdicts[-1].seed}", "processes": processes},
-        results={
-            "histories": histories,
-            "failed_seeds": [verdict.seed for verdict in failed],
-            "wall_s": wall_s,
-            "process_ms_per_history": 1000 * wall_s * processes / histories,
-            "virtual_hours": sum(verdict.lasted_s for verdict in verdicts) / 3600,
+        results=lambda counts: {
             "requests_per_response": counts["requests"] / counts["responses"],
             "requests_to_bound_max": max(verdict.requests_to_bound for verdict in verdicts),
             "promise_to_bound_max": max(verdict.promise_to_bound for verdict in verdicts),

@@ -7,10 +7,12 @@ import argparse
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+
+from benchmarks.reporting import Target, finish
 
 CHUNK = 25
 
@@ -26,6 +28,9 @@ class Judged(Protocol):
 
     @property
     def counts(self) -> Counter[str]: ...
+
+    @property
+    def lasted_s(self) -> float: ...
 
 
 Result = TypeVar("Result")
@@ -68,6 +73,40 @@ def tally(verdicts: Sequence[Judged], command: str) -> tuple[Counter[str], Count
             print(f"seed {verdict.seed}: {verdict.broken[0]}")
             print(f"  replay: python -m benchmarks.{command} --seed {verdict.seed} --trace")
     return counts, broken
+
+
+def finish_histories(
+    command: str,
+    rules: Mapping[str, str],
+    verdicts: Sequence[Judged],
+    wall_s: float,
+    processes: int,
+    *,
+    as_json: bool,
+    results: Callable[[Counter[str]], dict[str, Any]],
+) -> None:
+    """Print the counts of events, and a target for each rule, which no history may break.
+
+    command: the script's name. rules: what a broken rule means, by its name. results: what the script reports of the
+    counts of events beside what every such script does.
+    """
+    counts, broken = tally(verdicts, command)
+    histories = len(verdicts)
+    finish(
+        command,
+        [{"what": name, "count": count, "per history": count / histories} for name, count in sorted(counts.items())],
+        [Target(what, broken[rule], "== 0") for rule, what in rules.items()],
+        as_json=as_json,
+        notes={"seeds": f"{verdicts[0].seed}..{verdicts[-1].seed}", "processes": processes},
+        results={
+            "histories": histories,
+            "failed_seeds": [verdict.seed for verdict in verdicts if verdict.broken],
+            "wall_s": wall_s,
+            "process_ms_per_history": 1000 * wall_s * processes / histories,
+            "virtual_hours": sum(verdict.lasted_s for verdict in verdicts) / 3600,
+            **results(counts),
+        },
+    )
 
 
 def run_command(

@@ -10,8 +10,7 @@ event.
 from collections import Counter
 from dataclasses import dataclass
 
-from benchmarks.many_seeds import play, run_command, show, tally
-from benchmarks.reporting import Target, finish
+from benchmarks.many_seeds import finish_histories, play, run_command, show
 from simulation.judge_fleet import live_and_judge_fleet
 from simulation.simulated_fleet_history import draw_fleet_history
 
@@ -76,20 +75,14 @@ def trace(seed: int) -> bool:
 
 def report(verdicts: list[Verdict], wall_s: float, processes: int, as_json: bool) -> None:
     """Print the counts of events, and targets for those that must never happen."""
-    counts, broken = tally(verdicts, "sharing_histories")
-    histories = len(verdicts)
-    finish(
+    finish_histories(
         "sharing_histories",
-        [{"what": name, "count": count, "per history": count / histories} for name, count in sorted(counts.items())],
-        [Target(what, broken[rule], "== 0") for rule, what in RULES.items()],
+        RULES,
+        verdicts,
+        wall_s,
+        processes,
         as_json=as_json,
-        notes={"seeds": f"{verdicts[0].seed}..{verdicts[-1].seed}", "processes": processes},
-        results={
-            "histories": histories,
-            "failed_seeds": [verdict.seed for verdict in verdicts if verdict.broken],
-            "wall_s": wall_s,
-            "process_ms_per_history": 1000 * wall_s * processes / histories,
-            "virtual_hours": sum(verdict.lasted_s for verdict in verdicts) / 3600,
+        results=lambda counts: {
             "phases": counts["phases"],
             "repeats": sum(verdict.repeats for verdict in verdicts),
             "faults": sum(verdict.faults for verdict in verdicts),
