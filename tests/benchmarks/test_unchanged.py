@@ -12,6 +12,7 @@ import pytest
 from benchmarks.code_tree import Session, copy_commit, copy_working_tree, processor_s
 from benchmarks.recorded_run import Recorded, differences, read_recorded
 from benchmarks.unchanged import AGAINST, NOW, START, Comparison, report
+from tests.processes import wait_until
 from tests.small_run import (
     commit_iteration,
     config,
@@ -135,7 +136,8 @@ def test_a_session_that_is_interrupted_leaves_no_process_behind(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert session._child.returncode is not None
-    assert not is_running(int((tmp_path / "pid").read_text()))
+    # A killed process takes a moment to end.
+    wait_until(lambda: not is_running(int((tmp_path / "pid").read_text())))
 
 
 @pytest.mark.slow
