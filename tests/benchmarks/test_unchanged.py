@@ -5,14 +5,13 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from benchmarks.code_tree import Session, copy_commit, copy_working_tree, processor_s
 from benchmarks.recorded_run import Recorded, differences, read_recorded
 from benchmarks.unchanged import AGAINST, NOW, START, Comparison, report
-from tests.processes import wait_until
+from tests.processes import are_gone, wait_until
 from tests.small_run import (
     commit_iteration,
     config,
@@ -113,11 +112,6 @@ WORKFLOW = {
 }
 
 
-def is_running(pid):
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
-
-
 @pytest.mark.slow
 def test_a_session_that_is_interrupted_leaves_no_process_behind(tmp_path):
     folder = tmp_path / "tree" / "workflows"
@@ -130,14 +124,14 @@ def test_a_session_that_is_interrupted_leaves_no_process_behind(tmp_path):
     def interrupted():
         with session:
             session.train(document, 1)
-            assert is_running(int((tmp_path / "pid").read_text()))
+            assert not are_gone([int((tmp_path / "pid").read_text())])
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert session._child.returncode is not None
     # A killed process takes a moment to end.
-    wait_until(lambda: not is_running(int((tmp_path / "pid").read_text())))
+    wait_until(lambda: are_gone([int((tmp_path / "pid").read_text())]))
 
 
 @pytest.mark.slow
