@@ -176,7 +176,7 @@ class _Simulation:
             self._train(iteration)
 
     def _on_group(self, iteration: Iteration) -> Callable[[int], None]:
-        """What follows the end of a group: its record, then its scores if there are scorers, then its training."""
+        """What follows the end of a group: the record, then the scores if there are scorers, then the training."""
         scorers, training = self._scenario.scorers, iteration.training
         then = training.group_complete
         if scorers is not None:

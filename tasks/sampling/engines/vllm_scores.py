@@ -1,8 +1,8 @@
 """VllmScorer: vLLM tells a model's log-probs of given tokens, and the most likely tokens at each place.
 
 vLLM tells log-probs of given tokens of a prompt alone (`prompt_logprobs`), so each sequence is a prompt. One token is
-generated behind the prompt, which vLLM cannot leave out, and is thrown away. vLLM computes such prompts whole: it reads
-none of them from its prefix cache.
+generated behind the prompt, which vLLM cannot leave out, and is thrown away. vLLM computes such prompts whole, and
+never reads the prefix cache for a prompt with log-probs.
 """
 
 import itertools

@@ -129,7 +129,7 @@ def _settings(
 
 
 def _enough(route: Route, iteration: int, ends_s: float | None, clock: Clock) -> Callable[[], bool]:
-    """Whether a member without work should leave an iteration: for another one, or because its time is over."""
+    """Whether a member without work should leave an iteration: the route leads on, or the member's time is over."""
     return lambda: (ends_s is not None and clock.monotonic() >= ends_s) or route.leads_away(iteration)
 
 
