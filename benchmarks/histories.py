@@ -12,9 +12,9 @@ planner, publication, conclusion and sweeps; in four of ten of these the crew st
 history event by event.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 
+from benchmarks import many_seeds
 from benchmarks.many_seeds import finish_histories, play, run_command, show
 from simulation.judge import live_and_judge
 from simulation.simulated_history import draw_history
@@ -34,13 +34,9 @@ RULES = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(many_seeds.Verdict):
     """The results that are kept of a history."""
 
-    seed: int
-    broken: tuple[str, ...]
-    counts: Counter[str]
-    lasted_s: float
     requests_to_bound: float
     promise_to_bound: float = 0.0
     wait_to_bound: float = 0.0

@@ -9,32 +9,34 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import get_context
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from benchmarks.reporting import Target, finish
 
 CHUNK = 25
 
 
-class Judged(Protocol):
-    """What every verdict on a history says."""
+@dataclass(frozen=True)
+class Verdict:
+    """The results that every script keeps of a history.
 
-    @property
-    def seed(self) -> int: ...
+    Attributes:
+        seed: The history's.
+        broken: The broken rules, each as "rule: what happened".
+        counts: How often each event happened.
+        lasted_s: Virtual seconds.
+    """
 
-    @property
-    def broken(self) -> tuple[str, ...]: ...
-
-    @property
-    def counts(self) -> Counter[str]: ...
-
-    @property
-    def lasted_s(self) -> float: ...
+    seed: int
+    broken: tuple[str, ...]
+    counts: Counter[str]
+    lasted_s: float
 
 
 Result = TypeVar("Result")
-Verdict = TypeVar("Verdict", bound=Judged)
+Judged = TypeVar("Judged", bound=Verdict)
 
 
 def play(judge: Callable[[int], Result], seeds: Iterable[int]) -> list[Result]:
@@ -47,7 +49,7 @@ def play(judge: Callable[[int], Result], seeds: Iterable[int]) -> list[Result]:
         logging.disable(before)
 
 
-def play_in_processes(run_seeds: Callable[[range], list[Verdict]], seeds: range, processes: int) -> list[Verdict]:
+def play_in_processes(run_seeds: Callable[[range], list[Judged]], seeds: range, processes: int) -> list[Judged]:
     """Do the same in several processes; the result does not depend on their number."""
     chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
@@ -62,7 +64,7 @@ def show(seed: int, events: Iterable[tuple[float, str, str]], broken: Sequence[s
     return not broken
 
 
-def tally(verdicts: Sequence[Judged], command: str) -> tuple[Counter[str], Counter[str]]:
+def tally(verdicts: Sequence[Verdict], command: str) -> tuple[Counter[str], Counter[str]]:
     """Print each history that broke a rule, with the command that replays it; returns all counts, and broken rules."""
     counts: Counter[str] = Counter()
     broken: Counter[str] = Counter()
@@ -78,7 +80,7 @@ def tally(verdicts: Sequence[Judged], command: str) -> tuple[Counter[str], Count
 def finish_histories(
     command: str,
     rules: Mapping[str, str],
-    verdicts: Sequence[Judged],
+    verdicts: Sequence[Verdict],
     wall_s: float,
     processes: int,
     *,
@@ -111,9 +113,9 @@ def finish_histories(
 
 def run_command(
     description: str | None,
-    run_seeds: Callable[[range], list[Verdict]],
+    run_seeds: Callable[[range], list[Judged]],
     trace: Callable[[int], bool],
-    report: Callable[[list[Verdict], float, int, bool], None],
+    report: Callable[[list[Judged], float, int, bool], None],
 ) -> None:
     """The command line: plays seeds and reports, or shows one; exits with 1 if the shown history breaks a rule."""
     parser = argparse.ArgumentParser(description=description)

@@ -8,10 +8,7 @@ become void.
 `--seed K --trace` shows one history event by event.
 """
 
-from collections import Counter
-from dataclasses import dataclass
-
-from benchmarks.many_seeds import finish_histories, play, run_command, show
+from benchmarks.many_seeds import Verdict, finish_histories, play, run_command, show
 from simulation.judge_scoring import live_and_judge_scoring
 from simulation.simulated_scoring import draw_scoring_history
 
@@ -22,16 +19,6 @@ RULES = {
     "livelock": "histories that did not end, or whose trainer waited in vain again and again",
     "error": "histories with a process that ended by an error of its own",
 }
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The results that are kept of a history."""
-
-    seed: int
-    broken: tuple[str, ...]
-    counts: Counter[str]
-    lasted_s: float
 
 
 def run_seeds(seeds: range) -> list[Verdict]:

@@ -7,9 +7,9 @@ garbage; stores are denied, lose, delay and repeat requests; runs leave. `--seed
 event.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 
+from benchmarks import many_seeds
 from benchmarks.many_seeds import finish_histories, play, run_command, show
 from simulation.judge_fleet import live_and_judge_fleet
 from simulation.simulated_fleet_history import draw_fleet_history
@@ -37,13 +37,9 @@ RULES = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(many_seeds.Verdict):
     """The results that are kept of a history."""
 
-    seed: int
-    broken: tuple[str, ...]
-    counts: Counter[str]
-    lasted_s: float
     repeats: int
     faults: int
     requests_to_bound: float
